@@ -116,10 +116,7 @@ class Draft:
         """The nodes at most ``depth`` tokens after the last committed token."""
         if self.parents is None or len(self) <= depth:
             return self.first(depth)
-        depths = np.zeros(len(self) + 1, np.intp)  # index 0: the last committed token
-        for node, parent in enumerate(self.parents.tolist(), 1):
-            depths[node] = depths[parent + 1] + 1
-        at = np.flatnonzero(depths[1:] <= depth)
+        at = np.flatnonzero(np.array(self.depths()) <= depth)
         if len(at) == len(self):
             return self
         moved = np.full(len(self) + 1, -1, np.int32)  # new index of each node
@@ -138,6 +135,15 @@ class Draft:
         if self.parents is None or not np.array_equal(self.parents, np.arange(-1, len(self) - 1)):
             return self
         return replace(self, parents=None)
+
+    def depths(self) -> list[int]:
+        """How many tokens each node lies after the last committed token."""
+        if self.parents is None:
+            return list(range(1, len(self) + 1))
+        depths = [0]  # of the last committed token
+        for parent in self.parents.tolist():
+            depths.append(depths[parent + 1] + 1)
+        return depths[1:]
 
     def children(self) -> list[list[int]]:
         """Each parent's nodes in order: n + 1 lists, first that of the last committed token."""

@@ -21,9 +21,7 @@ class UnsupportedError(ValueError):
 def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
     """Return ``value`` if it is an integer in low..high; ``high=None`` is no upper bound.
 
-    Raises:
-        TypeError: not an integer (a bool is not one).
-        ValueError: out of bounds.
+    A TypeError says that it is none (a bool is not one), a ValueError that it is out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -34,12 +32,7 @@ def check_int(name: str, value: object, low: int, high: int | None = None) -> in
 
 
 def check_real(name: str, value: object, low: float, high: float) -> float:
-    """Return ``value`` as a float if low < value <= high.
-
-    Raises:
-        TypeError: not a real number (a bool is not one).
-        ValueError: out of bounds, or NaN.
-    """
+    """Return ``value`` as a float if low < value <= high; the errors are those of check_int."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not low < value <= high:

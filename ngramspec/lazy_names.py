@@ -11,12 +11,7 @@ from ngramspec.errors import INSTALL
 
 
 def lazy_names(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Make a package's ``__getattr__``.
-
-    Args:
-        package: the package's name.
-        homes: names by the module that defines them, relative to the package.
-    """
+    """Make a package's ``__getattr__``, by the names of each module (relative to the package)."""
     modules = {name: module for module, names in homes.items() for name in names}
 
     def load(name: str) -> Any:

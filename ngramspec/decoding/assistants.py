@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ngramspec.decoding.generation import Pace, averaged
+from ngramspec.decoding.pace import HeadPace, Pace
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
@@ -28,31 +28,6 @@ from ngramspec.hf_model.assistants.states import StateChannel
 from ngramspec.verification.evidence import leading
 
 MOST_TIMED_TOKENS = 16  # longer reads catch up with the text and are not timed
-
-
-class HeadPace:
-    """The cost of a head's forward, at first ``assumed`` and then measured.
-
-    It is relative to a forward of the target, whose duration is in ``pace``.
-    """
-
-    def __init__(self, pace: Pace, assumed: float) -> None:
-        self._pace, self._assumed = pace, assumed
-        self._seconds: float | None = None
-        self._forwards = 0
-
-    def record(self, seconds: float) -> None:
-        """Record a forward; the first one, in which caches are cold, is ignored."""
-        self._forwards += 1
-        if self._forwards > 1:
-            self._seconds = averaged(self._seconds, seconds)
-
-    @property
-    def cost(self) -> float:
-        """Cost of a forward in the target's one-position forwards, for one row."""
-        if self._seconds is None or not self._pace.target:
-            return self._assumed
-        return self._seconds / self._pace.target
 
 
 class DraftingModel:

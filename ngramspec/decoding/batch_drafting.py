@@ -72,13 +72,11 @@ class BatchDrafting:
 
     def propose_for_prefill(self) -> list[Draft]:
         """Each row's draft after the prompt; empty if the prefill verifies none."""
-        target, group, costs = self.target, self.groups[0], self.costs
-        drafts = [EMPTY_DRAFT] * len(self._rows)
-        room, learned = target.prefill_room(), self.prefill_length.limit
+        group, costs, vocab = self.groups[0], self.costs, self.target.vocab
+        room, learned = self.target.prefill_room(), self.prefill_length.limit
         limit = min(room, self.draft_limits(group)[0], learned)
-        vocab = target.vocab
         if limit < 1 or vocab is None or costs is None or self.ranks is not None:
-            return drafts
+            return [EMPTY_DRAFT] * len(self._rows)
         costs.at(group.length, prefill=True)
         self.start(vocab)
         return [self._runners[0].propose(limit, tree=False)]
@@ -158,10 +156,10 @@ class BatchDrafting:
     def width(self, drafts: list[Draft]) -> int:
         """Positions of the forward: at least one more than the tokens of the longest draft."""
         positions = 1 + max([len(draft.tokens) for draft in drafts])
-        costs, recurrent = self.costs, self.target.traits.recurrent
-        if positions == 1 or costs is None or recurrent:
-            return positions  # padding is rejected, which would undo a recurrent state
-        if any(draft.parents is not None for draft in drafts):
+        costs = self.costs
+        if positions == 1 or costs is None or any(draft.parents is not None for draft in drafts):
+            return positions
+        if self.target.traits.recurrent:  # padding is rejected, which would undo a recurrent state
             return positions
         room = min(self.draft_limits(group)[0] for group in self.groups if not group.stopped)
         return costs.width(positions, 1 + room)

@@ -37,19 +37,19 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     except UnsupportedError as error:
         synced = ranks is not None and ranks.synced
         return _decode_without_speculation(settings, call, error, synced_gpus=synced)
-    run = setup.run()
+    loop = setup.loop()
     try:
-        sequences = decode(run)
+        sequences = decode(loop)
     finally:
-        settings.count(run.stats)
-    sampler = run.sampler
-    ranking = run.batch.ranking(scores=sampler.scores is not None)
-    output = run.target.output(sequences, sampler.scores, sampler.logits, ranking)
+        settings.count(setup.stats)
+    sampler = loop.sampler
+    ranking = loop.batch.ranking(scores=sampler.scores is not None)
+    output = setup.target.output(sequences, sampler.scores, sampler.logits, ranking)
     logger.info(
         "%d tokens in %d target calls after the prefill: %.2f per call",
-        run.stats.emitted,
-        run.stats.target_calls,
-        run.stats.tokens_per_call,
+        setup.stats.emitted,
+        setup.stats.target_calls,
+        setup.stats.tokens_per_call,
     )
     if call.streamer is not None:
         call.streamer.end()

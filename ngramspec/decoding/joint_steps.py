@@ -27,7 +27,7 @@ from ngramspec.hf_model.joint_probe import why_not_tried
 Added = list[int] | Exception
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
     """A generation in a joint step: its step, its share of the forward, and the tokens added.
 
@@ -35,15 +35,9 @@ class _Row:
     """
 
     generation: OpenGeneration
-    proposed: Step | None = None
-    share: Share | None = None
     added: Added = field(default_factory=list)
-
-    @property
-    def step(self) -> Step:
-        """The generation's step, after drafting."""
-        assert self.proposed is not None
-        return self.proposed
+    step: Step = field(init=False)
+    share: Share = field(init=False)
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:
@@ -138,19 +132,19 @@ class JointSteps:
     def _step(self, rows: Sequence[_Row], tracker: StepCostTracker | None) -> None:
         for row in rows:
             with row.own_errors():
-                row.proposed = row.generation.begin_step()
-        stepped = [row for row in rows if not isinstance(row.added, Exception)]
+                row.step = row.generation.begin_step()
+        stepped = _without_errors(rows)
         if tracker is not None:
             _cut(stepped, tracker)
         began = perf_counter()
         for row in stepped:
             with row.own_errors():
                 row.share = row.generation.begin_forward(row.step)
-        stepped = [row for row in stepped if row.share is not None]
+        stepped = _without_errors(stepped)
         if not stepped:
             return
         hidden = any(row.generation.target.wants_hidden for row in stepped)
-        shares = [row.share for row in stepped if row.share is not None]
+        shares = [row.share for row in stepped]
         # Only a generation opened in inference mode may get tensors that are made in it.
         inference = all(row.generation.inference_mode for row in stepped)
         with torch.inference_mode(inference), torch.no_grad():
@@ -162,6 +156,10 @@ class JointSteps:
         waited = self._model.device.type == "cpu"  # see StepRecorder.mark_forwarded
         if tracker is not None and len(stepped) == len(rows):
             _learn(tracker, stepped, (forwarded if waited else perf_counter()) - began)
+
+
+def _without_errors(rows: Sequence[_Row]) -> list[_Row]:
+    return [row for row in rows if not isinstance(row.added, Exception)]
 
 
 def _cut(rows: Sequence[_Row], tracker: StepCostTracker) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.batch import Batch
+from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,
@@ -14,16 +17,21 @@ from ngramspec.decoding.observer import (
     ROLLBACK,
     STEP,
     VERIFICATION,
+    Section,
 )
 from ngramspec.decoding.recorder import Step, StepRecorder
 from ngramspec.draft import EMPTY_DRAFT, Int32
+from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import Computed, evidence_of_rows, evidence_tensor
-from ngramspec.verification.sampler import SampledTokens
+from ngramspec.verification.sampler import SampledTokens, TokenSampler
+
+if TYPE_CHECKING:  # most calls have one process
+    from ngramspec.decoding.distributed import Ranks
 
 ForwardArguments = tuple[torch.Tensor, list[int], Sequence[Int32 | None], torch.Tensor | None]
 
 
-def decode(run: Generation) -> torch.Tensor:
+def decode(loop: DecodeLoop) -> torch.Tensor:
     """Generate until a stopping rule fires in every row.
 
     Afterwards the target's cache holds what the baseline would have left there, and the draft
@@ -32,10 +40,9 @@ def decode(run: Generation) -> torch.Tensor:
     Returns:
         int64 (batch, prompt + generated), on the prompt's device. Rows that ended early are padded.
     """
-    loop = DecodeLoop(run)
     try:
         unfinished = loop.advance()
-        with run.target.decoding():
+        with loop.target.decoding():
             while unfinished:
                 unfinished = loop.advance()
         return loop.batch.sequences(loop.pad)
@@ -43,21 +50,31 @@ def decode(run: Generation) -> torch.Tensor:
         loop.close()
 
 
+@dataclass(eq=False, kw_only=True)
 class DecodeLoop:
-    """The steps of a run.
+    """The steps of one generation.
 
     ``advance`` runs one step, so a caller can do other work between two steps. Always call
     ``close`` at the end, also after an exception.
+
+    Attributes:
+        section: returns the context of a section, see Observer.
+        ranks: the processes that decode together; None: only this one.
+        prefilled: whether the next step is not the prefill.
     """
 
-    def __init__(self, run: Generation) -> None:
-        self.target, self.sampler, self.ranks = run.target, run.sampler, run.ranks
-        self.batch, self.drafting = run.batch, run.drafting
-        self.recorder = StepRecorder(run)
-        self.section = run.section
-        self.device = run.target.prompt.device
-        self.pad = 0 if run.sampler.pad is None else run.sampler.pad
-        self.prefilled = False
+    target: Target
+    batch: Batch
+    drafting: BatchDrafting
+    sampler: TokenSampler
+    recorder: StepRecorder
+    section: Section
+    ranks: Ranks | None
+    prefilled: bool = False
+
+    def __post_init__(self) -> None:
+        self.device = self.target.prompt.device
+        self.pad = 0 if self.sampler.pad is None else self.sampler.pad
 
     def step(self) -> None:
         """One step of speculative decoding (Leviathan et al. 2023, Alg. 1), or the prefill."""

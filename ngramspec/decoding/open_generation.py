@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.recorder import Step
 from ngramspec.decoding.request import GenerateCall
@@ -35,12 +34,13 @@ class OpenGeneration:
     """
 
     def __init__(
-        self, run: Generation, count: Callable[[DecodeStats], None], streamer: Any = None
+        self, loop: DecodeLoop, count: Callable[[DecodeStats], None], streamer: Any = None
     ) -> None:
-        self.stats, self.target, self.step_costs = run.stats, run.target, run.step_costs
-        self._run, self._count, self._streamer = run, count, streamer
+        self.stats, self.step_costs = loop.recorder.stats, loop.recorder.costs
+        self.target = loop.target
         self.inference_mode = torch.is_inference_mode_enabled()
-        self._loop = DecodeLoop(run)
+        self._loop, self._count, self._streamer = loop, count, streamer
+        self._row = loop.batch.groups[0]
         self._unfinished, self._closed = True, False
 
     @property
@@ -59,13 +59,12 @@ class OpenGeneration:
     @property
     def length(self) -> int:
         """Number of tokens so far, including the prompt."""
-        return self._loop.batch.groups[0].length
+        return self._row.length
 
     @property
     def tokens(self) -> list[int]:
         """The generated tokens so far."""
-        group = self._loop.batch.groups[0]
-        return group.tokens_from(group.prompt_length)
+        return self._row.tokens_from(self._row.prompt_length)
 
     def take_logits(self) -> list[torch.Tensor]:
         """Return and drop the logits of the tokens since the last call, float32 (1, vocab) each.
@@ -73,7 +72,7 @@ class OpenGeneration:
         A caller that takes them after every step holds only one step's logits in memory. The list
         is empty without ``output_logits=True``.
         """
-        logits = self._run.sampler.logits
+        logits = self._loop.sampler.logits
         taken = list(logits or ())
         if logits is not None:
             logits.clear()
@@ -97,7 +96,7 @@ class OpenGeneration:
         context = self.target.decoding() if self._loop.prefilled else nullcontext()
         with self._closed_by_errors(), context:
             self._unfinished = self._loop.advance()
-        return self._loop.batch.groups[0].tokens_from(before)
+        return self._row.tokens_from(before)
 
     def begin_step(self) -> Step:
         """First half of a joint step: propose. An error closes the generation."""
@@ -119,7 +118,7 @@ class OpenGeneration:
         with self._closed_by_errors():
             self._loop.complete(step, self.target.end_forward(result, result.hidden))
             self._unfinished = self._loop.is_unfinished()
-        return self._loop.batch.groups[0].tokens_from(before)
+        return self._row.tokens_from(before)
 
     @contextmanager
     def _closed_by_errors(self) -> Iterator[None]:
@@ -173,4 +172,4 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
         )
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
-    return OpenGeneration(CallSetup(settings, call).run(), settings.count, call.streamer)
+    return OpenGeneration(CallSetup(settings, call).loop(), settings.count, call.streamer)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from ngramspec.decoding.generation import Generation
+from ngramspec.costs.joint import AnyCosts
+from ngramspec.decoding.batch_drafting import BatchDrafting
+from ngramspec.decoding.pace import Pace
 from ngramspec.draft import Draft, EvidenceRequest, Verdict
-from ngramspec.stats import StepEvent
+from ngramspec.draft_length.schedule import PrefillDraftLength
+from ngramspec.hf_model.model import Target
+from ngramspec.stats import DecodeStats, StepEvent
 
 
 @dataclass(slots=True)
@@ -36,11 +40,27 @@ class Step:
         return max([len(draft.tokens) for draft in self.drafts])
 
 
+@dataclass(eq=False, kw_only=True)
 class StepRecorder:
-    """Times the parts of each step, adds steps to a run's statistics, and reports them."""
+    """Times the parts of each step, adds steps to a run's statistics, and reports them.
 
-    def __init__(self, run: Generation) -> None:
-        self._run = run
+    Attributes:
+        costs: measures the forwards' costs, or None.
+        prefill_length: how many draft tokens the prefill verifies.
+        stats: counts and times of this run so far.
+        on_step: called with every StepEvent, or None.
+        pace: the duration of the target's forwards, if a drafting model is compared with it.
+    """
+
+    target: Target
+    drafting: BatchDrafting
+    costs: AnyCosts | None
+    prefill_length: PrefillDraftLength
+    stats: DecodeStats
+    on_step: Callable[[StepEvent], None] | None
+    pace: Pace | None
+
+    def __post_init__(self) -> None:
         self._steps = 0
         self._started = self._proposed = self._forwarded = 0.0  # seconds of perf_counter
         self._waited = True
@@ -65,12 +85,12 @@ class StepRecorder:
         ended = perf_counter()
         drafting, forward = self._proposed - self._started, self._forwarded - self._proposed
         other = ended - self._forwarded
-        stats = self._run.stats
+        stats = self.stats
         stats.draft_seconds += drafting
         stats.other_seconds += other
         if step.prefill:
             drafted, accepted = step.longest, len(step.verdicts[0].accepted) if step.longest else 0
-            self._run.prefill_length.learn(drafted, accepted)
+            self.prefill_length.learn(drafted, accepted)
             stats.runs += 1
             stats.prefill_drafted += drafted
             stats.prefill_accepted += accepted
@@ -80,20 +100,20 @@ class StepRecorder:
             for row, verdict in enumerate(step.verdicts):
                 if verdict.emitted:  # a row that had ended has no target call
                     draft = step.drafts[row]
-                    names = self._run.drafting.source_names(row) if len(draft.tokens) else ()
+                    names = self.drafting.source_names(row) if len(draft.tokens) else ()
                     stats.count_step(draft, verdict, names)
             stats.host_syncs += transfers
             stats.forward_seconds += forward
             self._learn_costs(step, (self._forwarded if self._waited else ended) - self._proposed)
-        if self._run.on_step is not None:
-            self._report(step, self._run.on_step, (drafting, forward, other))
+        if self.on_step is not None:
+            self._report(step, self.on_step, (drafting, forward, other))
 
     def _learn_costs(self, step: Step, seconds: float) -> None:
         """Record the forward's time at its width, and how many draft tokens were accepted."""
-        costs, pace = self._run.step_costs, self._run.pace
+        costs, pace = self.costs, self.pace
         if costs is None:
             return
-        if not self._run.target.compiling:
+        if not self.target.compiling:
             trees = step.width > 1 and any(draft.parents is not None for draft in step.drafts)
             costs.record_time(step.width, seconds, trees)
             if pace is not None:
@@ -108,23 +128,14 @@ class StepRecorder:
     ) -> None:
         """Pass an event for each row that had not ended to ``on_step``."""
         for row, (draft, verdict) in enumerate(zip(step.drafts, step.verdicts, strict=True)):
-            if verdict.emitted:
-                parents = None if draft.parents is None else tuple(draft.parents.tolist())
-                on_step(
-                    StepEvent(
-                        self._steps,
-                        tuple(draft.tokens.tolist()),
-                        _source_names(draft, self._run.drafting.source_names(row)),
-                        verdict,
-                        *seconds,
-                        row,
-                        step.width,
-                        parents,
-                    )
-                )
-
-
-def _source_names(draft: Draft, names: Sequence[str]) -> tuple[str, ...]:
-    """The name of each draft token's source."""
-    source = [0] * len(draft) if draft.source is None else draft.source.tolist()
-    return tuple(names[each] for each in source)
+            if not verdict.emitted:
+                continue
+            names = self.drafting.source_names(row)
+            source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+            sources = tuple(names[each] for each in source)
+            drafted = tuple(draft.tokens.tolist())
+            parents = None if draft.parents is None else tuple(draft.parents.tolist())
+            event = StepEvent(
+                self._steps, drafted, sources, verdict, *seconds, row, step.width, parents
+            )
+            on_step(event)

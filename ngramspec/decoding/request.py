@@ -27,9 +27,6 @@ class GenerateCall:
     """The arguments of one call of ``generate``, as transformers has prepared them.
 
     This is the only record of a call. ``Speculator.__call__`` describes its fields.
-
-    Attributes:
-        model_kwargs: the arguments of the model's forward, prepared by ``generate``.
     """
 
     model: Any
@@ -133,18 +130,19 @@ def _flat(given: Any) -> Int32:
 def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int], Int32]:
     """Make the function that returns the text that a row's drafter starts from, int32 (n,).
 
-    It is the reference, int32 (n,), the encoder's input and the prompt, without masked tokens.
-    ``encoded``, int64 (batch, n), is the encoder's input of an encoder-decoder model. The target
-    has not been prefilled yet.
+    It is the reference, int32 (n,), the encoder's input ``encoded``, int64 (batch, n), and the
+    prompt, without masked tokens. The target has not been prefilled yet.
     """
-
     masks = ("attention_mask", "decoder_attention_mask")
     encoder_mask, decoder_mask = (target.inputs.kwargs.get(name) for name in masks)
     mask = decoder_mask if target.traits.encodes else encoder_mask
 
+    holds_ids = isinstance(encoded, torch.Tensor) and encoded.ndim == 2  # no audio or images
+    holds_ids = holds_ids and not encoded.is_floating_point()
+
     def history(row: int) -> Int32:
         texts = [reference]
-        if target.traits.encodes and _holds_ids(encoded):
+        if target.traits.encodes and holds_ids:
             each = target.prompt.shape[0] // encoded.shape[0]  # sequences per encoded text
             mask_of = None if encoder_mask is None else encoder_mask[row]
             texts.append(_own(encoded[row // each], mask_of))
@@ -152,12 +150,6 @@ def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int]
         return np.concatenate(texts)
 
     return history
-
-
-def _holds_ids(encoded: Any) -> bool:
-    """Whether an encoder's input is token ids, (batch, n), rather than audio or images."""
-    known = isinstance(encoded, torch.Tensor) and encoded.ndim == 2
-    return known and not encoded.is_floating_point()
 
 
 def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
@@ -177,11 +169,8 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
     the cache is returned, as a later call expects it as the baseline would have left it.
     """
     sees_all = sampler.streamer is not None or sampler.records or sampler.stop.custom
-    if sees_all or target.call.states:
-        return True
-    if target.config.return_dict_in_generate:
-        return True
-    return not all_stock(sampler.processors, BY_ROW)
+    returned = target.call.states or target.config.return_dict_in_generate
+    return bool(sees_all or returned) or not all_stock(sampler.processors, BY_ROW)
 
 
 def samplers_by_row(sampler: TokenSampler, rows: int) -> list[TokenSampler]:

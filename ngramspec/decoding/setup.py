@@ -1,4 +1,4 @@
-"""From a Speculator's settings and a call of ``generate`` to a run of the decode loop."""
+"""From a Speculator's settings and a call of ``generate`` to its decode loop."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.config import Config
 from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.decoding.generation import Generation, Pace
 from ngramspec.decoding.group import Group
+from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.observer import Observer, Section, no_section
-from ngramspec.decoding.request import (
-    GenerateCall,
-    history_of,
-    must_lockstep,
-    samplers_by_row,
-)
+from ngramspec.decoding.pace import Pace
+from ngramspec.decoding.recorder import StepRecorder
+from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep, samplers_by_row
 from ngramspec.decoding.step_costs import ASSUMED_NEW_TOKENS, step_costs
 from ngramspec.draft_length.schedule import (
     GammaController,
@@ -61,11 +58,8 @@ class Settings:
     """What a call takes from its Speculator when it begins.
 
     Attributes:
-        config: the Speculator's arguments.
         drafter: returns the drafter to use; called at every step.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
-        on_step: called with every StepEvent, or None.
-        observer: is notified of the loop's sections, or None.
         count: adds a run's counts and times to the Speculator's statistics.
         log_once: logs a warning once.
     """
@@ -80,7 +74,7 @@ class Settings:
 
 
 class CallSetup:
-    """Checks a call, and makes the run that decodes it.
+    """Checks a call, and makes the loop that decodes it.
 
     Raises:
         UnsupportedError: the call, the model or its cache does not support speculation.
@@ -142,8 +136,8 @@ class CallSetup:
             )
         return target
 
-    def run(self) -> Generation:
-        """The run that decodes the call.
+    def loop(self) -> DecodeLoop:
+        """The loop that decodes the call, before its prefill.
 
         Raises:
             TypeError: the reference text, session or tools have a wrong type.
@@ -164,6 +158,8 @@ class CallSetup:
             settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
         if target.pending is not None and self.learns_costs:
             target.pending.most = MAX_PRICED_PENDING_TOKENS
+        if any(each.reads_states for each in self.drafter.assistants):
+            target.read_states()
         trees = self._may_branch()
         costs = step_costs(config, target, sampler.stop.max_length, trees, settings.log_once)
         learned = costs if self.learns_costs else None
@@ -176,25 +172,30 @@ class CallSetup:
             "max_length": sampler.stop.max_length,
         }
         if call.beams > 1:
-            from ngramspec.decoding.beams.setup import make_beams  # most calls have none
+            from ngramspec.decoding.beams.batch import make_beams  # most calls have none
 
             nodes = config.tree if isinstance(config.tree, int) and trees else 0
             batch, batch_drafting = make_beams(call, sampler, section, nodes, drafting)
         else:
             groups = self._groups(sampler, section)
             batch, batch_drafting = Batch(groups, sampler), BatchDrafting(groups, **drafting)
-        return Generation(
+        recorder = StepRecorder(
+            target=target,
+            drafting=batch_drafting,
+            costs=learned,
+            prefill_length=settings.prefill_length,
+            stats=self.stats,
+            on_step=settings.on_step,
+            pace=self.pace if self.drafter.assistants else None,
+        )
+        return DecodeLoop(
             target=target,
             batch=batch,
             drafting=batch_drafting,
             sampler=sampler,
-            step_costs=learned,
-            prefill_length=settings.prefill_length,
-            stats=self.stats,
-            on_step=settings.on_step,
+            recorder=recorder,
             section=section,
             ranks=self.ranks,
-            pace=self.pace if self.drafter.assistants else None,
         )
 
     def _sampler(self) -> TokenSampler:
@@ -254,7 +255,6 @@ class CallSetup:
             call.conversation(),
             call.tool_calls(),
         )
-        open_model = self._model_opener()
         if call.generation_config.do_sample:
             temperature = float(call.generation_config.temperature or 1.0)
             seed = seed_of(call.generator or default_generator(target.prompt.device))
@@ -285,25 +285,19 @@ class CallSetup:
                 always=isinstance(config.tree, int),
                 temperature=temperature,
                 seed=(seed, row),
-                load=lambda drafter: open_model(drafter, vocab, row),
+                load=lambda drafter: self._open_model(drafter, vocab, row),
                 shared=of_row if alone else None,
                 reference=reference,
             )
 
         return make
 
-    def _model_opener(self) -> Callable[[Any, int, int], DraftModel]:
-        """The function that opens drafters' models; the target keeps the states they need."""
-        target, pace = self.target, self.pace
+    def _open_model(self, drafter: Any, vocab: int, row: int) -> DraftModel:
+        """Open a drafter's model for a row's session."""
+        from ngramspec.decoding.assistants import Assistants  # most drafters have none
 
-        def load(drafter: Any, vocab: int, row: int) -> DraftModel:
-            from ngramspec.decoding.assistants import Assistants  # most drafters have none
-
-            return Assistants(target.model, drafter, target.states).open(drafter, vocab, row, pace)
-
-        if any(each.reads_states for each in self.drafter.assistants):
-            target.read_states()
-        return load
+        assistants = Assistants(self.target.model, drafter, self.target.states)
+        return assistants.open(drafter, vocab, row, self.pace)
 
     def _controller(self, costs: AnyCosts) -> GammaController:
         """The controller of a row's draft length."""

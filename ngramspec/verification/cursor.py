@@ -46,11 +46,8 @@ class DraftCursor:
 
     def depths(self, positions: int) -> list[int]:
         """How many draft tokens lead to each position of the forward; 0 for padding."""
-        depths, parents = [0] * positions, self.draft.parents
-        chain = range(-1, len(self.tokens) - 1)
-        for node, parent in enumerate(chain if parents is None else parents.tolist()):
-            depths[node + 1] = depths[parent + 1] + 1
-        return depths
+        depths = [0, *self.draft.depths()]
+        return depths + [0] * (positions - len(depths))
 
 
 def drafted_at(

@@ -14,8 +14,8 @@ from doubles import ids
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError, build_drafter
-from ngramspec.decoding.assistants import DraftingModel, HeadPace
-from ngramspec.decoding.generation import Pace
+from ngramspec.decoding.assistants import DraftingModel
+from ngramspec.decoding.pace import HeadPace, Pace
 from ngramspec.drafters import ModelDrafter, OracleDrafter, PriorityDrafter, RandomDrafter
 from ngramspec.hf_model.assistants.assistant import AssistantModel
 

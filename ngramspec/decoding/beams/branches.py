@@ -100,16 +100,6 @@ def with_branches(
     return tree.as_chain()
 
 
-def depth_of(tree: Draft) -> int:
-    """Tokens of a tree's longest path."""
-    return max(DraftCursor(tree).depths(len(tree) + 1))
-
-
-def drafted_by(tree: Draft, branch_source: int) -> int:
-    """How many nodes of a tree the drafter proposed; branches have the source ``branch_source``."""
-    return 0 if tree.source is None else int((tree.source != branch_source).sum())
-
-
 def of_chain(verdict: Verdict, count: int) -> Verdict:
     """The part of a tree's verdict that concerns its first ``count`` nodes, a chain."""
     accepted = [node for at, node in enumerate(verdict.accepted) if node == at and node < count]

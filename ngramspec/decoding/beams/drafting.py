@@ -12,8 +12,6 @@ from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.beams.branches import (
     CANDIDATE_SOURCE,
     BranchGain,
-    depth_of,
-    drafted_by,
     of_chain,
     with_branches,
 )
@@ -76,10 +74,8 @@ class BeamOdds:
 class BeamDrafting(BatchDrafting):
     """The DraftRunners of a call's beams.
 
-    Args:
-        group: all beams.
-        beam_nodes: maximum nodes of a beam's draft with its branches; 0: no branches.
-        **shared: the keyword arguments of BatchDrafting.
+    ``beam_nodes`` is the maximum size of a beam's draft with its branches; 0: no branches.
+    ``shared`` are the keyword arguments of BatchDrafting.
     """
 
     def __init__(self, group: BeamGroup, *, beam_nodes: int, **shared: Any) -> None:
@@ -136,11 +132,12 @@ class BeamDrafting(BatchDrafting):
         chains = [self._runners[row].propose(limit, tree=False) for row in self._rows]
         most = min(self._beam_nodes, limit)  # the cache may have no room for more
         trees = self._trees(chains, most, limit)
-        trees = self._trees(chains, most, min(depth_of(tree) for tree in trees))
+        trees = self._trees(chains, most, min(max(tree.depths(), default=0) for tree in trees))
         if all(map(len, trees)):
             drafts[:] = trees
-            own = zip(trees, self._runners, strict=True)
-            self._chains = [drafted_by(tree, len(runner.source_names)) for tree, runner in own]
+            sources = [len(runner.source_names) for runner in self._runners]  # that of branches
+            pairs = zip(trees, sources, strict=True)
+            self._chains = [int(np.count_nonzero(tree.source != source)) for tree, source in pairs]
 
     def _trees(self, chains: list[Draft], most: int, deepest: int) -> list[Draft]:
         """Each beam's tree of at most ``most`` nodes, with paths of at most ``deepest`` tokens."""

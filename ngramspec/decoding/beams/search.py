@@ -87,15 +87,10 @@ class Ranked:
 class BeamSearch:
     """The beams of a call and its finished sequences.
 
-    Rows are beams, beginning with those of the first prompt.
-
-    Args:
-        prompt: (batch * beams, length), each prompt once for each beam.
-        config: the call's settings.
-        criteria: stopping criteria; all of them are called once in each step.
+    Rows are beams, beginning with those of the first prompt. The prompt is (batch * beams, length),
+    each prompt once for each beam. All stopping criteria are called once in each step.
 
     Attributes:
-        config: as given.
         stopped: whether the search has ended.
         length: tokens of each beam, including the prompt.
     """
