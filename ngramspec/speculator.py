@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ngramspec.decoding.call import decode_call
-from ngramspec.decoding.config import Config, Setting, config_of_state, state_of_config
+from ngramspec.decoding.config import SAVED, Config, Setting, config_of_state
 from ngramspec.decoding.heads import head_of
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import GenerateCall
@@ -286,7 +286,7 @@ class Speculator:
     def _state(self) -> dict[str, Any]:
         """The attributes that a copy shares, with the config as a dictionary."""
         common = {name: value for name, value in vars(self).items() if name not in NOT_COPIED}
-        return common | {"_config": state_of_config(self._config)}
+        return common | {"_config": self._config.to_dict() | {SAVED: self._config.saved_costs}}
 
     def __repr__(self) -> str:
         arguments = [repr(self._drafter.spec or self._drafter)]

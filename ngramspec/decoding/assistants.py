@@ -53,7 +53,11 @@ class DraftingModel:
 
     def cost(self, last: int) -> float:
         """See DraftModel: an MTP layer runs for each distribution."""
-        return self._pace.cost * (1 if self._layers is None else last)
+        return self._pace.cost * self._runs(last)
+
+    def _runs(self, last: int) -> int:
+        """How many layers or models a forward with ``last`` distributions runs."""
+        return 1 if self._layers is None else last
 
     def commit(self, length: int) -> None:
         """See DraftModel."""
@@ -78,13 +82,9 @@ class DraftingModel:
         both = torch.cat((ids.to(torch.int32), log_probs.view(torch.int32)), dim=1)
         packed = both.to("cpu").numpy()
         if len(tokens) <= MOST_TIMED_TOKENS:
-            self._pace.record((perf_counter() - began) / self.cost_times(last))
+            self._pace.record((perf_counter() - began) / self._runs(last))
         count = ids.shape[1]
         return packed[:, :count].copy(), packed[:, count:].copy().view(np.float32)
-
-    def cost_times(self, last: int) -> int:
-        """How many layers or models such a forward runs."""
-        return 1 if self._layers is None else last
 
     def truncate(self, length: int) -> None:
         """Keep only the first ``length`` tokens read."""

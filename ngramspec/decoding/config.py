@@ -149,11 +149,6 @@ def config_of_state(state: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     return Config(**settings), rest
 
 
-def state_of_config(config: Config) -> dict[str, Any]:
-    """The config's part of a pickle, see ``config_of_state``."""
-    return config.to_dict() | {SAVED: config.saved_costs}
-
-
 class Setting(Generic[T]):
     """A Speculator's attribute that reads a field of its config, and replaces the config."""
 

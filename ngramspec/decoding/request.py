@@ -136,7 +136,6 @@ def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int]
     masks = ("attention_mask", "decoder_attention_mask")
     encoder_mask, decoder_mask = (target.inputs.kwargs.get(name) for name in masks)
     mask = decoder_mask if target.traits.encodes else encoder_mask
-
     holds_ids = isinstance(encoded, torch.Tensor) and encoded.ndim == 2  # no audio or images
     holds_ids = holds_ids and not encoded.is_floating_point()
 
