@@ -98,7 +98,7 @@ class BatchDrafting:
             if not group.stopped:
                 self.propose_for(group, drafts)
         if len(self.groups) > 1:
-            drafts = self.cut_together(drafts)
+            self.cut_together(drafts)
         return drafts
 
     def propose_for(self, group: Group, drafts: list[Draft]) -> None:
@@ -130,7 +130,7 @@ class BatchDrafting:
             if isinstance(costs, BatchStepCosts):
                 costs.keep_rows(len(unfinished))
 
-    def cut_together(self, drafts: list[Draft]) -> list[Draft]:
+    def cut_together(self, drafts: list[Draft]) -> None:
         """Cut the drafts of diverged rows to a common length, as one forward runs the longest."""
         groups = [group for group in self.groups if not group.stopped]
         rows = [row for group in groups for row in group.rows]
@@ -139,7 +139,7 @@ class BatchDrafting:
         sampled = any(draft.proposal is not None for draft in proposed)  # see propose_for
         costs = self.costs
         if costs is None or sampled or not estimated or not any(map(len, proposed)):
-            return drafts
+            return
         from ngramspec.draft_length.batch_choice import common_length, urgencies
 
         left = [self.tokens_left(group) for group in groups]
@@ -151,7 +151,6 @@ class BatchDrafting:
         for row in rows:
             draft = drafts[row] if branches else self._runners[row].path_of(drafts[row])
             drafts[row] = draft.first(length).as_chain()
-        return drafts
 
     def width(self, drafts: list[Draft]) -> int:
         """Positions of the forward: at least one more than the tokens of the longest draft."""

@@ -16,7 +16,7 @@ import torch
 from ngramspec.decoding.beams.branches import KnownTokens, look_ahead
 from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.group import Group
-from ngramspec.decoding.observer import Section, no_section
+from ngramspec.decoding.observer import Section
 from ngramspec.draft import Verdict
 from ngramspec.verification.cursor import DraftCursor
 from ngramspec.verification.sampler import TokenSampler
@@ -66,9 +66,9 @@ class BeamGroup(Group):
         prompt: torch.Tensor,
         sampler: TokenSampler,
         search: BeamSearch,
-        section: Section = no_section,
+        section: Section,
         *,
-        branches: bool = False,
+        branches: bool,
     ) -> None:
         super().__init__(range(len(prompt)), prompt, sampler, section)
         self.search = search
