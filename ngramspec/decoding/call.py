@@ -20,12 +20,7 @@ logger = logging.getLogger("ngramspec")
 def decode_call(settings: Settings, call: GenerateCall) -> Any:
     """Decode with speculation, or handle an unsupported request as ``unsupported`` says.
 
-    Returns:
-        int64 (batch, prompt + generated), or a ModelOutput with return_dict_in_generate.
-
-    Raises:
-        UnsupportedError: the request does not support speculation, and unsupported="error".
-        ValueError: the prompt is empty or has ids outside the vocabulary.
+    The result and the errors are those of ``Speculator.__call__``.
     """
     ranks = None
     try:

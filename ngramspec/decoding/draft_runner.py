@@ -38,7 +38,7 @@ class DraftRunner:
     Args:
         current: returns the drafter to use; called at every step.
         controller: chooses how many tokens to draft.
-        tokens: the committed tokens, int32 (n,); ids outside 0..vocab - 1 are left out.
+        tokens: the committed tokens, int32 (n,).
         vocab: size of the target's vocabulary.
         stats: the run's statistics.
         tree: whether drafts may be trees.

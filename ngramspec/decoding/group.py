@@ -23,8 +23,7 @@ class Group:
     Attributes:
         rows: the rows' indices in the batch, which are consecutive.
         length: committed tokens of each row.
-        finished: whether each row has ended.
-        stopped: whether every row has ended.
+        finished, stopped: whether each row and whether every row has ended.
         active: the group's rows that are drafted for. Ended rows count only if they are not padded.
         last: each row's last committed token.
         accepted_positions: positions of the step's forward that the baseline would have computed.

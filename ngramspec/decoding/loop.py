@@ -60,7 +60,7 @@ class DecodeLoop:
     Attributes:
         section: returns the context of a section, see Observer.
         ranks: the processes that decode together; None: only this one.
-        prefilled: whether the next step is not the prefill.
+        prefilled: whether the prefill has run.
     """
 
     target: Target
@@ -97,10 +97,8 @@ class DecodeLoop:
     def advance(self) -> bool:
         """Run the prefill if it has not run yet, else the next step.
 
-        Steps must run inside the target's ``decoding`` context, and the prefill outside it.
-
-        Returns:
-            Whether there is another step to run.
+        Steps must run inside the target's ``decoding`` context, and the prefill outside it. Returns
+        whether there is another step to run.
         """
         if self.prefilled and self.batch.stopped:
             self.forward_for_other_ranks()

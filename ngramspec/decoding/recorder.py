@@ -24,8 +24,6 @@ class Step:
         width: positions of the forward in every row, including padding; for the prefill, the
             prompt's last position and those after it.
         request: the evidence that the drafters request from the forward, or None.
-        prefill: whether the forward reads the prompt.
-        verdicts: the result of each row's verification.
     """
 
     drafts: list[Draft]
@@ -44,12 +42,8 @@ class Step:
 class StepRecorder:
     """Times the parts of each step, adds steps to a run's statistics, and reports them.
 
-    Attributes:
-        costs: measures the forwards' costs, or None.
-        prefill_length: how many draft tokens the prefill verifies.
-        stats: counts and times of this run so far.
-        on_step: called with every StepEvent, or None.
-        pace: the duration of the target's forwards, if a drafting model is compared with it.
+    ``prefill_length`` learns how many draft tokens the prefill should verify, and ``pace`` how long
+    the target's forwards are, if a drafting model is compared with it.
     """
 
     target: Target

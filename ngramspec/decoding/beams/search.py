@@ -22,7 +22,7 @@ class BeamConfig:
 
     Attributes:
         beams: beams of each prompt, >= 2.
-        returned: sequences returned for each prompt, 1 to ``beams``.
+        returned: sequences returned for each prompt.
         eos: the end-of-sequence tokens; if empty, only other criteria end a sequence.
         pad: token after a sequence's end. If it is 0 or None, that is the first of ``eos``.
         length_penalty: a finished sequence's score is divided by its length to this power.
