@@ -6,6 +6,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -360,9 +361,7 @@ class Speculator:
         )
         return decode_call(self.settings(head_of(generation_config)), call)
 
-    def _drafter_with(self, head: ModelDrafter | None) -> Drafter:
-        if head is None:
-            return self._drafter
+    def _drafter_with(self, head: ModelDrafter) -> Drafter:
         from ngramspec.drafters.heads import HeadOfCalls  # most calls have none
 
         with self._lock:
@@ -383,15 +382,12 @@ class Speculator:
             logger.warning("%s", message)
 
     def settings(self, head: ModelDrafter | None = None) -> Settings:
-        """The settings for a call that begins now.
-
-        Args:
-            head: what drafts with a model in addition to the drafter, or None.
-        """
+        """The settings for a call that begins now; ``head`` drafts in addition to the drafter."""
         config, shared = self._config, self._config.calibration == "shared"
+        current = partial(getattr, self, "_drafter")  # may be replaced between two steps
         return Settings(
             config=config,
-            drafter=lambda: self._drafter_with(head),
+            drafter=current if head is None else partial(self._drafter_with, head),
             prefill_length=self._prefill_length if shared else PrefillDraftLength(config.longest),
             on_step=self.on_step,
             observer=self.observer,

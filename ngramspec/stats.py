@@ -109,7 +109,9 @@ class DecodeStats:
         self.accepted += accepted
         source = [0] * len(draft) if draft.source is None else draft.source.tolist()
         for each in source:
-            self.sources.setdefault(names[each], SourceStats()).drafted += 1
+            if names[each] not in self.sources:
+                self.sources[names[each]] = SourceStats()
+            self.sources[names[each]].drafted += 1
         for node, _ in judged_nodes(draft, verdict.accepted, verdict.verified):
             self.sources[names[source[node]]].verified += 1
         for node in verdict.accepted:
