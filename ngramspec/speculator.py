@@ -14,9 +14,8 @@ import torch
 
 from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import SAVED, Config, Setting, config_of_state
-from ngramspec.decoding.heads import head_of
 from ngramspec.decoding.observer import Observer
-from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.request import GenerateCall, head_of
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter

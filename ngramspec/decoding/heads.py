@@ -20,7 +20,7 @@ DEPENDENT = {
 }
 
 
-def head_of(config: Any) -> ModelDrafter | None:
+def head_of_config(config: Any) -> ModelDrafter | None:
     """The head that a GenerationConfig asks for; None: none."""
     return requested_head({name: getattr(config, name, None) for name in HEAD_SETTINGS})
 

@@ -16,6 +16,7 @@ from ngramspec.hf_model.model import Target
 from ngramspec.verification.sampler import TokenSampler
 
 if TYPE_CHECKING:
+    from ngramspec.drafters.model import ModelDrafter
     from ngramspec.drafters.tool_calls import ToolCalls
 
 MAX_SESSION_LENGTH = 1000  # characters of a conversation's name
@@ -191,3 +192,13 @@ def _of_row(processors: Any, row: int, rows: int) -> Any:
             processor.prompt_ignore_length = ignored[row : row + 1]
         own.append(processor)
     return type(processors)(own)
+
+
+def head_of(config: Any) -> ModelDrafter | None:
+    """What drafts with the target's own layers, by a GenerationConfig; None: nothing."""
+    early_exit = getattr(config, "assistant_early_exit", None)
+    if not getattr(config, "use_mtp", None) and early_exit is None:
+        return None
+    from ngramspec.decoding.heads import head_of_config  # most calls have none
+
+    return head_of_config(config)
