@@ -12,7 +12,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.call import CallTraits
 from ngramspec.hf_model.compat import classes, hf_private
-from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
+from ngramspec.hf_model.compat.versions import KEEPS_SELECTION, PLACES_TOKENS, has
 from ngramspec.hf_model.traits import Traits, embedding_count
 
 # Arguments of decoding modes that transformers loads from its hub with trust_remote_code=True, and

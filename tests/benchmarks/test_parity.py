@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import parity
 from ngramspec.hf_model.compat.classes import BY_SLOT, ONE_AT_A_TIME
-from ngramspec.hf_model.compat.names import PLACES_TOKENS, has
+from ngramspec.hf_model.compat.versions import PLACES_TOKENS, has
 
 
 def check_families(cells):

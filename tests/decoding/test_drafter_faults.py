@@ -27,7 +27,7 @@ from ngramspec.draft_length.schedule import make_controller
 from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
 from ngramspec.drafters.guarded import FORGIVING_DRAFTS as FORGIVEN
 from ngramspec.drafters.guarded import MAX_FAULTS as FAULTS
-from ngramspec.hf_model.compat.names import MARKS_CACHES, has
+from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
 
 
 @pytest.mark.parametrize("tree", [False, True])

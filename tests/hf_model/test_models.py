@@ -10,7 +10,7 @@ from families import ENCODER_DECODER, FAMILIES, VOCAB, build
 import ngramspec
 from ngramspec import Drafter, DraftSession, Speculator, UnsupportedError
 from ngramspec.draft import EMPTY_DRAFT
-from ngramspec.hf_model.compat.names import before
+from ngramspec.hf_model.compat.versions import before
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 11, 12, 5, 6, 7, 8, 5]])
 GREEDY = {"do_sample": False, "max_new_tokens": 40}

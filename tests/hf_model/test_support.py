@@ -12,7 +12,7 @@ from transformers import DynamicCache, StoppingCriteria
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.names import before
+from ngramspec.hf_model.compat.versions import before
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30}
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

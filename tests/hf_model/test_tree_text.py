@@ -10,7 +10,7 @@ from doubles import ScriptedDrafter, bushy, oracle
 from families import ENCODER_DECODER, FAMILIES, VARIED, VOCAB, build
 
 from ngramspec import Draft, Speculator, UnsupportedError
-from ngramspec.hf_model.compat.names import MARKS_CACHES, has
+from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
 from ngramspec.hf_model.model import Target
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

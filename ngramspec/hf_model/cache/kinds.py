@@ -35,7 +35,7 @@ def check_kinds(cache: Any) -> None:
     remedy = "use a model with attention layers and a dynamic or static cache"
     if not names <= KNOWN_CACHES or mixed:
         remedy = "remove cache_implementation, or pass a DynamicCache"
-    elif not STATIC_SLIDING.isdisjoint(kinds):
+    elif STATIC_SLIDING in kinds:
         remedy = "pass cache_implementation='static' instead of a StaticCache, or a DynamicCache"
     raise UnsupportedError(
         f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"

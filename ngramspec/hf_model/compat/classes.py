@@ -1,4 +1,8 @@
-"""Functions that recognize objects by the classes in ``class_names``."""
+"""The table of transformers' classes that are recognized by their names, and functions that do so.
+
+Classes are compared by name, so that their modules do not have to be imported. Tests check every
+group against the installed transformers (``tests/transformers_names.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,138 @@ from collections.abc import Callable, Collection, Iterable
 from inspect import signature
 from typing import Any
 
-from ngramspec.hf_model.compat import class_names
-
 PACKAGE = "transformers"
-# Of models, see ``class_names`` for the reasons.
-BY_SLOT = class_names.BY_SLOT.keys()
-WIDENS_MASK = class_names.WIDENS_MASK.keys()
-REREADS = class_names.REREADS.keys()
-NOT_STATIC = class_names.NOT_STATIC.keys()
-PLACES_ONE_TOKEN_ELSEWHERE = class_names.PLACES_ONE_TOKEN_ELSEWHERE.keys()
-ATTENDS_BY_OUTPUT = class_names.ATTENDS_BY_OUTPUT.keys()
-PASSES_POSITIONS = class_names.PASSES_POSITIONS.keys()
-# Of modules in models.
-POSITION_EMBEDDINGS = class_names.POSITION_EMBEDDINGS.keys()
-GROWING_EMBEDDINGS = class_names.GROWING_EMBEDDINGS
-POSITION_BIASES = class_names.POSITION_BIASES.keys()
-ONE_AT_A_TIME = {name: row.use for name, row in class_names.ONE_AT_A_TIME.items()}
-OWN_CACHE = {name: row.use for name, row in class_names.OWN_CACHE.items()}
-# Of layers and caches.
+CACHE_MODULE = "cache_utils"
+PROCESSOR_MODULE = "generation.logits_process"
+CRITERION_MODULE = "generation.stopping_criteria"
+CAPTURE_MODULE = "utils.output_capturing"
+
+# Layers and caches, by what a rollback needs.
+
 DYNAMIC = "DynamicLayer"
 INDEXED = "DynamicIndexedLayer"
-STATIC = "StaticLayer"
-CROPPED = class_names.CROPPED_LAYERS.keys()
-LINEAR = class_names.LINEAR_LAYERS.keys()
-STATIC_SLIDING = class_names.STATIC_SLIDING_LAYERS.keys()
-KNOWN_CACHES = class_names.KNOWN_CACHES.keys()
-# Processors whose result for a row does not depend on other rows, and those of them that do not
-# depend on the committed tokens either.
-BY_ROW = frozenset(class_names.BY_ROW)
-HISTORY_FREE = frozenset(class_names.HISTORY_FREE)
-SUPPRESSING = class_names.SUPPRESSING.keys()
-BIASING = class_names.BIASING.keys()
-END_OF_SEQUENCE = "EosTokenCriteria"
-MAX_LENGTH = "MaxLengthCriteria"
-MAX_TIME = "MaxTimeCriteria"
+STATIC = "StaticLayer"  # its length is reduced in place
+STATIC_SLIDING = "StaticSlidingWindowLayer"  # it overwrites its oldest positions: no rollback
+CROPPED = frozenset({DYNAMIC, INDEXED, "DynamicSlidingWindowLayer"})
+LINEAR = frozenset(  # with a convolution or a recurrent state
+    {
+        "LinearAttentionLayer",
+        "LinearAttentionAndFullAttentionLayer",
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+    }
+)
+KNOWN_CACHES = frozenset({"DynamicCache", "StaticCache", "EncoderDecoderCache"})
+
+# Models. For those that are refused, the reason is part of the message.
+
+BY_SLOT = frozenset(
+    {
+        "GPTNeoForCausalLM",  # its windows are counted in slots of the cache
+        "GitForCausalLM",  # its mask leaves out the image before the text
+        "GlmImageForConditionalGeneration",  # it counts positions itself
+        "HyperCLOVAXVisionV2ForConditionalGeneration",  # it drops the positions that it is given
+        "Kosmos2_5ForConditionalGeneration",  # likewise
+    }
+)
+# After the prefill, it widens the mask over an image in the cache.
+WIDENS_MASK = frozenset({"GitForCausalLM"})
+# They drop their cache at config.original_max_position_embeddings tokens.
+REREADS = frozenset({"Phi3ForCausalLM", "Phi4MultimodalForCausalLM", "PhimoeForCausalLM"})
+ONE_AT_A_TIME = {
+    "BltForCausalLM": "it divides the bytes of each forward into patches separately",
+    "CpmAntForCausalLM": "it computes relative positions for one new token only",
+    "FSMTForConditionalGeneration": "new tokens attend to later ones",
+    "MoshiForCausalLM": "its attention window is longer in a wider forward",
+    "ProphetNetForCausalLM": "it accepts one new token",
+    "ProphetNetForConditionalGeneration": "it accepts one new token",
+}
+OWN_CACHE = {
+    "DeepseekV4ForCausalLM": "its compressors merge several tokens into one entry of the cache,"
+    " from which a rejected token cannot be removed",
+    "MiniMaxForCausalLM": "its linear attention adds every token to states in a MiniMaxCache, which"
+    " can be neither truncated nor saved and restored",
+    "xLSTMForCausalLM": "each forward overwrites its states in an xLSTMCache, which cannot be saved"
+    " and restored",
+}
+# Their baseline output differs between a dynamic and a static cache.
+NOT_STATIC = frozenset({"GPTNeoForCausalLM", "LEDForConditionalGeneration"})
+# It gave a single token another position than in a wider forward.
+PLACES_ONE_TOKEN_ELSEWHERE = frozenset({"GitForCausalLM"})
+# Its attention under sdpa depends on output_attentions.
+ATTENDS_BY_OUTPUT = frozenset({"FalconForCausalLM"})
+# They pass on positions, which ``generate`` does not give them.
+PASSES_POSITIONS = frozenset(
+    {
+        "EncoderDecoderModel",
+        "MossTranscribeDiarizeForConditionalGeneration",
+        "VibeVoiceAsrForConditionalGeneration",
+    }
+)
+
+# Modules of decoders that compute positions from the cache's length. The growing tables are
+# enlarged when the cache grows.
+
+GROWING_EMBEDDINGS = frozenset(
+    {"M2M100SinusoidalPositionalEmbedding", "NllbMoeSinusoidalPositionalEmbedding"}
+)
+POSITION_EMBEDDINGS = GROWING_EMBEDDINGS | {
+    "BartLearnedPositionalEmbedding",
+    "BigBirdPegasusLearnedPositionalEmbedding",
+    "BlenderbotLearnedPositionalEmbedding",
+    "BlenderbotSmallLearnedPositionalEmbedding",
+    "MBartLearnedPositionalEmbedding",
+    "MarianSinusoidalPositionalEmbedding",
+    "MvpLearnedPositionalEmbedding",
+    "PLBartLearnedPositionalEmbedding",
+    "PegasusSinusoidalPositionalEmbedding",
+    "PegasusXSinusoidalPositionalEmbedding",
+    "Speech2TextSinusoidalPositionalEmbedding",
+    "TrOCRLearnedPositionalEmbedding",
+    "TrOCRSinusoidalPositionalEmbedding",
+    "WhisperPositionalEmbedding",
+}
+# Attentions that take a position bias for each row.
+POSITION_BIASES = frozenset(
+    {"LongT5Attention", "MT5Attention", "SwitchTransformersAttention", "T5Attention"}
+)
+WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
+
+# Processors whose result depends on neither the other rows nor the committed tokens.
+HISTORY_FREE = frozenset(
+    {
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    }
+)
+# Processors whose result for a row does not depend on the other rows.
+BY_ROW = HISTORY_FREE | {
+    "ExponentialDecayLengthPenalty",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor",
+}
+PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
+SUPPRESSING = frozenset({"SuppressTokensLogitsProcessor"})  # it bans its suppress_tokens
+# They ban the sequences to which ``sequence_bias`` gives minus infinity.
+BIASING = frozenset({"SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor"})
+END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
+MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
+MAX_TIME = "MaxTimeCriteria"  # called without the tokens
 
 
 def names_of(model: Any) -> frozenset[str]:
@@ -69,7 +171,7 @@ def kind_of(each: Any) -> str:
     """
     kinds = type(each).__mro__
     for place, kind in enumerate(kinds):
-        if kind.__module__ == f"{PACKAGE}.{class_names.CACHE_MODULE}":
+        if kind.__module__ == f"{PACKAGE}.{CACHE_MODULE}":
             base = {name for above in kind.__mro__ for name in vars(above)}
             changed = {name for below in kinds[:place] for name in vars(below)}
             return type(each).__name__ if any(map(_matters, changed & base)) else kind.__name__
@@ -92,7 +194,7 @@ def all_stock(processors: Iterable[Any] | None, names: Collection[str]) -> bool:
 
 def processor_name(processor: Any) -> str:
     """Return the name of a processor's class if transformers defines it, or ""."""
-    return stock_name(processor, class_names.PROCESSOR_MODULE)
+    return stock_name(processor, PROCESSOR_MODULE)
 
 
 def caller_of(processors: Any) -> Callable[..., Any]:
@@ -102,7 +204,7 @@ def caller_of(processors: Any) -> Callable[..., Any]:
     many processors. The function only does so here. If a processor has more parameters, it is
     the list itself, which then raises an error.
     """
-    known = processor_name(processors) in class_names.PROCESSOR_LIST
+    known = processor_name(processors) in PROCESSOR_LIST
     if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
         call: Callable[..., Any] = processors
         return call
@@ -117,7 +219,7 @@ def caller_of(processors: Any) -> Callable[..., Any]:
 
 def criterion_name(criterion: Any) -> str:
     """Return the name of a stopping criterion's class if transformers defines it, or ""."""
-    return stock_name(criterion, class_names.CRITERION_MODULE)
+    return stock_name(criterion, CRITERION_MODULE)
 
 
 # Modules of models
@@ -140,7 +242,7 @@ def routes_tokens(model: Any) -> bool:
 def quantizes_activations(model: Any) -> bool:
     """Whether a model is quantized, unless it is known that only its weights are."""
     quantizer = getattr(model, "hf_quantizer", None)
-    return quantizer is not None and type(quantizer).__name__ not in class_names.QUANTIZER
+    return quantizer is not None and type(quantizer).__name__ not in WEIGHT_QUANTIZERS
 
 
 def least_step_size(model: Any) -> float:
@@ -157,4 +259,4 @@ def skips_padding(model: Any) -> bool:
 def captures_states(hook: Any) -> bool:
     """Whether a hook is transformers' own, which captures states in calls that ask for them."""
     module = getattr(hook, "__module__", None)
-    return bool(module == f"{PACKAGE}.{class_names.CAPTURE_MODULE}")
+    return bool(module == f"{PACKAGE}.{CAPTURE_MODULE}")

@@ -1,5 +1,6 @@
-"""Functions that use private names of transformers (``names.PRIVATE``).
+"""Functions that use private names of transformers.
 
+Tests check these against the installed version (``PRIVATE`` in ``tests/transformers_names.py``).
 Names that some supported versions lack are read with a default. Models and their configs are typed
 ``Any``, because transformers exports no types.
 """
@@ -11,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ngramspec.hf_model.compat.names import MARKS_CACHES, has
+from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
 
 # Methods of a model that determine the inputs and outputs of its forwards. A subclass that
 # overrides none of them behaves like its base class.

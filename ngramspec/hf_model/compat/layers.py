@@ -1,4 +1,6 @@
-"""Access to undocumented fields of transformers' cache layers (``names.FIELDS``).
+"""Access to undocumented fields of transformers' cache layers.
+
+Tests check them against the installed version (``FIELDS`` in ``tests/transformers_names.py``).
 
 A layer with attention has keys and values of (batch, heads, positions, size) each. A linear layer
 has the last inputs of one or more convolutions, (batch, channels, positions) each, and may have
@@ -155,7 +157,7 @@ def widen_static(cache: Any, capacity: int) -> None:
     full = [layer.max_cache_len for layer in cache.layers if kind_of(layer) == STATIC]
     capacity = max(full, default=capacity)
     for at, layer in enumerate(cache.layers):
-        if kind_of(layer) in STATIC_SLIDING:
+        if kind_of(layer) == STATIC_SLIDING:
             cache.layers[at] = widened = StaticLayer(max_cache_len=capacity)
             if layer.is_initialized:  # before a prefill in chunks
                 widened.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])

@@ -1,7 +1,7 @@
 """Positions for models that count them themselves.
 
 Such a model computes a token's position from the length of its cache. This is wrong for siblings in
-a tree, and for rows with gaps in the cache. Hooks on the modules in ``class_names`` let one forward
+a tree, and for rows with gaps in the cache. Hooks on the modules in ``classes`` let one forward
 use given positions. They have an effect in one thread only.
 """
 

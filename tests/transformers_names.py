@@ -1,9 +1,8 @@
-"""The table of everything in transformers that ngramspec uses and that may change, first part.
+"""The table of names in transformers that ngramspec uses and that may change, with versions.
 
-It lists private names, fields of cache layers, names in models' modules, and versions that changed
-transformers' behaviour; ``class_names`` lists the classes. The other modules of this folder use
-these names, and the rest of ngramspec calls those modules. One test checks every row against the
-installed transformers, and another checks that no row's name is used outside this folder.
+It lists private names, fields of cache layers, and names in models' modules, and says where the
+classes of ``compat.classes`` are. Tests check every row against the installed transformers, and
+that only ``hf_model/compat`` uses its name.
 """
 
 from __future__ import annotations
@@ -11,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from packaging.version import Version
+from ngramspec.hf_model.compat import classes
 
-MODELS = "models"
-LINEAR = (
-    "LinearAttentionLayer LinearAttentionAndFullAttentionLayer"
-    " LinearAttentionAndSlidingWindowAttentionLayer"
-)
+LINEAR = " ".join(classes.LINEAR)
 SLIDING = "DynamicSlidingWindowLayer LinearAttentionAndSlidingWindowAttentionLayer"
 
 
@@ -41,19 +36,6 @@ class Name:
     until: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of behaviour in transformers.
-
-    Attributes:
-        version: the first version with the change.
-        what: description of the change.
-    """
-
-    version: str
-    what: str
-
-
 def rows(where: str, uses: dict[str, str], since: str | None = None) -> dict[str, Name]:
     """Return rows by name, each with a separate use."""
     return {name: Name(name, where, use, since) for name, use in uses.items()}
@@ -64,7 +46,7 @@ def listed(where: str, use: str, names: Iterable[str]) -> dict[str, Name]:
     return {name: Name(name, where, use) for name in names}
 
 
-# Private names, used in ``hf_private``.
+# Private names, used in ``hf_private`` only.
 
 PRIVATE = {
     **rows(
@@ -176,7 +158,7 @@ COMMON_FIELDS = {
 # Names in models' own modules.
 
 MODEL_NAMES = rows(
-    MODELS,
+    "models",
     {
         "create_position_ids_from_input_ids": "embeddings that count tokens other than padding",
         "time_step_limit": "bounds of a Mamba layer's step sizes",
@@ -186,20 +168,59 @@ MODEL_NAMES = rows(
     },
 )
 
-# Changes of behaviour, for ``versions.has``.
+# Classes, by the group that lists them in ``compat.classes``.
 
-MARKS_CACHES = Change("5.19", "generate marks every cache that a caller passed")
-PLACES_TOKENS = Change("5.19", "GIT places a single token where it places one of several")
-KEEPS_SELECTION = Change("5.17", "a mask of bools keeps the selection of an index under sdpa")
+CLASS_MODULES = {
+    **dict.fromkeys(("CROPPED", "LINEAR", "KNOWN_CACHES"), classes.CACHE_MODULE),
+    **dict.fromkeys(("STATIC", "STATIC_SLIDING"), classes.CACHE_MODULE),
+    **dict.fromkeys(("BY_SLOT", "WIDENS_MASK", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
+    **dict.fromkeys(("NOT_STATIC", "PLACES_ONE_TOKEN_ELSEWHERE", "ATTENDS_BY_OUTPUT"), ""),
+    "PASSES_POSITIONS": "",
+    "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
+    **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), classes.PROCESSOR_MODULE),
+    **dict.fromkeys(("SUPPRESSING", "BIASING"), classes.PROCESSOR_MODULE),
+    **dict.fromkeys(("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME"), classes.CRITERION_MODULE),
+}
+CLASSES_SINCE = {
+    "GgufHfQuantizer": "5.17",
+    "HyperCLOVAXVisionV2ForConditionalGeneration": "5.18",
+}
+# Folders of the modules that compute positions.
+POSITION_FOLDERS = {
+    "BartLearnedPositionalEmbedding": "bart",
+    "BigBirdPegasusLearnedPositionalEmbedding": "bigbird_pegasus",
+    "BlenderbotLearnedPositionalEmbedding": "blenderbot",
+    "BlenderbotSmallLearnedPositionalEmbedding": "blenderbot_small",
+    "M2M100SinusoidalPositionalEmbedding": "m2m_100",
+    "MarianSinusoidalPositionalEmbedding": "marian",
+    "MBartLearnedPositionalEmbedding": "mbart",
+    "MvpLearnedPositionalEmbedding": "mvp",
+    "NllbMoeSinusoidalPositionalEmbedding": "nllb_moe",
+    "PegasusSinusoidalPositionalEmbedding": "pegasus",
+    "PegasusXSinusoidalPositionalEmbedding": "pegasus_x",
+    "PLBartLearnedPositionalEmbedding": "plbart",
+    "Speech2TextSinusoidalPositionalEmbedding": "speech_to_text",
+    "TrOCRLearnedPositionalEmbedding": "trocr",
+    "TrOCRSinusoidalPositionalEmbedding": "trocr",
+    "WhisperPositionalEmbedding": "whisper",
+    "LongT5Attention": "longt5",
+    "MT5Attention": "mt5",
+    "SwitchTransformersAttention": "switch_transformers",
+    "T5Attention": "t5",
+}
 
 
-def before(version: str) -> bool:
-    """Whether the installed transformers is older than a version; pre-releases of it are older."""
-    from transformers import __version__
+def listed_in(group: str) -> Iterable[str]:
+    """Names in a group of ``compat.classes``, which may be a single one."""
+    names = vars(classes)[group]
+    return (names,) if isinstance(names, str) else names
 
-    return Version(__version__) < Version(version)
 
-
-def has(change: Change) -> bool:
-    """Whether the installed transformers has a change of behaviour."""
-    return not before(change.version)
+CLASSES = [
+    Name(name, module, group, CLASSES_SINCE.get(name))
+    for group, module in CLASS_MODULES.items()
+    for name in listed_in(group)
+] + [
+    Name(name, f"models.{folder}.modeling_{folder}", "it computes positions")
+    for name, folder in POSITION_FOLDERS.items()
+]

@@ -1,4 +1,4 @@
-"""The table of transformers' names: every row exists in the installed version, and is used here."""
+"""transformers' classes and names: every row exists in the installed version, and is used."""
 
 from __future__ import annotations
 
@@ -12,17 +12,27 @@ import pytest
 import transformers
 from packaging.version import Version
 from transformers import cache_utils
+from transformers_names import (
+    CLASS_MODULES,
+    CLASSES,
+    COMMON_FIELDS,
+    FIELDS,
+    MODEL_NAMES,
+    POSITION_FOLDERS,
+    PRIVATE,
+    REPLACED,
+    Name,
+)
 
 import ngramspec
-from ngramspec.hf_model.compat import class_names, names
-from ngramspec.hf_model.compat.names import Change, Name
+from ngramspec.hf_model.compat import classes, versions
+from ngramspec.hf_model.compat.versions import Change
 
 ROOT = Path(ngramspec.__file__).parent
 COMPAT = ROOT / "hf_model" / "compat"
 TRANSFORMERS = Path(transformers.__file__).parent
-CHANGES = [each for each in vars(names).values() if isinstance(each, Change)]
-CLASSES = [row for group in class_names.CLASSES for row in group.values()]
-FIELD_ROWS = [*names.FIELDS.values(), *names.REPLACED.values(), *names.COMMON_FIELDS.values()]
+CHANGES = [each for each in vars(versions).values() if isinstance(each, Change)]
+FIELD_ROWS = [*FIELDS.values(), *REPLACED.values(), *COMMON_FIELDS.values()]
 # Other things that have the name of a row, by file.
 OTHERS = {
     ("hf_model/inputs/padding.py", "max_cache_len"): "a setting of a GenerationConfig",
@@ -32,8 +42,8 @@ OTHERS = {
 
 def is_there(row: Name) -> bool:
     """Whether the installed version is in a row's range."""
-    from_here = row.since is None or not names.before(row.since)
-    return from_here and (row.until is None or names.before(row.until))
+    from_here = row.since is None or not versions.before(row.since)
+    return from_here and (row.until is None or versions.before(row.until))
 
 
 def source_of(module: str) -> ast.Module:
@@ -54,7 +64,7 @@ def bound_in(module: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("row", names.PRIVATE.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", PRIVATE.values(), ids=lambda row: row.name)
 def test_a_private_name_is_where_and_when_the_table_says(row):
     assert (row.name in bound_in(row.where)) == is_there(row)
 
@@ -89,18 +99,17 @@ def test_a_class_is_where_and_when_the_table_says(row):
 
 
 def test_a_class_is_listed_for_one_reason_where_it_is_refused():
-    refused = (class_names.ONE_AT_A_TIME, class_names.OWN_CACHE)
-    assert not set.intersection(*(set(group) for group in refused))
+    assert not classes.ONE_AT_A_TIME.keys() & classes.OWN_CACHE.keys()
 
 
-@pytest.mark.parametrize("name", names.MODEL_NAMES)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_a_model_has_the_name(name):
     files = (TRANSFORMERS / "models").rglob("modeling_*.py")
     assert any(name in path.read_text(encoding="utf-8") for path in files)
 
 
 def test_the_module_that_captures_states_is_there():
-    importlib.import_module(f"transformers.{class_names.CAPTURE_MODULE}")
+    importlib.import_module(f"transformers.{classes.CAPTURE_MODULE}")
 
 
 def test_a_version_is_compared_as_packaging_does(monkeypatch):
@@ -111,14 +120,14 @@ def test_a_version_is_compared_as_packaging_does(monkeypatch):
         "5.100.0": False,
     }.items():
         monkeypatch.setattr("transformers.__version__", installed)
-        assert names.before("5.19") is before
-        assert names.has(Change("5.19", "a test")) is not before
+        assert versions.before("5.19") is before
+        assert versions.has(Change("5.19", "a test")) is not before
 
 
 def test_no_row_is_older_than_the_oldest_supported_version():
     pyproject = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")
     oldest = Version(pyproject.partition("transformers>=")[2].partition(",")[0])
-    rows = [*names.PRIVATE.values(), *FIELD_ROWS, *CLASSES]
+    rows = [*PRIVATE.values(), *FIELD_ROWS, *CLASSES]
     stated = [each for row in rows for each in (row.since, row.until) if each is not None]
     stated += [change.version for change in CHANGES]
     assert len(CHANGES) == 3
@@ -155,13 +164,13 @@ def replaced(tree: ast.AST) -> set[str]:
 def uses(source: str) -> set[str]:
     """Names of the table that a module uses: fields, replaced methods, classes and versions."""
     tree = ast.parse(source)
-    words = {row.name for row in CLASSES} | names.MODEL_NAMES.keys() | names.FIELDS.keys()
-    found = (attributes(tree) & (names.FIELDS.keys() | names.MODEL_NAMES.keys())) | (
-        replaced(tree) & names.REPLACED.keys()
+    words = {row.name for row in CLASSES} | MODEL_NAMES.keys() | FIELDS.keys()
+    found = (attributes(tree) & (FIELDS.keys() | MODEL_NAMES.keys())) | (
+        replaced(tree) & REPLACED.keys()
     )
     found |= literals(tree) & words
-    modules = (class_names.CACHE_MODULE, class_names.PROCESSOR_MODULE)
-    modules += (class_names.CRITERION_MODULE, class_names.CAPTURE_MODULE)
+    modules = (classes.CACHE_MODULE, classes.PROCESSOR_MODULE)
+    modules += (classes.CRITERION_MODULE, classes.CAPTURE_MODULE)
     found |= {each for each in modules if f"transformers.{each}" in literals(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "transformers":
@@ -200,16 +209,12 @@ def test_the_table_s_names_are_used_in_compat_only(path):
 def test_every_row_is_used():
     fields = ast.parse((COMPAT / "layers.py").read_text(encoding="utf-8"))
     used = attributes(fields) | literals(fields)
-    assert sorted(names.FIELDS.keys() - used) == []
-    assert names.REPLACED.keys() <= replaced(fields)
-    classes = ast.parse((COMPAT / "classes.py").read_text(encoding="utf-8"))
-    assert sorted(names.MODEL_NAMES.keys() - attributes(classes) - literals(classes)) == []
-    by_name = class_names.CRITERIA | class_names.STATIC_LAYERS
-    assert sorted(by_name.keys() - literals(classes)) == []
-    groups = [name for name, each in vars(class_names).items() if each in class_names.CLASSES]
-    others = {"CRITERIA", "STATIC_LAYERS", "LAYER_CLASSES"}
-    assert sorted(set(groups) - others - attributes(classes)) == []
+    assert sorted(FIELDS.keys() - used) == []
+    assert REPLACED.keys() <= replaced(fields)
+    recognized = ast.parse((COMPAT / "classes.py").read_text(encoding="utf-8"))
+    assert sorted(MODEL_NAMES.keys() - attributes(recognized) - literals(recognized)) == []
+    assert POSITION_FOLDERS.keys() == classes.POSITION_EMBEDDINGS | classes.POSITION_BIASES
     everywhere = "".join(path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py"))
-    for name, change in vars(names).items():
-        if isinstance(change, Change):
-            assert everywhere.count(name) > 1
+    changes = [name for name, each in vars(versions).items() if isinstance(each, Change)]
+    for name in (*changes, *CLASS_MODULES):
+        assert everywhere.count(name) > 1
