@@ -31,17 +31,12 @@ class Ability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: name of the fact in the documentation.
-        holds: returns whether the fact is true (any truthy value).
-        reasons: for each ability that the fact rules out, the reason. "{rows}", "{attention}",
-            "{gap_obstacle}" and "{unaligned}" are replaced by those of the model and the call.
-    """
-
-    name: str
-    holds: Callable[[Known], object]
+    name: str  # in the documentation
+    holds: Callable[[Known], object]  # returns a truthy value if the fact is true
+    # Why each ability that the fact rules out is lacking. "{rows}", "{attention}", "{gap_obstacle}"
+    # and "{unaligned}" are replaced by those of the model and the call.
     reasons: dict[Ability, str]
 
 
@@ -99,12 +94,7 @@ FACTS = (
     Fact(
         "encoder-decoder model",
         lambda known: known.traits.encodes,
-        _for(
-            "an encoder-decoder model",
-            *(_JOINT, _DRAFT),
-            FIXED_WIDTH=_FIT,
-            COMPILED="remove it",
-        ),
+        _for("an encoder-decoder model", _JOINT, _DRAFT, FIXED_WIDTH=_FIT, COMPILED="remove it"),
     ),
     Fact(
         "several rows",
@@ -189,9 +179,7 @@ FACTS = (
         _for(_COUNTS, _TREES, _RAGGED, FIXED_WIDTH=_FIT),
     ),
     Fact(
-        "padding without positions",
-        lambda known: known.traits.skips_padding,
-        _for(_COUNTS, _DRAFT),
+        "padding without positions", lambda known: known.traits.skips_padding, _for(_COUNTS, _DRAFT)
     ),
     Fact(
         "all positions change at a length (longrope, Phi-3)",

@@ -15,33 +15,19 @@ from ngramspec.hf_model.traits import Traits
 
 @dataclass(frozen=True, slots=True)
 class CallTraits:
-    """One call of ``generate``, before its prefill.
+    """One call of ``generate``, before its prefill."""
 
-    Attributes:
-        rows: number of rows in the batch.
-        prompt: tokens of each row's prompt, as ``generate`` counts them against max_length.
-        cached: positions in the cache before the prefill.
-        end: positions of a row after the prefill, including ``cached``.
-        keeps_cache: whether the cache belongs, or may belong, to the caller.
-        slides: whether a layer of the cache forgets positions that have left its window.
-        gap_obstacle: which layers do not allow gaps between a row's positions; None: all do.
-        attends: whether a layer of the cache holds keys and values.
-        static: whether the cache has a fixed size.
-        states: names of the requested attentions and hidden states.
-        unaligned: why the cache's positions will not match the masks, so that nothing can be
-            drafted; None: they will match.
-    """
-
-    rows: int
-    prompt: int
-    cached: int
-    end: int
-    keeps_cache: bool
-    slides: bool
-    gap_obstacle: str | None
-    attends: bool
-    static: bool
-    states: tuple[str, ...]
+    rows: int  # in the batch
+    prompt: int  # tokens of each row's prompt, as ``generate`` counts them against max_length
+    cached: int  # positions in the cache before the prefill
+    end: int  # positions of a row after the prefill, including ``cached``
+    keeps_cache: bool  # whether the cache belongs, or may belong, to the caller
+    slides: bool  # whether a layer of the cache forgets positions that have left its window
+    gap_obstacle: str | None  # which layers do not allow gaps between positions; None: all do
+    attends: bool  # whether a layer of the cache holds keys and values
+    static: bool  # whether the cache has a fixed size
+    states: tuple[str, ...]  # names of the requested attentions and hidden states
+    # Why the cache's positions will not match the masks, so that nothing can be drafted, or None.
     unaligned: str | None
 
 
@@ -54,15 +40,7 @@ def call_traits_of(
     traits: Traits,
     states: tuple[str, ...],
 ) -> CallTraits:
-    """Return the traits of a call.
-
-    Args:
-        input_ids: int64 (batch, prompt); of the decoder in an encoder-decoder model.
-        config: the prepared GenerationConfig.
-        kwargs: of the prefill, as ``generate`` prepared them.
-        cache: of the call, before the prefill.
-        traits, states: as in Target and CallTraits.
-    """
+    """Return the traits of a call, from the arguments of its prefill as ``generate`` made them."""
     cached = cache.length()
     left_out, prefix = hf_private.mask_length(config), "decoder_" if traits.encodes else ""
     end = prompt_end(input_ids, kwargs, cached=cached, mask_length=left_out, prefix=prefix)
@@ -97,23 +75,15 @@ PLAIN_PREFILL = (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Properties of a model and of one call of ``generate``.
-
-    Attributes:
-        traits: of the model.
-        call: traits of the call.
-        model: the transformers model that ``traits`` describes.
-        config: the prepared GenerationConfig.
-        kwargs: of the next forward.
-        by_row: whether each row of a batch may have a separate tree, as rows that accept different
-            numbers of tokens and beams may.
-    """
+    """Properties of a model and of one call of ``generate``."""
 
     traits: Traits
     call: CallTraits
-    model: Any
-    config: Any
-    kwargs: dict[str, Any]
+    model: Any  # the transformers model that ``traits`` describes
+    config: Any  # the prepared GenerationConfig
+    kwargs: dict[str, Any]  # of the next forward
+    # Whether each row of a batch may have a separate tree, as beams and rows that accept different
+    # numbers of tokens may.
     by_row: bool = False
 
     @property

@@ -8,7 +8,6 @@ size. To make equal sizes likely, cache sizes are rounded up.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 from ngramspec.hf_model.compat.hf_private import compile_settings
@@ -72,16 +71,11 @@ class Graphs:
         self.compiled = False
 
     def __call__(self, **inputs: Any) -> Any:
+        import torch._dynamo.config as dynamo
+
         before = compilations()
-        with self._allowing():
+        limit = max(self._limit, dynamo.recompile_limit)  # a graph for every width and cache size
+        with dynamo.patch(recompile_limit=limit):
             outputs = self._call(**inputs)
         self.compiled = compilations() != before
         return outputs
-
-    def _allowing(self) -> AbstractContextManager[Any]:
-        """Return a context in which dynamo keeps a graph for every width and cache size."""
-        import torch._dynamo.config as dynamo
-
-        limit = max(self._limit, dynamo.recompile_limit)
-        patch: AbstractContextManager[Any] = dynamo.patch(recompile_limit=limit)
-        return patch

@@ -37,22 +37,15 @@ def why_not_joint(target: Target) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One generation's share of a joint forward.
+    """One generation's share of a joint forward."""
 
-    Attributes:
-        cache: of transformers, with one row of keys and values in each layer.
-        ids: int64 (1, n), its tokens.
-        positions: int64 (..., 1, n), their positions in its text.
-        masks: bool (1, 1, n, length + n), over its cache and its own positions, or one for each
-            type of layers; None: it has one position, which attends to all of them.
-        windows: of the model's layers, or None.
-    """
-
-    cache: Any
-    ids: torch.Tensor
-    positions: torch.Tensor
+    cache: Any  # of transformers, with one row of keys and values in each layer
+    ids: torch.Tensor  # int64 (1, n), its tokens
+    positions: torch.Tensor  # int64 (..., 1, n), their positions in its text
+    # Bool (1, 1, n, length + n), over its cache and its own positions, or one for each type of
+    # layers; None: it has one position, which attends to all of them.
     masks: Masks | None
-    windows: Windows | None = None
+    windows: Windows | None = None  # of the model's layers
 
     def mask_of(self, layer: int) -> torch.Tensor | None:
         """Return the mask of a layer, or None."""
@@ -76,17 +69,10 @@ def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> Share:
 
 @dataclass(frozen=True, slots=True)
 class JointResult:
-    """One generation's result of a joint forward.
+    """One generation's result of a joint forward."""
 
-    Attributes:
-        logits: (1, n, vocab), in the model's dtype.
-        hidden: input of the model's head, (1, n, d), or None.
-        past_key_values: the generation's cache.
-    """
-
-    logits: torch.Tensor
-    hidden: torch.Tensor | None
-    past_key_values: Any
+    logits: torch.Tensor  # (1, n, vocab), in the model's dtype
+    hidden: torch.Tensor | None  # input of the model's head, (1, n, d)
 
 
 class JointForward:
@@ -103,38 +89,29 @@ class JointForward:
     def run(self, hidden: bool = False) -> list[JointResult]:
         """Run the forward, collect the head's inputs if ``hidden``, and return each share's result.
 
-        Raises:
-            UnsupportedError: a layer of the model does not attend to what its cache returned.
+        An UnsupportedError is raised if a layer does not attend to what its cache returned.
         """
+        from transformers import DynamicCache
+
         shares = self._shares
         ids = torch.cat([each.ids for each in shares], dim=1)
         total, device = ids.shape[1], ids.device
-        model = self._model
+        model, cache = self._model, DynamicCache()  # it stores nothing
+        replace_update(cache, self._update)
         own, split = in_place(model, device), split_by(model, self.attend)
         with own, split, head_inputs(model, hidden) as states:
             outputs = model(
                 input_ids=ids,
                 position_ids=torch.cat([each.positions for each in shares], dim=-1),
                 attention_mask=torch.ones((1, 1, total, total), dtype=torch.bool, device=device),
-                past_key_values=self._cache(),
+                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=total,
                 return_dict=True,
             )
         logits = torch.split(outputs.logits, self._widths, dim=1)
         read = torch.split(states[-1], self._widths, dim=1) if states else [None] * len(shares)
-        return [
-            JointResult(of, own, share.cache)
-            for of, own, share in zip(logits, read, shares, strict=True)
-        ]
-
-    def _cache(self) -> Any:
-        """Return the model's cache argument: it stores nothing, and calls ``_update``."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
-        replace_update(cache, self._update)
-        return cache
+        return [JointResult(*each) for each in zip(logits, read, strict=True)]
 
     def _update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -12,12 +12,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ngramspec.hf_model.attention.gqa_attention import available
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.attention.windows import windows_of
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.joint_forward import JointForward, Share, share_of
-from ngramspec.hf_model.recurrent_probe import COARSE_TOLERANCE, TOLERANCE, modules_left_alone, near
+from ngramspec.hf_model.recurrent_probe import alike, tested_once
 from ngramspec.hf_model.traits import embedding_count
 
 PROBE_TEXTS = ((6, 3), (3, 2), (4, 1))  # of each text, tokens in the cache and in the forward
@@ -30,12 +29,7 @@ def why_not_tried(model: Any) -> str | None:
 
     A model is tested once, with a few forwards over a few tokens.
     """
-    if model not in _found:
-        with modules_left_alone(model):
-            _found[model] = (
-                _try(model) if available() else "another attention is registered as sdpa"
-            )
-    return _found[model]
+    return tested_once(model, _try, _found)
 
 
 @torch.no_grad()
@@ -46,8 +40,7 @@ def _try(model: Any) -> str | None:
         together = [result.logits for result in JointForward(model, shares).run()]
     except Exception as error:
         return f"its joint forward failed: {error}"
-    tolerance = TOLERANCE.get(model.dtype, COARSE_TOLERANCE)
-    if all(near(one, other, tolerance) for one, other in zip(together, alone, strict=True)):
+    if alike(together, alone, model.dtype):
         return None
     return "its joint forward gives a text other logits than a separate forward"
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.attention.tree_attention import Trees
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.forward import LastForward, run_prefill, run_surrounded
+from ngramspec.hf_model.forward import NOTHING, LastForward, head_inputs, reading
 from ngramspec.hf_model.inputs.padding import least_width
 from ngramspec.hf_model.prepared import PreparedTarget
 
@@ -46,13 +48,11 @@ class Target(PreparedTarget):
             self.cache.record()  # so that a draft or an interrupted prefill can be rolled back
         self.cache.save()
         states = self._read_states
-        outputs, hidden = run_prefill(
-            *(self.model, prompt, config, kwargs),
-            keep_hidden=self.keep_hidden,
-            states=states,
-            count=count,
-        )
-        self.hidden = None if hidden is None else self._copied(hidden)
+        with head_inputs(self.model, self.keep_hidden) as hidden, reading(states):
+            outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        if states is not None:
+            states.keep_prompt(count)
+        self.hidden = self._copied(hidden[-1][:, -1 - count :]) if hidden else None
         self.inputs.carry(outputs)
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
@@ -111,13 +111,16 @@ class Target(PreparedTarget):
         plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
         if plain and self.states is None and not self.traits.hooked:
             return self.end_forward(self._shapes.run(**inputs, return_dict=True))
-        outputs, hidden = run_surrounded(
-            *(self._shapes.run, inputs, self.model, block.device, self.cache),
-            positions=self.inputs.take_positions(inputs),
-            keep_hidden=self.wants_hidden,
-            states=self._read_states,
-        )
-        return self.end_forward(outputs, hidden)
+        alone: AbstractContextManager[None] = NOTHING
+        if self.cache.indexed:
+            from ngramspec.hf_model.attention.index_ties import selecting_alone
+
+            alone = selecting_alone(self.model, self.cache, inputs)
+        hooks = head_inputs(self.model, self.wants_hidden), reading(self._read_states)
+        positions = self.inputs.take_positions(inputs)
+        with in_place(self.model, block.device), alone, positions, hooks[0] as hidden, hooks[1]:
+            outputs = self._shapes.run(**inputs, return_dict=True)
+        return self.end_forward(outputs, hidden[-1] if hidden else None)
 
     @property
     def _read_states(self) -> StateChannel | None:

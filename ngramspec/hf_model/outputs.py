@@ -21,12 +21,6 @@ class OutputRecorder:
 
     Attributes:
         names: of the outputs kept, such as "attentions"; empty: none were requested.
-
-    Args:
-        config: the prepared GenerationConfig.
-        kwargs: of the prefill.
-        encodes: whether the model is an encoder-decoder model.
-        streams_first: as in Traits.
     """
 
     def __init__(
@@ -101,31 +95,21 @@ class OutputRecorder:
         """
         if not self._returns_dict:
             return sequences
-        return self._kind(ranking is not None)(
+        from transformers import generation
+
+        search = "" if ranking is None else "Beam"
+        model = "EncoderDecoder" if self._encodes else "DecoderOnly"
+        states = {name: tuple(kept) for name, kept in self._kept.items()}
+        encoder = kwargs.get("encoder_outputs") if self._encodes else None
+        if encoder is not None:
+            names = ("attentions", "hidden_states")
+            asked = (name for name in names if kwargs.get(f"output_{name}"))
+            states |= {f"encoder_{name}": encoder.get(name) for name in asked}
+        return getattr(generation, f"Generate{search}{model}Output")(
             **(ranking or {}),
             sequences=sequences,
             scores=None if scores is None else tuple(scores),
             logits=None if logits is None else tuple(logits),
             past_key_values=cache,
-            **{name: tuple(kept) for name, kept in self._kept.items()},
-            **self._encoder_states(kwargs),
+            **states,
         )
-
-    def _kind(self, beams: bool) -> Any:
-        """Return transformers' output class."""
-        from transformers import generation
-
-        search, model = (
-            "Beam" if beams else "",
-            "EncoderDecoder" if self._encodes else "DecoderOnly",
-        )
-        return getattr(generation, f"Generate{search}{model}Output")
-
-    def _encoder_states(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        encoder = kwargs.get("encoder_outputs") if self._encodes else None
-        if encoder is None:
-            return {}
-        names = ("attentions", "hidden_states")
-        return {
-            f"encoder_{name}": encoder.get(name) for name in names if kwargs.get(f"output_{name}")
-        }

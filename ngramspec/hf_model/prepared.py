@@ -34,23 +34,14 @@ MAX_PREFILL_DRAFT_TOKENS = 1 << 20  # for models without a position limit
 
 @dataclass(slots=True)
 class DraftLimits:
-    """The maximum draft length at each point of a generation.
-
-    Attributes:
-        position_limit, thresholds: as in Traits.
-        end: as in CallTraits.
-        next_position: position of the first generated token according to ``position_ids``; 0: the
-            model counts positions itself.
-        unaligned: why nothing can be drafted, as in CallTraits; None: drafts are allowed.
-        prefilled: positions in the cache after the prefill; None: it has not ended.
-    """
+    """The maximum draft length at each point of a generation, from its Traits and CallTraits."""
 
     position_limit: int | None
     thresholds: Sequence[int]
     end: int
-    next_position: int
-    unaligned: str | None
-    prefilled: int | None = None
+    next_position: int  # of the first generated token; 0: the model counts positions itself
+    unaligned: str | None  # why nothing can be drafted; None: drafts are allowed
+    prefilled: int | None = None  # positions in the cache after the prefill; None: before its end
 
     def prefill(self) -> int:
         """Maximum number of draft tokens that the prefill can verify."""
@@ -82,11 +73,8 @@ class PreparedTarget:
     """The checked model, cache and arguments of one generation; see ``Target``.
 
     Attributes:
-        traits: properties of the model.
-        call: properties of this call of ``generate``, before the prefill.
         cache: the model's cache; the prefill may replace it.
         inputs: arguments of the next forward.
-        limits: limits of the draft length.
         widths: allowed widths of the forwards after the prefill, ascending; empty: any width.
         pending: accepted tokens that the next forward runs again; None: the model is not recurrent.
         keep_hidden: whether the next forward collects ``hidden``.
@@ -104,8 +92,7 @@ class PreparedTarget:
         gamma_max: maximum number of draft tokens; used for compiled forwards only.
         beams: beams of each prompt; each prompt is repeated in this number of rows.
 
-    Raises:
-        UnsupportedError: the model, its cache or the call cannot be speculated with.
+    An UnsupportedError is raised if the model, its cache or the call cannot be speculated with.
     """
 
     def __init__(
@@ -177,7 +164,7 @@ class PreparedTarget:
 
     def let_rows_diverge(self) -> None:
         """Let rows accept different numbers of tokens; call it before the prefill."""
-        self.inputs.let_rows_diverge()
+        self.inputs.ragged = True
 
     @property
     def rows(self) -> int:
@@ -192,8 +179,7 @@ class PreparedTarget:
     def keep_rows(self, rows: Collection[int]) -> None:
         """Run only these present rows in later forwards; call it after a rollback.
 
-        All arguments and results keep the whole batch's rows. Values of rows that have left are
-        meaningless.
+        Arguments and results keep all rows. Values of rows that have left are meaningless.
         """
         if self._present is None:
             self._present = PresentRows(len(self.prompt))

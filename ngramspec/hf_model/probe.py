@@ -13,25 +13,18 @@ from ngramspec.hf_model.inputs.growth import prompt_end
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Which arguments a ``prepare_inputs_for_generation`` passes on unchanged.
+    """Which arguments a ``prepare_inputs_for_generation`` passes on unchanged."""
 
-    Attributes:
-        positions: whether it passes on the ``position_ids`` that it is given.
-        masks: whether it passes on an attention mask of four dimensions.
-    """
-
-    positions: bool
-    masks: bool
+    positions: bool  # the ``position_ids`` that it is given
+    masks: bool  # an attention mask of four dimensions
 
 
 def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
     """Prepare two tokens after the prompt, over a cache of zeros, as a step does.
 
     Both tokens get the same position, like siblings in a tree. A function that counts positions
-    itself never returns equal positions. The model overrides ``prepare_inputs_for_generation``.
-
-    Raises:
-        UnsupportedError: the method drops one of the tokens, or raises.
+    itself never returns equal positions. An UnsupportedError is raised if the method drops one of
+    the tokens, or raises.
     """
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
     rows, length = input_ids.shape[0], prompt_end(input_ids, kwargs, prefix=prefix)

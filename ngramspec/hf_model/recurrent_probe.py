@@ -8,8 +8,7 @@ tokens and forwards over the same tokens one by one must give the same states.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,31 +29,31 @@ _found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, wh
 
 
 def check_recurrent(model: Any) -> None:
-    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state.
-
-    A model is tested once, with five forwards over a few tokens. Afterwards the attributes of its
-    modules are restored, because a baseline generation may continue with states kept there.
-    """
-    if model not in _found:
-        with modules_left_alone(model):
-            _found[model] = why_not_continued(model)
-    reason = _found[model]
+    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state."""
+    reason = tested_once(model, why_not_continued, _found)
     if reason is not None:
         raise UnsupportedError(f"{type(model).__name__} cannot check several tokens: {reason}")
 
 
-@contextmanager
-def modules_left_alone(model: Any) -> Iterator[None]:
-    """Restore the attributes of a model's modules at the end of the block."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, own in before:
-            now = vars(module)
-            for name in now.keys() - own.keys():
-                del now[name]
-            now.update(own)
+def tested_once(
+    model: Any, test: Callable[[Any], str | None], found: MutableMapping[Any, str | None]
+) -> str | None:
+    """Return a model's result in ``found``; if there is none, run ``test`` and store its result.
+
+    Then the attributes of the model's modules are restored, because a baseline generation may
+    continue with states kept there.
+    """
+    if model not in found:
+        before = [(module, dict(vars(module))) for module in model.modules()]
+        try:
+            found[model] = test(model)
+        finally:
+            for module, own in before:
+                now = vars(module)
+                for name in now.keys() - own.keys():
+                    del now[name]
+                now.update(own)
+    return found[model]
 
 
 @torch.no_grad()
@@ -83,8 +82,7 @@ def why_not_continued(model: Any) -> str | None:
             drop_last(layer, PROBE_TOKENS)
     single = [_run(decoder, each, cache) for each in torch.split(new, 1, dim=1)]
     apart = [torch.cat(single, dim=1), *_states(linear)]
-    tolerance = TOLERANCE.get(model.dtype, COARSE_TOLERANCE)
-    if all(map(lambda a, b: near(a, b, tolerance), together, apart)):
+    if alike(together, apart, model.dtype):
         return None
     return "its forward over several tokens does not continue from its recurrent state"
 
@@ -107,7 +105,10 @@ def _states(layers: list[Any]) -> list[torch.Tensor]:
     return [state.clone() for kind in kinds for state in kind.values() if state is not None]
 
 
-def near(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
-    """Whether two tensors differ by at most ``tolerance`` times the norm of ``other``."""
-    difference = (one.float() - other.float()).norm()
-    return bool(difference <= tolerance * other.float().norm().clamp(min=1e-6))
+def alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
+    """Whether tensors differ by no more, relative to their norm, than ``dtype`` allows."""
+    tolerance = TOLERANCE.get(dtype, COARSE_TOLERANCE)
+    return all(
+        bool((one.float() - other.float()).norm() <= tolerance * other.float().norm().clamp(1e-6))
+        for one, other in zip(ones, others, strict=True)
+    )

@@ -55,9 +55,9 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
         )
     if "input_ids" in parameters and "past_key_values" not in parameters and not recurrent:
         raise UnsupportedError(f"{name} keeps no key-value cache; speculation needs one")
-    if hf_private.updates_kwargs_itself(type(model)):
+    if hf_private.overridden(model, hf_private.UPDATE_METHODS):
         raise UnsupportedError(f"{name} overrides how its inputs are updated between steps")
-    method = hf_private.own_loop_method(type(model))
+    method = hf_private.overridden(model, hf_private.LOOP_METHODS)
     if method is not None:
         raise UnsupportedError(
             f"{name} overrides {method}, which speculation would skip; pass"
@@ -132,13 +132,11 @@ def check_request(config: Any) -> None:
     """Raise an UnsupportedError that names the settings of ``generate`` that are unsupported."""
     if (config.num_beams or 1) > 1:
         check_beams(config)
-    asked = {
-        "prompt_lookup_num_tokens": config.prompt_lookup_num_tokens is not None,
+    refused = {
+        name: getattr(config, name)
+        for name, off in ({"prompt_lookup_num_tokens": None} | HUB_MODES_OFF).items()
+        if getattr(config, name, None) not in (None, off)
     }
-    asked |= {
-        name: getattr(config, name, None) not in (None, off) for name, off in HUB_MODES_OFF.items()
-    }
-    refused = {name: getattr(config, name) for name, ruled_out in asked.items() if ruled_out}
     if refused:
         raise UnsupportedError(refusal(refused))
 
@@ -156,7 +154,7 @@ def check_beams(config: Any) -> None:
 
 def check_beams_of(model: Any, beams: int) -> None:
     """Raise an UnsupportedError if a model with several beams overrides beam search."""
-    if beams > 1 and hf_private.searches_beams_itself(type(model)):
+    if beams > 1 and hf_private.overridden(model, hf_private.BEAM_METHODS):
         name = type(model).__name__
         raise UnsupportedError(
             f"num_beams={beams}: {name} has its own beam search; pass num_beams=1"

@@ -17,60 +17,37 @@ MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How a model prepares and reads its inputs.
+    """How a model prepares and reads its inputs."""
 
-    Attributes:
-        name: of its class, for messages.
-        names: of its class and of all its base classes.
-        stock: its own class or a base class in transformers, whose step methods it does not
-            override; None: it overrides some.
-        encodes: whether it is an encoder-decoder model.
-        attention: name of its decoder's attention implementation, such as "sdpa".
-        standard_masks: whether its masks are made by transformers' own function.
-        own_masks: whether it defines ``create_masks_for_generate``.
-        passes_masks: whether a mask of four dimensions reaches its attention unchanged.
-        windows: of its layers, whose masks hide positions even if its cache keeps them; None: it
-            has none.
-        alibi: whether its attention adds biases by distance, computed from the 2D mask.
-        by_slot: whether it finds a token by its slot in the cache instead of its position.
-        reads_text: whether it prepares its inputs itself, and may read all committed tokens.
-        takes_positions: whether it uses the ``position_ids`` that it is given.
-        hooked: whether hooks make it use our positions. It ignores those that a caller passes.
-        skips_padding: whether it counts positions itself and gives none to padding tokens (M2M-100,
-            TrOCR). After such a token a wider forward counts differently.
-        position_limit: number of positions that it supports; None: no limit.
-        embeddings: number of tokens that it has embeddings for; None: unknown.
-        rope_changes_at: from this length on, the rotary frequencies of all positions of a forward
-            are different; None: never.
-        rope_grows: whether the rotary frequencies depend on the largest position of a forward.
-        recurrent: whether it keeps a recurrent state.
-        rereads_at: with more tokens than this, it drops a cache that holds fewer and reads all
-            tokens again (Phi-3); None: never.
-        streams_first: whether its hidden states have several streams in their first dimension
-            (Gemma 3n), rather than before the last one or not at all.
-    """
-
-    name: str
-    names: frozenset[str]
+    name: str  # of its class, for messages
+    names: frozenset[str]  # of its class and of all its base classes
+    # Its own class or a base class in transformers, whose step methods it does not override.
     stock: type | None
-    encodes: bool
-    attention: str
-    standard_masks: bool
-    own_masks: bool
-    passes_masks: bool
+    encodes: bool  # whether it is an encoder-decoder model
+    attention: str  # name of its decoder's attention implementation, such as "sdpa"
+    standard_masks: bool  # whether its masks are made by transformers' own function
+    own_masks: bool  # whether it defines ``create_masks_for_generate``
+    passes_masks: bool  # whether a mask of four dimensions reaches its attention unchanged
+    # Of its layers, whose masks hide positions even if its cache keeps them; None: it has none.
     windows: Windows | None
-    alibi: bool
-    by_slot: bool
-    reads_text: bool
-    takes_positions: bool
-    hooked: bool
+    alibi: bool  # whether its attention adds biases by distance, computed from the 2D mask
+    by_slot: bool  # whether it finds a token by its slot in the cache instead of its position
+    reads_text: bool  # whether it prepares its inputs itself, and may read all committed tokens
+    takes_positions: bool  # whether it uses the ``position_ids`` that it is given
+    hooked: bool  # whether hooks make it use our positions; it ignores those that a caller passes
+    # Whether it counts positions itself and gives none to padding tokens (M2M-100, TrOCR). After
+    # such a token a wider forward counts differently.
     skips_padding: bool
-    position_limit: int | None
-    embeddings: int | None
+    position_limit: int | None  # number of positions that it supports; None: no limit
+    embeddings: int | None  # number of tokens that it has embeddings for; None: unknown
+    # From this length on, a forward's rotary frequencies are different, at all its positions.
     rope_changes_at: int | None
-    rope_grows: bool
-    recurrent: bool
+    rope_grows: bool  # whether rotary frequencies depend on the largest position of a forward
+    recurrent: bool  # whether it keeps a recurrent state
+    # With more tokens than this, it drops a cache that holds fewer and reads all again (Phi-3).
     rereads_at: int | None
+    # Whether its hidden states have several streams in their first dimension (Gemma 3n), rather
+    # than before the last one or not at all.
     streams_first: bool
 
     @property
@@ -98,10 +75,7 @@ class Traits:
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
     """Return the traits of a model, for inputs as ``generate`` prepared them.
 
-    A ``prepare_inputs_for_generation`` defined outside transformers is called once (``probe``).
-
-    Raises:
-        UnsupportedError: ``prepare_inputs_for_generation`` cannot prepare two new tokens.
+    A ``prepare_inputs_for_generation`` defined outside transformers is called once; see ``probe``.
     """
     from transformers.generation.utils import GenerationMixin
 

@@ -35,23 +35,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """Summary of a written folder.
-
-    Attributes:
-        folder: the folder.
-        model: name of the class in the model's config.
-        encodes: whether it is an encoder-decoder model.
-        settings: stored arguments of the Speculator.
-        weights: weight files by method: HARD, SYMBOLIC or COPIED.
-        others: the model's other files, which are always copied.
-    """
+    """Summary of a written folder."""
 
     folder: Path
-    model: str
-    encodes: bool
-    settings: dict[str, Any]
-    weights: dict[str, Group] = field(default_factory=dict)
-    others: Group = field(default_factory=Group)
+    model: str  # name of the class in the model's config
+    encodes: bool  # whether it is an encoder-decoder model
+    settings: dict[str, Any]  # stored arguments of the Speculator
+    weights: dict[str, Group] = field(default_factory=dict)  # by HARD, SYMBOLIC or COPIED
+    others: Group = field(default_factory=Group)  # the other files, which are always copied
 
 
 def wrap(
@@ -226,20 +217,17 @@ def _check_out_dir(
 def _place(source: Path, target: Path, done: Wrapped, undo: _Undo, *, link: bool) -> None:
     """Link or copy one file of the model, and count it."""
     undo.file(target)
-    how, is_weights = COPIED, source.name.endswith(WEIGHT_SUFFIXES)
+    is_weights = source.name.endswith(WEIGHT_SUFFIXES)
     if is_weights and link:
-        how = _link(source.resolve(), target)
+        try:
+            target.hardlink_to(source.resolve())
+            how = HARD
+        except OSError:  # another disk, or a file system or an owner that does not allow it
+            target.symlink_to(source.resolve())
+            how = SYMBOLIC
     else:
         shutil.copyfile(source, target)
+        how = COPIED
     group = done.weights.setdefault(how, Group()) if is_weights else done.others
     group.files += 1
     group.bytes += source.stat().st_size
-
-
-def _link(source: Path, target: Path) -> str:
-    try:
-        target.hardlink_to(source)
-    except OSError:  # another disk, or a file system or an owner that does not allow it
-        target.symlink_to(source)
-        return SYMBOLIC
-    return HARD

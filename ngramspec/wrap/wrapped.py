@@ -43,9 +43,11 @@ def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         model: a transformers model loaded from a wrapped folder.
         args, kwargs: arguments of its ``generate``.
     """
+    from transformers import GenerationMixin
+
     plain = partial(type(model).generate, model)
     speculator = speculator_of(model)
-    if _overrides_generate(type(model)):
+    if type(model).generate is not GenerationMixin.generate:
         speculator.log_once(f"{type(model).__name__} overrides generate: not speculative")
         return plain(*args, **kwargs)
     if id(model) in _running.models:
@@ -90,12 +92,6 @@ def _settings_file(model: Any) -> Path | None:
     if path is None:
         logger.warning("%s is not in %s: speculating with defaults", name, folder.absolute())
     return path
-
-
-def _overrides_generate(kind: Any) -> bool:
-    from transformers import GenerationMixin
-
-    return kind.generate is not GenerationMixin.generate
 
 
 def _log_as_asked() -> None:

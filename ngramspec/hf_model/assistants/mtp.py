@@ -20,8 +20,7 @@ _loaded: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 def mtp_layers(model: Any) -> Any:
     """A model's MTP layers (transformers' MtpModel), read from its checkpoint at the first call.
 
-    Raises:
-        UnsupportedError: the model has none, or they cannot be rolled back.
+    An UnsupportedError is raised if it has none, or if they cannot be rolled back.
     """
     with _lock:
         if model not in _loaded:
@@ -52,17 +51,11 @@ def _load(model: Any) -> Any:
 
 @dataclass(slots=True)
 class LayerRun:
-    """What one MTP layer has computed. Positions count from the first with a known state.
+    """What one MTP layer has computed. Positions count from the first with a known state."""
 
-    Attributes:
-        cached: positions in its cache.
-        outputs: (1, n, d), its outputs at the last positions that it has computed.
-        end: the position after these.
-    """
-
-    cached: int = 0
-    outputs: torch.Tensor | None = None
-    end: int = 0
+    cached: int = 0  # positions in its cache
+    outputs: torch.Tensor | None = None  # (1, n, d), at the last positions that it has computed
+    end: int = 0  # the position after these
 
     def since(self, position: int) -> torch.Tensor:
         """The outputs from a position on."""

@@ -43,10 +43,9 @@ class StateChannel:
             hook.remove()
 
     def keep_prompt(self, drafted: int) -> None:
-        """Keep the prompt's states; those of its last token and of a draft are kept if accepted.
+        """Keep the prompt's states.
 
-        Args:
-            drafted: number of draft tokens after the prompt.
+        Those of its last token and of ``drafted`` tokens after it are kept only if accepted.
         """
         states = torch.cat(self._found, dim=1)
         last = states.shape[1] - drafted
@@ -58,11 +57,7 @@ class StateChannel:
         self._last, self._found = states[:, last - 1 :], []
 
     def offer(self, placed: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Note the states of a forward.
-
-        Args:
-            placed: brings them to (batch, positions, d), without positions that were run again.
-        """
+        """Note a forward's states, which ``placed`` brings to (batch, new positions, d)."""
         self._last = placed(self._found[-1]) if self._found else None
         self._found = []  # another forward may not be read
 

@@ -26,7 +26,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,21 +35,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from ngramspec.hf_model.compat.hf_private import attention_name, configs_of, set_attention_name
 
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-
-
-class Splits(Protocol):
-    """Attention in a forward over several sequences, see ``JointForward.attend``."""
-
-    def __call__(
-        self,
-        own: Attention,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """Return the attention output, (batch, n, heads, size), computed by calls of ``own``."""
+# Attention in a forward over several sequences, see ``JointForward.attend``.
+Splits = Callable[..., torch.Tensor]
 
 
 # Arguments that ``grouped`` handles, and arguments that it leaves to the original function.
@@ -59,19 +46,14 @@ MAX_FOLDED_POSITIONS = 32  # query positions of a group over all its heads: the 
 
 
 class _Thread(threading.local):
-    """State of one thread's forwards.
+    """State of one thread's forwards."""
 
-    Attributes:
-        on: whether they attend without copies.
-        masks: of the current forward, by identity, dtype and number of repetitions of its
-            positions: the mask as given, and as added to the scores.
-        splits: splits their attention by sequences; None: it is not split.
-    """
-
-    on = False
-    splits: Splits | None = None
+    on = False  # whether they attend without copies
+    splits: Splits | None = None  # splits their attention by sequences
 
     def __init__(self) -> None:
+        # Of the current forward, by identity, dtype and number of repetitions of its positions:
+        # the mask as given, and as added to the scores.
         self.masks: dict[tuple[int, torch.dtype, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
@@ -183,17 +165,8 @@ def grouped(original: Attention) -> Attention:
             or getattr(module, "num_key_value_groups", 1) * key.shape[1] != query.shape[1]
             or not all(kwargs.get(name) is None or kwargs[name] is False for name in others)
         ):
-            return original(
-                module,
-                query,
-                key,
-                value,
-                attention_mask,
-                dropout=dropout,
-                scaling=scaling,
-                is_causal=is_causal,
-                **kwargs,
-            )
+            kwargs |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+            return original(module, query, key, value, attention_mask, **kwargs)
         positions, group = query.shape[2], query.shape[1] // key.shape[1]
         folds = query.dtype == torch.bfloat16 and positions * group <= MAX_FOLDED_POSITIONS
         if not folds or attention_mask.shape[1] > 1:  # Doge's masks differ between heads

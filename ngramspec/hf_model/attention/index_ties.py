@@ -31,12 +31,8 @@ _indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
 def selecting_alone(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Iterator[None]:
     """Let each position of this thread's next forward select keys as in a separate forward.
 
-    This changes selections among all keys, in modules whose class name ends in "Indexer".
-
-    Args:
-        model: a transformers model.
-        cache: of the model, before the forward.
-        inputs: of the forward, with positions in the order of the text.
+    This changes selections among all keys, in modules whose class name ends in "Indexer". The
+    forward's ``inputs`` have positions in the order of the text.
     """
     positions = inputs["input_ids"].shape[1] if cache.indexed else 1
     if positions == 1:
@@ -53,20 +49,16 @@ def selecting_alone(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Itera
         if threading.get_ident() == mine:
             entered.close()
 
-    hooks = [each.register_forward_pre_hook(enter) for each in _indexers_of(model)]
-    hooks += [each.register_forward_hook(leave, always_call=True) for each in _indexers_of(model)]
+    if model not in _indexers:
+        _indexers[model] = indexers_of(model)
+    hooks = [each.register_forward_pre_hook(enter) for each in _indexers[model]]
+    hooks += [each.register_forward_hook(leave, always_call=True) for each in _indexers[model]]
     try:
         yield
     finally:
         entered.close()  # the hooks do not run after an interrupt
         for hook in hooks:
             hook.remove()
-
-
-def _indexers_of(model: Any) -> list[Any]:
-    if model not in _indexers:
-        _indexers[model] = indexers_of(model)
-    return _indexers[model]
 
 
 class _Alone(TorchFunctionMode):

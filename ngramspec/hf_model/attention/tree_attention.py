@@ -56,9 +56,7 @@ def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> 
     for row, parents, length in zip(depths, trees, lengths, strict=True):
         row[:length] = np.arange(length) if parents is None else ancestry(parents)[1]
         row[length:] = row[length - 1]
-    on_device = torch.from_numpy(depths).to(last.device, non_blocking=True)
-    positions: torch.Tensor = last + on_device
-    return positions
+    return last + torch.from_numpy(depths).to(last.device, non_blocking=True)
 
 
 def attended(trees: Trees, width: int, device: torch.device) -> torch.Tensor:

@@ -21,15 +21,10 @@ Masks = torch.Tensor | dict[str, torch.Tensor]  # one for all layers, or one for
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far back a layer attends; without limits, to all positions before its own.
+    """How far back a layer attends; without limits, to all positions before its own."""
 
-    Attributes:
-        window: a position attends to itself and to the ``window - 1`` positions before it.
-        chunk: a position attends to the positions of its own chunk of this size.
-    """
-
-    window: int | None = None
-    chunk: int | None = None
+    window: int | None = None  # to itself and to the ``window - 1`` positions before it
+    chunk: int | None = None  # to the positions of its own chunk of this size
 
     @property
     def limit(self) -> int | None:
@@ -39,12 +34,8 @@ class Reach:
     def within(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Return which keys the limits include, regardless of their order and of padding.
 
-        Args:
-            queries: int64 (rows, width), positions in the text.
-            keys: int64 (rows, keys), likewise.
-
-        Returns:
-            bool (rows, 1, width, keys).
+        ``queries``, int64 (rows, width), and ``keys``, int64 (rows, keys), are positions in the
+        text. The result is bool (rows, 1, width, keys).
         """
         one, other = queries[:, None, :, None], keys[:, None, None, :]
         if self.window is not None:
@@ -64,22 +55,16 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The masks of a model that has layers with windows or chunks.
+    """The masks of a model that has layers with windows or chunks."""
 
-    Attributes:
-        reaches: by the type of layers; by "" if the model takes one mask for all layers.
-        known: whether all types of its layers are known.
-        layers: the type of each layer; empty if the model takes one mask for all layers.
-    """
-
-    reaches: Mapping[str, Reach]
-    known: bool = True
-    layers: tuple[str, ...] = ()
+    reaches: Mapping[str, Reach]  # by type of layers; by "" if it takes one mask for all layers
+    known: bool = True  # whether all types of its layers are known
+    layers: tuple[str, ...] = ()  # the type of each; empty if it takes one mask for all layers
 
     @property
     def shortest(self) -> int:
         """The least limit: a text that is no longer has full attention in all layers."""
-        limits = [each.limit for each in self.reaches.values()]
+        limits = (each.limit for each in self.reaches.values())
         return min((each for each in limits if each is not None), default=0)
 
     def of_layer(self, masks: Masks, layer: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.inplace_kv import InPlace, close_up, grows_in_place
 from ngramspec.hf_model.cache.kinds import check_kinds
-from ngramspec.hf_model.cache.recurrent_state import Checkpoint, LinearStates
+from ngramspec.hf_model.cache.recurrent_state import Checkpoint
 from ngramspec.hf_model.cache.window_layers import WindowLayers, own_tokens
 from ngramspec.hf_model.compat import layers as fields
 from ngramspec.hf_model.compat.classes import DYNAMIC, INDEXED, STATIC, kind_of
@@ -63,10 +63,10 @@ class KVCache:
         self._dynamic = [layer for layer in self.layers if layer not in others]
         self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if fields.is_linear(layer)]
-        self._convolutions = LinearStates([] if recurrent else self._linear)
+        self._convolutions = [] if recurrent else self._linear
         self.checkpoint = Checkpoint(self._linear) if recurrent else None
         self._stretched = 0
-        self.capacity = self._capacity()
+        self.capacity = _capacity(self._static)
         # Layers whose ``update`` is replaced, and what ``replace_update`` returned for each.
         self._updated: list[tuple[Any, Any]] = []
 
@@ -75,23 +75,19 @@ class KVCache:
         """Which layers do not allow gaps between the cache's positions; None: all do."""
         if self.checkpoint is not None:
             return "a recurrent state"
-        if self._linear:
+        if self.convolves:
             return "convolutions over positions"
         return "attention with an index of its keys" if self.indexed else None
 
     @property
     def convolves(self) -> bool:
         """Whether a layer keeps the last inputs of a convolution, or a recurrent state."""
-        return bool(self._linear) or self.checkpoint is not None
+        return bool(self._linear)
 
     @property
     def slides(self) -> bool:
         """Whether a layer forgets positions that have left its window."""
         return bool(self.windows.layers)
-
-    def _capacity(self) -> int | None:
-        sizes = [int(layer.get_max_length()) for layer in self._static]
-        return min(sizes, default=None)
 
     @property
     def key_length(self) -> int | None:
@@ -102,7 +98,7 @@ class KVCache:
         """Make room for ``capacity`` positions in the static layers, which must be empty."""
         for layer in self._static:
             fields.resize_static(layer, capacity)
-        self.capacity = self._capacity()
+        self.capacity = _capacity(self._static)
 
     def stretch(self, length: int) -> None:
         """Have dynamic layers return ``length`` keys and values, padded with zeros at the end.
@@ -133,8 +129,8 @@ class KVCache:
 
     def record(self) -> None:
         """From the next forward on, keep what leaves the windows until the next ``truncate``."""
-        self.windows.record()
-        self._convolutions.record()
+        for layer in (*self.windows.layers, *self._convolutions):
+            layer.activate_past_recording()
 
     def save(self, *, only_if: bool = True) -> None:
         """Copy the recurrent states for ``restore`` if ``only_if``; otherwise drop the copy."""
@@ -151,10 +147,7 @@ class KVCache:
     def truncate(self, count: int, needed: Callable[[int], int] = own_tokens) -> None:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward.
 
-        Args:
-            count: positions to drop.
-            needed: returns how many of the remaining positions a layer with a window needs; it
-                drops those before them.
+        ``needed`` returns how many of the others a layer with a window needs; the rest is dropped.
         """
         if count and self._static:
             fields.shorten_static(self._static, count)
@@ -162,8 +155,8 @@ class KVCache:
             self._crop(layer, count)
         if self.slides:
             self.windows.truncate(count, needed)
-        if self._linear:
-            self._convolutions.truncate(count)
+        for layer in self._convolutions:
+            fields.truncate_convolutions(layer, count)
 
     def _crop(self, layer: Any, count: int) -> None:
         """Drop the last ``count`` keys and values of a dynamic layer."""
@@ -178,10 +171,8 @@ class KVCache:
         Convolutions return to their inputs before the forward, and recurrent states to the
         checkpoint, if there is one.
         """
-        if length:
-            self._convolutions.undo()
-        else:
-            self._convolutions.clear()
+        for layer in self._convolutions:
+            fields.undo_convolutions(layer) if length else fields.clear_convolutions(layer)
         self.restore()
         for layer in self.layers:
             surplus = max(int(layer.get_seq_length()) - length, 0)
@@ -199,7 +190,10 @@ class KVCache:
         ``outlives``: whether the cache is used after the generation; then spare memory is freed.
         """
         self.windows.release()
-        self._convolutions.release(outlives=outlives)
+        for layer in self._convolutions:
+            fields.stop_recording(layer)  # layers overwrite their inputs in place again
+            if outlives:
+                fields.copy_convolutions(layer)
         for layer, own in self._updated:
             fields.restore_update(layer, own)
             if outlives and not self._stretched:
@@ -284,6 +278,10 @@ class KVCache:
                 setattr(layer, name, states[: len(order)])
 
 
+def _capacity(static: Sequence[Any]) -> int | None:
+    return min((int(layer.get_max_length()) for layer in static), default=None)
+
+
 def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
     def stretched(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         states = update(*args, **kwargs)  # (batch, heads, positions, size) each
@@ -299,11 +297,7 @@ def cache_of(kwargs: dict[str, Any]) -> Any:
 
 
 def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
-    """Return a KVCache that rolls a model's cache back.
-
-    Raises:
-        UnsupportedError: there is no cache, or it is of a kind that cannot be rolled back.
-    """
+    """Return a KVCache that rolls a model's cache back, or raise an UnsupportedError."""
     if cache is None:
         raise UnsupportedError(
             "the model was given no key-value cache; speculation needs one that can be rolled"

@@ -13,13 +13,13 @@ from ngramspec.hf_model.compat.layers import dropped, is_linear, may_record, sto
 
 def cuts_anywhere(cache: Any) -> bool:
     """Whether a cache's layers hold every position, so that it can be cropped to any length."""
-    return not any(is_linear(each) or (_slides(each) and dropped(each)) for each in cache.layers)
+    return not any(is_linear(each) or dropped(each) for each in cache.layers)
 
 
 def forgets(cache: Any, length: int) -> bool:
     """Whether a layer of a cache of ``length`` positions does not hold all of them."""
     return any(
-        is_linear(each) or (_slides(each) and length >= each.sliding_window)
+        is_linear(each) or (each.is_sliding and length >= each.sliding_window)
         for each in cache.layers
     )
 
@@ -49,11 +49,9 @@ class Snapshot:
         return sum(map(memory, self._layers.values()))
 
     def restore(self, cache: Any, source: Any) -> None:
-        """Give ``cache`` the first ``length`` positions of ``source``, which may be ``cache``.
+        """Give ``cache`` the first ``length`` positions of the snapshot's cache, ``source``.
 
-        Args:
-            cache: empty, or ``source``.
-            source: the cache that the snapshot was made of, with these positions and more.
+        ``cache`` is empty, or ``source`` itself.
         """
         for at, layer in enumerate(source.layers):
             if at in self._layers:
@@ -73,10 +71,6 @@ def memory(layer: Any) -> int:
         for each in (value.values() if isinstance(value, dict) else (value,))
         if isinstance(each, torch.Tensor)
     )
-
-
-def _slides(layer: Any) -> bool:
-    return bool(getattr(layer, "is_sliding", False))
 
 
 def _copied(layer: Any) -> Any:

@@ -36,15 +36,10 @@ class WindowLayers:
         states = [layer.keys for layer in self.layers if layer.is_initialized]
         return max((each.shape[2] for each in states), default=None)
 
-    def record(self) -> None:
-        """From the next forward on, keep what leaves the windows until the next ``truncate``."""
-        for layer in self.layers:
-            layer.activate_past_recording()
-
     def let_rows_diverge(self) -> None:
         """Have layers return all that they hold, until ``release``; call it after the prefill."""
         for layer in self.layers:
-            fields.set_window(layer, NO_WINDOW)
+            layer.sliding_window = NO_WINDOW
 
     def truncate(self, count: int, needed: Callable[[int], int]) -> None:
         """Drop the last ``count`` positions, and those that are not needed; see ``KVCache``."""
@@ -62,14 +57,9 @@ class WindowLayers:
             # A prefill in chunks has dropped what left the window, as the baseline.
 
     def kept_of(self, layer: Any, slots: Any) -> Any:
-        """Return which of the positions that a layer holds stay after ``KVCache.compact``.
+        """Return which of the positions that a layer holds stay after ``KVCache.compact(slots)``.
 
-        Args:
-            layer: one of the layers; its length is set.
-            slots: int64 (batch, kept), positions of the cache.
-
-        Returns:
-            int64 (batch, window - 1 or less), indices of what the layer holds.
+        They are int64 (batch, window - 1 or less). The layer's length is set to the new one.
         """
         window = self._windows[self.layers.index(layer)]
         gone, kept = fields.dropped(layer), slots.shape[1]
@@ -79,5 +69,5 @@ class WindowLayers:
     def release(self) -> None:
         """Have layers slide again."""
         for layer, window in zip(self.layers, self._windows, strict=True):
-            fields.set_window(layer, window)
+            layer.sliding_window = window
             fields.stop_recording(layer)

@@ -8,6 +8,7 @@ Names that some supported versions lack are read with a default. Models and thei
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ STEP_METHODS = (
     "prepare_inputs_for_generation",
 )
 ATTENTION_NAME = "_attn_implementation_internal"  # the field of a config
-# Methods of the baseline that the decode loop replaces.
+# Methods of the baseline that the decode loop, its beam search and ``carried_kwargs`` replace.
 LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
+BEAM_METHODS = ("_beam_search",)
+UPDATE_METHODS = ("_update_model_kwargs_for_generation",)
 
 
 # Models
@@ -38,29 +41,15 @@ def is_stateful(model: Any) -> bool:
     return bool(getattr(model, "_is_stateful", False))
 
 
-def own_loop_method(kind: type) -> str | None:
-    """Return the name of a method of the baseline's loop that a model class overrides, or None."""
+def overridden(model: Any, names: Sequence[str]) -> str | None:
+    """Return the first of some methods of the baseline that a model's class overrides, or None."""
     from transformers.generation.utils import GenerationMixin
 
-    for name in LOOP_METHODS:
-        if getattr(kind, name, None) is not getattr(GenerationMixin, name, None):
+    kind = type(model)
+    for name in names:
+        if getattr(kind, name, None) is not getattr(GenerationMixin, name):
             return name
     return None
-
-
-def searches_beams_itself(kind: type) -> bool:
-    """Whether a model class overrides the baseline's beam search."""
-    from transformers.generation.utils import GenerationMixin
-
-    return getattr(kind, "_beam_search", None) is not GenerationMixin._beam_search
-
-
-def updates_kwargs_itself(kind: type) -> bool:
-    """Whether a model class overrides how arguments are updated between forwards."""
-    from transformers.generation.utils import GenerationMixin
-
-    own = getattr(kind, "_update_model_kwargs_for_generation", None)
-    return own is not GenerationMixin._update_model_kwargs_for_generation
 
 
 def device_mesh(model: Any) -> Any:
@@ -92,8 +81,8 @@ def carried_kwargs(
 
 def decode_context(model: Any) -> AbstractContextManager[Any]:
     """Return the context in which ``generate`` runs the forwards after the prefill."""
-    enter = getattr(model, "_optimize_model_for_decode", nullcontext)
-    context: AbstractContextManager[Any] = enter()
+    context: AbstractContextManager[Any]
+    context = getattr(model, "_optimize_model_for_decode", nullcontext)()
     return context
 
 
@@ -179,16 +168,10 @@ def with_longer_mask(config: Any, count: int) -> Any:
 # Caches
 
 
-def is_user_defined(cache: Any) -> bool | None:
-    """Whether a cache is marked as passed by the caller; None: it has no mark."""
-    marked = getattr(cache, "_is_user_defined", None)
-    return None if marked is None else bool(marked)
-
-
 def is_callers(cache: Any) -> bool:
     """Whether a cache belongs, or may belong, to the caller, who may use it again."""
-    marked = is_user_defined(cache)
-    return not has(MARKS_CACHES) if marked is None else marked
+    marked = getattr(cache, "_is_user_defined", None)
+    return not has(MARKS_CACHES) if marked is None else bool(marked)
 
 
 def mark_as_made_by_generate(cache: Any) -> None:

@@ -108,11 +108,6 @@ def set_length(layer: Any, length: int) -> None:
     layer.cumulative_length = length
 
 
-def set_window(layer: Any, window: int) -> None:
-    """Set how many positions a sliding layer returns in addition to the new ones, plus one."""
-    layer.sliding_window = window
-
-
 def drop_last(layer: Any, count: int) -> None:
     """Drop the last ``count`` positions of a dynamic layer that has not exceeded its window."""
     for name in ("keys", "values"):
@@ -142,8 +137,13 @@ def empty_sliding(layer: Any) -> None:
 def resize_static(layer: Any, capacity: int) -> None:
     """Resize an empty static layer to ``capacity`` positions."""
     layer.max_cache_len = capacity
-    if layer.is_initialized:  # before a prefill in chunks
-        layer.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
+    _allocate_like(layer, layer)
+
+
+def _allocate_like(layer: Any, other: Any) -> None:
+    """Allocate an empty static layer if another one is allocated (before a prefill in chunks)."""
+    if other.is_initialized:
+        layer.lazy_initialization(other.keys[:, :, :0], other.values[:, :, :0])
 
 
 def widen_static(cache: Any, capacity: int) -> None:
@@ -158,9 +158,8 @@ def widen_static(cache: Any, capacity: int) -> None:
     capacity = max(full, default=capacity)
     for at, layer in enumerate(cache.layers):
         if kind_of(layer) == STATIC_SLIDING:
-            cache.layers[at] = widened = StaticLayer(max_cache_len=capacity)
-            if layer.is_initialized:  # before a prefill in chunks
-                widened.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
+            cache.layers[at] = StaticLayer(max_cache_len=capacity)
+            _allocate_like(cache.layers[at], layer)
 
 
 def shorten_static(layers: Sequence[Any], count: int) -> None:
@@ -235,25 +234,34 @@ def linear_flags(layer: Any) -> tuple[dict[int, bool], ...]:
     )
 
 
-def convolutions(layer: Any) -> Iterator[tuple[int, Any, int]]:
-    """Yield each convolution's index, its inputs or None, and the number of inputs it needs."""
+def truncate_convolutions(layer: Any, count: int) -> None:
+    """Drop the inputs of the last ``count`` positions, and those no longer needed."""
     for at, inputs in layer.conv_states.items():
-        yield at, inputs, layer.conv_kernel_size[at]
+        stay = inputs[..., : inputs.shape[-1] - count]
+        layer.conv_states[at] = stay[..., -layer.conv_kernel_size[at] :]
 
 
-def set_inputs(layer: Any, at: int, inputs: torch.Tensor) -> None:
-    """Replace the inputs of a linear layer's convolution."""
-    layer.conv_states[at] = inputs
+def undo_convolutions(layer: Any) -> None:
+    """Drop all inputs of an interrupted forward, which may not have reached every layer.
 
-
-def has_inputs(layer: Any, at: int) -> bool:
-    """Whether a convolution of a linear layer has been given inputs."""
-    return bool(layer.is_conv_states_initialized[at])
+    Layers that do not record have overwritten their inputs, as in the baseline.
+    """
+    for at, inputs in layer.conv_states.items():
+        if records_past(layer) and layer.is_conv_states_initialized[at]:
+            layer.conv_states[at] = inputs[..., : layer.conv_kernel_size[at]]
 
 
 def clear_convolutions(layer: Any) -> None:
-    """Drop all inputs of a linear layer's convolutions."""
+    """Drop all inputs, as before the first forward."""
     for at in layer.has_previous_state:
         layer.has_previous_state[at] = False
         layer.is_conv_states_initialized[at] = False
         layer.conv_states[at] = None
+
+
+def copy_convolutions(layer: Any) -> None:
+    """Replace the inputs by copies that calls outside inference mode may write to."""
+    for at, inputs in layer.conv_states.items():
+        if inputs is not None:
+            with torch.inference_mode(False):
+                layer.conv_states[at] = inputs.clone()

@@ -94,10 +94,7 @@ def _count_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
 def _embed(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
     """Return the embeddings of the given positions, (rows, width, size).
 
-    Args:
-        module: a position embedding.
-        args: of its forward: token ids, their shape, or their embeddings.
-        output: of its forward.
+    ``args`` of the embedding's forward are token ids, their shape, or their embeddings.
     """
     own = _thread.own
     if own is None:
@@ -128,10 +125,7 @@ def _bias(
 ) -> torch.Tensor:
     """Return the relative position bias of a forward, (rows, heads, width, keys).
 
-    Args:
-        module: an attention with ``compute_bias``.
-        mask: (rows, 1, width, keys); None: there are no keys but those with positions.
-        past, own: as in ``placed``.
+    ``mask`` is (rows, 1, width, keys); None: there are no keys but those with positions.
     """
     positions = torch.cat((past, own), dim=1)
     length = positions.shape[1]

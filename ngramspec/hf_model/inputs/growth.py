@@ -100,11 +100,7 @@ def grow_ragged(
 
 
 def padding_of(mask: torch.Tensor) -> torch.Tensor:
-    """Return how many columns of each row come before its first token, int64 (batch, 1).
-
-    Args:
-        mask: (batch, length), 0 at padding.
-    """
+    """Return how many zeros each row of a mask begins with, int64 (batch, 1)."""
     return (mask.cumsum(dim=-1) == 0).sum(dim=-1, keepdim=True)
 
 

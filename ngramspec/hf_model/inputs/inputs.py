@@ -46,14 +46,12 @@ class Inputs:
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
         self._mask_name, self._positions_name = self._per_token[:2]
+        # Names of the arguments with values for each row.
+        self._by_row = (*self._per_token, *(OF_ENCODER if traits.encodes else ()))
         self._own: OwnSlots | None = None  # of a ragged batch, after the prefill
         self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
         self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
-
-    def let_rows_diverge(self) -> None:
-        """Make the batch ragged, before the prefill."""
-        self.ragged = True
 
     def with_prefill_draft(self, count: int) -> dict[str, Any]:
         """Return the prefill's arguments for the prompt and ``count`` draft tokens after it."""
@@ -75,9 +73,7 @@ class Inputs:
     def begin(self, prompt: torch.Tensor, slots: int) -> None:
         """Add what ``generate`` left out: the mask of a ragged batch, and positions.
 
-        Args:
-            prompt: (batch, prompt), on the model's device and of the mask's dtype.
-            slots: positions in the cache after the prefill.
+        ``slots`` positions are in the cache after the prefill of ``prompt``, int64 (batch, prompt).
         """
         rows, kwargs = len(prompt), self.kwargs
         if self.ragged and kwargs.get(self._mask_name) is None:
@@ -173,7 +169,9 @@ class Inputs:
         held: int | None = None,
         masked: bool = False,
     ) -> dict[str, Any]:
-        """Have the model prepare a forward over a block, padded to a width.
+        """Have the model prepare a forward over a block, padded to a width; return its arguments.
+
+        An UnsupportedError is raised if it drops the positions of a tree or of a ragged batch.
 
         Args:
             block, lengths, trees, committed: as in ``Target.forward``.
@@ -183,12 +181,6 @@ class Inputs:
                 cache's and the forward's own.
             held: positions that layers with windows hold; None: all.
             masked: whether the masks must be made here.
-
-        Returns:
-            the arguments of the model's forward.
-
-        Raises:
-            UnsupportedError: the model drops the positions of a tree or of a ragged batch.
         """
         positions = block.shape[1]
         grown = self.grown(positions - 1, lengths)
@@ -201,7 +193,8 @@ class Inputs:
         grown.pop(TEXT_POSITIONS, None)
         masks: Masks | None = None
         masked = masked or (keys is not None and self._makes_masks(slots))
-        if branched or masked or self._windowed_gaps:
+        # transformers would count a row's gaps as a part of its windows.
+        if branched or masked or (self.ragged and self._traits.windows is not None):
             masks = self._masks(block, trees if branched else (), lengths, slots, keys, held)
             # A dict is set below, because the model's preparation takes tensors only.
             grown[self._mask_name] = (
@@ -220,11 +213,6 @@ class Inputs:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         return inputs
-
-    @property
-    def _windowed_gaps(self) -> bool:
-        """Whether rows may have gaps that transformers would count as a part of a window."""
-        return self.ragged and self._traits.windows is not None
 
     def _prepared(
         self, block: torch.Tensor, kwargs: dict[str, Any], width: int, *, fixed: bool
@@ -253,11 +241,7 @@ class Inputs:
         return made
 
     def take_positions(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
-        """Remove positions that a model does not take from a forward's arguments.
-
-        Returns:
-            the context in which the forward uses them.
-        """
+        """Remove positions that a model does not take; return a context in which they are used."""
         if not self._traits.hooked:
             return nullcontext()
         from ngramspec.hf_model.compat.positions import placed  # most models take positions
@@ -274,8 +258,7 @@ class Inputs:
         This keeps all positions within the model's limit. ``kwargs`` are changed in place.
         """
         for name in self._per_token:
-            value = kwargs.get(name)
-            if value is not None:
+            if (value := kwargs.get(name)) is not None:
                 more = value[..., -1:].expand(*value.shape[:-1], count)
                 kwargs[name] = torch.cat((value, more), dim=-1)
         return torch.cat((block, block[:, -1:].expand(-1, count)), dim=1), kwargs
@@ -316,8 +299,7 @@ class Inputs:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions in the text of the cache's slots and of the last committed tokens.
 
-        Returns:
-            int64 (rows or 1, slots) and (rows or 1, 1), counted from where the padding ends.
+        They are int64 (rows or 1, slots) and (rows or 1, 1), counted from where the padding ends.
         """
         places = self.kwargs.get(TEXT_POSITIONS)
         if places is None:
@@ -359,25 +341,18 @@ class Inputs:
         if self._own is not None:
             self._own.keep_rows(order)
 
-    @property
-    def _by_row(self) -> tuple[str, ...]:
-        """Names of the arguments with values for each row."""
-        return (*self._per_token, *(OF_ENCODER if self._traits.encodes else ()))
-
     def _selected(self, rows: Sequence[int]) -> dict[str, Any]:
-        """Return those arguments for some rows only."""
-        found = {name: self.kwargs.get(name) for name in self._by_row}
+        """Return the arguments by row, for some rows only."""
         return {
             name: select_rows(value, rows, 0 if name == ENCODED else -2)
-            for name, value in found.items()
-            if value is not None
+            for name in self._by_row
+            if (value := self.kwargs.get(name)) is not None
         }
 
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
-        """Return the cache slots that each row keeps if the cache is to be compacted.
+        """Return the slots that each row keeps, as ``used_slots``, if the cache is to be compacted.
 
-        The result is int64 (batch, kept), as ``used_slots``, or None if too few of the ``slots``
-        positions in the cache are unused by all rows.
+        The result is None if too few of the ``slots`` in the cache are unused by all rows.
         """
         if self._own is None:
             return None
@@ -391,8 +366,7 @@ class Inputs:
         """Keep the columns of the cache positions ``slots``, int64 (batch, kept), in that order."""
         self._extended.clear()
         for name in self._per_token:
-            value = self.kwargs.get(name)
-            if value is not None:
+            if (value := self.kwargs.get(name)) is not None:
                 index = slots.expand(*value.shape[:-1], slots.shape[1])
                 kept = value[..., :-1].gather(-1, index)
                 self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)

@@ -59,15 +59,6 @@ def check_width(width: int | str, gamma: int | str) -> int | str:
     return width
 
 
-def needed_positions(end: int, new: int, widest: int) -> int:
-    """Return the cache size, in positions, that every forward of a generation fits in.
-
-    The prefill ends at ``end``, ``new`` tokens follow at most, and a forward has ``widest``
-    positions.
-    """
-    return end + new - 2 + widest  # the last forward begins with the second-to-last token
-
-
 def make_room(
     cache: KVCache, config: Any, needed: int, widest: int, *, fixed: bool, compiled: bool
 ) -> int | None:
@@ -75,18 +66,16 @@ def make_room(
 
     With a fixed width, the size of a static cache made by ``generate``, and thus the number of keys
     attended to, depends on the request alone. Otherwise it does not shrink from one call to the
-    next, as in ``generate``, so that compiled graphs are reused.
+    next, as in ``generate``, so that compiled graphs are reused. An UnsupportedError is raised if
+    the caller's own static cache is too small for a fixed width.
 
     Args:
         cache: before the prefill.
         config: the GenerationConfig.
-        needed: as ``needed_positions``.
+        needed: positions that every forward of the generation fits in.
         widest: positions of the widest forward.
         fixed: whether all forwards have that width.
         compiled: whether the forwards are compiled.
-
-    Raises:
-        UnsupportedError: the caller's own static cache is too small for a fixed width.
     """
     capacity = cache.capacity
     if capacity is None:

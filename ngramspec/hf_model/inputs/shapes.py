@@ -10,7 +10,7 @@ from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.call import Known
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.inputs.padding import make_room, needed_positions
+from ngramspec.hf_model.inputs.padding import make_room
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.compiled import Graphs
@@ -28,14 +28,8 @@ class ForwardShapes:
         run: the model, or its compiled forward.
 
     Args:
-        known: properties of the model and the call before the prefill.
-        cache: of the call, before the prefill.
-        width: positions of every forward; None: the draft decides.
-        compiled: whether the forwards are compiled; None: if the baseline compiles them.
-        gamma_max: maximum number of draft tokens; used for compiled forwards only.
-
-    Raises:
-        UnsupportedError: the call does not support a fixed width or compiled forwards.
+        known, cache: of the call, before the prefill.
+        width, compiled, gamma_max: as in Target.
     """
 
     def __init__(
@@ -49,8 +43,9 @@ class ForwardShapes:
     ) -> None:
         model, config = known.model, known.config
         self.widths: tuple[int, ...] = () if width is None else (width,)
-        if width is not None:
-            check_fixed(known, width)
+        reason = None if width is None else obstacle(Ability.FIXED_WIDTH, known)
+        if reason is not None:
+            raise UnsupportedError(f"width={width} is not supported with {reason}")
         self._graphs: Graphs | None = None
         if should_compile(known, compiled):
             from ngramspec.hf_model.compiled import Graphs, bucket_sizes  # few calls compile
@@ -63,7 +58,8 @@ class ForwardShapes:
         if self.widths:
             widest, fixed = self.widths[-1], width is not None
             new = int(config.max_length) - known.call.prompt
-            needed = needed_positions(known.call.end, new, widest)
+            # The last forward begins with the second-to-last token.
+            needed = known.call.end + new - 2 + widest
             self.keys = make_room(
                 cache, config, needed, widest, fixed=fixed, compiled=self._graphs is not None
             )
@@ -74,19 +70,8 @@ class ForwardShapes:
         return self._graphs is not None and self._graphs.compiled
 
 
-def check_fixed(known: Known, width: int) -> None:
-    """Raise an UnsupportedError if drafts change the rounding even with a fixed width."""
-    reason = obstacle(Ability.FIXED_WIDTH, known)
-    if reason is not None:
-        raise UnsupportedError(f"width={width} is not supported with {reason}")
-
-
 def should_compile(known: Known, compiled: bool | None) -> bool:
-    """Whether the forwards of a call are compiled; None: if the baseline compiles them.
-
-    Raises:
-        UnsupportedError: compiled=True is not possible.
-    """
+    """Whether a call's forwards are compiled; an UnsupportedError if ``compiled`` cannot be."""
     if compiled is False or known.config.disable_compile:
         return False
     reason = obstacle(Ability.COMPILED, known)

@@ -12,6 +12,7 @@ from transformers_names import PRIVATE as TABLE
 
 import ngramspec
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
 
 ROOT = Path(ngramspec.__file__).parent
 THE_MODULE = "hf_model/compat/hf_private.py"
@@ -146,7 +147,7 @@ def test_every_exception_is_of_a_file():
 
 def test_what_a_version_lacks_has_a_default():
     nothing = SimpleNamespace()
-    assert hf_private.is_user_defined(nothing) is None
+    assert hf_private.is_callers(nothing) is not has(MARKS_CACHES)
     assert hf_private.mask_length(nothing) is None
     assert hf_private.with_longer_mask(nothing, 3) is nothing
     assert hf_private.commit_hash(nothing) is None

@@ -50,7 +50,7 @@ def inputs():
 @pytest.mark.parametrize("ragged", [False, True])
 def test_arguments_are_extended_step_by_step_as_in_generate(inputs, ragged):
     if ragged:
-        inputs.let_rows_diverge()
+        inputs.ragged = True
         inputs._own = OwnSlots(np.array([[0, 1, 1, 1], [1, 1, 1, 1]], bool))
     expected = dict(inputs.kwargs)
     for kept in [1] * (FREE_COLUMNS + 10) + [3, 1, 7]:
@@ -65,7 +65,7 @@ def test_arguments_are_extended_step_by_step_as_in_generate(inputs, ragged):
 
 
 def test_rows_that_diverge_and_meet_again(inputs):
-    inputs.let_rows_diverge()
+    inputs.ragged = True
     inputs._own = OwnSlots(np.array([[0, 1, 1, 1], [1, 1, 1, 1]], bool))
     expected = dict(inputs.kwargs)
     for kept in ([1, 1], [3, 1], [1, 1], [2, 2], [1, 4], [2, 2]):
