@@ -51,7 +51,7 @@ class Share:
         """Return the mask of a layer, or None."""
         if isinstance(self.masks, dict):
             assert self.windows is not None
-            return self.windows.of_layer(self.masks, layer)
+            return self.masks[self.windows.layers[layer]]
         return self.masks
 
 

@@ -11,9 +11,10 @@ import torch
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.attention.tree_attention import Trees
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
+from ngramspec.hf_model.cache.recurrent_state import Checkpoint
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.forward import NOTHING, LastForward, head_inputs, reading
-from ngramspec.hf_model.inputs.padding import least_width
+from ngramspec.hf_model.inputs.shapes import least_width
 from ngramspec.hf_model.prepared import PreparedTarget
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class Target(PreparedTarget):
             config = hf_private.with_longer_mask(config, count)
         if (self.call.cached or draft is not None) and config.prefill_chunk_size is None:
             self.cache.record()  # so that a draft or an interrupted prefill can be rolled back
-        self.cache.save()
+        if self.cache.checkpoint is not None:
+            self.cache.checkpoint.save()
         states = self._read_states
         with head_inputs(self.model, self.keep_hidden) as hidden, reading(states):
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
@@ -150,8 +152,9 @@ class Target(PreparedTarget):
         positions = block.shape[1]
         width = least_width(self.widths, positions)
         forward = self._forward = LastForward(width, block, positions - new)
-        if self.cache.checkpoint is not None:
-            self.cache.save(only_if=new > 1 or self._outlives)
+        checkpoint = self.cache.checkpoint
+        if checkpoint is not None:
+            checkpoint.save() if new > 1 or self._outlives else checkpoint.discard()
         inputs = self.inputs.prepare(
             block,
             lengths,
@@ -240,7 +243,7 @@ class Target(PreparedTarget):
                 self._recorder.keep(forward, stays, self._slots, static=static)
             forward.outputs = None
             if self.cache.checkpoint is not None:
-                stays = self._all_or_none(forward, stays, origins)
+                stays = self._all_or_none(self.cache.checkpoint, stays, origins)
                 kept = [stays] * len(kept)
             if origins:
                 self.cache.reorder(origins)
@@ -257,16 +260,18 @@ class Target(PreparedTarget):
             self.inputs.compact(slots)
             self._slots = slots.shape[1]
 
-    def _all_or_none(self, forward: LastForward, accepted: int, origins: Sequence[int]) -> int:
+    def _all_or_none(self, checkpoint: Checkpoint, accepted: int, origins: Sequence[int]) -> int:
         """Return how many positions of a forward over recurrent states stay: all or none.
 
         If a token was rejected, the states are restored and the accepted tokens of each row's
         origin become pending.
         """
-        accepted += forward.again
-        whole = accepted == forward.width or not self.cache.restore()
+        forward = self._forward
+        assert forward is not None
         assert forward.block is not None
         assert self.pending is not None
+        accepted += forward.again
+        whole = accepted == forward.width or not checkpoint.restore()
         self.pending.keep(forward.block, 0 if whole else accepted, origins)
         return forward.width if whole else 0
 

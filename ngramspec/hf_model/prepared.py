@@ -18,9 +18,8 @@ from ngramspec.hf_model.compat.layers import decoder_cache, widen_static
 from ngramspec.hf_model.forward import LastForward
 from ngramspec.hf_model.inputs.growth import next_position, prompt_end
 from ngramspec.hf_model.inputs.inputs import Inputs
-from ngramspec.hf_model.inputs.padding import most_positions
 from ngramspec.hf_model.inputs.present_rows import PresentRows
-from ngramspec.hf_model.inputs.shapes import ForwardShapes
+from ngramspec.hf_model.inputs.shapes import ForwardShapes, most_positions
 from ngramspec.hf_model.outputs import OutputRecorder
 from ngramspec.hf_model.support import check_cache, check_model, check_states
 from ngramspec.hf_model.traits import head_size, traits_of

@@ -130,8 +130,14 @@ def check_states(traits: Traits, call: CallTraits) -> None:
 
 def check_request(config: Any) -> None:
     """Raise an UnsupportedError that names the settings of ``generate`` that are unsupported."""
-    if (config.num_beams or 1) > 1:
-        check_beams(config)
+    beams = config.num_beams or 1
+    if beams > 1 and config.do_sample:
+        raise UnsupportedError(
+            f"num_beams={beams} with do_sample=True cannot be combined with a Speculator; pass"
+            " num_beams=1, or do_sample=False"
+        )
+    if beams > 1 and config.low_memory:
+        raise UnsupportedError("low_memory=True is not supported with beams; pass low_memory=False")
     refused = {
         name: getattr(config, name)
         for name, off in ({"prompt_lookup_num_tokens": None} | HUB_MODES_OFF).items()
@@ -139,17 +145,6 @@ def check_request(config: Any) -> None:
     }
     if refused:
         raise UnsupportedError(refusal(refused))
-
-
-def check_beams(config: Any) -> None:
-    """Raise an UnsupportedError if a beam search samples or sets ``low_memory``."""
-    if config.do_sample:
-        raise UnsupportedError(
-            f"num_beams={config.num_beams} with do_sample=True cannot be combined with a"
-            " Speculator; pass num_beams=1, or do_sample=False"
-        )
-    if config.low_memory:
-        raise UnsupportedError("low_memory=True is not supported with beams; pass low_memory=False")
 
 
 def check_beams_of(model: Any, beams: int) -> None:

@@ -85,7 +85,12 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     name = "decoder_position_ids" if model.config.is_encoder_decoder else "position_ids"
     given = model.config.is_encoder_decoder or kwargs.get(name) is not None
     placed = given and name in inspect.signature(model.forward).parameters
-    placed = placed or _passes_positions(model, names)
+    stock = stock_class(model)
+    placed = placed or (
+        stock is not None
+        and bool(names & classes.PASSES_POSITIONS)
+        and "position_ids" in inspect.signature(model.get_decoder().forward).parameters
+    )
     hooked, passes_masks = False, True
     own = type(model).prepare_inputs_for_generation
     if not own.__module__.startswith("transformers."):
@@ -100,10 +105,10 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     return Traits(
         name=type(model).__name__,
         names=names,
-        stock=stock_class(model),
+        stock=stock,
         encodes=bool(model.config.is_encoder_decoder),
         attention=hf_private.attention_of(model),
-        standard_masks=_makes_standard_masks(model),
+        standard_masks=_makes_standard_masks(model, stock),
         own_masks=getattr(type(model), "create_masks_for_generate", None) is not None,
         passes_masks=passes_masks,
         windows=windows_of(config),
@@ -131,12 +136,6 @@ def stock_class(model: Any) -> type | None:
         if any(name in vars(kind) for name in hf_private.STEP_METHODS):
             return None
     return None
-
-
-def _passes_positions(model: Any, names: frozenset[str]) -> bool:
-    """Whether a model passes on positions that ``generate`` does not give it."""
-    passes = bool(names & classes.PASSES_POSITIONS) and stock_class(model) is not None
-    return passes and "position_ids" in inspect.signature(model.get_decoder().forward).parameters
 
 
 def embedding_count(model: Any) -> int | None:
@@ -179,13 +178,12 @@ def _rereads_at(model: Any, names: frozenset[str]) -> int | None:
     return None if at is None or (known is not None and at >= known) else int(at)
 
 
-def _makes_standard_masks(model: Any) -> bool:
+def _makes_standard_masks(model: Any, stock: type | None) -> bool:
     """Whether a model's masks are made by transformers' own function.
 
     It is called in the model's own module, or in that of the decoder to which a model of
     transformers passes its masks. A forward defined elsewhere may change them before.
     """
-    stock = stock_class(model)
     kinds = (type(model),) if stock is None else (stock, type(model.get_decoder()))
     return any(hasattr(sys.modules.get(kind.__module__), "create_causal_mask") for kind in kinds)
 

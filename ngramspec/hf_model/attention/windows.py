@@ -67,10 +67,6 @@ class Windows:
         limits = (each.limit for each in self.reaches.values())
         return min((each for each in limits if each is not None), default=0)
 
-    def of_layer(self, masks: Masks, layer: int) -> torch.Tensor:
-        """Return the mask of a layer."""
-        return masks if isinstance(masks, torch.Tensor) else masks[self.layers[layer]]
-
     def masks(
         self, mask: torch.Tensor, past: torch.Tensor, queries: torch.Tensor, held: int | None
     ) -> Masks:

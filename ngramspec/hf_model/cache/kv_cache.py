@@ -132,18 +132,6 @@ class KVCache:
         for layer in (*self.windows.layers, *self._convolutions):
             layer.activate_past_recording()
 
-    def save(self, *, only_if: bool = True) -> None:
-        """Copy the recurrent states for ``restore`` if ``only_if``; otherwise drop the copy."""
-        if self.checkpoint is not None:
-            self.checkpoint.save() if only_if else self.checkpoint.discard()
-
-    def restore(self) -> bool:
-        """Restore the recurrent states copied by ``save``. Return whether there was a copy."""
-        if self.checkpoint is None or not self.checkpoint.saved:
-            return False
-        self.checkpoint.restore()
-        return True
-
     def truncate(self, count: int, needed: Callable[[int], int] = own_tokens) -> None:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward.
 
@@ -173,7 +161,8 @@ class KVCache:
         """
         for layer in self._convolutions:
             fields.undo_convolutions(layer) if length else fields.clear_convolutions(layer)
-        self.restore()
+        if self.checkpoint is not None:
+            self.checkpoint.restore()
         for layer in self.layers:
             surplus = max(int(layer.get_seq_length()) - length, 0)
             if layer in self._static:

@@ -42,11 +42,6 @@ class Checkpoint:
         self._saved: list[tuple[int, int, int]] = []  # keys of the states that existed at ``save``
 
     @property
-    def saved(self) -> bool:
-        """Whether there is a copy."""
-        return bool(self._flags)
-
-    @property
     def nbytes(self) -> int:
         """Bytes used by the copies."""
         return sum(each.numel() * each.element_size() for each in self._copies.values())
@@ -63,11 +58,13 @@ class Checkpoint:
         if states:
             torch._foreach_copy_([self._copies[key] for key in self._saved], states)
 
-    def restore(self) -> None:
-        """Restore the states as they were at ``save``; the copy is kept.
+    def restore(self) -> bool:
+        """Restore the states as they were at ``save``, and return whether there is a copy of them.
 
-        Each is written in place, because compiled forwards may hold its address.
+        The copy is kept. States are written in place: compiled forwards may hold their addresses.
         """
+        if not self._flags:
+            return False
         there, now = [], dict(self._states())
         for key in self._saved:
             at, kind, index = key
@@ -83,6 +80,7 @@ class Checkpoint:
                 flags.update(values)
         if there:
             torch._foreach_copy_(there, [self._copies[key] for key in self._saved])
+        return True
 
     def discard(self) -> None:
         """Drop the copy."""

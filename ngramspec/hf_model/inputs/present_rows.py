@@ -36,20 +36,12 @@ def has_hooks(model: Any, *, captures: bool = True) -> bool:
     count transformers' hooks that capture states. They stay on a model after the first call that
     asked for states, and do nothing in calls that ask for none.
     """
-    modules = model.modules()
-    hooks = (hook for each in modules for hooks in hooks_of(each) for hook in hooks.values())
-    others = (hook for hook in hooks if not is_own(hook))
-    return any(captures or not captures_states(hook) for hook in others)
-
-
-def is_own(hook: Any) -> bool:
-    """Whether ngramspec defines a hook."""
-    return str(getattr(hook, "__module__", "")).startswith("ngramspec.hf_model.")
-
-
-def hooks_of(module: Any) -> tuple[dict[int, Any], ...]:
-    """Return the hooks that run before a module's forward, and those that run after it."""
-    return module._forward_pre_hooks, module._forward_hooks
+    return any(
+        captures or not captures_states(hook)
+        for module in model.modules()
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        if not str(getattr(hook, "__module__", "")).startswith("ngramspec.hf_model.")
+    )
 
 
 class PresentRows:

@@ -35,7 +35,7 @@ CHANGES = [each for each in vars(versions).values() if isinstance(each, Change)]
 FIELD_ROWS = [*FIELDS.values(), *REPLACED.values(), *COMMON_FIELDS.values()]
 # Other things that have the name of a row, by file.
 OTHERS = {
-    ("hf_model/inputs/padding.py", "max_cache_len"): "a setting of a GenerationConfig",
+    ("hf_model/inputs/shapes.py", "max_cache_len"): "a setting of a GenerationConfig",
     ("hf_model/cache/kinds.py", "offloading"): "a word of a message",
 }
 

@@ -11,7 +11,7 @@ from prompts import PROMPTS
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.inputs.padding import least_width, most_positions
+from ngramspec.hf_model.inputs.shapes import least_width, most_positions
 from ngramspec.hf_model.traits import rope_changes_at
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
