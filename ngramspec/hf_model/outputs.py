@@ -43,13 +43,9 @@ class OutputRecorder:
             kept.append(getattr(outputs, name))
 
     def keep(self, forward: LastForward, count: int, before: int, *, static: bool) -> None:
-        """Keep the states of ``count`` of a forward's new positions, one entry each.
+        """Keep the states of the first ``count`` of a forward's new positions, one entry each.
 
-        Args:
-            forward: the forward, with its outputs.
-            count: positions that stay.
-            before: positions in the cache before the forward.
-            static: whether it attended to all positions of a static cache.
+        ``before`` positions were in the cache. ``static``: it attended to all of a static cache.
         """
         for name, kept in self._kept.items():
             layers = getattr(forward.outputs, name)

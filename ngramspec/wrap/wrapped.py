@@ -22,14 +22,7 @@ _speculators: WeakKeyDictionary[Any, Speculator] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-class _Running(threading.local):
-    """The ids of the models that this thread is generating with."""
-
-    def __init__(self) -> None:
-        self.models: set[int] = set()
-
-
-_running = _Running()
+_thread = threading.local()  # its ``running``: the ids of the models that it is generating with
 
 
 def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -38,10 +31,6 @@ def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     Nested calls go directly to the class's ``generate``, for example if the model is its own
     assistant, or if ``ngramspec.generate`` or ``enabled`` calls it. So do calls with their own
     ``custom_generate``.
-
-    Args:
-        model: a transformers model loaded from a wrapped folder.
-        args, kwargs: arguments of its ``generate``.
     """
     from transformers import GenerationMixin
 
@@ -50,22 +39,21 @@ def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     if type(model).generate is not GenerationMixin.generate:
         speculator.log_once(f"{type(model).__name__} overrides generate: not speculative")
         return plain(*args, **kwargs)
-    if id(model) in _running.models:
+    running: set[int] = vars(_thread).setdefault("running", set())
+    if id(model) in running:
         return plain(*args, **kwargs)
-    _running.models.add(id(model))
+    running.add(id(model))
     try:
         return speculate(model, plain, speculator, args, kwargs)
     finally:
-        _running.models.remove(id(model))
+        running.remove(id(model))
 
 
 def speculator_of(model: Any) -> Speculator:
     """The Speculator of a model loaded from a wrapped folder, for its ``stats``.
 
-    The first call makes it from the folder's settings. It is kept as long as the model.
-
-    Raises:
-        ValueError: the settings are invalid. The message names the file and the cause.
+    The first call makes it from the folder's settings, or raises a ValueError if they are invalid.
+    It is kept as long as the model.
     """
     with _lock:
         if model not in _speculators:

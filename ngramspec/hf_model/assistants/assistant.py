@@ -18,18 +18,13 @@ from ngramspec.hf_model.traits import embedding_count, head_size
 class AssistantModel:
     """One sequence in a drafting model, which can drop any number of its last tokens.
 
-    Attributes:
-        vocab: number of token ids that it computes logits for.
-        length: tokens read.
-
-    Args:
-        model: a causal language model of transformers with full attention in every layer.
+    ``model`` is a causal language model of transformers with full attention in every layer.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.vocab = head_size(model) or 0
-        self.length = 0
+        self.vocab = head_size(model) or 0  # number of token ids that it computes logits for
+        self.length = 0  # tokens read
         self._cache: KVCache | None = None
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -78,11 +73,7 @@ class AssistantModel:
 
 
 def checked_cache(model: Any) -> Any:
-    """Return a drafting model, if its cache can be truncated.
-
-    Raises:
-        UnsupportedError: it has layers that a draft cannot roll back.
-    """
+    """Return a drafting model, or raise an UnsupportedError if its cache cannot be truncated."""
     from transformers import DynamicCache
 
     config = model.config.get_text_config(decoder=True)

@@ -14,14 +14,8 @@ def early_exit(model: Any, layers: int) -> Any:
     """The model that consists of the first layers of a model, its final norm and output layer.
 
     It shares the model's modules and has its own config. The model itself does not change, so other
-    threads may run it meanwhile.
-
-    Args:
-        model: a causal language model of transformers whose decoder has a list ``layers``.
-        layers: number of layers.
-
-    Raises:
-        UnsupportedError: the decoder has no such list, or ``layers`` is out of bounds.
+    threads may run it meanwhile. An UnsupportedError is raised if the model's decoder has no list
+    ``layers``, or if the number of ``layers`` is out of bounds.
     """
     decoder, name = model.get_decoder(), type(model).__name__
     whole = getattr(decoder, "layers", None)

@@ -70,19 +70,11 @@ class MtpHead:
     Layer k at position t reads the output of layer k - 1 there (layer 0: the target's state) and
     token t + 1 + k. Its last k positions have read draft tokens, and are dropped from its cache
     after every draft. So its cache rolls back along the accepted path whichever source drafted it.
-
-    Args:
-        layers: transformers' MtpModel.
-        channel: the target's states; None: it has none, and the head is never ready.
-        row: the sequence's row.
-
-    Attributes:
-        length: tokens read.
     """
 
-    layers: Any
-    channel: StateChannel | None
-    row: int
+    layers: Any  # transformers' MtpModel
+    channel: StateChannel | None  # the target's states; None: the head is never ready
+    row: int  # of the sequence
     _tokens: list[int] = field(default_factory=list)
     _committed: int = 0
     _known: int = 0  # positions with a state since the start

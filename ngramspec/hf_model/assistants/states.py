@@ -13,10 +13,7 @@ import torch
 class StateChannel:
     """The decoder's last hidden states of each row, until its head takes them.
 
-    Args:
-        model: the target.
-        mask: int64 (batch, prompt) with 0 at padding, or None.
-        rows: number of rows.
+    ``mask`` is int64 (batch, prompt) with 0 at padding, or None.
     """
 
     def __init__(self, model: Any, mask: torch.Tensor | None, rows: int) -> None:

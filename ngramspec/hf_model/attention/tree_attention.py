@@ -80,7 +80,7 @@ def tree_mask(
     device: torch.device,
     keys: int | None = None,
 ) -> torch.Tensor:
-    """Return the attention mask of a forward of w positions after ``length`` ones in the cache.
+    """Return the mask of a forward of w positions after ``length`` ones, bool (batch, 1, w, keys).
 
     Args:
         sees: bool (w, w) or (batch, w, w), which of the forward's positions attend to which.
@@ -88,9 +88,6 @@ def tree_mask(
         length: positions in the cache.
         device: of the model.
         keys: columns of the mask, those after the forward's own masked; None: length + w.
-
-    Returns:
-        bool (batch, 1, w, keys).
     """
     own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
     own = own.to(device, non_blocking=True)

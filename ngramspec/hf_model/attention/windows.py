@@ -77,10 +77,8 @@ class Windows:
                 the cache's slots, of the forward, and any number of unused ones.
             past: int64 (rows or 1, slots), positions in the text of the cache's slots.
             queries: int64 (rows or 1, width), likewise of the forward.
-            held: number of the last keys that layers with limits hold; None: all.
-
-        Returns:
-            bool, (rows, 1, width, keys or ``held``) each.
+            held: number of the last keys that layers with limits hold, and that their masks have;
+                None: all.
         """
         rows, made = max(len(past), len(queries)), {}
         keys = torch.cat((past.expand(rows, -1), queries.expand(rows, -1)), dim=1)
@@ -117,11 +115,8 @@ def query_positions(
 ) -> torch.Tensor:
     """Return the positions in the text of a forward's tokens, int64 (rows or 1, width).
 
-    Args:
-        last: int64 (rows or 1, 1), positions of the last committed tokens.
-        trees: parents of each row's draft; empty: all drafts are chains.
-        lengths: for each row, 1 + its number of nodes.
-        width: positions of the forward, including padding after the longest draft.
+    ``width`` includes padding after the longest draft. Without trees, all drafts are chains. The
+    other arguments are those of ``tree_positions``.
     """
     steps = torch.arange(width, device=last.device)
     if not trees:

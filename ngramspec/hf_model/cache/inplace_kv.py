@@ -89,10 +89,8 @@ def _append(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Append ``new``, (batch, heads, n, size), to ``held``, (batch, heads, length, size).
 
-    ``held`` is copied to new memory unless it is a view of ``memory``, and there is room.
-
-    Returns:
-        The memory, (batch, heads, capacity, size), and the view of its length + n positions.
+    ``held`` is copied to new memory unless it is a view of ``memory``, and there is room. Return
+    the memory, (batch, heads, capacity, size), and the view of its length + n positions.
     """
     length, whole = held.shape[2], held.shape[2] + new.shape[2]
     if memory is not None and memory.shape[0] > held.shape[0]:  # rows have left the batch

@@ -33,29 +33,21 @@ class KVCache:
     Keys and values of a layer are (batch, heads, positions, size) each, in the model's dtype.
 
     Args:
-        cache: what the model's forward takes and returns.
-        layers: all its layers except those of cross-attention.
-        cross: its layers of cross-attention, which change only when rows leave.
+        cache: of transformers, what the model's forward takes and returns.
         recurrent: whether its linear layers have a recurrent state in addition to a convolution.
 
     Attributes:
-        layers: those with keys and values.
+        layers: those with keys and values, except those of cross-attention.
         windows: those of ``layers`` that forget positions outside a window.
         indexed: whether a layer has an index of its keys.
         checkpoint: copies of the linear layers' recurrent states; None: they have none.
         capacity: positions that the cache can hold; None: no limit.
     """
 
-    def __init__(
-        self,
-        cache: Any,
-        layers: list[Any],
-        *,
-        cross: Sequence[Any] = (),
-        recurrent: bool = False,
-    ) -> None:
+    def __init__(self, cache: Any, *, recurrent: bool = False) -> None:
         self.cache = cache
-        self._cross = cross
+        layers = list(fields.decoder_cache(cache).layers)
+        self._cross = fields.cross_layers(cache)  # they change only when rows leave
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self.windows = WindowLayers([layer for layer in self.layers if layer.is_sliding])
         self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
@@ -293,5 +285,4 @@ def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
             " back: use a model that generates with a DynamicCache"
         )
     check_kinds(cache)
-    layers = list(fields.decoder_cache(cache).layers)
-    return KVCache(cache, layers, cross=fields.cross_layers(cache), recurrent=recurrent)
+    return KVCache(cache, recurrent=recurrent)

@@ -30,9 +30,6 @@ class Checkpoint:
     """A copy of the states of linear layers, in memory that is reused at each ``save``.
 
     It has the size of the states. ``save`` and ``restore`` each copy all of them.
-
-    Args:
-        layers: of a cache of transformers, with the states of convolutions and recurrences.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
@@ -99,16 +96,11 @@ class Checkpoint:
 
 
 class Pending:
-    """Accepted tokens before each row's last committed one that the cache does not hold.
-
-    Attributes:
-        tokens: int64 (batch, n); None: there are none.
-        most: once this number is pending, the next forward has no draft.
-    """
+    """Accepted tokens before each row's last committed one that the cache does not hold."""
 
     def __init__(self) -> None:
-        self.most = MAX_PENDING_TOKENS
-        self.tokens: torch.Tensor | None = None
+        self.most = MAX_PENDING_TOKENS  # once this number is pending, the next forward has no draft
+        self.tokens: torch.Tensor | None = None  # int64 (batch, n)
         self._before: torch.Tensor | None = None
 
     def __len__(self) -> int:

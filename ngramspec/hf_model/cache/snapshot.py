@@ -28,17 +28,11 @@ class Snapshot:
     """The state of a dynamic cache at one length.
 
     Layers of full attention are not copied: they can be cropped. The others are: what their
-    windows hold, the inputs of convolutions, and recurrent states.
-
-    Args:
-        cache: of transformers, with one row.
-
-    Attributes:
-        length: positions in the cache.
+    windows hold, the inputs of convolutions, and recurrent states. The cache has one row.
     """
 
     def __init__(self, cache: Any) -> None:
-        self.length = int(cache.get_seq_length())
+        self.length = int(cache.get_seq_length())  # positions in the cache
         self._layers = {
             at: _copied(layer) for at, layer in enumerate(cache.layers) if kind_of(layer) != DYNAMIC
         }

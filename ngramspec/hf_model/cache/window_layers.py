@@ -20,11 +20,7 @@ def own_tokens(window: int) -> int:
 
 
 class WindowLayers:
-    """The layers of a cache that forget positions outside a window.
-
-    Args:
-        layers: sliding layers of a cache of transformers.
-    """
+    """The sliding layers of a cache, which forget positions outside a window."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = layers

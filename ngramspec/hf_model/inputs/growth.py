@@ -115,19 +115,12 @@ def used_slots(mask: torch.Tensor, used: int) -> torch.Tensor:
 
 
 class OwnSlots:
-    """Which slots of the cache hold a token of each row in a ragged batch; kept on the host.
-
-    Args:
-        mask: bool (rows, slots), after the prefill.
-
-    Attributes:
-        used: for each row, the number of its tokens in the cache.
-    """
+    """Which slots of the cache hold a token of each row in a ragged batch; kept on the host."""
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
-        self._mask = mask
+        self._mask = mask  # (rows, slots), at first those of the prefill
         self._unfinished = np.ones(len(mask), np.bool_)  # rows that have not ended
-        self.used: list[int] = mask.sum(axis=1).tolist()
+        self.used: list[int] = mask.sum(axis=1).tolist()  # each row's tokens in the cache
 
     def commit(self, kept: Sequence[int]) -> None:
         """Add the positions of a forward that stay, for each row; 0 if the row has ended."""

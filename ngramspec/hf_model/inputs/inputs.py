@@ -32,16 +32,12 @@ FREE_COLUMNS = 256  # columns by which arguments per token are extended in advan
 
 
 class Inputs:
-    """The keyword arguments of a generation's next forward.
-
-    Attributes:
-        kwargs: what ``generate`` would pass to the forward over the last committed token.
-        ragged: whether rows may accept different numbers of tokens.
-    """
+    """The keyword arguments of a generation's next forward."""
 
     def __init__(self, model: Any, traits: Traits, kwargs: dict[str, Any]) -> None:
+        # What ``generate`` would pass to the forward over the last committed token.
         self.kwargs = dict(kwargs)
-        self.ragged = False
+        self.ragged = False  # whether rows may accept different numbers of tokens
         self._model = model
         self._traits = traits
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN

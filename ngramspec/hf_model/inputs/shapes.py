@@ -113,10 +113,6 @@ class ForwardShapes:
         keys: number of positions that forwards over a dynamic cache attend to, including masked
             ones; None: those that the cache holds, or the cache is static.
         run: the model, or its compiled forward.
-
-    Args:
-        known, cache: of the call, before the prefill.
-        width, compiled, gamma_max: as in Target.
     """
 
     def __init__(
