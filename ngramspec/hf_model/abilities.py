@@ -40,17 +40,13 @@ class Fact:
     reasons: dict[Ability, str]
 
 
-def obstacles(ability: Ability, known: Known) -> tuple[str, ...]:
-    """Return all reasons that rule an ability out, in the table's order; empty: it is possible."""
-    return tuple(dict.fromkeys(_reasons(ability, known)))
-
-
 def obstacle(ability: Ability, known: Known) -> str | None:
     """Return the first of the ``obstacles``, or None. Later facts are not evaluated."""
-    return next(_reasons(ability, known), None)
+    return next(obstacles(ability, known), None)
 
 
-def _reasons(ability: Ability, known: Known) -> Iterator[str]:
+def obstacles(ability: Ability, known: Known) -> Iterator[str]:
+    """Yield the reasons that rule an ability out, in the table's order."""
     for fact in FACTS:
         if ability in fact.reasons and fact.holds(known):
             yield fact.reasons[ability].format(

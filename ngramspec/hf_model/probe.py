@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,20 +10,12 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.inputs.growth import prompt_end
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Which arguments a ``prepare_inputs_for_generation`` passes on unchanged."""
+def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether a model's input preparation passes on position ids, and masks of four dimensions.
 
-    positions: bool  # the ``position_ids`` that it is given
-    masks: bool  # an attention mask of four dimensions
-
-
-def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
-    """Prepare two tokens after the prompt, over a cache of zeros, as a step does.
-
-    Both tokens get the same position, like siblings in a tree. A function that counts positions
-    itself never returns equal positions. An UnsupportedError is raised if the method drops one of
-    the tokens, or raises.
+    It prepares two tokens after the prompt, over a cache of zeros, as a step does. Both get the
+    same position, like siblings in a tree. A function that counts positions itself never returns
+    equal positions. An UnsupportedError is raised if the method drops one of the tokens, or raises.
     """
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
     rows, length = input_ids.shape[0], prompt_end(input_ids, kwargs, prefix=prefix)
@@ -43,7 +34,7 @@ def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Probe:
         )
     out = inputs.get(f"{prefix}position_ids")
     same = positions is not None and out is not None and bool((out[..., -2:] == last).all())
-    return Probe(positions=same, masks=same and _passes_mask(model, input_ids, grown, length))
+    return same, same and _passes_mask(model, input_ids, grown, length)
 
 
 def _passes_mask(model: Any, input_ids: torch.Tensor, grown: dict[str, Any], length: int) -> bool:

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.recurrent_state import Checkpoint
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.compat.classes import least_step_size
-from ngramspec.hf_model.compat.layers import drop_last, is_linear, linear_states
+from ngramspec.hf_model.compat.layers import is_linear, linear_states
 
 PREFIX_TOKENS = 4  # tokens in the cache before the forwards that are compared
 PROBE_TOKENS = 3  # tokens of these forwards
@@ -66,20 +66,20 @@ def why_not_continued(model: Any) -> str | None:
         return f"it clamps their step sizes to at least {least}, but not that of a single token"
     decoder = model.get_decoder()
     cache = DynamicCache(config=decoder.config)
-    linear = [layer for layer in cache.layers if is_linear(layer)]
+    kv_cache = kv_cache_for(cache, recurrent=True)
+    kv_cache.record()
+    linear, checkpoint = [each for each in cache.layers if is_linear(each)], kv_cache.checkpoint
+    assert checkpoint is not None
     tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device)[None]
     before, new = tokens[:, :PREFIX_TOKENS], tokens[:, PREFIX_TOKENS:]
     _run(decoder, before, cache)
-    checkpoint = Checkpoint(linear)
     checkpoint.save()
     recurrent = (state for layer in linear for state in linear_states(layer)[1].values())
     if all(each is None for each in recurrent):
         return "its recurrent state is not in its cache"
     together = [_run(decoder, new, cache), *_states(linear)]
     checkpoint.restore()
-    for layer in cache.layers:
-        if hasattr(layer, "get_seq_length"):
-            drop_last(layer, PROBE_TOKENS)
+    kv_cache.truncate(PROBE_TOKENS)
     single = [_run(decoder, each, cache) for each in torch.split(new, 1, dim=1)]
     apart = [torch.cat(single, dim=1), *_states(linear)]
     if alike(together, apart, model.dtype):

@@ -96,8 +96,8 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     if not own.__module__.startswith("transformers."):
         from ngramspec.hf_model.probe import probe
 
-        found = probe(model, input_ids, kwargs)
-        placed, passes_masks = placed and found.positions, found.masks
+        passes_positions, passes_masks = probe(model, input_ids, kwargs)
+        placed = placed and passes_positions
     elif not placed:
         from ngramspec.hf_model.compat.positions import counting_modules
 

@@ -84,7 +84,7 @@ _uses: dict[int, int] = {}  # by the ``id`` of a config, the running forwards th
 
 @contextmanager
 def in_place(model: Any, device: torch.device) -> Iterator[None]:
-    """Return a context in which this thread's forwards on a CPU attend without copies."""
+    """Let this thread's forwards on a CPU attend without copies inside the block."""
     if device.type != "cpu":
         yield
         return
@@ -100,7 +100,7 @@ def in_place(model: Any, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def split_by(model: Any, splits: Splits) -> Iterator[None]:
-    """Return a context that splits this thread's attention by sequences; see ``available``."""
+    """Split this thread's attention by sequences inside the block; see ``available``."""
     before, _thread.splits = _thread.splits, splits
     try:
         with _named(model):

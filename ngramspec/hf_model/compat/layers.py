@@ -108,16 +108,6 @@ def set_length(layer: Any, length: int) -> None:
     layer.cumulative_length = length
 
 
-def drop_last(layer: Any, count: int) -> None:
-    """Drop the last ``count`` positions of a dynamic layer that has not exceeded its window."""
-    for name in ("keys", "values"):
-        setattr(layer, name, getattr(layer, name)[:, :, :-count])
-    if isinstance(getattr(layer, "cumulative_length", None), int):
-        layer.cumulative_length -= count
-    if index_keys(layer) is not None:
-        layer.indexer_keys = layer.indexer_keys[:, :-count]
-
-
 def records_past(layer: Any) -> bool:
     """Whether a sliding or linear layer keeps what it would overwrite; True if it always does."""
     return bool(getattr(layer, "record_past", True))

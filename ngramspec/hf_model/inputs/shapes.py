@@ -66,43 +66,6 @@ def check_width(width: int | str, gamma: int | str) -> int | str:
     return width
 
 
-def make_room(
-    cache: KVCache, config: Any, needed: int, widest: int, *, fixed: bool, compiled: bool
-) -> int | None:
-    """Resize a static cache for the widest forward, or return the key length of a dynamic one.
-
-    With a fixed width, the size of a static cache made by ``generate``, and thus the number of keys
-    attended to, depends on the request alone. Otherwise it does not shrink from one call to the
-    next, as in ``generate``, so that compiled graphs are reused. An UnsupportedError is raised if
-    the caller's own static cache is too small for a fixed width.
-
-    Args:
-        cache: before the prefill.
-        config: the GenerationConfig.
-        needed: positions that every forward of the generation fits in.
-        widest: positions of the widest forward.
-        fixed: whether all forwards have that width.
-        compiled: whether the forwards are compiled.
-    """
-    capacity = cache.capacity
-    if capacity is None:
-        return needed
-    if config.cache_implementation is not None:  # generate made it
-        needed = max(needed, config.max_cache_len or 0)
-        if not fixed:
-            needed = max(needed, capacity + widest - 1)
-        if compiled:
-            needed = -(-needed // CACHE_SIZE_MULTIPLE) * CACHE_SIZE_MULTIPLE
-        cache.resize(needed)
-    elif fixed and capacity < needed:
-        raise UnsupportedError(
-            f"width={widest} needs a static cache of {needed} positions, the one given has"
-            f" {capacity}: make it with max_cache_len={needed}, or pass"
-            " cache_implementation='static'"
-        )
-    return None
-
-
 class ForwardShapes:
     """The widths of a generation's forwards, and the number of keys that they attend to.
 
@@ -139,12 +102,36 @@ class ForwardShapes:
         self.run: Callable[..., Any] = model if self._graphs is None else self._graphs
         self.keys: int | None = None
         if self.widths:
-            widest, fixed = self.widths[-1], width is not None
-            new = int(config.max_length) - known.call.prompt
             # The last forward begins with the second-to-last token.
-            needed = known.call.end + new - 2 + widest
-            self.keys = make_room(
-                cache, config, needed, widest, fixed=fixed, compiled=self._graphs is not None
+            new = int(config.max_length) - known.call.prompt
+            needed = known.call.end + new - 2 + self.widths[-1]
+            if cache.capacity is None:
+                self.keys = needed
+            else:
+                self._make_room(cache, cache.capacity, needed, config, fixed=width is not None)
+
+    def _make_room(
+        self, cache: KVCache, capacity: int, needed: int, config: Any, *, fixed: bool
+    ) -> None:
+        """Resize a static cache that ``generate`` made to ``needed`` positions or more.
+
+        With a ``fixed`` width, its size, and thus the number of keys attended to, depends on the
+        request alone. Otherwise it does not shrink from one call to the next, as in ``generate``,
+        so that compiled graphs are reused.
+        """
+        widest = self.widths[-1]
+        if config.cache_implementation is not None:  # generate made it
+            needed = max(needed, config.max_cache_len or 0)
+            if not fixed:
+                needed = max(needed, capacity + widest - 1)
+            if self._graphs is not None:
+                needed = -(-needed // CACHE_SIZE_MULTIPLE) * CACHE_SIZE_MULTIPLE
+            cache.resize(needed)
+        elif fixed and capacity < needed:
+            raise UnsupportedError(
+                f"width={widest} needs a static cache of {needed} positions, the one given has"
+                f" {capacity}: make it with max_cache_len={needed}, or pass"
+                " cache_implementation='static'"
             )
 
     @property
