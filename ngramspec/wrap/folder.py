@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
@@ -78,8 +78,8 @@ def wrap(
     _check_out_dir(model_dir, out_dir, sources, force=force)
     kinds = config.get("architectures") or ["model"]
     done = Wrapped(out_dir, kinds[0], bool(config.get("is_encoder_decoder")), settings)
-    with _Undo() as undo:
-        undo.folder(out_dir)
+    with ExitStack() as undo:
+        _make_folder(out_dir, undo)
         for name, source in sources.items():
             _place(source, out_dir / name, done, undo, link=not copy)
         texts = {
@@ -89,41 +89,33 @@ def wrap(
         }
         for name, text in texts.items():
             target = out_dir / FOLDER / name
-            undo.file(target)
+            _make_way(target, undo)
             target.write_text(text, encoding="utf-8")
+        undo.pop_all()  # no error: keep everything
     return done
 
 
-class _Undo:
-    """Context manager that removes the files and folders it made if its block raises."""
+def _make_folder(path: Path, undo: ExitStack) -> None:
+    """Make a folder and its parents."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        undo.callback(_remove, each)
 
-    def __init__(self) -> None:
-        self._made: list[Path] = []
 
-    def folder(self, path: Path) -> None:
-        """Make a folder and its parents."""
-        missing = [each for each in (path, *path.parents) if not each.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        self._made += reversed(missing)
+def _make_way(path: Path, undo: ExitStack) -> None:
+    """Prepare to write a file. A link is removed, so that its target is not overwritten."""
+    _make_folder(path.parent, undo)
+    path.unlink(missing_ok=True)
+    undo.callback(_remove, path)
 
-    def file(self, path: Path) -> None:
-        """Prepare to write a file. A link is removed, so that its target is not overwritten."""
-        self.folder(path.parent)
-        path.unlink(missing_ok=True)
-        self._made.append(path)
 
-    def __enter__(self) -> _Undo:
-        return self
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is None:
-            return
-        for path in reversed(self._made):
-            with suppress(OSError):  # report the first error
-                if path.is_dir() and not path.is_symlink():
-                    path.rmdir()
-                else:
-                    path.unlink(missing_ok=True)
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # report the first error
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -214,9 +206,9 @@ def _check_out_dir(
             )
 
 
-def _place(source: Path, target: Path, done: Wrapped, undo: _Undo, *, link: bool) -> None:
+def _place(source: Path, target: Path, done: Wrapped, undo: ExitStack, *, link: bool) -> None:
     """Link or copy one file of the model, and count it."""
-    undo.file(target)
+    _make_way(target, undo)
     is_weights = source.name.endswith(WEIGHT_SUFFIXES)
     if is_weights and link:
         try:

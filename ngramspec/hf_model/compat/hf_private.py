@@ -63,8 +63,7 @@ def device_mesh(model: Any) -> Any:
 def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> Any:
     """Run a prompt, int64 (batch, prompt), as the baseline does, in chunks if the config says so.
 
-    ``kwargs`` are those of the model's forward, as ``generate`` prepared them. The outputs of the
-    last forward are returned.
+    Return the outputs of the last forward.
     """
     return model._prefill(input_ids, config, kwargs)
 
