@@ -118,9 +118,9 @@ class Target(PreparedTarget):
             from ngramspec.hf_model.attention.index_ties import selecting_alone
 
             alone = selecting_alone(self.model, self.cache, inputs)
-        hooks = head_inputs(self.model, self.wants_hidden), reading(self._read_states)
-        positions = self.inputs.take_positions(inputs)
-        with in_place(self.model, block.device), alone, positions, hooks[0] as hidden, hooks[1]:
+        collected = head_inputs(self.model, self.wants_hidden)
+        own, positions = in_place(self.model, block.device), self.inputs.take_positions(inputs)
+        with own, alone, positions, collected as hidden, reading(self._read_states):
             outputs = self._shapes.run(**inputs, return_dict=True)
         return self.end_forward(outputs, hidden[-1] if hidden else None)
 
@@ -154,7 +154,10 @@ class Target(PreparedTarget):
         forward = self._forward = LastForward(width, block, positions - new)
         checkpoint = self.cache.checkpoint
         if checkpoint is not None:
-            checkpoint.save() if new > 1 or self._outlives else checkpoint.discard()
+            if new > 1 or self._outlives:
+                checkpoint.save()
+            else:
+                checkpoint.discard()
         inputs = self.inputs.prepare(
             block,
             lengths,

@@ -151,8 +151,9 @@ class KVCache:
         Convolutions return to their inputs before the forward, and recurrent states to the
         checkpoint, if there is one.
         """
+        undo = fields.undo_convolutions if length else fields.clear_convolutions
         for layer in self._convolutions:
-            fields.undo_convolutions(layer) if length else fields.clear_convolutions(layer)
+            undo(layer)
         if self.checkpoint is not None:
             self.checkpoint.restore()
         for layer in self.layers:
