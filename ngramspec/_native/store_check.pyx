@@ -53,12 +53,14 @@ cdef bint ordered(CorpusIndex corpus, uint64_t i):
 
 
 cdef int check_wide(CorpusIndex corpus) except -1:
-    cdef uint64_t i
+    cdef uint64_t i, walked = 0
     cdef Interval found
     cdef const Wide* wide
     for i in range(corpus.wide_n):
         wide = &corpus.wides[i]
         assert wide.first + WIDE < wide.end <= corpus.m, f"wide interval {i} is none"
+        walked += wide.end - wide.first  # intervals of contexts of one length do not overlap
+        assert walked <= DEEPEST * corpus.m, "the wide intervals overlap too often"
         found.first, found.end = wide.first, wide.end
         assert find_wide(
             corpus.wides, corpus.slots, corpus.wide_n, corpus.slot_n, &found

@@ -164,6 +164,9 @@ class Conversations:
         return BLOCK * (len(known) if known.all() else int(known.argmin()))
 
 
+NO_CONVERSATIONS = Conversations(0)  # keeps nothing; of all namespaces too small to keep one
+
+
 def _drop_oldest(entries: OrderedDict[Any, Any], most: int) -> None:
     while len(entries) > most:
         entries.popitem(last=False)

@@ -17,6 +17,7 @@ from ngramspec.stores.fingerprint import fingerprint, vocabulary_size
 SCHEMES = ("redis", "rediss", "unix")
 FORMAT = 1  # of keys and entries
 MAX_ENTRY_TOKENS = 4096
+MAX_PRODUCER_BYTES = 64  # of a process's identity; a process keeps those of many others
 MAX_ENTRIES = 1 << 24
 MAX_AGE_SECONDS = 10 * 365 * 86400
 OPTIONS = {  # name: default, smallest, largest
@@ -125,6 +126,9 @@ class Entry:
                 vocabulary.
         """
         number, milliseconds, order, document, end = map(int, fields[b"n"].split(b" "))
+        producer = bytes(fields[b"p"])
+        if len(producer) > MAX_PRODUCER_BYTES:
+            raise ValueError(f"a producer of {len(producer)} bytes")
         tokens, given = None, fields.get(b"t")
         if given is not None:
             if len(given) > 4 * MAX_ENTRY_TOKENS:
@@ -133,7 +137,7 @@ class Entry:
             if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
                 raise ValueError(f"token ids must be in 0..{vocabulary - 1}")
         cleared = (milliseconds, order)
-        return cls(bytes(fields[b"p"]), number, cleared, document, tokens, bool(end))
+        return cls(producer, number, cleared, document, tokens, bool(end))
 
 
 def entry_id(given: bytes) -> EntryId:

@@ -35,8 +35,8 @@ class Feed:
     def add(self, at: EntryId, entry: Entry, own: bytes) -> int | None:
         """Add an entry: how many tokens were added; None: another process deleted the namespace.
 
-        Entries that arrive twice, text from before a deletion, and this process's own entries are
-        skipped.
+        Entries that arrive twice, text from before a deletion, this process's own entries, and
+        entries that name a deletion after themselves are skipped.
 
         Args:
             at: the entry's id.
@@ -45,7 +45,7 @@ class Feed:
         """
         if entry.tokens is None:
             return self._clear(at, entry.producer == own)
-        if entry.producer == own:
+        if entry.producer == own or entry.cleared >= at:
             return 0
         if entry.cleared < self.cleared and at[0] < self.cleared[0] + STALE_MILLISECONDS:
             return 0

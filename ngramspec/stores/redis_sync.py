@@ -290,14 +290,17 @@ class RedisSync:
         self._trim(feeds)
 
     def _read_tail(self, name: str, feed: Feed) -> None:
-        """Add the latest entries of a stream, at most as many tokens as the ring has room for."""
+        """Add the latest entries of a stream, at most as many as the ring has room for.
+
+        Each entry counts as a border and its tokens, so that entries without tokens are bounded.
+        """
         key, room = self._keys[name], feed.ring.sizeof() // BYTES_PER_CODE
         entries: list[tuple[bytes, dict[bytes, bytes]]] = []
         before = b"+"
         while room > 0:
             found = self._redis.xrevrange(key, before, b"-", MAX_ENTRIES_AT_ONCE)
             entries += found
-            room -= sum(len(fields.get(b"t", b"")) // 4 for _, fields in found)
+            room -= sum(1 + len(fields.get(b"t", b"")) // 4 for _, fields in found)
             if len(found) < MAX_ENTRIES_AT_ONCE:
                 break
             before = b"(" + found[-1][0]

@@ -27,21 +27,21 @@ def open_regular(path: str | PathLike[str]) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is not a regular file.
     """
-    _check_regular(path, os.stat(path).st_mode)
+    check_regular(path, os.stat(path).st_mode)
     return open(path, "rb", opener=_open_at_once)
 
 
 def _open_at_once(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
-        _check_regular(path, os.fstat(descriptor).st_mode)
+        check_regular(path, os.fstat(descriptor).st_mode)
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def _check_regular(path: str | PathLike[str], mode: int) -> None:
+def check_regular(path: str | PathLike[str], mode: int) -> None:
     """Raise an OSError if the mode is not that of a regular file."""
     if not stat.S_ISREG(mode):
         kind = KINDS.get(stat.S_IFMT(mode), "of an unknown type")

@@ -19,13 +19,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from ngramspec.stores.regular_file import check_regular
+
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
     """A new file that replaces ``path`` if the block succeeds, and is removed if it raises.
 
-    Temporary files that killed writers of ``path`` left are removed first.
+    Temporary files that killed writers of ``path`` left are removed first. An OSError is raised if
+    ``path`` is something else than a regular file: renaming would replace a device or a FIFO.
     """
+    with contextlib.suppress(FileNotFoundError):
+        check_regular(path, os.stat(path).st_mode)
     remove_stale(path)
     temporary, file = _create(path)
     with file:

@@ -15,7 +15,7 @@ from ngramspec._native.store_stream import StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file
-from ngramspec.stores.conversations import Conversations
+from ngramspec.stores.conversations import NO_CONVERSATIONS, Conversations
 from ngramspec.stores.fingerprint import fingerprint
 from ngramspec.stores.regular_file import open_regular
 from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, SavedStore
@@ -106,25 +106,25 @@ class SharedStore:
         self.live = check_bool("live", live)
         self.tokenizer = "" if tokenizer is None else fingerprint(tokenizer)
         self.sync = _opened_sync(sync, tokenizer)
-        self._lock = threading.Lock()  # protects _rings
-        self._rings: OrderedDict[str, StoreRing] = OrderedDict()  # least recently used first
-        self._conversations: dict[str, Conversations] = {}  # of each of them
+        self._lock = threading.Lock()  # protects _namespaces
+        # Each namespace's text and conversations, the least recently used first.
+        self._namespaces: OrderedDict[str, tuple[StoreRing, Conversations]] = OrderedDict()
 
     def __getitem__(self, name: str) -> Namespace:
         """A namespace, to be passed in ``stores=``; memory is allocated when it is first used."""
         return Namespace(self, name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rings
+        return name in self._namespaces
 
     def __iter__(self) -> Iterator[str]:
         """Names of the namespaces that have memory, least recently used first."""
         with self._lock:
-            return iter(list(self._rings))
+            return iter(list(self._namespaces))
 
     def __len__(self) -> int:
         """Number of namespaces that have memory."""
-        return len(self._rings)
+        return len(self._namespaces)
 
     def ring(self, name: str) -> StoreRing:
         """The text of a namespace, allocated if necessary; marks it as most recently used."""
@@ -133,26 +133,29 @@ class SharedStore:
     def opened(self, name: str) -> tuple[StoreRing, Conversations]:
         """The text of a namespace, as ``ring``, and its conversations."""
         with self._lock:
-            ring = self._rings.get(name)
-            if ring is None:
-                ring = self._make(name)
-            self._rings.move_to_end(name)
-            return ring, self._conversations[name]
+            if name not in self._namespaces:
+                self._make(name)
+            self._namespaces.move_to_end(name)
+            return self._namespaces[name]
 
-    def _make(self, name: str) -> StoreRing:
+    def _make(self, name: str) -> None:
         """Allocate a namespace and drop the least recently used ones. Under the lock."""
-        while (len(self._rings) + 1) * self.namespace_bytes > self.max_bytes:
-            oldest, ring = self._rings.popitem(last=False)
-            del self._conversations[oldest]
-            if self.sync is not None:
-                self.sync.unfollow(oldest)
-            ring.close()
-        conversations = self._conversations[name] = Conversations(self.namespace_bytes)
-        codes = (self.namespace_bytes - conversations.bytes) // BYTES_PER_CODE
-        ring = self._rings[name] = StoreRing(codes)
+        while (len(self._namespaces) + 1) * self.namespace_bytes > self.max_bytes:
+            self._free(next(iter(self._namespaces)))
+        conversations = Conversations(self.namespace_bytes)
+        if not conversations.most:
+            conversations = NO_CONVERSATIONS
+        ring = StoreRing((self.namespace_bytes - conversations.bytes) // BYTES_PER_CODE)
+        self._namespaces[name] = ring, conversations
         if self.sync is not None:
             self.sync.follow(name, ring, conversations)
-        return ring
+
+    def _free(self, name: str) -> None:
+        """Free a namespace's memory, if it has any. Under the lock."""
+        if self.sync is not None:
+            self.sync.unfollow(name)
+        if name in self._namespaces:
+            self._namespaces.pop(name)[0].close()
 
     def drop(self, name: str) -> None:
         """Free a namespace's memory; requests that still use it find nothing.
@@ -161,14 +164,10 @@ class SharedStore:
         raised if there is no namespace of that name.
         """
         with self._lock:
-            if name not in self._rings and self.sync is None:
+            if name not in self._namespaces and self.sync is None:
                 raise KeyError(f"there is no namespace {name!r}")
-            self._conversations.pop(name, None)
-            ring = self._rings.pop(name, None)
-            if ring is not None:
-                ring.close()
+            self._free(name)
             if self.sync is not None:
-                self.sync.unfollow(name)
                 self.sync.clear(name)
 
     def clear(self) -> None:
@@ -179,7 +178,7 @@ class SharedStore:
     def rings(self) -> dict[str, StoreRing]:
         """The texts of all namespaces, least recently used first."""
         with self._lock:
-            return dict(self._rings)
+            return {name: ring for name, (ring, _) in self._namespaces.items()}
 
     def statistics(self) -> dict[str, StoreStatistics]:
         """The statistics of each namespace that has memory."""

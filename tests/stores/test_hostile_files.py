@@ -20,6 +20,7 @@ from hostile_files import (
     with_number,
 )
 
+from ngramspec._native import store_build
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
 from ngramspec.stores import Corpus, SharedStore, StoreFileError
@@ -186,3 +187,18 @@ def test_opening_reads_no_more_than_the_header(tmp_path):
 def _resident() -> int:
     with open("/proc/self/statm") as numbers:
         return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_verify_takes_no_longer_for_intervals_that_overlap(tmp_path):
+    """Honest ones follow contexts of a few lengths; others would make checking quadratic."""
+    path = tmp_path / "c.ngc"
+    places = len(Corpus.build([np.zeros(3000, np.int32)], path).index)
+    parts = parts_of(path.read_bytes(), KIND)
+    intervals = np.stack([np.arange(100), np.full(100, places)], axis=1)
+    slots, kept = store_build.slots(intervals)
+    assert kept.all()
+    entries = store_build.count_wide(np.zeros(places, np.int32), intervals, 1)
+    parts[4:6] = entries.tobytes(), slots.tobytes()
+    path.write_bytes(laid_out(path.read_bytes(), KIND, parts))
+    with pytest.raises(StoreFileError, match="the wide intervals overlap too often"):
+        Corpus.open(path).verify()

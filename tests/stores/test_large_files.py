@@ -148,3 +148,14 @@ def test_a_copy_ends_where_the_text_ended_when_it_began(added):
     assert 5 not in copied
     if added < 20_000:
         assert copied.tolist() == [BORDER, *(np.arange(10_000) % 1000 + 10)]
+
+
+def test_small_namespaces_take_little_more_than_their_text():
+    store = SharedStore(4000 << 12, namespace_bytes=1 << 12)
+    store.ring("first")
+    tracemalloc.start()
+    for i in range(1000):
+        store.ring(str(i))
+    taken = tracemalloc.get_traced_memory()[0]  # not the rings' text, which is native
+    tracemalloc.stop()
+    assert taken < 1000 * 512

@@ -7,9 +7,17 @@ import pytest
 
 from ngramspec._native.store_ring import StoreRing
 from ngramspec.stores.conversations import Conversations
-from ngramspec.stores.redis_entries import MAX_ENTRY_TOKENS, NO_ENTRY, Address, Entry, Keys
+from ngramspec.stores.redis_entries import (
+    MAX_ENTRY_TOKENS,
+    MAX_PRODUCER_BYTES,
+    NO_ENTRY,
+    Address,
+    Entry,
+    Keys,
+)
 from ngramspec.stores.redis_feed import STALE_MILLISECONDS, Feed
 from ngramspec.stores.redis_queue import MAX_QUEUED_TOKENS, PublishQueue
+from ngramspec.stores.redis_sync import RedisSync
 
 
 class Vocabulary:
@@ -80,6 +88,7 @@ def test_an_entry_is_read_as_it_was_written():
         {b"p": b"x", b"n": b"1 2 3 4 x", b"t": b""},
         {b"n": b"0 0 0 0 1", b"t": b""},
         {b"p": b"x", b"n": b"0 0 0 0 1", b"t": b"123"},
+        {b"p": bytes(MAX_PRODUCER_BYTES + 1), b"n": b"0 0 0 0 1", b"t": b""},
         {b"p": b"x", b"n": b"0 0 0 0 1", b"t": np.array([-1], "<i4").tobytes()},
         {b"p": b"x", b"n": b"0 0 0 0 1", b"t": np.array([4], "<i4").tobytes()},
         {b"p": b"x", b"n": b"0 0 0 0 1", b"t": bytes(4 * MAX_ENTRY_TOKENS + 4)},
@@ -155,3 +164,34 @@ def test_a_full_queue_loses_the_oldest_text_but_no_deletion():
     assert sum(map(len, taken)) + queue.lost == 1000 * (MAX_QUEUED_TOKENS // 1000 + 2)
     queue.discard("b")
     assert [each.namespace for each in queue.take(10**6)] == ["a"]
+
+
+def test_an_entry_cannot_name_a_deletion_after_itself():
+    """Else it would hide all later text, and the deletions that really come."""
+    feed, now = Feed(StoreRing(256), Conversations(4096)), 10**12
+    assert feed.add((now, 0), entry(0, (9,), cleared=(2 * now, 0)), b"own") == 0
+    assert feed.add((now + 1, 0), entry(0, (1, 2)), b"own") == 2
+    assert feed.add((now + 2, 0), entry(1, None), b"own") is None
+    assert tokens_of(feed.ring) == []
+
+
+class EmptyEntries:
+    """A stream of millions of entries without tokens."""
+
+    def __init__(self):
+        self.read = 0
+
+    def xrevrange(self, key, before, after, count):
+        self.read += count
+        assert self.read < 10_000, "it reads the whole stream"
+        return [(b"1-0", {b"p": b"x", b"n": b"0 0 0 0 0", b"t": b""})] * count
+
+
+def test_the_tail_of_a_stream_is_bounded_whatever_its_entries_hold(monkeypatch):
+    pytest.importorskip("redis")
+    sync = RedisSync("redis://localhost", Vocabulary(9))
+    monkeypatch.setattr(sync, "_redis", EmptyEntries())
+    ring = StoreRing(256)
+    feed = Feed(ring, Conversations(4096))
+    sync._read_tail("a", feed)
+    assert feed.last == (1, 0)

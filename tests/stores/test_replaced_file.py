@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from hostile_files import SPECIAL
 
 from ngramspec.stores import SharedStore, replaced_file
 from ngramspec.stores.replaced_file import remove_stale, replaced
@@ -178,3 +179,15 @@ def test_kills_at_many_moments_leave_nothing_after_the_next_save(tmp_path):
         assert names(tmp_path) == ["s.ngs"]
         path.unlink()
     print(f"{left} of 60 kills left a temporary file")
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "directory", "link to a device"])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, kind):
+    """A user who may write to /dev must not replace /dev/null by saving to it."""
+    path = tmp_path / "special"
+    SPECIAL[kind](path)
+    before = os.lstat(path)
+    with pytest.raises(OSError, match="not a regular file but a"):
+        write(path)
+    assert os.path.samestat(before, os.lstat(path))
+    assert names(tmp_path) == ["special"]
