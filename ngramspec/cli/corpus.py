@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,7 +120,7 @@ def with_max_file(recipe: dict[str, Any], max_file: int | None) -> dict[str, Any
 def run_info(arguments: argparse.Namespace) -> int:
     """Print the contents of a corpus as JSON."""
     with usable(), opened(arguments.corpus) as corpus:
-        fields = corpus.info().to_dict() | {"recipe": corpus.recipe()}
+        fields = asdict(corpus.info()) | {"recipe": corpus.recipe()}
     print(json.dumps(fields, indent=1))
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 from ngramspec._native.store_source import StorePair, StoreSource
@@ -15,13 +15,6 @@ if TYPE_CHECKING:  # most calls have no stores
 
 Store: TypeAlias = "Corpus | Namespace | str | PathLike[str] | Mapping[str, Any]"
 OpenStore: TypeAlias = "Corpus | Namespace"
-
-
-class Searched(Protocol):
-    """An object that drafts can be made from."""
-
-    @property
-    def index(self) -> StoreSource: ...
 
 
 def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any, ...]:
@@ -41,23 +34,8 @@ def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any
         return ()
     if isinstance(stores, str) or not isinstance(stores, Sequence):
         raise TypeError(f"{name} must be a list of stores, got {type(stores).__name__}")
-    if not stores:
-        return ()
-    from ngramspec.stores.corpus import Corpus
-    from ngramspec.stores.shared import Namespace, SharedStore
-    from ngramspec.stores.shared_request import SharedRequest
-    from ngramspec.stores.siblings import SiblingAnswer
-
-    kinds = (Corpus, Namespace, SharedRequest, SiblingAnswer, str, PathLike, Mapping)
     opened: list[Any] = []
     for i, store in enumerate(stores):
-        if isinstance(store, SharedStore):
-            raise TypeError(f"{name}[{i}] must be a namespace of a SharedStore: store['name']")
-        if not isinstance(store, kinds):
-            raise TypeError(
-                f"{name}[{i}] must be a Corpus, the path of one, or a SharedStore's namespace, got"
-                f" {type(store).__name__}"
-            )
         known = _opened(store, f"{name}[{i}]")
         if known not in opened:
             opened.append(known)
@@ -66,23 +44,32 @@ def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any
 
 def _opened(store: Any, name: str) -> Any:
     from ngramspec.stores.corpus import Corpus
-    from ngramspec.stores.shared import made_namespace
+    from ngramspec.stores.shared import Namespace, SharedStore, made_namespace
+    from ngramspec.stores.shared_request import SharedRequest
+    from ngramspec.stores.siblings import SiblingAnswer
 
+    if isinstance(store, Corpus | Namespace | SharedRequest | SiblingAnswer):
+        return store
     if isinstance(store, Mapping):
         return made_namespace(store)
+    if isinstance(store, SharedStore):
+        raise TypeError(f"{name} must be a namespace of a SharedStore: store['name']")
     if not isinstance(store, str | PathLike):
-        return store
+        raise TypeError(
+            f"{name} must be a Corpus, the path of one, or a SharedStore's namespace, got"
+            f" {type(store).__name__}"
+        )
     try:
         return Corpus.open(store)
     except FileNotFoundError as error:
         raise FileNotFoundError(error.errno, f"{name}: there is no file", str(store)) from None
 
 
-def one_source(stores: Sequence[Searched]) -> StoreSource | None:
+def one_source(stores: Sequence[Any]) -> StoreSource | None:
     """Several stores as one; None if there are none."""
     if not stores:
         return None
-    source = stores[-1].index
+    source: StoreSource = stores[-1].index
     for store in reversed(stores[:-1]):
         source = StorePair(store.index, source)
     return source
@@ -94,21 +81,21 @@ def described(stores: Sequence[OpenStore]) -> list[Any]:
     Raises:
         ValueError: a store was not made from settings and exists only in memory.
     """
-    return [_described(store) for store in stores]
-
-
-def _described(store: OpenStore) -> Any:
     from ngramspec.stores.corpus import Corpus
 
-    if isinstance(store, Corpus):
-        return str(store.path)
-    if store.settings is None:
-        raise ValueError(
-            f"{store!r} lies in memory and cannot be kept; leave it out of stores=, and pass it to"
-            " the calls as extra_stores="
-        )
-    if urlsplit(store.settings.get("sync", "")).password is not None:
-        raise ValueError(
-            "sync has a password, which is not written to a file; leave it out of stores="
-        )
-    return store.settings
+    values: list[Any] = []
+    for store in stores:
+        if isinstance(store, Corpus):
+            values.append(str(store.path))
+            continue
+        if store.settings is None:
+            raise ValueError(
+                f"{store!r} lies in memory and cannot be kept; leave it out of stores=, and pass it"
+                " to the calls as extra_stores="
+            )
+        if urlsplit(store.settings.get("sync", "")).password is not None:
+            raise ValueError(
+                "sync has a password, which is not written to a file; leave it out of stores="
+            )
+        values.append(store.settings)
+    return values

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,11 @@ from ngramspec.stores.file_format import (
     Section,
     StoreFileError,
     check_checksums,
-    map_file,
     read_header,
     write_file,
 )
 from ngramspec.stores.fingerprint import fingerprint, vocabulary_size
+from ngramspec.stores.regular_file import open_regular
 
 SUFFIX = ".ngc"
 MAX_RECIPE_BYTES = 1 << 20  # longer recipes are truncated when read, and so refused
@@ -66,10 +67,6 @@ class CorpusInfo:
     vocabulary: int
     tokenizer: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
 
 class Corpus:
     """Indexed text that outputs may resemble, such as a repository.
@@ -87,11 +84,13 @@ class Corpus:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
-        content = map_file(self.path)
-        header = content[: KIND.header_size]
-        fields, self._sections = read_header(self.path, KIND, header, len(content))
-        self._content = content
-        self._fields: tuple[Any, ...] = fields
+        with open_regular(self.path) as file:
+            try:
+                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError as error:
+                raise StoreFileError(f"{self.path} cannot be mapped: {error}") from error
+        header = self._content[: KIND.header_size]
+        self._fields, self._sections = read_header(self.path, KIND, header, len(self._content))
         self._checked: weakref.ref[Any] | None = None
         self.index = self._make_index()
 
@@ -170,12 +169,8 @@ class Corpus:
 
     def recipe(self) -> dict[str, Any]:
         """Where the documents came from, as passed to ``build``; it may raise a StoreFileError."""
-        section = self._sections[-1]
-        content = self._content[
-            section.offset : section.offset + min(section.size, MAX_RECIPE_BYTES)
-        ]
         try:
-            recipe = json.loads(content)
+            recipe = json.loads(bytes(self._part(self._sections[-1])[:MAX_RECIPE_BYTES]))
         except (ValueError, RecursionError) as error:
             raise StoreFileError(f"{self.path}: section recipe is broken: {error}") from error
         if not isinstance(recipe, dict):
@@ -187,8 +182,7 @@ class Corpus:
 
         A StoreFileError says what is broken.
         """
-        view = memoryview(self._content)
-        check_checksums(self.path, KIND, self._sections, lambda each: [self._part(view, each)])
+        check_checksums(self.path, KIND, self._sections, lambda each: [self._part(each)])
         try:
             check_corpus(self.index)
         except AssertionError as error:
@@ -276,10 +270,8 @@ class Corpus:
     def _make_index(self) -> CorpusIndex:
         """The native index, which reads the mapped sections in place."""
         width, largest, _, _, codes, tokens, documents, _ = self._fields
-        view = memoryview(self._content)
-        parts = [self._part(view, each) for each in self._sections[:-1]]
         try:
-            index = CorpusIndex(parts, width, largest + 1)
+            index = CorpusIndex(list(map(self._part, self._sections[:-1])), width, largest + 1)
         except ValueError as error:
             raise StoreFileError(f"{self.path} is broken: {error}") from error
         if not 0 < documents <= codes == index.n or tokens != codes - documents - 1:
@@ -288,6 +280,5 @@ class Corpus:
             )
         return index
 
-    @staticmethod
-    def _part(view: memoryview, section: Section) -> memoryview:
-        return view[section.offset : section.offset + section.size]
+    def _part(self, section: Section) -> memoryview:
+        return memoryview(self._content)[section.offset : section.offset + section.size]

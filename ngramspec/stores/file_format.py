@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ngramspec.stores.regular_file import open_regular
 from ngramspec.stores.replaced_file import replaced
 
 BYTE_ORDER_MARK = 0x0A0B0C0D  # reads as a different number on a machine of the other byte order
@@ -34,21 +33,13 @@ class StoreFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes:
-        magic: its first eight bytes.
-        name: its name in messages.
-        version: version of the format.
-        fields: struct codes of the header fields that are specific to this kind.
-        sections: names of its sections, in order.
-    """
-
-    magic: bytes
-    name: str
-    version: int
-    fields: str
-    sections: tuple[str, ...]
+    magic: bytes  # its first eight bytes
+    name: str  # in messages
+    version: int  # of the format
+    fields: str  # struct codes of the header fields that are specific to this kind
+    sections: tuple[str, ...]  # names, in order
 
     @property
     def layout(self) -> struct.Struct:
@@ -81,13 +72,8 @@ def write_file(
     """Write a file of ``kind`` under a temporary name and rename it to ``path``.
 
     A crash at any moment leaves the old file or the new one. Existing mappings of the old file stay
-    valid. After an OSError no temporary file remains.
-
-    Args:
-        path: the file.
-        kind: kind of file.
-        fields: values of the header fields that are specific to this kind.
-        sections: the parts of each section, bytes-like.
+    valid. After an OSError no temporary file remains. ``sections`` holds the parts of each section,
+    bytes-like.
     """
     with replaced(path) as file:
         file.seek(kind.header_size)
@@ -132,20 +118,6 @@ def read_header(
     return values[4 : -3 * count], found
 
 
-def map_file(path: Path) -> mmap.mmap:
-    """Map a file's content for reading. All processes that map it share its pages.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file.
-        StoreFileError: it cannot be mapped, for example because it is empty.
-    """
-    with open_regular(path) as file:
-        try:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError as error:
-            raise StoreFileError(f"{path} cannot be mapped: {error}") from error
-
-
 def chunks_of(path: Path, file: BinaryIO, section: Section) -> Iterator[bytes]:
     """A section's bytes, read in pieces of ``READ_CHUNK_BYTES`` bytes.
 
@@ -162,24 +134,16 @@ def chunks_of(path: Path, file: BinaryIO, section: Section) -> Iterator[bytes]:
 
 def checksum(content: Content) -> int:
     """XXH3 of bytes, 64 bits."""
-    return _checksum_of([content])
+    return int(_new_digest(content).intdigest())
 
 
-def _checksum_of(parts: Iterable[Content]) -> int:
-    """XXH3 of the concatenated parts, 64 bits."""
-    digest = _new_digest()
-    for part in parts:
-        digest.update(part)
-    return int(digest.intdigest())
-
-
-def _new_digest() -> Any:
-    """An empty XXH3 digest of 64 bits; an ImportError says how to install xxhash."""
+def _new_digest(content: Content = b"") -> Any:
+    """An XXH3 digest of 64 bits; an ImportError says how to install xxhash."""
     try:
         from xxhash import xxh3_64
     except ImportError as error:
         raise ImportError(f"files of stores need xxhash: {INSTALL}") from error
-    return xxh3_64()
+    return xxh3_64(content)
 
 
 def check_checksums(
@@ -193,20 +157,23 @@ def check_checksums(
     ``read`` returns a section's bytes, in pieces.
     """
     for name, section in zip(kind.sections, sections, strict=True):
-        if _checksum_of(read(section)) != section.checksum:
+        digest = _new_digest()
+        for part in read(section):
+            digest.update(part)
+        if digest.intdigest() != section.checksum:
             raise StoreFileError(f"{path}: section {name} is broken: its checksum is another")
 
 
 def _write_section(file: BinaryIO, parts: Sequence[Any]) -> Section:
     file.seek(aligned(file.tell()))
-    offset, size, digest = file.tell(), 0, _new_digest()
+    offset, digest = file.tell(), _new_digest()
     for part in parts:
         view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
         for begin in range(0, len(view), WRITE_CHUNK_BYTES):
-            file.write(view[begin : begin + WRITE_CHUNK_BYTES])
-            digest.update(view[begin : begin + WRITE_CHUNK_BYTES])
-        size += len(view)
-    return Section(offset, size, int(digest.intdigest()))
+            chunk = view[begin : begin + WRITE_CHUNK_BYTES]
+            file.write(chunk)
+            digest.update(chunk)
+    return Section(offset, file.tell() - offset, int(digest.intdigest()))
 
 
 def _check_sections(path: Path, kind: FileKind, sections: Sequence[Section], size: int) -> None:

@@ -18,7 +18,12 @@ from ngramspec.stores import shared_file
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Conversations
 from ngramspec.stores.fingerprint import fingerprint
 from ngramspec.stores.regular_file import open_regular
-from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, SavedStore
+from ngramspec.stores.shared_file import (
+    MAX_NAME_LENGTH,
+    MIN_NAMESPACE_BYTES,
+    Header,
+    SavedStore,
+)
 from ngramspec.stores.shared_request import SharedRequest
 
 if TYPE_CHECKING:
@@ -43,15 +48,17 @@ class StoreStatistics:
         bytes: memory in bytes.
     """
 
-    tokens: int
-    added: int
-    look_ups: int
-    hits: int
-    accepted: int
-    bytes: int
+    tokens: int = 0
+    added: int = 0
+    look_ups: int = 0
+    hits: int = 0
+    accepted: int = 0
+    bytes: int = 0
 
-
-NO_STATISTICS = StoreStatistics(0, 0, 0, 0, 0, 0)
+    @classmethod
+    def of(cls, ring: StoreRing) -> StoreStatistics:
+        """Those of a namespace's text."""
+        return cls(*ring.counts(), bytes=ring.sizeof())
 
 
 class SharedStore:
@@ -105,7 +112,11 @@ class SharedStore:
         self.write = write
         self.live = check_bool("live", live)
         self.tokenizer = "" if tokenizer is None else fingerprint(tokenizer)
-        self.sync = _opened_sync(sync, tokenizer)
+        self.sync: RedisSync | None = None
+        if sync is not None:
+            from ngramspec.stores.redis_sync import RedisSync
+
+            self.sync = sync if isinstance(sync, RedisSync) else RedisSync(sync, tokenizer)
         self._lock = threading.Lock()  # protects _namespaces
         # Each namespace's text and conversations, the least recently used first.
         self._namespaces: OrderedDict[str, tuple[StoreRing, Conversations]] = OrderedDict()
@@ -119,8 +130,7 @@ class SharedStore:
 
     def __iter__(self) -> Iterator[str]:
         """Names of the namespaces that have memory, least recently used first."""
-        with self._lock:
-            return iter(list(self._namespaces))
+        return iter(self.rings())
 
     def __len__(self) -> int:
         """Number of namespaces that have memory."""
@@ -182,7 +192,7 @@ class SharedStore:
 
     def statistics(self) -> dict[str, StoreStatistics]:
         """The statistics of each namespace that has memory."""
-        return {name: statistics_of(ring) for name, ring in self.rings().items()}
+        return {name: StoreStatistics.of(ring) for name, ring in self.rings().items()}
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write all namespaces to a file, replacing any existing one.
@@ -193,7 +203,10 @@ class SharedStore:
             OSError: the file cannot be written.
             ImportError: xxhash is not installed.
         """
-        shared_file.save(Path(path), self._header(), self.rings())
+        header = Header(
+            self.namespace_bytes, WRITES.index(self.write), int(self.live), self.tokenizer
+        )
+        shared_file.save(Path(path), header, self.rings())
 
     @classmethod
     def load(
@@ -254,11 +267,6 @@ class SharedStore:
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a SharedStore cannot be pickled; save it to a file")
 
-    def _header(self) -> shared_file.Header:
-        return shared_file.Header(
-            self.namespace_bytes, WRITES.index(self.write), int(self.live), self.tokenizer
-        )
-
 
 class Namespace:
     """One namespace of a SharedStore. Only requests that name it read or write it.
@@ -269,15 +277,13 @@ class Namespace:
         settings: the settings from which its store was also made; None: the store existed before.
     """
 
-    settings: dict[str, Any] | None = None
-
     def __init__(self, store: SharedStore, name: str) -> None:
         if not isinstance(name, str):
             raise TypeError(f"a namespace's name must be a string, got {type(name).__name__}")
         if not 1 <= len(name) <= MAX_NAME_LENGTH:
             raise ValueError(f"a namespace's name must have 1..{MAX_NAME_LENGTH} characters")
-        self.store = store
-        self.name = name
+        self.store, self.name = store, name
+        self.settings: dict[str, Any] | None = None
 
     def request(self, limit: int = 0, session: str | None = None) -> SharedRequest:
         """The access of one request, which reads, and writes according to the store's settings.
@@ -288,8 +294,9 @@ class Namespace:
         store = self.store
         ring, conversations = store.opened(self.name)
         outlet = None if store.sync is None else store.sync.outlet(self.name)
-        stream = StoreStream(ring, limit)
-        return SharedRequest(stream, store.write, store.live, outlet, conversations, session)
+        return SharedRequest(
+            StoreStream(ring, limit), store.write, store.live, outlet, conversations, session
+        )
 
     @property
     def index(self) -> StoreStream:
@@ -322,7 +329,7 @@ class Namespace:
     def statistics(self) -> StoreStatistics:
         """The size and usefulness of the namespace."""
         ring = self.store.rings().get(self.name)
-        return NO_STATISTICS if ring is None else statistics_of(ring)
+        return StoreStatistics() if ring is None else StoreStatistics.of(ring)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise a ValueError if the store is known to belong to another tokenizer."""
@@ -359,23 +366,11 @@ class Namespace:
         return self
 
 
-def _opened_sync(sync: Any, tokenizer: Any) -> RedisSync | None:
-    if sync is None:
-        return None
-    from ngramspec.stores.redis_sync import RedisSync
-
-    return sync if isinstance(sync, RedisSync) else RedisSync(sync, tokenizer)
-
-
 def made_namespace(settings: Mapping[str, Any], tokenizer: Any = None) -> Namespace:
     """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name.
 
-    Args:
-        settings: the arguments.
-        tokenizer: the model's tokenizer; only a store with ``sync`` needs it.
-
-    Raises:
-        TypeError, ValueError: an unknown setting or an invalid value.
+    Only a store with ``sync`` needs the model's tokenizer. A TypeError or ValueError is raised for
+    an unknown setting or an invalid value.
     """
     known = ("namespace", "max_bytes", "namespace_bytes", "write", "live", "sync")
     unknown = [name for name in settings if name not in known]
@@ -390,8 +385,3 @@ def made_namespace(settings: Mapping[str, Any], tokenizer: Any = None) -> Namesp
     namespace = SharedStore(**rest)[settings["namespace"]]
     namespace.settings = dict(settings)
     return namespace
-
-
-def statistics_of(ring: StoreRing) -> StoreStatistics:
-    """The counts of a namespace's text."""
-    return StoreStatistics(*ring.counts(), bytes=ring.sizeof())

@@ -28,9 +28,6 @@ class Siblings:
         capacity = min(max(tokens, LEAST_CODES), MOST_TOKENS) + 1  # and its border
         self._rings = [StoreRing(capacity) for _ in range(count)]
 
-    def __len__(self) -> int:
-        return len(self._rings)
-
     def answer(self, index: int) -> SiblingAnswer:
         """One of the answers, to be passed in ``extra_stores``."""
         return SiblingAnswer(self, index)

@@ -13,7 +13,7 @@ from native_strategies import int32
 import ngramspec
 from ngramspec import SharedStore, Speculator, build_drafter
 from ngramspec._native.store_ring import BYTES_PER_CODE
-from ngramspec.stores.shared import NO_STATISTICS
+from ngramspec.stores.shared import StoreStatistics
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26]])
 GREEDY = {"max_new_tokens": 40, "do_sample": False}
@@ -148,7 +148,7 @@ def test_namespaces_take_the_place_of_those_used_longest_ago():
     assert kept.index.find(int32([1, 2])) == []
     assert store.sizeof() <= store.max_bytes + 4 * 500
     store.check_integrity()
-    assert store["a"].statistics() == NO_STATISTICS
+    assert store["a"].statistics() == StoreStatistics()
     assert "a" not in store
 
 
