@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,34 +48,21 @@ class TextHash:
 
 @dataclass(slots=True)
 class Conversation:
-    """A conversation after one of its requests.
+    """A conversation after one of its requests."""
 
-    Attributes:
-        stream: the request's stream, which knows where the conversation's text is.
-        familiar: what its requests learned about the store.
-    """
-
-    stream: StoreStream
-    familiar: Familiar = field(default_factory=Familiar)
+    stream: StoreStream  # the request's, which knows where the conversation's text is
+    familiar: Familiar  # what its requests learned about the store
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a namespace knows about a prompt.
+    """What a namespace knows about a prompt."""
 
-    Attributes:
-        end: length and hash of the prefix that ends an earlier request, or None.
-        earlier: the conversation that this request continues, or None.
-        familiar: what earlier requests of the session learned.
-        known: tokens at the prompt's beginning that an earlier request of the namespace had.
-        clears: how often the namespace was cleared before.
-    """
-
-    end: tuple[int, int] | None
-    earlier: Conversation | None
-    familiar: Familiar
-    known: int
-    clears: int
+    end: tuple[int, int] | None  # length and hash of the prefix that ends an earlier request
+    earlier: Conversation | None  # which this request continues
+    familiar: Familiar  # what earlier requests of the session learned
+    known: int  # tokens at the prompt's beginning that an earlier request of the namespace had
+    clears: int  # how often the namespace was cleared before
 
 
 class Conversations:
@@ -84,11 +71,8 @@ class Conversations:
     A request continues the conversation whose text is the longest prefix of its prompt. A session's
     name additionally connects requests whose prompts share no prefix; it connects only what they
     learned about the store. What a request knows is not kept if the namespace was cleared while it
-    ran. Text is compared by hashes. Memory is bounded: CONVERSATION_BYTES for
-    each conversation, and the least recently used one is dropped.
-
-    Args:
-        namespace_bytes: size of the namespace, of which a part is used.
+    ran. Text is compared by hashes. Memory is bounded: CONVERSATION_BYTES for each conversation, at
+    most 1/SHARE of ``namespace_bytes``; the least recently used one is dropped.
     """
 
     def __init__(self, namespace_bytes: int) -> None:
@@ -118,11 +102,11 @@ class Conversations:
             ends = (end for end in self._ends if 0 < end[0] <= len(hashes))
             same = (end for end in ends if int(hashes[end[0] - 1]) == end[1])
             end = max(same, default=None)
-            earlier = None
+            earlier, familiar = None, Familiar()
             if end is not None:
                 self._ends.move_to_end(end)
                 earlier = self._ends[end]
-            familiar = Familiar() if earlier is None else earlier.familiar
+                familiar = earlier.familiar
             if session is not None and self.most:
                 familiar = self._sessions.setdefault(session, familiar)
                 self._sessions.move_to_end(session)
@@ -140,8 +124,7 @@ class Conversations:
     def end(self, begun: Begun, text: TextHash, stream: StoreStream) -> Begun:
         """Keep a conversation after a request that ended with a text.
 
-        Returns:
-            What is known about this text if the request continues after all.
+        Returns what is known about this text if the request continues after all.
         """
         end = text.length, int(text.value)
         with self._lock:

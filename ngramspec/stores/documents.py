@@ -26,12 +26,9 @@ def find_files(
 
     In folders, ``.git`` folders, symbolic links and the files excluded by ``.gitignore`` files are
     left out. The ``.gitignore`` files of parent folders in the same repository apply as well. A
-    file that is named explicitly is always included.
-
-    Args:
-        places: files and folders.
-        globs: patterns. In a folder, at least one must match a file's name or its relative path.
-        skipped: called with each path that was left out and the reason.
+    file that is named explicitly is always included. If there are ``globs``, at least one must
+    match the name of a file in a folder, or its relative path. ``skipped`` is called with each path
+    that was left out and the reason.
 
     Raises:
         FileNotFoundError: a place does not exist.
@@ -62,38 +59,23 @@ def read_texts(
         files: as from ``find_files``.
         field: None: a file is one document. A name: every line is a JSON object, whose field of
             that name is a document.
-        skipped: called with each file that was left out and the reason.
+        skipped: as in ``find_files``.
         max_file: maximum size of a file in MiB, >= 1.
 
     Raises:
         ValueError: a line is not such an object; the message has its number.
     """
     for path in files:
-        text = _read(path, skipped, max_file)
-        if text is None:
-            continue
-        if field is None:
-            yield text
+        try:
+            text = _content(path, max_file).decode("utf-8-sig")
+        except OSError as error:
+            skipped(path, error.strerror or "cannot be read")
+        except UnicodeDecodeError:
+            skipped(path, "not UTF-8")
+        except ValueError as error:
+            skipped(path, str(error))
         else:
-            for number, line in enumerate(text.split("\n"), 1):  # JSON strings may hold U+2028
-                if line.strip():
-                    yield _field(line, field, f"{path}, line {number}")
-
-
-def _read(path: Path, skipped: Skipped, max_file: int) -> str | None:
-    try:
-        content = _content(path, max_file)
-    except OSError as error:
-        skipped(path, error.strerror or "cannot be read")
-        return None
-    except ValueError as error:
-        skipped(path, str(error))
-        return None
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        skipped(path, "not UTF-8")
-        return None
+            yield from [text] if field is None else _fields(path, text, field)
 
 
 def _content(path: Path, max_file: int) -> bytes:
@@ -112,17 +94,22 @@ def _content(path: Path, max_file: int) -> bytes:
         raise ValueError(f"larger than --max-file {max_file} MiB")
 
 
-def _field(line: str, field: str, where: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where}: not JSON: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"{where}: nested too deeply") from error
-    text = value.get(field) if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        raise ValueError(f"{where}: has no text {field!r}")
-    return text
+def _fields(path: Path, lines: str, field: str) -> Iterator[str]:
+    """The text in a field of the JSON object in each line."""
+    for number, line in enumerate(lines.split("\n"), 1):  # JSON strings may hold U+2028
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: not JSON: {error}") from error
+        except RecursionError as error:
+            raise ValueError(f"{where}: nested too deeply") from error
+        text = value.get(field) if isinstance(value, dict) else None
+        if not isinstance(text, str):
+            raise ValueError(f"{where}: has no text {field!r}")
+        yield text
 
 
 # A folder and its .gitignore patterns; rules of deeper folders come later and take precedence.
@@ -150,7 +137,7 @@ def _walk(
             folders.append(_listed(path, rules, skipped))
         elif not entry.is_file():
             skipped(path, "no regular file")
-        elif not globs or any(_matches(path, top, glob) for glob in globs):
+        elif not globs or _matches(path, top, globs):
             yield path
 
 
@@ -166,8 +153,9 @@ def _listed(
     return iter(entries), [*rules, *_rules(folder)]
 
 
-def _matches(path: Path, top: Path, glob: str) -> bool:
-    return fnmatch(path.name, glob) or fnmatch(path.relative_to(top).as_posix(), glob)
+def _matches(path: Path, top: Path, globs: Sequence[str]) -> bool:
+    names = path.name, path.relative_to(top).as_posix()
+    return any(fnmatch(name, glob) for glob in globs for name in names)
 
 
 def _above(folder: Path) -> list[Path]:

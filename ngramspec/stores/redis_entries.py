@@ -30,19 +30,12 @@ NO_ENTRY: EntryId = (0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A Redis server and what its streams may hold.
+    """A Redis server and what its streams may hold."""
 
-    Attributes:
-        url: the address for redis-py, with its own options.
-        salt: hashed with the names of namespaces; processes with other salts share nothing.
-        max_entries: entries that a namespace's stream keeps, about.
-        max_age: seconds that an entry is kept.
-    """
-
-    url: str
-    salt: str
-    max_entries: int
-    max_age: int
+    url: str  # for redis-py, with its own options
+    salt: str  # hashed with the names of namespaces; processes with other salts share nothing
+    max_entries: int  # that a namespace's stream keeps, about
+    max_age: int  # seconds that an entry is kept
 
     @classmethod
     def parse(cls, address: str) -> Address:
@@ -91,23 +84,14 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of a stream: a piece of a document, or the deletion of all earlier text.
+    """An entry of a stream: a piece of a document, or the deletion of all earlier text."""
 
-    Attributes:
-        producer: random bytes that identify a process.
-        number: rises with each of a producer's entries in a namespace.
-        cleared: the last deletion that the producer knew.
-        document: the producer's number of the document.
-        tokens: int32 (n,), n at most MAX_ENTRY_TOKENS; None: the namespace was deleted.
-        end: whether the document ends here.
-    """
-
-    producer: bytes
-    number: int
-    cleared: EntryId
-    document: int
-    tokens: Int32 | None
-    end: bool
+    producer: bytes  # random, identifies a process
+    number: int  # rises with each of a producer's entries in a namespace
+    cleared: EntryId  # the last deletion that the producer knew
+    document: int  # the producer's number of the document
+    tokens: Int32 | None  # (n,), n at most MAX_ENTRY_TOKENS; None: the namespace was deleted
+    end: bool  # whether the document ends here
 
     def fields(self) -> dict[bytes, bytes]:
         """The fields in Redis."""
@@ -121,9 +105,8 @@ class Entry:
     def read(cls, fields: dict[bytes, bytes], vocabulary: int) -> Entry:
         """The entry with these fields.
 
-        Raises:
-            ValueError, KeyError: they are not those of an entry, or a token id is not in the
-                vocabulary.
+        A ValueError or KeyError is raised if they are not those of an entry, or a token id is not
+        in the vocabulary.
         """
         number, milliseconds, order, document, end = map(int, fields[b"n"].split(b" "))
         producer = bytes(fields[b"p"])

@@ -16,32 +16,21 @@ STALE_MILLISECONDS = 600_000  # that text from before a deletion may take to arr
 
 
 class Feed:
-    """Adds the entries of a namespace's stream to its ring. One thread.
-
-    Attributes:
-        ring: the namespace's text.
-        conversations: those of the namespace in this process.
-        last: the last entry that was read; None: the stream's tail was not read yet.
-        cleared: the last deletion of the namespace that is known.
-    """
+    """Adds the entries of a namespace's stream to its ring. One thread."""
 
     def __init__(self, ring: StoreRing, conversations: Conversations) -> None:
         self.ring, self.conversations = ring, conversations
-        self.last: EntryId | None = None
-        self.cleared = NO_ENTRY
+        self.last: EntryId | None = None  # that was read; None: the stream's tail was not read yet
+        self.cleared = NO_ENTRY  # the last deletion of the namespace that is known
         self._documents: OrderedDict[tuple[bytes, int], StoreStream] = OrderedDict()
         self._numbers: OrderedDict[bytes, int] = OrderedDict()  # each producer's last entry
 
     def add(self, at: EntryId, entry: Entry, own: bytes) -> int | None:
-        """Add an entry: how many tokens were added; None: another process deleted the namespace.
+        """Add an entry with the id ``at``; ``own`` is the identity of this process.
 
+        Returns how many tokens were added; None: another process deleted the namespace.
         Entries that arrive twice, text from before a deletion, this process's own entries, and
         entries that name a deletion after themselves are skipped.
-
-        Args:
-            at: the entry's id.
-            entry: the entry.
-            own: this process's identity.
         """
         if entry.tokens is None:
             return self._clear(at, entry.producer == own)

@@ -17,21 +17,13 @@ MAX_QUEUED_TOKENS = 1 << 20
 
 @dataclass(slots=True)
 class Queued:
-    """A piece of a document.
-
-    Attributes:
-        namespace: the namespace.
-        document: the number of the document.
-        tokens: int32 (n,), n at most MAX_ENTRY_TOKENS; None: the namespace is to be deleted.
-        end: whether the document ends here.
-        number: rises with each piece that is taken out.
-    """
+    """A piece of a document, or the deletion of a namespace."""
 
     namespace: str
     document: int
-    tokens: Int32 | None
-    end: bool
-    number: int = -1
+    tokens: Int32 | None  # (n,), n at most MAX_ENTRY_TOKENS; None: the namespace is to be deleted
+    end: bool  # whether the document ends here
+    number: int = -1  # rises with each piece that is taken out
 
     def __len__(self) -> int:
         return 0 if self.tokens is None else len(self.tokens)

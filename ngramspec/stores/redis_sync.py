@@ -43,19 +43,12 @@ _living: weakref.WeakSet[RedisSync] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class SyncStatistics:
-    """What was exchanged.
+    """What was exchanged, in tokens."""
 
-    Attributes:
-        connected: whether the last attempt reached Redis.
-        published: tokens sent.
-        received: tokens of other processes that were added.
-        lost: tokens that were not sent, because Redis could not be reached for too long.
-    """
-
-    connected: bool
+    connected: bool  # whether the last attempt reached Redis
     published: int
-    received: int
-    lost: int
+    received: int  # from other processes, and added
+    lost: int  # not sent, because Redis could not be reached for too long
 
 
 class Outlet:
@@ -283,10 +276,8 @@ class RedisSync:
             found = self._redis.xread(positions, MAX_ENTRIES_AT_ONCE, wait)
             for key, entries in found or ():
                 self._add_entries(names[key], feeds[names[key]], entries)
-            wait, more = (
-                None,
-                any(len(entries) == MAX_ENTRIES_AT_ONCE for _, entries in found or ()),
-            )
+            wait = None
+            more = any(len(entries) == MAX_ENTRIES_AT_ONCE for _, entries in found or ())
         self._trim(feeds)
 
     def _read_tail(self, name: str, feed: Feed) -> None:

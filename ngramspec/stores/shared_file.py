@@ -55,19 +55,12 @@ MEMORY_PER_FILE_BYTE = BYTES_PER_CODE // 4  # memory of a code for each byte of 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A store's settings.
-
-    Attributes:
-        namespace_bytes: size of each namespace.
-        write: what requests add, as an index of SharedStore's choices.
-        live: 1 if requests add text while they run, else 0.
-        tokenizer: the tokenizer's fingerprint; empty: not known.
-    """
+    """A store's settings."""
 
     namespace_bytes: int
-    write: int
-    live: int
-    tokenizer: str
+    write: int  # what requests add, as an index of SharedStore's choices
+    live: int  # 1 if requests add text while they run, else 0
+    tokenizer: str  # the tokenizer's fingerprint; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +115,7 @@ class SavedStore:
     ``MEMORY_PER_FILE_BYTE`` times as many bytes in memory as in the file. So a file can be loaded
     with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved.
 
-    Args:
-        path: the file's path, for messages.
-        file: the file, which must stay open for reading while this object is used.
-        max_bytes: limit of the store into which the file is loaded.
-
-    Attributes:
-        header: the settings of the store that was saved.
+    The file must stay open for reading; its path is for messages.
 
     Raises:
         OSError: the file cannot be read.
@@ -162,10 +149,8 @@ class SavedStore:
 
         Text that does not fit is left out, the oldest first, which is logged. Memory: the store,
         the entries of its namespaces, and one piece of the file. ``ring_of`` returns a
-        namespace's text by its name.
-
-        Raises:
-            StoreFileError: the names or the codes are broken, or there are too many names.
+        namespace's text by its name. A StoreFileError is raised if the names or the codes are
+        broken, or there are too many names.
         """
         entries, passed_over = self._last_entries(most)
         codes = _Codes(self._chunks_of(self._text))

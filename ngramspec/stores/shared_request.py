@@ -28,9 +28,6 @@ class SharedRequest:
         outlet: gets the text that is added, for other processes.
         conversations: those of the namespace; None: the request belongs to none.
         session: the conversation's name, or None.
-
-    Attributes:
-        familiar: what the conversation's requests learned about the store, from ``begin`` on.
     """
 
     def __init__(
@@ -43,10 +40,9 @@ class SharedRequest:
         session: str | None = None,
     ) -> None:
         self.index = stream
+        # What the conversation's requests learned about the store, from ``begin`` on.
         self.familiar: Familiar | None = None
-        self._outlet = outlet
-        self._write = write
-        self._live = live
+        self._write, self._live, self._outlet = write, live, outlet
         self._conversations, self._session = conversations, session
         self._begun: Begun | None = None
         self._ended = False
@@ -107,7 +103,7 @@ class SharedRequest:
         """Keep the conversation with all text so far."""
         if self._conversations is None or self._begun is None:
             return
-        self._text.add(np.concatenate((NO_TOKENS, *self._new)))
+        self._text.add(np.concatenate([NO_TOKENS, *self._new]))
         self._new = []
         self._mark()
         self._begun = self._conversations.end(self._begun, self._text, self.index)

@@ -16,12 +16,9 @@ MOST_TOKENS = 1 << 13  # of an answer that the others find: the latest ones
 class Siblings:
     """The texts of several answers to one prompt: at most 28 bytes for each token.
 
-    Each answer reads the texts of the MOST_READ answers after it, and of the first ones after the
-    last one. Nothing outlives the answers. Thread-safe.
-
-    Args:
-        count: number of answers.
-        tokens: maximum tokens of each.
+    There are ``count`` answers of at most ``tokens`` tokens. Each reads the texts of the MOST_READ
+    answers after it, and of the first ones after the last one. Nothing outlives the answers.
+    Thread-safe.
     """
 
     def __init__(self, count: int, tokens: int) -> None:
