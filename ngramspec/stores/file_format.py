@@ -118,7 +118,7 @@ def read_header(
     return values[4 : -3 * count], found
 
 
-def chunks_of(path: Path, file: BinaryIO, section: Section) -> Iterator[bytes]:
+def chunks_of(file: BinaryIO, section: Section) -> Iterator[bytes]:
     """A section's bytes, read in pieces of ``READ_CHUNK_BYTES`` bytes.
 
     A StoreFileError is raised if the file was truncated while it was read.
@@ -128,7 +128,7 @@ def chunks_of(path: Path, file: BinaryIO, section: Section) -> Iterator[bytes]:
         wanted = min(READ_CHUNK_BYTES, section.size - begin)
         chunk = file.read(wanted)
         if len(chunk) < wanted:
-            raise StoreFileError(f"{path} was truncated while it was read")
+            raise StoreFileError(f"{file.name} was truncated while it was read")
         yield chunk
 
 

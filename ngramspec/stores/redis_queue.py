@@ -15,7 +15,7 @@ from ngramspec.stores.redis_entries import MAX_ENTRY_TOKENS
 MAX_QUEUED_TOKENS = 1 << 20
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Queued:
     """A piece of a document, or the deletion of a namespace."""
 
@@ -38,9 +38,9 @@ class PublishQueue:
 
     def __init__(self) -> None:
         self.lost = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._waiting: deque[Queued] = deque()
-        self._taken: deque[Queued] = deque()
+        self._taken: list[Queued] = []
         self._tokens = 0
         self._numbers = itertools.count()
 
@@ -49,13 +49,11 @@ class PublishQueue:
 
     def put(self, namespace: str, document: int, tokens: Int32, *, end: bool) -> None:
         """Add tokens, int32 (n,), which are copied."""
-        pieces = [
-            np.array(tokens[at : at + MAX_ENTRY_TOKENS], np.int32)
-            for at in range(0, max(len(tokens), 1), MAX_ENTRY_TOKENS)
-        ]
         with self._lock:
-            for i, piece in enumerate(pieces):
-                self._add(Queued(namespace, document, piece, end and i == len(pieces) - 1))
+            for at in range(0, max(len(tokens), 1), MAX_ENTRY_TOKENS):
+                after = at + MAX_ENTRY_TOKENS
+                piece = np.array(tokens[at:after], np.int32)
+                self._add(Queued(namespace, document, piece, end and after >= len(tokens)))
 
     def _add(self, piece: Queued) -> None:
         """Add a piece, or append it to the last one where that belongs to the same document."""
@@ -82,20 +80,19 @@ class PublishQueue:
     def put_clear(self, namespace: str) -> None:
         """Add the deletion of a namespace; its text that still waits is dropped."""
         with self._lock:
-            self._discard(namespace)
+            self.discard(namespace)
             self._waiting.append(Queued(namespace, 0, None, True))
 
     def discard(self, namespace: str) -> None:
         """Drop a namespace's text that waits."""
-        with self._lock:
-            self._discard(namespace)
 
-    def _discard(self, namespace: str) -> None:
-        for waiting in (self._waiting, self._taken):
-            kept = [each for each in waiting if each.namespace != namespace or each.tokens is None]
-            waiting.clear()
-            waiting.extend(kept)
-        self._tokens = sum(map(len, self._waiting))
+        def stays(piece: Queued) -> bool:
+            return piece.namespace != namespace or piece.tokens is None
+
+        with self._lock:
+            self._waiting = deque(filter(stays, self._waiting))
+            self._taken = list(filter(stays, self._taken))
+            self._tokens = sum(map(len, self._waiting))
 
     def take(self, most: int) -> list[Queued]:
         """The next pieces. They stay in the queue until ``remove``; call it before the next."""
@@ -110,7 +107,4 @@ class PublishQueue:
     def remove(self, pieces: list[Queued]) -> None:
         """Remove pieces that were published."""
         with self._lock:
-            done = {piece.number for piece in pieces}
-            kept = [piece for piece in self._taken if piece.number not in done]
-            self._taken.clear()
-            self._taken.extend(kept)
+            self._taken = [piece for piece in self._taken if piece not in pieces]

@@ -233,7 +233,7 @@ class SharedStore:
         """
         store = cls(max_bytes)
         with open_regular(path) as file:
-            saved = SavedStore(Path(path), file, max_bytes)
+            saved = SavedStore(file, max_bytes)
             header = saved.header
             if namespace_bytes is None:
                 namespace_bytes = max(min(header.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)

@@ -16,6 +16,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,7 +27,6 @@ from ngramspec._native.store_stream import StoreStream
 from ngramspec.draft import Int32
 from ngramspec.stores.file_format import (
     FileKind,
-    Section,
     StoreFileError,
     check_checksums,
     chunks_of,
@@ -115,7 +115,7 @@ class SavedStore:
     ``MEMORY_PER_FILE_BYTE`` times as many bytes in memory as in the file. So a file can be loaded
     with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved.
 
-    The file must stay open for reading; its path is for messages.
+    The file must stay open for reading.
 
     Raises:
         OSError: the file cannot be read.
@@ -123,9 +123,10 @@ class SavedStore:
         ImportError: xxhash is not installed.
     """
 
-    def __init__(self, path: Path, file: BinaryIO, max_bytes: int) -> None:
-        self._path, self._file, self._max_bytes = path, file, max_bytes
-        size = os.fstat(file.fileno()).st_size
+    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
+        self._path, self._max_bytes = Path(file.name), max_bytes
+        self._chunks_of = partial(chunks_of, file)
+        path, size = self._path, os.fstat(file.fileno()).st_size
         fields, sections = read_header(path, KIND, file.read(KIND.header_size), size)
         namespace_bytes, write, live, known = fields
         if namespace_bytes < 1 or write > 2 or live > 1:
@@ -204,9 +205,6 @@ class SavedStore:
 
     def _broken(self, why: object) -> StoreFileError:
         return StoreFileError(f"{self._path}: section names is broken: {why}")
-
-    def _chunks_of(self, section: Section) -> Iterator[bytes]:
-        return chunks_of(self._path, self._file, section)
 
 
 class _Codes:
