@@ -18,12 +18,10 @@ OpenStore: TypeAlias = "Corpus | Namespace"
 
 
 def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any, ...]:
-    """Open the stores that a user names, without duplicates.
+    """Open the stores that a user names, without duplicates; ``name`` is for messages.
 
-    Args:
-        stores: corpora, paths of corpora, namespaces, requests in namespaces, and settings of a new
-            shared store: a dict of SharedStore's arguments and ``namespace``. None: none.
-        name: the argument's name, for messages.
+    They are corpora, paths of corpora, namespaces, requests in namespaces, and settings of a new
+    shared store: a dict of SharedStore's arguments and ``namespace``. None: none.
 
     Raises:
         TypeError, ValueError: not a sequence of stores, or an entry is not a store.

@@ -10,17 +10,11 @@ def fingerprint(tokenizer: Any) -> str:
     """The SHA-256 of a tokenizer's vocabulary, 64 hex digits.
 
     Two tokenizers have the same fingerprint if every id has the same piece in both, whatever
-    their class and wherever they were loaded from.
-
-    Args:
-        tokenizer: a transformers tokenizer or a ``tokenizers.Tokenizer``.
-
-    Raises:
-        TypeError: it has no ``get_vocab``.
+    their class and wherever they were loaded from. A TypeError is raised if it has no vocabulary.
     """
-    vocabulary = vocabulary_of(tokenizer)
     digest = hashlib.sha256()
-    for piece, number in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
+    pieces = vocabulary_of(tokenizer).items()
+    for piece, number in sorted(pieces, key=lambda item: (item[1], item[0])):
         text = piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass")
         digest.update(b"%d %d " % (number, len(text)) + text)
     return digest.hexdigest()

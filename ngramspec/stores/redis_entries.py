@@ -41,11 +41,8 @@ class Address:
     def parse(cls, address: str) -> Address:
         """Read ``redis://[USER:PASSWORD@]HOST[:PORT][/DB][?salt=…&max_entries=…&max_age=…]``.
 
-        The scheme ``rediss`` uses TLS, ``unix`` a socket. Other options are redis-py's.
-
-        Raises:
-            TypeError, ValueError: not such an address. The message does not repeat it, because it
-                may hold a password.
+        The scheme ``rediss`` uses TLS, ``unix`` a socket. Other options are redis-py's. Messages of
+        errors do not repeat the address, because it may hold a password.
         """
         if not isinstance(address, str):
             raise TypeError(f"sync must be an address, got {type(address).__name__}")

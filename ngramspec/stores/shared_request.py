@@ -9,7 +9,7 @@ import numpy as np
 from ngramspec._native.store_reader import Familiar
 from ngramspec._native.store_stream import WRITTEN_AGAIN, StoreStream
 from ngramspec.draft import NO_TOKENS, Int32
-from ngramspec.stores.conversations import Begun, Conversations, TextHash
+from ngramspec.stores.conversations import NO_CONVERSATIONS, Begun, Conversations, TextHash
 
 if TYPE_CHECKING:
     from ngramspec.stores.redis_sync import Outlet
@@ -26,7 +26,7 @@ class SharedRequest:
         write: "outputs", "all" or "none", as in SharedStore.
         live: whether text is added before ``finish``.
         outlet: gets the text that is added, for other processes.
-        conversations: those of the namespace; None: the request belongs to none.
+        conversations: those of the namespace.
         session: the conversation's name, or None.
     """
 
@@ -36,7 +36,7 @@ class SharedRequest:
         write: str,
         live: bool,
         outlet: Outlet | None = None,
-        conversations: Conversations | None = None,
+        conversations: Conversations = NO_CONVERSATIONS,
         session: str | None = None,
     ) -> None:
         self.index = stream
@@ -55,14 +55,12 @@ class SharedRequest:
 
         Of a prompt that begins like earlier ones, only what is new is added.
         """
-        known = 0
-        if self._conversations is not None:
-            self._begun, self._text = self._conversations.begin(prompt, self._session)
-            self.familiar, known = self._begun.familiar, self._begun.known
-            if self._begun.earlier is not None:
-                self.index.follow(self._begun.earlier.stream)
-            else:
-                known = max(known - WRITTEN_AGAIN, 0)  # so that they find what is new
+        self._begun, self._text = self._conversations.begin(prompt, self._session)
+        self.familiar, known = self._begun.familiar, self._begun.known
+        if self._begun.earlier is not None:
+            self.index.follow(self._begun.earlier.stream)
+        else:
+            known = max(known - WRITTEN_AGAIN, 0)  # so that they find what is new
         if self._write != "all" and known < len(prompt):
             self.index.end()  # what is added next does not follow the last text that was added
         if self._write == "all":
@@ -73,13 +71,13 @@ class SharedRequest:
 
     def append(self, tokens: Int32) -> None:
         """Record committed tokens, int32 (n,)."""
-        if self._conversations is not None:
+        if self._begun is not None:
             self._new.append(tokens)
         if self._write != "none":
             self._add(tokens)
 
     def _mark(self) -> None:
-        if self._conversations is not None and self._begun is not None and self._write == "all":
+        if self._begun is not None and self._write == "all":
             self._conversations.mark(self._begun, self._text)
 
     def _add(self, tokens: Int32) -> None:
@@ -101,7 +99,7 @@ class SharedRequest:
 
     def _keep(self) -> None:
         """Keep the conversation with all text so far."""
-        if self._conversations is None or self._begun is None:
+        if self._begun is None:
             return
         self._text.add(np.concatenate([NO_TOKENS, *self._new]))
         self._new = []
