@@ -18,10 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
-from ngramspec.draft import Int32
+from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.redis_entries import NO_ENTRY, Address, Entry, Keys, entry_id, id_bytes
 from ngramspec.stores.redis_feed import Feed
@@ -36,7 +34,6 @@ TIMEOUT_SECONDS = 5.0  # of a command
 TRIM_SECONDS = 10.0  # between removals of entries that are too old
 MAX_ENTRIES_AT_ONCE = 100  # read from a stream, or published
 EXIT_SECONDS = 1.0  # that the interpreter's end waits for text to be published
-NO_TOKENS = np.empty(0, np.int32)
 
 _living: weakref.WeakSet[RedisSync] = weakref.WeakSet()
 

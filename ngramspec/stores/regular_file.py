@@ -23,9 +23,6 @@ def open_regular(path: str | PathLike[str]) -> BinaryIO:
     Opening a FIFO waits for a writer, and opening a device can have side effects. If the path is
     replaced after the check, ``O_NONBLOCK`` makes the call return at once, and the opened file is
     checked again. The flag has no effect on regular files.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
     """
     check_regular(path, os.stat(path).st_mode)
     return open(path, "rb", opener=_open_at_once)
