@@ -203,8 +203,10 @@ class LeftOut:
 
     def show(self, console: Any) -> None:
         """Print the number of files and the first names for each reason."""
+        from ngramspec.cli.pieces import printable
+
         for why, count in self.counts.most_common():
-            names = ", ".join(str(path) for path in self.names[why][:MAX_NAMED_FILES])
+            names = ", ".join(printable(str(path)) for path in self.names[why][:MAX_NAMED_FILES])
             more = ", ..." if count > MAX_NAMED_FILES else ""
             console.print(
                 f"left out, {why}: {count} ({names}{more})", markup=False, highlight=False

@@ -71,6 +71,14 @@ def test_build_info_verify_update(project, tmp_path, capsys):
     assert len(Corpus.open(out)) == 30
 
 
+def test_names_of_files_do_not_control_the_terminal(project, tmp_path, capsys):
+    (project / "\x1b]0;title\x1b\\\x1b[31m.bin").write_bytes(b"\0")
+    assert exit_code(["corpus", "build", str(tmp_path / "own.ngc"), str(project)]) == 0
+    said = capsys.readouterr().err.replace("\n", "")
+    assert "title" in said
+    assert "\x1b" not in said
+
+
 def test_large_files_are_left_out_when_built_and_when_built_again(project, tmp_path, capsys):
     out, large = tmp_path / "own.ngc", project / "large.txt"
     large.write_bytes(b"a" * ((1 << 20) + 1))
