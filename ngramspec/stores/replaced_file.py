@@ -104,13 +104,9 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 
 def _sync_folder(folder: Path) -> None:
     """Make a rename durable, where folders can be opened."""
-    try:
+    with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
