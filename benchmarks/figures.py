@@ -14,6 +14,7 @@ run continues where it stopped.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -103,15 +104,44 @@ def _measure(name: str, table: Table, arguments: argparse.Namespace) -> bool:
 
 
 def source_hash(sources: Sequence[str]) -> str:
-    """The hash of the text of files and folders, named relative to the root."""
+    """The hash of files and folders, named relative to the root.
+
+    Comments, docstrings and formatting of Python files do not count.
+    """
     found = hashlib.sha256()
     for name in sorted(sources):
         path = ROOT / name
         files = [path] if path.is_file() else sorted(path.rglob("*"))
         for file in files:
             if file.suffix in SUFFIXES:
-                found.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+                text = file.read_bytes()
+                contents = _code(text) if file.suffix == ".py" else text
+                found.update(str(file.relative_to(ROOT)).encode() + b"\0" + contents)
     return found.hexdigest()[:16]
+
+
+@cache
+def _code(text: bytes) -> bytes:
+    """The syntax tree of Python source, without docstrings."""
+    return repr(_dumped(ast.parse(text))).encode()
+
+
+def _dumped(node: Any) -> Any:
+    """A syntax tree without positions, string statements and empty fields.
+
+    ``ast.dump`` is not used, because its text differs between versions of Python: they add fields.
+    """
+    if isinstance(node, ast.AST):
+        fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
+        return type(node).__name__, {name: _dumped(value) for name, value in fields.items()}
+    if isinstance(node, list):
+        return [_dumped(each) for each in node if not _is_string_statement(each)]
+    return node
+
+
+def _is_string_statement(node: Any) -> bool:
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def stale(table: Table) -> bool:

@@ -172,6 +172,40 @@ def test_the_hash_depends_on_names_and_contents_of_source_files(tmp_path, monkey
     assert len({first, second, source_hash(["folder"])}) == 3
 
 
+def test_comments_docstrings_and_formatting_do_not_change_the_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    file = tmp_path / "a.py"
+
+    def hashed(text: str) -> str:
+        file.write_text(text)
+        return source_hash(["a.py"])
+
+    first = hashed("class A:\n    def f(self, x: int = 1):\n        return [x, 'two']\n")
+    documented = """'''Module.'''
+class A:
+    "Class."
+    limit: int
+    "Attribute."
+
+    async def f(self, x: int = 1):
+        # a reason
+        "Method."
+        return [
+            x,
+            "two",
+        ]
+"""
+    assert hashed(documented) != first
+    same = documented.replace("async ", "").replace("    limit: int\n", "")
+    assert hashed(same) == first
+    changed = [same.replace(*pair) for pair in (("= 1", "= 2"), ("two", "2"), (": int", ""))]
+    assert len({first, *map(hashed, changed)}) == 4
+    (tmp_path / "a.pyx").write_text("one = 1")
+    native = source_hash(["a.pyx"])
+    (tmp_path / "a.pyx").write_text("one = 1  # a reason")
+    assert source_hash(["a.pyx"]) != native
+
+
 def test_native_operations_are_reduced_to_medians_and_growth():
     stats = {"median": 2e-6, "iqr": 1e-7, "data": [1.0] * 9}
     known = [
