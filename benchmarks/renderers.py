@@ -11,7 +11,6 @@ from statistics import geometric_mean
 from typing import Any
 
 Raw = dict[str, Any]
-TOP_TOKENS = ("without", "replayed", "live")
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -107,15 +106,6 @@ def nothing(raw: Raw) -> str:
     return markdown(header, [(*what, *(_speed(each, 3) for each in ratios))])
 
 
-def top_tokens(raw: Raw) -> str:
-    """Tokens per call with the target's top-k candidates as branches, replayed and live."""
-    rows = [
-        (row["group"], row["prompts"], *(_speed(row[way], 3) for way in TOP_TOKENS))
-        for row in raw["rows"]
-    ]
-    return markdown(("group", "prompts", "without", "`auto`, replayed", "`auto`, live"), rows)
-
-
 def lengths(raw: Raw) -> str:
     """Speedup after the prefill by the prompt's length and task."""
     rows = []
@@ -128,35 +118,6 @@ def lengths(raw: Raw) -> str:
         rows.append((cell["length"], cell["task"], *figures, _speed(ours / speed[best], 3)))
     header = ("prompt tokens", "task", "prompt lookup (10)", "ngramspec", "over lookup")
     return markdown((*header, "best fixed setting", "relative to it"), rows)
-
-
-def lengths_mean(raw: Raw) -> str:
-    """Geometric means over tasks of ``lengths``."""
-    found: dict[int, dict[str, list[float]]] = {}
-    for cell in raw["cells"]:
-        for row in cell["summary"]:
-            ways = found.setdefault(cell["length"], {})
-            ways.setdefault(row["way"], []).append(row["ratio"])
-    names = {"prompt lookup 10": "prompt lookup, speedup", "ngramspec": "ngramspec, speedup"}
-    rows = [
-        (name, *(_speed(geometric_mean(each[way])) for each in found.values()))
-        for way, name in names.items()
-    ]
-    return markdown(("prompt tokens", *map(str, found)), rows)
-
-
-def policies(raw: Raw) -> str:
-    """Draft lengths on simulated machines: the default and the best of the others."""
-    cells: dict[tuple[int, str], list[str]] = {}
-    for row in raw["rows"]:
-        speed = {way: each["to_plain"] for way, each in row["ways"].items()}
-        auto = speed.pop("auto")
-        best = max(speed, key=lambda way: speed[way])
-        cell = cells.setdefault((row["length"], row["task"]), [])
-        cell += [_speed(auto), f"{speed[best]:.2f} ({best})"]
-    rows = [(length, task, *cell) for (length, task), cell in cells.items()]
-    header = ("prompt tokens", "task", "auto", "best other")
-    return markdown((*header, "auto, unsteady speed", "best other, unsteady speed"), rows)
 
 
 def compiled(raw: Raw) -> str:
@@ -361,19 +322,6 @@ def heads(raw: Raw) -> str:
     return markdown(("cost of the head", *names, "both / better alone"), rows)
 
 
-def recurrent(*files: Raw) -> str:
-    """Speedup of models with recurrent layers, and the bytes of the copies of their states."""
-    rows = []
-    for raw in files:
-        for group, found in raw["groups"].items():
-            sizes = (found["checkpoint_bytes"] / 1e6, found["model_bytes"] / 1e6)
-            ways = (found[way] for way in ("ngramspec", "gamma 5"))
-            speeds = (f"{way['to_plain']:.2f} ({way['tokens_per_call']:.1f})" for way in ways)
-            rows.append((found["family"], group, *(f"{each:.1f}" for each in sizes), *speeds))
-    header = ("layers of", "text", "copies, MB", "weights, MB")
-    return markdown((*header, "ngramspec (tokens per call)", "`gamma=5` (tokens per call)"), rows)
-
-
 def divergence(*files: Raw) -> str:
     """Number of texts that differ from the baseline's, and how near to a tie they diverge."""
     rows = []
@@ -483,17 +431,6 @@ def stores(corpus: Raw, shared: Raw) -> str:
     ]
     header = ("structure", "tokens", "build, µs per token", "bytes per token")
     return markdown((*header, "look-up, µs", "99th percentile"), cells)
-
-
-def forced(raw: Raw) -> str:
-    """Speedup with a JSON schema, with and without jump-forward decoding."""
-    rows = []
-    for name, found in raw["grammars"].items():
-        ways = (found["ways"][way] for way in ("forced", "hidden"))
-        cells = (f"{way['to_plain']:.2f} ({way['tokens_per_call']:.2f})" for way in ways)
-        rows.append((name, *cells, "yes" if found["same_text"] else "no"))
-    header = ("grammar", "ngramspec (tokens per call)", "without jump-forward decoding")
-    return markdown((*header, "same text"), rows)
 
 
 def beams(**files: str) -> Callable[..., str]:

@@ -131,17 +131,6 @@ TABLES: dict[str, Table] = {
         renderers.nothing,
     ),
     "lengths": Table(_LENGTHS, (*LOOP, "benchmarks/lengths.py"), renderers.lengths),
-    "lengths-mean": Table(_LENGTHS, (*LOOP, "benchmarks/lengths.py"), renderers.lengths_mean),
-    "policies": Table(
-        {
-            "long_contexts": (
-                *("benchmarks", "long_contexts", "--traces", PUBLIC, "--prompts", "10"),
-                *("--costs", "benchmarks/results/costs_long.json", "--json", "OUT"),
-            )
-        },
-        (*DRAFTERS, "ngramspec/costs", "benchmarks/long_contexts.py"),
-        renderers.policies,
-    ),
     "compiled": Table(
         {
             "compiled": (
@@ -200,16 +189,6 @@ TABLES: dict[str, Table] = {
         (*DRAFTERS, "ngramspec/stores", "ngramspec/measure/replay.py", "benchmarks/agents.py"),
         renderers.agents,
     ),
-    "top-tokens": Table(
-        {
-            "top_tokens": (
-                *("benchmarks", "top_tokens", "--prompts", PUBLIC, "--count", "3"),
-                *("--max-new-tokens", "64", "--json", "OUT"),
-            )
-        },
-        (*LOOP, "benchmarks/top_tokens.py", "ngramspec/measure/top_tokens.py"),
-        renderers.top_tokens,
-    ),
     "costs": Table(
         {"costs": ("benchmarks", "costs", "--json", "OUT")},
         ("benchmarks/costs.py",),
@@ -253,18 +232,6 @@ TABLES: dict[str, Table] = {
         (*DRAFTERS, "benchmarks/heads.py", "ngramspec/measure/heads.py"),
         renderers.heads,
     ),
-    "recurrent": Table(
-        {
-            f"recurrent_{family.replace('-', '_')}": (
-                *("benchmarks", "recurrent", "--traces", PUBLIC, "--family", family),
-                *("--groups", "edit", "answer", "--prompts", "2", "--new", "64"),
-                *("--dtype", "bfloat16", "--json", "OUT"),
-            )
-            for family in ("qwen3-next", "granite")
-        },
-        (*LOOP, "benchmarks/recurrent.py"),
-        renderers.recurrent,
-    ),
     "beams": Table(
         {
             f"beams_{group}": (
@@ -275,11 +242,6 @@ TABLES: dict[str, Table] = {
         },
         (*LOOP, "benchmarks/beams.py"),
         renderers.beams(edit="edit", answer="answer"),
-    ),
-    "forced": Table(
-        {"forced": ("benchmarks", "forced", "--json", "OUT")},
-        (*LOOP, "benchmarks/forced.py"),
-        renderers.forced,
     ),
     "divergence": Table(
         {

@@ -13,7 +13,7 @@ The second starts as the sum of a row of
   also this one; it leads among shorter matches; among the longest; among both;
 - ``BY_STORE_LENGTH``: the length bucket of the store's match.
 
-Fitted to completions inside 40 Python packages by benchmarks/start_values.py, and rounded.
+Fitted to completions inside 40 Python packages, and rounded.
 """
 
 STEP = 0.05  # unit of the tables' integers

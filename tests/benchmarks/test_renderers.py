@@ -10,7 +10,6 @@ from benchmarks.renderers import (
     host_time,
     llama,
     parity,
-    recurrent,
     samples,
     stores,
     summaries,
@@ -66,14 +65,6 @@ def test_heads_are_means_over_groups():
     table = heads({"results": [result]})
     assert table.startswith("| cost of the head | tables | both | both / better alone |")
     assert cells(table) == [["0.02", "4.000", "6.000", "1.500"]]
-
-
-def test_recurrent_models_have_a_row_for_each_text():
-    ways = {"ngramspec": {"to_plain": 2.0, "tokens_per_call": 3.0}}
-    ways["gamma 5"] = {"to_plain": 0.5, "tokens_per_call": 2.5}
-    found = {"family": "granite", "checkpoint_bytes": 4_100_000, "model_bytes": 242_000_000}
-    table = recurrent({"groups": {"edit": found | ways}, "figure": {}})
-    assert cells(table) == [["granite", "edit", "4.1", "242.0", "2.00 (3.0)", "0.50 (2.5)"]]
 
 
 def test_divergences_are_counted_with_their_largest_gap():
