@@ -1,4 +1,4 @@
-"""The cost of a corpus: building, opening, looking up, and the memory that two processes share.
+"""The cost of a corpus: building, opening, looking up.
 
     python -m benchmarks corpus --size 5_000_000 --json corpus.json
     python -m benchmarks corpus --tokens tokens.npy --lengths lengths.npy --size 100_000_000
@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -28,25 +26,11 @@ import numpy as np
 
 from benchmarks.harness import add_json, write
 from ngramspec.measure.models import gguf_read_once, locate
-from ngramspec.measure.texts import library
+from ngramspec.measure.prompts import library
 from ngramspec.stores import Corpus
 
 CONTEXTS = 100_000
 REPLACED = 0.02
-PSS = """
-import sys, time
-from ngramspec.stores import Corpus
-corpus = Corpus.open(sys.argv[1])
-memoryview(corpus._content).tobytes()[:1]  # touch every page
-print(flush=True); sys.stdin.readline()
-inside, pss = False, 0
-for line in open("/proc/self/smaps"):
-    if "-" in line.split()[0]:
-        inside = line.rstrip().endswith(sys.argv[1])
-    elif inside and line.startswith("Pss:"):
-        pss += int(line.split()[1])
-print(pss, flush=True); sys.stdin.readline()
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,9 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=Path)
     parser.add_argument("--lengths", type=Path)
     parser.add_argument("--size", type=int, default=10_000_000)
-    parser.add_argument(
-        "--offset", type=int, default=0, help="added to every id: 60000 for 3 bytes"
-    )
     add_json(parser)
 
 
@@ -67,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             tokens, lengths = other.submit(library_tokens, arguments.size).result()
     else:
         tokens, lengths = np.load(arguments.tokens), np.load(arguments.lengths)
-    documents = list(grown(tokens, lengths, arguments.size, arguments.offset))
+    documents = list(grown(tokens, lengths, arguments.size))
     with tempfile.TemporaryDirectory() as folder:
         result = measure(documents, Path(folder) / "c.ngc")
     result["real_tokens"] = len(tokens)
@@ -93,18 +74,18 @@ def library_tokens(size: int) -> tuple[Any, Any]:
     return np.concatenate(documents), np.array([len(each) for each in documents])
 
 
-def grown(tokens: Any, lengths: Any, size: int, offset: int) -> Iterator[Any]:
+def grown(tokens: Any, lengths: Any, size: int) -> Iterator[Any]:
     """Documents of ``size`` tokens in all."""
     rng = np.random.default_rng(0)
     total, again = 0, False
     while True:
         at = 0
         for length in lengths.tolist():
-            document = tokens[at : at + length].astype(np.int32) + offset
+            document = tokens[at : at + length].astype(np.int32)
             at += length
             if again:
                 places = rng.random(length) < REPLACED
-                document[places] = rng.choice(tokens, int(places.sum())) + offset
+                document[places] = rng.choice(tokens, int(places.sum()))
             yield document
             total += length
             if total >= size:
@@ -114,33 +95,26 @@ def grown(tokens: Any, lengths: Any, size: int, offset: int) -> Iterator[Any]:
 
 def measure(documents: list[Any], path: Path) -> dict[str, Any]:
     """Build, open, look up."""
-    stages: list[tuple[str, float]] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = perf_counter()
-    corpus = Corpus.build(
-        documents, path, on_stage=lambda name: stages.append((name, perf_counter() - begin))
-    )
+    Corpus.build(documents, path)
     seconds = perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    info = corpus.info()
     opening = []
     for _ in range(20):
         begin = perf_counter()
         corpus = Corpus.open(path)
         opening.append((perf_counter() - begin) * 1000)
-    looked_up = look_ups(corpus, documents)
-    del corpus  # so that this process does not share its pages, too
+    info = corpus.info()
     return {
         "tokens": info.tokens,
         "documents": info.documents,
         "width": info.width,
         "bytes_a_token": info.bytes / info.tokens,
         "build_us_a_token": seconds / info.tokens * 1e6,
-        "stages_s": stages,
         "memory_bytes_a_token": (peak - before) * 1024 / info.tokens,
         "open_ms_median": float(np.median(opening)),
-        "look_up": looked_up,
-        "pss_mb_of_two": shared(path),
+        "look_up": look_ups(corpus, documents),
     }
 
 
@@ -179,32 +153,3 @@ def look_ups(corpus: Corpus, documents: list[Any]) -> dict[str, Any]:
         "us_call_without_context": float(np.median(calls)) / 1000,
         "match_length_quartiles": np.percentile(lengths, (25, 50, 75)).tolist(),
     }
-
-
-def shared(path: Path) -> list[float]:
-    """Proportional set sizes of the file's pages in one process, and in two at once, in MB."""
-    sizes = []
-    for count in (1, 2):
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-c", PSS, str(path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(count)
-        ]
-        for step in range(3):
-            for child in children:
-                assert child.stdin is not None
-                assert child.stdout is not None
-                if step:
-                    child.stdin.write("\n")
-                    child.stdin.flush()
-                if step < 2:
-                    line = child.stdout.readline()
-                    if step == 1:
-                        sizes.append(int(line) / 1024)
-        for child in children:
-            child.wait()
-    return sizes

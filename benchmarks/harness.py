@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ from ngramspec.measure.traces import read_traces
 from ngramspec.measure.turns import PLAIN, Turns
 
 ROOT = Path(__file__).parents[1]
-TESTS = ROOT / "tests"
 
 
 def add_run(parser: argparse.ArgumentParser, *, repeats: int, new: int) -> None:
@@ -135,10 +132,3 @@ def padded(prompts: Sequence[Sequence[int]], pad: int = 0) -> dict[str, torch.Te
     ids = [[pad] * (longest - len(each)) + list(each) for each in prompts]
     mask = [[0] * (longest - len(each)) + [1] * len(each) for each in prompts]
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-
-
-def from_tests(name: str) -> Any:
-    """A module of the tests' folder."""
-    if str(TESTS) not in sys.path:
-        sys.path.insert(0, str(TESTS))
-    return import_module(name)

@@ -16,7 +16,7 @@ each source. "both" is the arbiter (``auto+model(FOLDER)``).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,13 @@ import numpy as np
 
 from benchmarks.harness import add_json, write
 from benchmarks.record_heads import CONTEXT, LAYERS, recorded
+from benchmarks.recorded_heads import RecordedHead, RecordedRows, SyntheticRows
 from ngramspec.drafters import CalibratedDrafter, ModelDrafter, PriorityDrafter, build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
 from ngramspec.hf_model.assistants.early_exit import early_exit
 from ngramspec.measure.costs import cost_curve
-from ngramspec.measure.heads import RecordedHead, RecordedRows, SyntheticRows
 from ngramspec.measure.models import load
 from ngramspec.measure.replay import Plan, Player, geometric_mean
 from ngramspec.measure.traces import Trace, read_traces
@@ -89,12 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"head cost {cost}".ljust(16) + "".join(f"{each[:13]:>14}" for each in groups))
         figures: dict[str, dict[str, float]] = {}
         for name, make in CONTENDERS.items():
-
-            def played(trace: Trace, cost: float = cost) -> RecordedHead:
-                return RecordedHead(trace, rows(trace, arguments.seed), cost)
-
             plan = plans[name not in CHAINS]
-            player = Player(make(), plan, head=None if name == "tables" else played).play(traces)
+            if name == "tables":
+                player = Player(make(), plan).play(traces)
+            else:
+                heads = [RecordedHead(each, rows(each, arguments.seed), cost) for each in traces]
+                player = play_with(heads, make(), plan, traces)
             figures[name] = {
                 each: player.groups[each].to_dict()["tokens_per_cost"] for each in groups
             }
@@ -115,6 +115,17 @@ def run(arguments: argparse.Namespace) -> int:
     }
     write(arguments, {"settings": settings, "results": found})
     return 0
+
+
+def play_with(
+    heads: Sequence[RecordedHead], drafter: Drafter, plan: Plan, traces: Sequence[Trace]
+) -> Player:
+    """Replay traces, each with its head, whose rows are part of the cost."""
+    following = iter(heads)
+    player = Player(drafter, plan, head=lambda _: next(following)).play(traces)
+    for trace, head in zip(traces, heads, strict=True):
+        player.groups[trace.group].cost += head.paid
+    return player
 
 
 def compared(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

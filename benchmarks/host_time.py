@@ -31,7 +31,6 @@ import torch
 from benchmarks.harness import add_json, prepared_call, write
 from ngramspec import Speculator
 from ngramspec.cli.options import add_count
-from ngramspec.measure.forced import ForcedProcessor
 from ngramspec.measure.turns import take_turns
 
 OWN, RANDOM, COPY = "own", "random", "copy"
@@ -99,6 +98,23 @@ CELLS = (
         )
     ),
 )
+
+
+class ForcedProcessor:
+    """A logits processor that allows one token only: the text's at this place in the sequence.
+
+    The text begins after ``prompt_length`` tokens. After its end its last token is repeated.
+    """
+
+    def __init__(self, prompt_length: int, tokens: Sequence[int]) -> None:
+        self.prompt_length = prompt_length
+        self.tokens = tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        at = min(input_ids.shape[1] - self.prompt_length, len(self.tokens) - 1)
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.tokens[at]] = 0.0
+        return forced
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,15 @@ def _cell(
         set_text = stack.enter_context(
             forced_model(loaded.model, length + plan.new + POSITIONS_AFTER_TEXT)
         )
-        forcing = by_model(set_text, read)
+        forced = by_model(set_text)
+
+        @contextmanager
+        def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
+            set_text(None)
+            read(prompt.ids)
+            with forced(prompt) as given:
+                yield given
+
         with usable():
             measured = EndToEnd(loaded.model, compared(), plan, forcing=forcing).run(prompts)
     return {

@@ -229,7 +229,7 @@ TABLES: dict[str, Table] = {
     ),
     "heads": Table(
         {"heads": ("benchmarks", "heads", "--traces", PUBLIC, "--json", "OUT")},
-        (*DRAFTERS, "benchmarks/heads.py", "ngramspec/measure/heads.py"),
+        (*DRAFTERS, "benchmarks/heads.py", "benchmarks/recorded_heads.py"),
         renderers.heads,
     ),
     "beams": Table(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ngramspec.draft import Int32
-from ngramspec.measure.texts import library
+from ngramspec.measure.prompts import library
 
 VOCAB = 49152
 WORDS = re.compile(r"\w+|\n\s*|[^\w\s]")

@@ -148,9 +148,8 @@ def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
 
 def read_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts to measure, and those to train on; the latter are empty if a file is given."""
-    from ngramspec.measure.content import TYPES as KINDS
-    from ngramspec.measure.content import content_prompts
-    from ngramspec.measure.prompts import library_prompts
+    from ngramspec.measure.prompts import TYPES as KINDS
+    from ngramspec.measure.prompts import content_prompts, library_prompts
     from ngramspec.measure.record import read_prompts
 
     count, train = arguments.count, arguments.train

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter
@@ -90,11 +89,9 @@ def target_text(
         seed: of torch's global generator.
         sampling: further arguments of ``generate``, such as top_p; top_k is off without one.
     """
-    ids = torch.tensor([list(prompt)], device=model.device)
     torch.manual_seed(seed)
     out = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
+        **inputs_of(model, prompt),
         max_new_tokens=new,
         output_scores=True,
         return_dict_in_generate=True,
@@ -106,6 +103,12 @@ def target_text(
         before = np.concatenate((np.array(prompt, np.int32), before))
     probs = torch.softmax(torch.cat(out.scores).float(), dim=-1).cpu().numpy()
     return TargetText(group, before, output, probs, temperature)
+
+
+def inputs_of(model: Any, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
+    """One prompt as ``input_ids`` and ``attention_mask``."""
+    ids = torch.tensor([list(prompt)], device=model.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def sampling_arguments(temperature: float, sampling: dict[str, Any] | None) -> dict[str, Any]:
@@ -187,6 +190,14 @@ def _match(p: Float32, ids: Int32, q: Float32, generated: TargetText) -> float:
     return float((p[ids].astype(np.float64) * q).sum())
 
 
+def dense_proposal(draft: Draft, node: int, vocab: int) -> Float64:
+    """q of a node, float64 (vocab,), summing to 1."""
+    ids, q = _proposed(draft, node)
+    dense = np.zeros(vocab)
+    dense[ids] = q.astype(np.float64) / q.sum(dtype=np.float64)
+    return dense
+
+
 def _measure_change(
     played: Played, draft: Draft, generated: TargetText, at: int, leniences: Sequence[float]
 ) -> None:
@@ -196,27 +207,18 @@ def _measure_change(
     target = p if generated.temperature else np.eye(1, len(p), int(p.argmax()))[0]
     moved, surprise = [], []
     for lenience in leniences:
-        emitted = (
-            _emitted_distribution(p, target, draft, lenience, generated) if len(draft) else target
-        )
+        emitted = target
+        if len(draft):
+            q = dense_proposal(draft, 0, len(p))
+            if generated.temperature:
+                emitted = closed.output(p, q, lenience)
+            elif p[q.argmax()] >= lenience * p.max():
+                emitted = np.eye(1, len(p), int(q.argmax()))[0]
         moved.append(float(np.abs(emitted - target).sum() / 2))
         some = emitted > 0
         surprise.append(float(-(emitted[some] * np.log(np.maximum(p[some], 1e-300))).sum()))
     played.moved.append(moved)
     played.surprise.append(surprise)
-
-
-def _emitted_distribution(
-    p: Float64, target: Float64, draft: Draft, lenience: float, generated: TargetText
-) -> NDArray[np.float64]:
-    """The distribution of the emitted token if the first drafted one is verified leniently."""
-    ids, q = _proposed(draft, 0)
-    if not generated.temperature:
-        token = ids[q.argmax()]
-        return np.eye(1, len(p), int(token))[0] if p[token] >= lenience * p.max() else target
-    dense = np.zeros(len(p))
-    dense[ids] = q.astype(np.float64) / q.sum(dtype=np.float64)
-    return closed.output(p, dense, lenience)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,16 +76,23 @@ class ModelDrafter(Drafter):
         return _ModelSession(self.model, tokens)
 
 
-class _ModelSession(DraftSession):
-    def __init__(self, model: CountModel | RandomModel, tokens: Int32) -> None:
-        self.model = model
-        self._last = int(tokens[-1]) if len(tokens) else None
+class _SamplingSession(DraftSession):
+    """Drafts at the request's temperature; at 0 until ``begin_sampling``."""
+
+    def __init__(self) -> None:
         self._temperature = 0.0
         self._rng = np.random.default_rng(0)
 
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         self._temperature = temperature
         self._rng = np.random.default_rng(seed)
+
+
+class _ModelSession(_SamplingSession):
+    def __init__(self, model: CountModel | RandomModel, tokens: Int32) -> None:
+        super().__init__()
+        self.model = model
+        self._last = int(tokens[-1]) if len(tokens) else None
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         last, drawn, parts = self._last, [], []
@@ -113,20 +120,15 @@ class SmallModelDrafter(Drafter):
         return _SmallModelSession(self.model, tokens)
 
 
-class _SmallModelSession(DraftSession):
+class _SmallModelSession(_SamplingSession):
     def __init__(self, model: Any, tokens: Int32) -> None:
         from transformers import DynamicCache
 
+        super().__init__()
         self.model = model
         self._cache: Any = DynamicCache(config=model.config)
         self._ahead: Any = None  # logits after all committed tokens
         self._pending = tokens.tolist()
-        self._temperature = 0.0
-        self._rng = np.random.default_rng(0)
-
-    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
-        self._temperature = temperature
-        self._rng = np.random.default_rng(seed)
 
     def extend(self, tokens: Int32) -> None:
         self._pending += tokens.tolist()

@@ -14,6 +14,7 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.measure.alpha import (
     Alpha,
     TargetText,
+    inputs_of,
     play,
     sampling_arguments,
     summarize,
@@ -114,13 +115,16 @@ class Row:
 
 def default_drafters(temperature: float, draft_temperatures: Sequence[float]) -> list[str]:
     """The drafters of Table 3 that exist for any model, and this package's own."""
-    specs = [RANDOM, *TRAINED]
-    for order in ORDERS:
-        if temperature:
-            drawn = (f"sample=true,temperature={each:g}" for each in draft_temperatures)
-            specs += [f"ngram(order={order},{each})" for each in drawn]
-    backoff = [f"ngram(order={order})" for order in (ORDERS if not temperature else (4,))]
-    return [*specs, *backoff, "copy", "auto"]
+    if temperature:
+        counts = [
+            f"ngram(order={order},sample=true,temperature={each:g})"
+            for order in ORDERS
+            for each in draft_temperatures
+        ]
+        counts.append("ngram(order=4)")
+    else:
+        counts = [f"ngram(order={order})" for order in ORDERS]
+    return [RANDOM, *TRAINED, *counts, "copy", "auto"]
 
 
 def measure(
@@ -186,9 +190,8 @@ def _rows(
     yield Row(name, temperature, ALL, summarize(played), seen)
     groups = dict.fromkeys(generated.group for generated in texts)
     for group in groups if len(groups) > 1 else ():
-        mine = [
-            each for each, generated in zip(played, texts, strict=True) if generated.group == group
-        ]
+        pairs = zip(played, texts, strict=True)
+        mine = [each for each, generated in pairs if generated.group == group]
         yield Row(name, temperature, group, summarize(mine))
 
 
@@ -207,17 +210,10 @@ def observe(
             if plan.change:
                 decode(model, ids, speculator, change, **arguments)
             else:
-                prompt = torch.tensor([list(ids)], device=model.device)
-                mask = torch.ones_like(prompt)
-                generate(
-                    model, input_ids=prompt, attention_mask=mask, speculator=speculator, **arguments
-                )
+                generate(model, **inputs_of(model, ids), speculator=speculator, **arguments)
         stats = speculator.stats
-        counted = (lenience, stats.verified, stats.alpha, stats.tokens_per_call)
-        if plan.change:
-            yield Observed(*counted, change.mean_moved, change.perplexity, change.text_moved)
-        else:
-            yield Observed(*counted)
+        of_texts = (change.mean_moved, change.perplexity, change.text_moved) if plan.change else ()
+        yield Observed(lenience, stats.verified, stats.alpha, stats.tokens_per_call, *of_texts)
 
 
 def _makers(
@@ -234,7 +230,7 @@ def _makers(
         if name in TRAINED:
             if not outputs:
                 on_stage(f"T={temperature:g}: texts to train on")
-                outputs = train_texts(model, plan, temperature)
+                outputs = _train_texts(model, plan, temperature)
             counts = CountModel(outputs, TRAINED[name])
             makers[name] = partial(ModelDrafter, counts, name)
         elif name == RANDOM:
@@ -251,18 +247,16 @@ def _makers(
     return makers
 
 
-def train_texts(model: Any, plan: Plan, temperature: float) -> list[list[int]]:
+def _train_texts(model: Any, plan: Plan, temperature: float) -> list[list[int]]:
     """The target's outputs for the plan's training prompts; a ValueError if there are none."""
     if not plan.train:
         raise ValueError("trained drafters need prompts to train on")
     found = []
     for number, ids in enumerate(plan.train):
-        prompt = torch.tensor([list(ids)], device=model.device)
         torch.manual_seed(plan.seed - 1 - number)
         out = generate(
             model,
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
+            **inputs_of(model, ids),
             max_new_tokens=plan.new,
             speculator=Speculator(tree=None),
             **sampling_arguments(temperature, plan.sampling),

@@ -18,8 +18,8 @@ import torch
 from ngramspec import Speculator, StepEvent, generate
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
+from ngramspec.measure.alpha import dense_proposal, inputs_of
 from ngramspec.theory import acceptance as closed
-from ngramspec.theory.arrays import Float64
 
 
 @dataclass(slots=True)
@@ -30,7 +30,6 @@ class Change:
         moved: total variation between p and the distribution of the token, for each token.
         surprise: -log p of each token under the target, in nats; at temperature 0 before p is
             standardised to its most probable token.
-        shortfall: log(max p / p) of each token, in nats: 0 for the target's most probable one.
         texts: for each text an unbiased estimate of the total variation between the target's
             texts and these, max(0, 1 - P(text) / Q(text)); None if drafts were sampled, of which Q
             would be the mean over all drafts.
@@ -38,7 +37,6 @@ class Change:
 
     moved: list[float] = field(default_factory=list)
     surprise: list[float] = field(default_factory=list)
-    shortfall: list[float] = field(default_factory=list)
     texts: list[float | None] = field(default_factory=list)
 
     @property
@@ -63,12 +61,8 @@ class Recorder(Drafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        self.source_names, self.estimates, self.branches = (
-            inner.source_names,
-            inner.estimates,
-            inner.branches,
-        )
-        self.evidence = inner.evidence
+        self.source_names, self.estimates = inner.source_names, inner.estimates
+        self.branches, self.evidence = inner.branches, inner.evidence
         self.last = EMPTY_DRAFT
 
     def start(self, tokens: Int32) -> DraftSession:
@@ -112,13 +106,11 @@ def decode(
             (draft, node) if node < count else None for node in range(len(event.verdict.emitted))
         )
 
-    ids = torch.tensor([list(prompt)], device=model.device)
     speculator.on_step = note
     try:
         out = generate(
             model,
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
+            **inputs_of(model, prompt),
             speculator=speculator,
             output_scores=True,
             return_dict_in_generate=True,
@@ -154,27 +146,15 @@ def add(
     for token, row, spot in zip(text, scores, verified, strict=True):
         p = torch.softmax(row[0].double(), dim=-1).cpu().numpy()
         change.surprise.append(-float(np.log(max(p[token], 1e-300))))
-        change.shortfall.append(change.surprise[-1] + float(np.log(p.max())))
         if not do_sample:
             moved = float(p[token] < p.max())
             ratio += -np.inf if moved else 0.0
         elif spot is None:
             moved = 0.0
         else:
-            emitted = _emitted_distribution(p, *spot, lenience)
+            emitted = closed.output(p, dense_proposal(*spot, len(p)), lenience)
             moved = float(np.abs(emitted - p).sum() / 2)
             ratio += float(np.log(p[token]) - np.log(max(emitted[token], 1e-300)))
             sampled |= spot[0].proposal is not None
         change.moved.append(moved)
     change.texts.append(None if sampled else max(0.0, -float(np.expm1(ratio))))
-
-
-def _emitted_distribution(p: Float64, draft: Draft, node: int, lenience: float) -> Float64:
-    """The distribution of a token that was compared with a draft's node."""
-    q = np.zeros(len(p))
-    if draft.proposal is None:
-        q[draft.tokens[node]] = 1.0
-    else:
-        ids, probs = draft.proposal.of(node)
-        q[ids] = probs.astype(np.float64) / probs.sum(dtype=np.float64)
-    return closed.output(p, q, lenience)

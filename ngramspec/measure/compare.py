@@ -30,12 +30,12 @@ def compare(
     """Replay traces through one drafter, and once more to count acceptance in detail.
 
     Args:
-        make: a new drafter.
+        make: makes a new drafter.
         plan: how it is asked for drafts.
         traces: the recorded outputs.
         fresh: whether each trace gets a new drafter, so that nothing carries over.
-        shuffle: seed of another order; None: the given order.
-        knowledge: what the drafters know in addition to each request; None: nothing.
+        shuffle: seed of another order, or None.
+        knowledge: what the drafters know in addition to each request, or None.
 
     Returns:
         ``groups``: Tally.to_dict by group; ``mean``: geometric means over groups, and the times of

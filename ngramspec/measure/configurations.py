@@ -81,22 +81,15 @@ def usual_configurations(
 ) -> list[Configuration]:
     """The baseline, transformers' prompt lookup, and ngramspec with these settings.
 
-    Args:
-        lookups: values of ``prompt_lookup_num_tokens``.
-        widths: fixed widths of a verify forward, each with a static cache.
-        trees: fixed sizes of a draft tree, in nodes.
-        chains: add drafts without branches.
-        speculators: further arguments of Speculator.
-        compiled: add the baseline, the default and each width with a static cache and a compiled
-            forward.
+    ``widths`` are fixed widths of a verify forward, each with a static cache, and ``trees`` sizes
+    of a draft tree in nodes. ``compiled`` adds the baseline, the default and each width with a
+    static cache and a compiled forward.
     """
     static = {"cache_implementation": "static"}
     found = [Configuration(PLAIN)]
     if compiled:
-        found += [
-            Configuration("plain, static", static),
-            Configuration("plain, compiled", static, compiled=True),
-        ]
+        found.append(Configuration("plain, static", static))
+        found.append(Configuration("plain, compiled", static, compiled=True))
     found += [Configuration(f"prompt lookup {n}", {"prompt_lookup_num_tokens": n}) for n in lookups]
     found.append(Configuration("ngramspec", {}, {}))
     found += [Configuration("ngramspec, chains", {}, {"tree": None})] if chains else []
@@ -106,11 +99,13 @@ def usual_configurations(
         named = ", ".join(f"{name} {value}" for name, value in each.items())
         found.append(Configuration(f"ngramspec, {named}", {}, dict(each)))
     if compiled:
-        for name, arguments in (("", {}), *((f", width {n}", {"width": n}) for n in widths)):
-            speculator = arguments | {"compiled": True}
-            found.append(
-                Configuration(f"ngramspec{name}, compiled", static, speculator, compiled=True)
+        settings = {"": {}, **{f", width {n}": {"width": n} for n in widths}}
+        found += [
+            Configuration(
+                f"ngramspec{name}, compiled", static, {**each, "compiled": True}, compiled=True
             )
+            for name, each in settings.items()
+        ]
     return found
 
 

@@ -14,19 +14,20 @@ from typing import Any
 from ngramspec.measure.explain import Run
 from ngramspec.measure.explain_advice import Advice, reliability
 from ngramspec.measure.explain_charts import bars, points, timeline
-from ngramspec.measure.explain_predict import Rung, batches, by_depth, by_source, rung_rows
+from ngramspec.measure.explain_predict import (
+    Rung,
+    batches,
+    by_depth,
+    by_source,
+    parents_of,
+    rung_rows,
+)
 from ngramspec.measure.replay import CONFIDENCE_BINS
 from ngramspec.measure.wording import counted
 
 MAX_SHOWN_DEPTHS = 12
-COLOURS = (
-    "#1a7f37",
-    "#0b7285",
-    "#9a6700",
-    "#8250df",
-    "#bf3989",
-    "#57606a",
-)  # of draft sources, in order
+# Of draft sources, in order.
+COLOURS = ("#1a7f37", "#0b7285", "#9a6700", "#8250df", "#bf3989", "#57606a")
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #fff; --soft: #f6f8fa;
@@ -170,23 +171,19 @@ def _step(step: Mapping[str, Any], sources: Mapping[str, str]) -> str:
 
 def first_rejected(step: Mapping[str, Any]) -> int | None:
     """The first rejected node after the accepted ones, or None."""
-    nodes = len(step["drafted"])
-    parents = step["parents"] or range(-1, nodes - 1)
     last = step["accepted"][-1] if step["accepted"] else -1
-    following = (node for node in range(nodes) if parents[node] == last)
+    following = (node for node, parent in enumerate(parents_of(step)) if parent == last)
     return next((node for node in following if node not in step["accepted"]), None)
 
 
 def tree_text(step: Mapping[str, Any]) -> str:
     """A step's draft as indented lines with marks at accepted nodes."""
-    nodes = len(step["drafted"])
     milliseconds = 1000 * (step["draft_seconds"] + step["forward_seconds"] + step["other_seconds"])
     head = f"step {step['index']}: {counted(step['width'], 'position')}, {milliseconds:.1f} ms"
-    if not nodes:
+    if not step["drafted"]:
         return f"{head}, no draft"
-    parents = list(range(-1, nodes - 1)) if step["parents"] is None else step["parents"]
     children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
+    for node, parent in enumerate(parents_of(step)):
         children.setdefault(parent, []).append(node)
     lines, open_ = [head], [(node, 0) for node in reversed(children.get(-1, []))]
     while open_:

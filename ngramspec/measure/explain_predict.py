@@ -181,10 +181,14 @@ def decoding_steps(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return [step for step in steps if step["index"]]
 
 
-def depths_of(parents: Sequence[int] | None, nodes: int) -> list[int]:
+def parents_of(step: Mapping[str, Any]) -> list[int]:
+    """The parent of each drafted node, -1 for the last committed token."""
+    parents: list[int] | None = step["parents"]
+    return list(range(-1, len(step["drafted"]) - 1)) if parents is None else parents
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
     """The depth of each node, from 0 on."""
-    if parents is None:
-        return list(range(nodes))
     depths: list[int] = []
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
@@ -196,11 +200,14 @@ def judged(step: Mapping[str, Any]) -> list[tuple[int, int, bool]]:
 
     These are the children of the last committed token and of accepted nodes.
     """
-    nodes = len(step["drafted"])
-    depths = depths_of(step["parents"], nodes)
-    parents = list(range(-1, nodes - 1)) if step["parents"] is None else step["parents"]
+    parents = parents_of(step)
+    depths = depths_of(parents)
     above, right = {-1, *step["accepted"]}, set(step["accepted"])
-    found = [(node, depths[node], node in right) for node in range(nodes) if parents[node] in above]
+    found = [
+        (node, depths[node], node in right)
+        for node, parent in enumerate(parents)
+        if parent in above
+    ]
     ended = len(step["emitted"]) <= len(step["accepted"])  # by a stop criterion
     return [each for each in found if each[2] or not (ended and each[1] >= len(right))]
 

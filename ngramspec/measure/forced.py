@@ -1,8 +1,7 @@
 """Making a model generate a given text, so that a measurement does not depend on what it generates.
 
-There are two methods. A logits processor can be passed to any ``generate``, but it makes every
-decoder choose its tokens one by one. With the other method the model's own logits are changed so
-that the text is most probable, and decoding is unchanged.
+The model's own logits are changed so that the text is most probable. A logits processor would make
+every decoder choose its tokens one by one.
 """
 
 from __future__ import annotations
@@ -19,23 +18,6 @@ from ngramspec.hf_model.compat.positions import given_positions
 
 TARGETS = "_forced_targets"
 POSITIONS_AFTER_TEXT = 4352  # for the longest draft that may be asked for, and padding
-
-
-class ForcedProcessor:
-    """A logits processor that allows one token only: the text's at this place in the sequence.
-
-    The text begins after ``prompt_length`` tokens. After its end its last token is repeated.
-    """
-
-    def __init__(self, prompt_length: int, tokens: Sequence[int]) -> None:
-        self.prompt_length = prompt_length
-        self.tokens = tokens
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        at = min(input_ids.shape[1] - self.prompt_length, len(self.tokens) - 1)
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.tokens[at]] = 0.0
-        return forced
 
 
 @contextmanager

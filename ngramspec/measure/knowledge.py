@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ NAMESPACE = "replay"
 STORE_BYTES = 256 << 20  # bytes of a store of earlier requests
 
 
-class Known(Protocol):
+class Known(ABC):
     """Text that drafters know in addition to each request.
 
     Attributes:
@@ -28,71 +29,74 @@ class Known(Protocol):
             the prompt.
     """
 
-    shares: bool
+    shares = False
+
+    def __init__(self) -> None:
+        self._last: tuple[Drafter, str, Drafter] | None = None
 
     def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
-        """A drafter that knows what belongs to a trace."""
-        ...
+        """A drafter that knows what belongs to a trace; all such traces share it."""
+        which = self.which(trace)
+        if self._last is None or self._last[0] is not drafter or self._last[1] != which:
+            self._last = None  # one at a time: suffix trees take much memory
+            self._last = (drafter, which, self.with_text(drafter, which))
+        return self._last[2]
+
+    def which(self, trace: Trace) -> str:
+        """The name of the text that belongs to a trace; "" if all traces share one."""
+        return ""
+
+    @abstractmethod
+    def with_text(self, drafter: Any, which: str) -> Drafter:
+        """The drafter with a text; the same drafter if it supports none."""
 
 
-class Earlier:
+class Earlier(Known):
     """The outputs of earlier traces, for drafters that support stores.
 
-    Args:
-        write: "outputs", or "all" for prompts, too (which other projects always leave out).
+    Ours get a namespace. One that has ``sharing``, as Arctic's, keeps the responses. ``write`` is
+    "outputs", or "all" for prompts, too (which other projects always leave out).
     """
 
     shares = True
 
     def __init__(self, write: str) -> None:
+        super().__init__()
         self.write = write
-        self._last: tuple[Drafter, Drafter] | None = None
 
-    def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
-        """A drafter with a store that all traces of one run share.
-
-        Ours get a namespace. One that has ``sharing``, as Arctic's, keeps the responses.
-        """
-        if self._last is None or self._last[0] is not drafter:
-            self._last = (drafter, self._with(drafter))
-        return self._last[1]
-
-    def _with(self, drafter: Any) -> Drafter:
+    def with_text(self, drafter: Any, which: str) -> Drafter:
         if hasattr(drafter, "sharing"):
             return drafter.sharing()  # type: ignore[no-any-return]
         store = SharedStore(STORE_BYTES, namespace_bytes=STORE_BYTES, write=self.write)
-        try:
-            return drafter.with_stores([store[NAMESPACE]])  # type: ignore[no-any-return]
-        except ValueError:
-            return drafter  # type: ignore[no-any-return]
+        return _with_store(drafter, store[NAMESPACE])
 
 
-class Tools:
-    """The tools of all traces, in addition to what else is known.
+class Tools(Known):
+    """The tools of all traces, in OpenAI's form, in addition to other knowledge, if there is any.
 
-    Args:
-        tools: in OpenAI's form.
-        tokenizer: of the traces.
-        also: other knowledge, or None.
+    ``tokenizer`` is that of the traces.
     """
 
     def __init__(self, tools: Sequence[Any], tokenizer: Any, also: Known | None) -> None:
+        super().__init__()
         self._calls = ToolCalls(tools, tokenizer)
         self._also = also
-        self._last: tuple[Drafter, Drafter] | None = None
         self.shares = also is not None and also.shares
 
     def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
-        """A drafter that predicts calls of the tools, if it can."""
         if self._also is not None:
             drafter = self._also.given_to(drafter, trace)
-        if self._last is None or self._last[0] is not drafter:
-            self._last = (drafter, drafter.with_tools(self._calls))
-        return self._last[1]
+        return super().given_to(drafter, trace)
+
+    def with_text(self, drafter: Any, which: str) -> Drafter:
+        return drafter.with_tools(self._calls)  # type: ignore[no-any-return]
 
 
-class Knowledge:
+class Knowledge(Known):
     """A corpus for all traces, or one for each repository that traces name.
+
+    Ours get the corpus as a store. A drafter that has ``with_documents``, as Arctic's, reads each
+    document as an earlier response.
 
     Args:
         place: a corpus; or a folder with ``REPO.ngc`` or ``REPO.npy`` for each trace's ``repo``:
@@ -103,12 +107,10 @@ class Knowledge:
         ValueError: it is not a corpus.
     """
 
-    shares = False
-
     def __init__(self, place: Path) -> None:
+        super().__init__()
         self.place = place
         self._corpora: dict[str, Corpus] = {}
-        self._last: tuple[Drafter, str, Drafter] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-")
         if not place.is_dir():
             self._corpora[""] = Corpus.open(place)
@@ -125,27 +127,21 @@ class Knowledge:
             self._corpora[name] = Corpus.open(path)
         return self._corpora[name]
 
-    def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
-        """A drafter that knows the trace's corpus, or the same drafter if it supports none.
+    def which(self, trace: Trace) -> str:
+        return trace.repo if self.place.is_dir() else ""
 
-        Ours get the corpus as a store. One that has ``with_documents``, as Arctic's, reads each
-        document as an earlier response.
-        """
-        repo = trace.repo if self.place.is_dir() else ""
-        last = self._last
-        if last is None or last[0] is not drafter or last[1] != repo:
-            self._last = None  # one at a time: suffix trees take much memory
-            last = self._last = (drafter, repo, self._with(drafter, self.corpus(repo)))
-        return last[2]
-
-    def _with(self, drafter: Any, corpus: Corpus) -> Drafter:
+    def with_text(self, drafter: Any, which: str) -> Drafter:
+        corpus = self.corpus(which)
         if hasattr(drafter, "with_documents"):
-            known: Drafter = drafter.with_documents(list(documents_of(corpus)))
-            return known
-        try:
-            return drafter.with_stores([corpus])  # type: ignore[no-any-return]
-        except ValueError:
-            return drafter  # type: ignore[no-any-return]
+            return drafter.with_documents(documents_of(corpus))  # type: ignore[no-any-return]
+        return _with_store(drafter, corpus)
+
+
+def _with_store(drafter: Drafter, store: Any) -> Drafter:
+    try:
+        return drafter.with_stores([store])
+    except ValueError:  # it supports none
+        return drafter
 
 
 def documents_of(corpus: Corpus) -> list[Int32]:

@@ -74,17 +74,9 @@ def finish(axes: Any, **settings: Any) -> None:
 def plot_panels(
     panels: Panels, width: float, *, xlabel: str, ylabel: str, yscale: str = "linear"
 ) -> Any:
-    """Lines in one panel per title over a logarithmic x axis, with one y axis and one legend.
+    """A figure of lines in one panel per title over a logarithmic x axis, with one legend.
 
-    Args:
-        panels: the points (x, y) of each line, by title and name.
-        width: of a panel, in inches.
-        xlabel: label of each panel.
-        ylabel: label of the first panel.
-        yscale: scale of the y axis.
-
-    Returns:
-        The figure.
+    ``width`` is that of a panel, in inches.
     """
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     colour = colours(names)
@@ -110,45 +102,45 @@ def _legend_below(figure: Any) -> None:
 
 
 def plot_replay(results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Acceptance by position, tokens per call by group, and reliability, of one curve's results.
+    """Plot tokens per call by group, acceptance by position and reliability for each cost curve.
 
-    Args:
-        results: ``results`` of ``ngramspec replay``.
-        folder: folder of the PNG and SVG files, created if necessary.
-
-    Returns:
-        The files written, named after the curve.
+    The results are those of ``ngramspec replay``. Returns the files written.
     """
     written = []
+    plots = {"groups": _groups, "positions": _positions, "reliability": _reliability}
     for curve in dict.fromkeys(result["curve"] for result in results):
         mine = [result for result in results if result["curve"] == curve]
-        for name, draw in (
-            ("groups", _groups),
-            ("positions", _positions),
-            ("reliability", _reliability),
-        ):
+        for name, draw in plots.items():
             figure, axes = new_plot()
             draw(axes, mine, curve)
             written += save(figure, folder, f"replay-{curve}-{name}")
     return written
 
 
+def _bars(axes: Any, groups: Sequence[str], values: dict[str, list[float]]) -> None:
+    """Bars of each configuration's or drafter's values, side by side in every group."""
+    width = 0.8 / len(values)
+    colour = colours(list(values))
+    for which, (name, heights) in enumerate(values.items()):
+        at = [group + (which - (len(values) - 1) / 2) * width for group in range(len(groups))]
+        axes.bar(at, heights, width, color=colour[name], label=name)
+    axes.grid(axis="y", alpha=0.3)
+
+
 def _groups(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> None:
     groups = [*results[0]["groups"], "geometric mean"]
-    width = 0.8 / len(results)
-    colour = colours([result["drafter"] for result in results])
-    for which, result in enumerate(results):
-        values = [each["tokens_per_call"] for each in result["groups"].values()]
-        values.append(result["mean"]["tokens_per_call"])
-        at = [group + (which - (len(results) - 1) / 2) * width for group in range(len(groups))]
-        name = result["drafter"]
-        axes.bar(at, values, width, color=colour[name], label=name)
+    values = {
+        result["drafter"]: [
+            each["tokens_per_call"] for each in (*result["groups"].values(), result["mean"])
+        ]
+        for result in results
+    }
+    _bars(axes, groups, values)
     axes.set_xticks(range(len(groups)), [re.sub("[ _]", "\n", name) for name in groups])
     axes.set(ylabel="tokens per call", yscale="log", title=f"Tokens per call, {curve} curve")
     axes.set_yticks([1, 1.5, 2, 3, 5, 10, 20], ["1", "1.5", "2", "3", "5", "10", "20"])
     axes.set_ylim(bottom=1)
     axes.minorticks_off()
-    axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize="small")
 
 
@@ -197,19 +189,14 @@ def _reliability(axes: Any, results: Sequence[dict[str, Any]], curve: str) -> No
 def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Bars of all figures by task and configuration, and the ratio by prompt length if set.
 
-    Args:
-        rows: ``summary`` of ``ngramspec bench``.
-        folder: folder of the PNG and SVG files, created if necessary.
-
-    Returns:
-        The files written.
+    The rows are the ``summary`` of ``ngramspec bench``. Returns the files written.
     """
     written = []
     for length in dict.fromkeys(row["length"] for row in rows):
         mine = [row for row in rows if row["length"] == length]
         for column, label in E2E.items():
             figure, axes = new_plot()
-            _bars(axes, mine, column)
+            _bars_by_task(axes, mine, column)
             axes.set(ylabel=label, title="" if length is None else f"prompts of {length} tokens")
             _legend_below(figure)
             suffix = "" if length is None else f"-{length}"
@@ -220,22 +207,18 @@ def plot_e2e(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     return written
 
 
-def _bars(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
+def _bars_by_task(axes: Any, rows: Sequence[dict[str, Any]], column: str) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    ways = list(dict.fromkeys(row["way"] for row in rows))
-    colour = colours(ways)
     scale = 1e6 if column == "peak_bytes" else 1.0
-    width = 0.8 / len(ways)
-    for which, way in enumerate(ways):
+    values: dict[str, list[float]] = {}
+    for way in dict.fromkeys(row["way"] for row in rows):
         found = {row["task"]: row[column] for row in rows if row["way"] == way}
-        values = [(found.get(task) or 0.0) / scale for task in tasks]
-        at = [task + (which - (len(ways) - 1) / 2) * width for task in range(len(tasks))]
-        axes.bar(at, values, width, color=colour[way], label=way)
+        values[way] = [(found.get(task) or 0.0) / scale for task in tasks]
+    _bars(axes, tasks, values)
     axes.set_xticks(range(len(tasks)), [re.sub("[ _]", "\n", task, count=1) for task in tasks])
     axes.set_axisbelow(True)
     if column in ("ratio", "limit_share"):
         axes.axhline(1, color="grey", linewidth=1)
-    axes.grid(axis="y", alpha=0.3)
 
 
 def _by_length(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:

@@ -18,8 +18,7 @@ from ngramspec._native.copyindex import CopyIndex
 from ngramspec.costs.tracker import DraftMargin
 from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
-from ngramspec.drafters.base import Drafter, hand_over
-from ngramspec.measure.heads import RecordedHead
+from ngramspec.drafters.base import Drafter, DraftModel, hand_over
 from ngramspec.measure.knowledge import Known
 from ngramspec.measure.top_tokens import replayed
 from ngramspec.measure.traces import Trace
@@ -68,7 +67,7 @@ class Tally(DecodeStats):
             "accepted_fraction": self.accepted_fraction,
             "drafted_per_step": self.drafted / calls if calls else 0.0,
             "step_us_median": float(np.median(self.nanoseconds)) / 1000 if calls else 0.0,
-            "step_us_p99": (float(np.percentile(self.nanoseconds, 99)) / 1000 if calls else 0.0),
+            "step_us_p99": float(np.percentile(self.nanoseconds, 99)) / 1000 if calls else 0.0,
         }
 
 
@@ -128,10 +127,10 @@ class Player:
     Args:
         drafter: shared by all traces.
         plan: how drafts are requested.
-        acceptance: where acceptance is counted in detail; None: not at all. Counting disturbs the
-            times, so figures and details are measured in different runs.
-        knowledge: text that it knows in addition to each request, or None.
-        head: makes the recorded drafting model of a trace; None: the drafter runs no model.
+        acceptance: where acceptance is counted in detail, if wanted. Counting disturbs the times,
+            so figures and details are measured in different runs.
+        knowledge: text that the drafter knows in addition to each request, or None.
+        head: makes the drafting model of a trace, whose cost is not counted; None: it runs none.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class Player:
         plan: Plan,
         acceptance: Acceptance | None = None,
         knowledge: Known | None = None,
-        head: Callable[[Trace], RecordedHead] | None = None,
+        head: Callable[[Trace], DraftModel] | None = None,
     ) -> None:
         self.head = head
         self.drafter = drafter
@@ -160,15 +159,17 @@ class Player:
         recorded = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
         margin = DraftMargin()
-        controller: GammaController = CostGamma(plan.gamma_max, lambda: margin.required(plan.cost))
         drafter = self.drafter
         if self.knowledge is not None:
             drafter = self.knowledge.given_to(drafter, trace)
         estimates = drafter.estimates
+        controller: GammaController
         if plan.gamma != "auto":
             controller = make_controller(plan.gamma, plan.gamma_max, lambda: plan.cost)
         elif plan.tree and not estimates:  # most nodes of any tree are rejected
             controller = FixedGamma(plan.gamma_max)
+        else:
+            controller = CostGamma(plan.gamma_max, lambda: margin.required(plan.cost))
         seen = None if self.acceptance is None else CopyIndex()
         if seen is not None:
             seen.extend(committed)
@@ -177,8 +178,8 @@ class Player:
             session.extend(output[:1])
         else:
             session = drafter.start(committed)
-        model = None if self.head is None else self.head(trace)
-        if model is not None:
+        if self.head is not None:
+            model = self.head(trace)
             session.begin_models(lambda _: model)
         at = 1
         while at < len(recorded):
@@ -213,7 +214,6 @@ class Player:
                 self.acceptance.count(draft, path, match, drafter.source_names)
                 seen.extend(new)
             at += len(new)
-        tally.cost += 0.0 if model is None else model.paid
         session.close()
 
 

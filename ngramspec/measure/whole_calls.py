@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -30,19 +31,11 @@ def unforced(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
     return nullcontext({})
 
 
-def by_model(
-    set_text: Callable[[Sequence[int] | None], None],
-    read: Callable[[Sequence[int]], None] = lambda ids: None,
-) -> Forcing:
-    """Have the model's own logits force a prompt's text, if it has one, by ``forced_model``.
-
-    ``read`` is called with the prompt's ids before the call; see ``prefilled_model``.
-    """
+def by_model(set_text: Callable[[Sequence[int] | None], None]) -> Forcing:
+    """Have the model's own logits force a prompt's text, if it has one, by ``forced_model``."""
 
     @contextmanager
     def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
-        set_text(None)
-        read(prompt.ids)
         set_text(None if prompt.text is None else [*prompt.ids, *prompt.text])
         yield {}
 
@@ -112,13 +105,12 @@ class Measured:
     """Everything measured, in JSON values.
 
     Attributes:
-        calls: every timed call.
         prefills: seconds of baseline calls for one token, by (task, length, prompt).
         costs: the context and the seconds of forwards by width, by (task, length).
         static: configurations with static caches. ``costs`` does not apply to their forwards.
         compiling: calls repeated because something was compiled in them, by configuration.
-        left_out: prompts with too short a baseline output, by task.
-        skipped: configurations that did not run, and the reason.
+        left_out: number of prompts with too short a baseline output, by task.
+        skipped: the reason why a configuration did not run, by its name.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -131,14 +123,9 @@ class Measured:
 
 
 class EndToEnd:
-    """Compares configurations of ``generate``.
+    """Compares configurations of ``generate`` with the first of them, the baseline.
 
-    Args:
-        model: a causal language model of transformers, in eval mode.
-        configurations: the first is the baseline, with which the others are compared.
-        plan: how to measure.
-        forcing: how a prompt's own text is forced.
-        progress: called with a line of text for each stage.
+    ``model`` is in eval mode; ``progress`` is called with a line of text for each stage.
     """
 
     def __init__(
@@ -160,9 +147,7 @@ class EndToEnd:
         self.forcing = forcing
         self.progress = progress
         self.caller = Caller(model, keep=plan.keep)
-        self.measured = Measured(
-            static=[configuration.name for configuration in configurations if configuration.static]
-        )
+        self.measured = Measured(static=[each.name for each in configurations if each.static])
 
     def run(
         self, prompts: Iterable[Prompt], *, after: Callable[[Measured], None] = lambda found: None
@@ -179,7 +164,8 @@ class EndToEnd:
             sets.setdefault((prompt.task, prompt.length), []).append(prompt)
         if not sets:
             raise ValueError("no prompt has the length asked for")
-        self.probe(max((each for many in sets.values() for each in many), key=_size))
+        longest = max(chain.from_iterable(sets.values()), key=lambda prompt: len(prompt.ids))
+        self.probe(longest)
         for key, candidates in sets.items():
             self.measure(key, candidates)
             after(self.measured)
@@ -226,8 +212,8 @@ class EndToEnd:
             self.turns(forced, plain, first=count)
             count += 1
         mine = [each for each in self.measured.calls if (each.task, each.length) == key]
-        static = self.measured.static
-        widths = {width for each in mine if each.way not in static for width in each.widths}
+        dynamic = [each for each in mine if each.way not in self.measured.static]
+        widths = {width for each in dynamic for width in each.widths}
         if widths:
             context = int(median(each.prompt_tokens + each.new_tokens / 2 for each in mine))
             self.progress(f"{task}: {len(widths)} widths at {context} tokens")
@@ -241,11 +227,9 @@ class EndToEnd:
 
         ``plain`` are the tokens that the baseline generates.
         """
-        compiled = [
-            configuration for configuration in self.configurations if configuration.compiled
-        ]
-        for configuration in compiled:  # another prompt may compile again
-            self.call(configuration, prompt, self.plan.new)
+        for configuration in self.configurations:
+            if configuration.compiled:  # another prompt may compile again
+                self.call(configuration, prompt, self.plan.new)
         for repeat in range(self.plan.repeats):
             prefill = self.call(self.configurations[0], prompt, 1)
             key = (prompt.task, prompt.length, prompt.id)
@@ -322,7 +306,3 @@ def _record(prompt: Prompt, way: str, repeat: int, outcome: Outcome, plain: Sequ
         emitted=outcome.emitted,
         stats=None if outcome.stats is None else asdict(outcome.stats),
     )
-
-
-def _size(prompt: Prompt) -> int:
-    return len(prompt.ids)

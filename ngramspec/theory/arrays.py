@@ -12,17 +12,16 @@ SUM_TOLERANCE = 1e-4  # rounding error of a sum of many float32 probabilities
 
 
 def real(name: str, value: ArrayLike, low: float, high: float) -> Float64:
-    """``value`` as float64, all of it in low..high.
-
-    Raises:
-        ValueError: out of bounds, or NaN.
-    """
+    """``value`` as float64, all of it in low..high; else, or if NaN, a ValueError."""
     array = np.asarray(value, np.float64)
-    wrong = ~((array >= low) & (array <= high))
-    if wrong.any():
-        got = array[wrong].flat[0]
-        raise ValueError(f"{name} must be in {low:g}..{high:g}, got {got:g}")
+    _check(array, (array >= low) & (array <= high), f"{name} must be in {low:g}..{high:g}")
     return array
+
+
+def _check(values: Float64, sound: NDArray[np.bool_], message: str) -> None:
+    """Raise a ValueError with the first value that is not sound."""
+    if not sound.all():
+        raise ValueError(f"{message}, got {values[~sound].flat[0]:g}")
 
 
 def probability(name: str, value: ArrayLike) -> Float64:
@@ -31,16 +30,10 @@ def probability(name: str, value: ArrayLike) -> Float64:
 
 
 def whole(name: str, value: ArrayLike, low: int) -> Float64:
-    """``value`` as float64, all of it whole and >= low; infinity is allowed.
-
-    Raises:
-        ValueError: out of bounds, NaN, or not whole.
-    """
+    """``value`` as float64, all of it whole (or infinity) and >= low; else a ValueError."""
     array = np.asarray(value, np.float64)
-    wrong = ~((array >= low) & (array == np.floor(array)))
-    if wrong.any():
-        got = array[wrong].flat[0]
-        raise ValueError(f"{name} must be a whole number >= {low}, got {got:g}")
+    sound = (array >= low) & (array == np.floor(array))
+    _check(array, sound, f"{name} must be a whole number >= {low}")
     return array
 
 
@@ -54,10 +47,9 @@ def distribution(name: str, value: ArrayLike) -> Float64:
     if not array.ndim or not array.shape[-1]:
         raise ValueError(f"{name} must have shape (..., vocab), got {array.shape}")
     real(name, array, 0.0, np.inf)
-    total = array.sum(axis=-1)
-    wrong = ~(np.abs(total - 1) <= SUM_TOLERANCE)
-    if wrong.any():
-        raise ValueError(f"{name} must sum to 1 on its last axis, got {total[wrong].flat[0]:g}")
+    total = np.asarray(array.sum(axis=-1))
+    sound = np.asarray(np.abs(total - 1) <= SUM_TOLERANCE)
+    _check(total, sound, f"{name} must sum to 1 on its last axis")
     return array
 
 

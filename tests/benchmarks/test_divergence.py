@@ -23,8 +23,7 @@ from benchmarks.divergence import (
 from ngramspec import Speculator
 from ngramspec.measure import models
 from ngramspec.measure.measurement import ulp, ulps_apart
-from ngramspec.measure.prompts import library_prompts
-from ngramspec.measure.texts import library
+from ngramspec.measure.prompts import library, library_prompts
 from ngramspec.measure.whole_calls import first_difference
 
 BFLOAT16 = torch.bfloat16
@@ -118,7 +117,7 @@ def test_library_prompts_are_many_and_of_two_kinds(monkeypatch):
     assert [prompt.group for prompt in few[:3]] == ["code", "prose", "code"]
     assert len({prompt.text for prompt in few}) == 7
     sources = [*islice(library(), 20)]
-    monkeypatch.setattr("ngramspec.measure.texts.library", lambda: iter(sources))
+    monkeypatch.setattr("ngramspec.measure.prompts.library", lambda: iter(sources))
     with pytest.raises(ValueError, match=r"the library has \d+ prompts, 100 are needed"):
         library_prompts(100)
 

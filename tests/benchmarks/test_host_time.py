@@ -9,7 +9,15 @@ import torch
 
 from benchmarks import host_time
 from benchmarks.__main__ import main
-from benchmarks.host_time import Host, chosen, random_tokens, row_of, small_llama, speeds
+from benchmarks.host_time import (
+    ForcedProcessor,
+    Host,
+    chosen,
+    random_tokens,
+    row_of,
+    small_llama,
+    speeds,
+)
 
 
 def test_a_row_has_medians_per_forward_and_per_token():
@@ -59,3 +67,10 @@ def test_the_command_writes_every_chosen_row(tmp_path, capsys):
     assert [row["name"] for row in rows] == [each.name for each in chosen(words[1:])]
     assert all(len(row["assumed"]) == (4 if "none" in row["name"] else 0) for row in rows)
     assert "ngramspec none, random" in capsys.readouterr().out
+
+
+def test_a_forced_processor_goes_by_length():
+    forced = ForcedProcessor(2, (5, 6))
+    scores = torch.zeros(1, 9)
+    for length, token in ((2, 5), (3, 6), (4, 6)):
+        assert forced(torch.zeros(1, length), scores).argmax().item() == token

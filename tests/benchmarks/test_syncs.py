@@ -15,10 +15,11 @@ from forced_text import IDS, TEXT, VOCAB
 from torch.utils._python_dispatch import TorchDispatchMode
 from waits import check_one_wait
 
+from benchmarks.host_time import ForcedProcessor
 from benchmarks.syncs import host_syncs, syncs_per_step
 from ngramspec import Draft, Proposal, Speculator, generate
 from ngramspec.decoding.observer import VERIFICATION, Observer
-from ngramspec.measure.forced import ForcedProcessor, forced_model
+from ngramspec.measure.forced import forced_model
 
 
 @pytest.fixture(scope="module")

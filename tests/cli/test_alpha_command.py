@@ -9,7 +9,7 @@ from command import exit_code
 from forced_text import tiny_loaded
 
 from ngramspec.cli import main
-from ngramspec.measure.content import TYPES
+from ngramspec.measure.prompts import TYPES
 from ngramspec.measure.record import Prompt
 
 FEW = ["--count", "2", "--train", "2", "--tokens", "9"]
@@ -44,7 +44,7 @@ def test_alpha_prints_and_writes(loaded, tmp_path, capsys):
 
 def test_content_types_are_groups(loaded, monkeypatch, capsys):
     prompts = [Prompt(kind, "0", kind * 3) for kind in TYPES for _ in range(2)]
-    monkeypatch.setattr("ngramspec.measure.content.content_prompts", lambda count: prompts)
+    monkeypatch.setattr("ngramspec.measure.prompts.content_prompts", lambda count: prompts)
     command = ["alpha", "--prompts", "types", "--count", "1", "--train", "4", "--tokens", "5"]
     assert main([*command, "--temperatures", "0", "--drafter", "copy", "--no-observed"]) == 0
     printed = capsys.readouterr().out

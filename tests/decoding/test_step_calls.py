@@ -9,8 +9,8 @@ import pytest
 import torch
 from conftest import tiny_llama
 
+from benchmarks.host_time import ForcedProcessor
 from ngramspec import Speculator, generate
-from ngramspec.measure.forced import ForcedProcessor
 
 PROMPT = [*range(5, 55)]
 

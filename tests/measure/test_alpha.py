@@ -16,7 +16,7 @@ from ngramspec.measure.alpha_drafters import (
     SmallModelDrafter,
 )
 from ngramspec.measure.alpha_run import ALL, Plan, default_drafters, measure
-from ngramspec.measure.content import TYPES, content_prompts
+from ngramspec.measure.prompts import TYPES, content_prompts
 from ngramspec.theory.acceptance import acceptance, divergence, output
 
 VOCAB = 23
@@ -194,7 +194,7 @@ def test_content_types_each_have_their_prompts(monkeypatch):
     found = content_prompts(2)
     assert [prompt.group for prompt in found] == [kind for kind in TYPES for _ in range(2)]
     assert len({prompt.text for prompt in found}) == len(found)
-    monkeypatch.setattr("ngramspec.measure.texts.library", lambda: ["x = 1", "syntax error"])
+    monkeypatch.setattr("ngramspec.measure.prompts.library", lambda: ["x = 1", "syntax error"])
     with pytest.raises(ValueError, match="has 0 prompts of each type, 2 are needed"):
         content_prompts(2)
 

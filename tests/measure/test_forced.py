@@ -9,7 +9,7 @@ from forced_text import IDS, TEXT, VOCAB
 
 from ngramspec import generate
 from ngramspec.measure.configurations import Caller, Configuration
-from ngramspec.measure.forced import ForcedProcessor, forced_model
+from ngramspec.measure.forced import forced_model
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +63,3 @@ def test_a_forced_model_goes_by_position_not_by_order(model):
         assert logits.argmax(-1).tolist() == [[11, 12, 12, 13]]
         with pytest.raises(ValueError, match=r"2\.\.64 tokens, got 65"):
             set_text(range(65))
-
-
-def test_a_forced_processor_goes_by_length(model):
-    forced = ForcedProcessor(2, (5, 6))
-    scores = torch.zeros(1, 9)
-    for length, token in ((2, 5), (3, 6), (4, 6)):
-        assert forced(torch.zeros(1, length), scores).argmax().item() == token

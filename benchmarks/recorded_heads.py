@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -155,6 +154,3 @@ class RecordedHead:
     def truncate(self, length: int) -> None:
         """See DraftModel."""
         del self._read[length:]
-
-
-Load = Callable[[Any], RecordedHead]
