@@ -131,14 +131,7 @@ def serving(loaded: LoadedModel) -> Iterator[tuple[Any, str]]:
 
 
 class Asked:
-    """Requests of recorded turns.
-
-    Args:
-        client: OpenAI's client.
-        name: of the model.
-        loaded: the model that the server has.
-        set_text: sets the text that the model says.
-    """
+    """Requests of recorded turns."""
 
     def __init__(self, client: Any, name: str, loaded: LoadedModel, set_text: Any) -> None:
         self.client, self.name, self.loaded, self.set_text = client, name, loaded, set_text

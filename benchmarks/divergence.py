@@ -60,7 +60,6 @@ class Divergence:
 
     Attributes:
         token: which new token, counted from 1.
-        plain, speculative: the ids there.
         gap: between plain ``generate``'s two best logits there.
         gap_ulps: the same in units in the last place of the model's dtype, see ``ulps_apart``.
         chosen_gap, chosen_ulps: between the best logit and that of the token which speculation
@@ -108,13 +107,6 @@ def compare(
 
     No end-of-sequence token ends a text: all have ``tokens`` new ones. For that the model's own
     generation config is changed.
-
-    Args:
-        model: a transformers model, decoder-only.
-        speculator: how to speculate.
-        prompts: names and token ids, int32 (n,).
-        tokens: new ones for each prompt, >= 1.
-        rows: prompts in a batch, >= 1.
     """
     model.generation_config.eos_token_id = None
     pad = model.generation_config.pad_token_id or 0

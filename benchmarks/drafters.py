@@ -72,11 +72,9 @@ def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: i
     """Start with the first ``n`` tokens, then take steps through the rest.
 
     Args:
-        name, text: the drafter and the text, as they are reported.
         drafter: its calibration is used as it is; a warm one drafts as in a long run.
         tokens: int32, more than ``n``.
         n: length of the context.
-        gamma: most tokens drafted in a step.
     """
     drafter.start(tokens[:16].copy()).propose(2)  # what is loaded once is not timed
     gc.collect()

@@ -234,11 +234,14 @@ def type_function(
     bursts: Sequence[Sequence[int]],
     arguments: argparse.Namespace,
 ) -> list[Answer]:
-    """Type through one function on one server."""
+    """Type through one function on one server: of each burst the last request is answered."""
     answers = []
-    for burst in bursts:
-        answers.append(type_burst(client, name, function, context, burst, arguments))
-        show(answers[-1])
+    for *cancelled, cursor in bursts:
+        for at in cancelled:
+            ask(client, arguments, context + function.text[:at], arguments.gap)
+        text, first, line = ask(client, arguments, context + function.text[:cursor], None)
+        answers.append(Answer(name, function.name, cursor, text, first, line))
+        print(f"{name:>12} {function.name}@{cursor}: {first:.3f} {line:.3f} {text!r}", flush=True)
         time.sleep(PAUSE)
     return answers
 
@@ -257,22 +260,6 @@ def cursors(
             burst.append(min(at, len(function.text) - 1))
         bursts.append(burst)
     return bursts
-
-
-def type_burst(
-    client: Any,
-    name: str,
-    function: Function,
-    context: str,
-    burst: Sequence[int],
-    arguments: argparse.Namespace,
-) -> Answer:
-    """Send the requests of a burst, and wait for the answer of the last one."""
-    for cursor in burst[:-1]:
-        ask(client, arguments, context + function.text[:cursor], arguments.gap)
-    cursor = burst[-1]
-    text, first, line = ask(client, arguments, context + function.text[:cursor], None)
-    return Answer(name, function.name, cursor, text, first, line)
 
 
 def ask(
@@ -307,15 +294,6 @@ def ask(
     if gap is not None:
         time.sleep(max(gap - line, 0.0))
     return text.partition("\n")[0], first or line, line
-
-
-def show(answer: Answer) -> None:
-    """Print one answer."""
-    print(
-        f"{answer.server:>12} {answer.function}@{answer.cursor}: {answer.first:.3f}"
-        f" {answer.line:.3f} {answer.text!r}",
-        flush=True,
-    )
 
 
 def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:

@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
@@ -42,7 +42,6 @@ from ngramspec.measure.turns import PLAIN
 from ngramspec.measure.whole_calls import (
     EndToEnd,
     Forcing,
-    Measured,
     Plan,
     by_model,
     forced_texts,
@@ -238,15 +237,18 @@ def contenders(
     )
     least = min(48, arguments.new)
     plan = Plan(arguments.repeats, arguments.new, least, arguments.per_task)
-    bench = EndToEnd(model, ways, plan, forcing=forcing, progress=print)
     found: dict[str, Any] = {"ways": [asdict(way) for way in ways]}
 
-    def keep(measured: Measured) -> None:
-        rows = summarize(measured)
-        found.update({"summary": rows, "against": against(rows), **to_dict(measured)})
-        save(found)
+    class Saving(EndToEnd):
+        """Saves what is known after each task."""
 
-    measured = bench.run(prompts, after=keep)
+        def measure(self, key: tuple[str, int | None], candidates: Sequence[Prompt]) -> None:
+            super().measure(key, candidates)
+            rows = summarize(self.measured)
+            found.update({"summary": rows, "against": against(rows), **to_dict(self.measured)})
+            save(found)
+
+    measured = Saving(model, ways, plan, forcing=forcing, progress=print).run(prompts)
     show(found["summary"])
     for way, reason in measured.skipped.items():
         print(f"skipped: {way}: {reason}")

@@ -78,9 +78,6 @@ def recorded_prompts(path: Path, group: str, longest: int, *, cut: bool = False)
     """The recorded prompts of a group that have at most ``longest`` tokens.
 
     Args:
-        path: traces.
-        group: of the traces.
-        longest: most tokens of a prompt.
         cut: also the last ``longest`` tokens of the longer prompts, after the others.
     """
     prompts = [each.prompt.tolist() for each in read_traces(path) if each.group == group]
@@ -94,10 +91,7 @@ def prepared_call(
     """What calls plain ``generate``, or speculative if it is given a Speculator.
 
     Args:
-        model: a model of transformers.
-        inputs: ``input_ids`` and ``attention_mask``.
         new: tokens of each row; no end of sequence ends one.
-        arguments: further ones of ``generate``.
     """
     given: dict[str, Any] = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0}
     given |= {"eos_token_id": None, **inputs, **arguments}

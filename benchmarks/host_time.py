@@ -52,7 +52,6 @@ class Cell:
     Attributes:
         who: BASELINE, LOOKUP, or the name of a configuration of ngramspec.
         text: OWN, RANDOM or COPY.
-        rows: of the batch.
         settings: of the Speculator; None: transformers' own loop.
     """
 
@@ -122,8 +121,6 @@ class Host:
     """What one call took outside the model's forwards, after its prefill.
 
     Attributes:
-        seconds: host time.
-        forwards: forwards after the prefill.
         tokens: tokens of each row that they emitted, at most.
         drafted: share of the forwards that had a draft.
     """

@@ -19,7 +19,7 @@ import torch
 from transformers.utils import logging
 
 from benchmarks import tiny
-from benchmarks.harness import write
+from benchmarks.harness import padded, write
 from ngramspec import Draft, Drafter, DraftSession, Speculator, UnsupportedError, generate
 from ngramspec.cli.options import add_outputs
 from ngramspec.draft import Float32, Int32
@@ -225,11 +225,7 @@ def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
 
 def prompts(rows: int) -> dict[str, torch.Tensor]:
     """One prompt, or several padded on the left, with their mask."""
-    chosen = [PROMPTS[row % len(PROMPTS)] for row in range(rows)]
-    longest = max(len(each) for each in chosen)
-    ids = [[0] * (longest - len(each)) + each for each in chosen]
-    mask = [[0] * (longest - len(each)) + [1] * len(each) for each in chosen]
-    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    return padded([PROMPTS[row % len(PROMPTS)] for row in range(rows)])
 
 
 def _difference(plain: torch.Tensor, ours: torch.Tensor) -> str:

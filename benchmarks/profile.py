@@ -40,13 +40,6 @@ class Stopwatch(Observer):
     """Exclusive time by section: a section's time without that of the sections inside it.
 
     Only sections inside a step are timed, not those of the prefill. The step's own time is PYTHON.
-
-    Args:
-        clock: returns the time in seconds.
-
-    Attributes:
-        seconds: by section, of all steps.
-        calls: by section, how often it ran.
     """
 
     def __init__(self, clock: Clock = perf_counter) -> None:
@@ -84,10 +77,6 @@ def around_forwards(
 
     On a GPU each forward is waited for, so that its time is its own and not that of whoever reads
     the result. Steps are a little slower for it.
-
-    Args:
-        model: a module, not compiled. One thread at a time.
-        enter: makes the context.
     """
     running: list[AbstractContextManager[None]] = []
 
@@ -126,17 +115,12 @@ def profile_steps(
     new: int,
     repeats: int = 3,
     clock: Clock = perf_counter,
-    rows: int = 1,
 ) -> dict[str, Any]:
     """Seconds of a step by section, of speculative decoding with a new Speculator each time.
 
     Args:
-        model: a causal language model of transformers, not compiled.
         prompt: what to continue; its text, if it has one, is forced by the model's own logits.
-        new: max_new_tokens.
         repeats: generations after one that is not counted; the one of median time is reported.
-        clock: returns the time in seconds.
-        rows: of the batch, see ``_batch``. Several have no streamer, so that they may diverge.
 
     Returns:
         ``steps``, ``step_seconds``, ``seconds`` and ``share`` by section, ``tokens_per_call``.
@@ -146,9 +130,9 @@ def profile_steps(
         for _ in range(repeats + 1):
             speculator, watch = Speculator(), Stopwatch(clock)
             speculator.observer = watch
-            given = {"speculator": speculator, "streamer": _Sink() if rows == 1 else None}
+            given = {"speculator": speculator, "streamer": _Sink()}
             with around_forwards(model, lambda watch=watch: watch.section(FORWARD)):  # type: ignore[misc]
-                _generate(model, prompt, new, generate, rows, **given)
+                _generate(model, prompt, new, generate, **given)
             steps = watch.calls.get(PYTHON, 0)
             if watch.calls.get(FORWARD, 0) < steps or not steps:
                 raise RuntimeError("steps were not seen to call the model's forward")
@@ -165,26 +149,15 @@ def profile_plain(
     repeats: int = 3,
     lookup: int | None = None,
     clock: Clock = perf_counter,
-    rows: int = 1,
 ) -> dict[str, Any]:
-    """The same for transformers' own loop, with two sections: the forward, and the rest.
-
-    Args:
-        model: as in profile_steps.
-        prompt: as in profile_steps.
-        new: as in profile_steps.
-        repeats: as in profile_steps.
-        lookup: ``prompt_lookup_num_tokens``, or None: plain decoding.
-        clock: as in profile_steps.
-        rows: as in profile_steps; lookup takes one only.
-    """
+    """The same for transformers' own loop, with two sections: the forward, and the rest."""
     arguments = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
     runs = []
     with _text(model, prompt, new):
         for _ in range(repeats + 1):
             spans: list[tuple[float, float]] = []
             with around_forwards(model, lambda spans=spans: _span(spans, clock)):  # type: ignore[misc]
-                _generate(model, prompt, new, model.generate, rows, **arguments)
+                _generate(model, prompt, new, model.generate, **arguments)
             steps = len(spans) - 1
             if steps < 1:
                 raise RuntimeError("plain generate was not seen to call the model's forward twice")
@@ -225,40 +198,25 @@ def _row(
 
 
 def profile(
-    model: Any, prompts: Sequence[Prompt], new: int, repeats: int = 3, rows: int = 1
+    model: Any, prompts: Sequence[Prompt], new: int, repeats: int = 3
 ) -> list[dict[str, Any]]:
-    """Plain decoding, prompt lookup (of one row) and speculation for each prompt."""
+    """Plain decoding, prompt lookup and speculation for each prompt."""
     found = []
     for prompt in prompts:
-        found.append(profile_plain(model, prompt, new, repeats, rows=rows))
-        if rows == 1:
-            found.append(profile_plain(model, prompt, new, repeats, lookup=10))
-        found.append(profile_steps(model, prompt, new, repeats, rows=rows))
+        found.append(profile_plain(model, prompt, new, repeats))
+        found.append(profile_plain(model, prompt, new, repeats, lookup=10))
+        found.append(profile_steps(model, prompt, new, repeats))
     return found
 
 
 def _generate(
-    model: Any, prompt: Prompt, new: int, call: Callable[..., Any], rows: int, **arguments: Any
+    model: Any, prompt: Prompt, new: int, call: Callable[..., Any], **arguments: Any
 ) -> None:
-    ids, mask = _batch(prompt, rows)
+    ids = torch.tensor([prompt.ids], device=model.device)
     if call is generate:
         arguments["model"] = model
-    arguments |= {"attention_mask": mask.to(model.device), "do_sample": False}
-    call(input_ids=ids.to(model.device), max_new_tokens=new, **arguments)
-
-
-def _batch(prompt: Prompt, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A prompt's ids and mask as a batch, int64 (rows, n) each.
-
-    Rows with a forced text are copies. Others diverge: row i lacks the first i tokens and is padded
-    on the left.
-    """
-    ids = torch.tensor([prompt.ids] * rows)
-    mask = torch.ones_like(ids)
-    if prompt.text is None:
-        for row in range(1, min(rows, len(prompt.ids))):
-            mask[row, :row] = 0
-    return ids, mask
+    arguments |= {"attention_mask": torch.ones_like(ids), "do_sample": False}
+    call(input_ids=ids, max_new_tokens=new, **arguments)
 
 
 @contextmanager
@@ -279,13 +237,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
     add_count(parser, "--repeats", 3, "calls of each text and configuration")
-    add_count(parser, "--batch", 1, "rows of a call")
     add_outputs(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Profile; print and write the results."""
-    check_least(arguments, repeats=1, max_new_tokens=2, batch=1)
+    check_least(arguments, repeats=1, max_new_tokens=2)
     screen = console()
     loaded = load_model(arguments)
     new = arguments.max_new_tokens
@@ -293,10 +250,9 @@ def run(arguments: argparse.Namespace) -> int:
         copying = [each for each in sample_prompts(loaded) if each.task == "code_edit"]
     prompts = with_random_texts(copying, new, loaded)
     with screen.status("profiling"):
-        rows = profile(loaded.model, prompts, new, arguments.repeats, arguments.batch)
+        rows = profile(loaded.model, prompts, new, arguments.repeats)
     screen.print(table(rows))
     settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
-    settings["batch"] = str(arguments.batch)
     write(arguments, {"settings": settings, "rows": rows})
     return 0
 

@@ -41,10 +41,6 @@ class SyntheticRows:
     with mean ``ACCURACIES[d]``. Its log-odds, with normal noise, are the head's own probability.
     A wrong first token is one of the target's recorded top 8. The right token then has a random
     rank. After wrong draft tokens it behaves as elsewhere, but nothing is right.
-
-    Args:
-        trace: a recorded output; its ``top_tokens`` are the target's top tokens.
-        seed: of all random choices, together with the trace's name.
     """
 
     ahead: int | None = len(ACCURACIES)

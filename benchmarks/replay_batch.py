@@ -30,11 +30,8 @@ class GeneratePlan:
     """How a batch of ``generate`` is played.
 
     Attributes:
-        rows: of a batch.
         positions: float32 (n,), [k] what a forward of k positions, those of all rows together,
             costs, in any unit; linear after the last; index 0 unused.
-        gamma_max: most nodes of a row's draft.
-        tree: whether drafts may be trees.
         new: most tokens of an output; None: all.
     """
 
@@ -67,12 +64,7 @@ def measured(curve: Float32) -> Float32:
 class GeneratePlayer:
     """Replays traces in batches of ``generate`` through one drafter.
 
-    Args:
-        drafter: shared by all traces.
-        plan: how they are played.
-
     Attributes:
-        tally: of all rows.
         plain: what plain decoding of the same batches costs; its rows stay to the end.
     """
 
@@ -130,11 +122,6 @@ def compare_trees(
     make: Callable[[], Drafter], plan: GeneratePlan, traces: Sequence[Trace]
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Each group's traces with chains and with trees, and all of them together.
-
-    Args:
-        make: makes a drafter; each group and configuration has a new one.
-        plan: how they are played, but for ``tree``.
-        traces: of all groups.
 
     Returns:
         by group, ``chains`` and ``trees``: the ``MEASURES``, a row's tokens per call, and what

@@ -27,8 +27,6 @@ class BatchPlan:
     """How a batch is drafted for.
 
     Attributes:
-        rows: most rows at a time.
-        gamma_max: most tokens of a row's draft.
         free: positions of a step, those of all rows together, that cost as much as one; a step of
             more takes as much longer as it has more.
     """
@@ -93,11 +91,6 @@ def compare_rows(
     make: Callable[[], Drafter], plan: BatchPlan, traces: Sequence[Trace]
 ) -> dict[str, dict[str, Any]]:
     """Each group's traces in a batch, and one after another.
-
-    Args:
-        make: makes a drafter; each group and configuration has a new one.
-        plan: of the batch; one row alone has all its positions.
-        traces: of all groups.
 
     Returns:
         by group: ``rows`` and ``single``, as ``Tally.to_dict``, and ``share``, the tokens per call

@@ -69,11 +69,6 @@ def recorded(path: Path, group: str, rows: int) -> list[tuple[list[int], list[in
 class Texts:
     """The recorded summaries of a batch's rows, by the position in the decoder.
 
-    Args:
-        model: the model.
-        inputs: the articles.
-        pairs: each row's article and summary.
-
     Attributes:
         encoder_seconds: the time of the encoder's forward of all articles.
     """

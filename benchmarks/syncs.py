@@ -144,12 +144,8 @@ def syncs_per_step(
     """Host synchronisations of each step of one speculative generation, after the prefill.
 
     Args:
-        model: a causal language model of transformers.
-        ids: the prompt's token ids.
-        new: max_new_tokens.
         speculator: its observer is replaced for this call; None: a new Speculator.
         rows: of a batch, all of this prompt.
-        arguments: further ones of ``generate``.
 
     Returns:
         ``steps``, ``median`` and ``most`` syncs of a step, ``counts`` of each, and ``places``,

@@ -116,12 +116,10 @@ def serve(
     """Run a server, eager and in float32, until the block ends.
 
     Args:
-        model: folder of the model.
         speculative: vLLM's --speculative-config, or None.
         options: ngramspec's.
         arguments: more of the command line.
         cores: that its worker is bound to.
-        log: file for its output.
         path: folder of modules that it can import, for drafters of a test.
 
     Raises:

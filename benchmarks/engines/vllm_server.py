@@ -19,7 +19,6 @@ on: both the servers of method "suffix" and shared stores remember answers.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import math
 import random
@@ -30,9 +29,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.engines.server import PROPOSER, Server, serve
+from ngramspec.measure.machine import versions
 from ngramspec.measure.turns import take_turns
 
 METHODS: dict[str, dict[str, Any] | None] = {
@@ -183,7 +184,7 @@ def measure(args: argparse.Namespace) -> None:
         for name, each in known["servers"].items()
     }
     result = json.loads(args.json.read_text()) if args.json.exists() else {"runs": []}
-    result |= {"k": known["k"], "tokens": args.tokens, "versions": versions()}
+    result |= {"k": known["k"], "tokens": args.tokens, "versions": versions(PACKAGES)}
     prompts = read_prompts(args.prompts, args.most)
     used = {name for run in result["runs"] for name in run["prompts"]}
     for server in servers.values():  # the first steps of a process are slow
@@ -206,17 +207,6 @@ def measure(args: argparse.Namespace) -> None:
     print(table(result["runs"]))
 
 
-def versions() -> dict[str, str]:
-    """Of the packages that figures depend on."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def table(runs: list[dict[str, Any]]) -> str:
     """Ratios to the baseline, geometric means over the repeats, as a Markdown table."""
     lines = ["| prompts, at once (repeats) | method | tokens/s / baseline | CPU s / baseline |"]
@@ -227,20 +217,15 @@ def table(runs: list[dict[str, Any]]) -> str:
         of_cell = [r for r in runs if (r["kind"], r["concurrency"]) == (kind, at_once)]
         for name in of_cell[0]["figures"]:
             both = [(run["figures"][name], run["figures"]["plain"]) for run in of_cell]
-            rate = mean(
+            rate = geometric_mean(
                 [each["tokens_per_second"] / one["tokens_per_second"] for each, one in both]
             )
-            cpu = mean([each["cpu_seconds"] / one["cpu_seconds"] for each, one in both])
-            steps = mean([each["tokens_per_row_step"] for each, _ in both])
+            cpu = geometric_mean([each["cpu_seconds"] / one["cpu_seconds"] for each, one in both])
+            steps = geometric_mean([each["tokens_per_row_step"] for each, _ in both])
             drafted = [each.get("drafted_per_row_step", math.nan) for each, _ in both]
             times = [each["propose_us"] for each, _ in both if "propose_us" in each]
-            propose = f"{mean(times):.0f}" if times else ""
+            propose = f"{geometric_mean(times):.0f}" if times else ""
             what = f"{kind}, {at_once} ({len(of_cell)})"
             ratios = f"{rate:.3f} | {cpu:.3f} | {steps:.2f} | {sum(drafted) / len(drafted):.2f}"
             lines.append(f"| {what} | {name} | {ratios} | {propose} |")
     return "\n".join(lines)
-
-
-def mean(values: list[float]) -> float:
-    """The geometric mean."""
-    return math.exp(sum(map(math.log, values)) / len(values))

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,14 @@ import numpy as np
 from benchmarks.engines.server import serve
 from benchmarks.engines.vllm_server import (
     OPTIONS,
+    PACKAGES,
     ask_all,
-    mean,
     read_prompts,
     take_fresh,
-    versions,
 )
 from ngramspec.draft import Int32
 from ngramspec.engines.vllm import NgramspecProposer
+from ngramspec.measure.machine import versions
 from ngramspec.measure.turns import take_turns
 
 CACHED = {"suffix": 10_000, "forgetful": 0}  # earlier requests that suffix decoding remembers
@@ -151,7 +152,7 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
     }
     prompts, used = read_prompts(args.prompts, args.most), set[str]()
     runs: list[dict[str, Any]] = []
-    result = {"k": args.k, "tokens": args.tokens, "versions": versions(), "runs": runs}
+    result = {"k": args.k, "tokens": args.tokens, "versions": versions(PACKAGES), "runs": runs}
     log, here = switch.with_suffix(".log"), Path(__file__).parents[2]
     switch.write_text("nothing")
     with serve(args.model, speculative, cores=args.core, log=log, path=here) as server:
@@ -186,8 +187,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         of_cell = [r["figures"] for r in runs if (r["kind"], r["concurrency"]) == (kind, at_once)]
         for name in METHODS[1:]:
             speed = "tokens_per_second"
-            cell += (
-                f" {mean([each[name][speed] / each['nothing'][speed] for each in of_cell]):.3f} |"
-            )
+            ratios = [each[name][speed] / each["nothing"][speed] for each in of_cell]
+            cell += f" {geometric_mean(ratios):.3f} |"
         lines.append(cell)
     return "\n".join(lines)

@@ -172,6 +172,7 @@ def _check_given(arguments: argparse.Namespace) -> None:
 def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:
     """The prompts of the tasks and lengths asked for, and random texts after them."""
     from ngramspec.measure import workload
+    from ngramspec.measure.tasks import of_length
 
     path = arguments.prompts
     if arguments.chat and (path is None or not loaded.tokenizer.chat_template):
@@ -187,7 +188,7 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
     if arguments.lengths:
         sets = workload.of_exact_lengths(pool, arguments.lengths)
     elif path is not None:
-        sets = [workload.in_range(pool, arguments.prompt_tokens)]
+        sets = [of_length(pool, arguments.prompt_tokens)]
     new = arguments.max_new_tokens
     found = [each for same in sets for each in workload.with_random_texts(same, new, loaded)]
     return [each for each in found if each.task in tasks]

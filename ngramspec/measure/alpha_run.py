@@ -44,12 +44,10 @@ class Plan:
         prompts: (group, token ids) of each.
         train: token ids of other prompts, whose outputs train the count models.
         new: tokens after each prompt, at most.
-        gamma: most tokens in a draft.
         leniences: each in (0, 1], the first one 1.
         change: whether to measure how far lenience moves the distribution.
         observed: whether to decode speculatively as well, and count.
         sampling: further arguments of ``generate``.
-        draft_model: a smaller model of the same vocabulary, or None.
         seed: of the first prompt; the others' are those after it.
     """
 
@@ -88,10 +86,7 @@ class Row:
     """One drafter at one temperature, on one group of texts.
 
     Attributes:
-        drafter: its name or spec.
-        temperature: 0 for greedy.
         group: the texts' group, or ALL.
-        alpha: see Alpha.
         observed: of all groups together; empty for single ones.
     """
 
@@ -137,12 +132,9 @@ def measure(
     """A row for each drafter and group; with several groups, ALL comes first.
 
     Args:
-        model: a causal language model of transformers.
-        plan: what is measured.
         temperature: of the target, also for the outputs that train count models.
         drafters: specs for build_drafter, "trained-unigram", "trained-bigram", "random",
             "draft-model".
-        on_stage: called with the name of each stage.
 
     Raises:
         ValueError: a drafter is unknown, or the plan lacks what it needs.

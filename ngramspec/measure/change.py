@@ -90,10 +90,8 @@ def decode(
     """Generate the new tokens of one text with chains, and add its measurements to ``change``.
 
     Args:
-        model: a transformers model.
         prompt: token ids; for an encoder-decoder model, those of the encoder.
         speculator: its drafter is a Recorder, its verification "exact".
-        change: added to.
         arguments: of ``generate``; "do_sample" is among them.
     """
     recorder = speculator.drafter
@@ -134,11 +132,8 @@ def add(
     """Add the measurements of one text to ``change``.
 
     Args:
-        change: added to.
-        text: the new tokens.
         scores: of each float32 (1, vocab), after all processors.
         verified: for each the draft and its node that the token was compared with, or None.
-        lenience: of verification.
         do_sample: False: the target's distribution is its most probable token.
     """
     ratio = 0.0  # log P(text) - log Q(text)

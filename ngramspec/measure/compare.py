@@ -30,9 +30,6 @@ def compare(
     """Replay traces through one drafter, and once more to count acceptance in detail.
 
     Args:
-        make: makes a new drafter.
-        plan: how it is asked for drafts.
-        traces: the recorded outputs.
         fresh: whether each trace gets a new drafter, so that nothing carries over.
         shuffle: seed of another order, or None.
         knowledge: what the drafters know in addition to each request, or None.

@@ -24,8 +24,6 @@ class Configuration:
     """How to generate: the arguments of ``generate``, and a Speculator or none.
 
     Attributes:
-        name: its name in tables.
-        arguments: of ``generate``, JSON values.
         speculator: arguments of a new Speculator for each call; or one for all calls; None: none.
         compiled: whether ``generate`` must compile the forward, on a CPU, too.
     """
@@ -46,12 +44,10 @@ class Outcome:
     """The result of one call.
 
     Attributes:
-        tokens: the new ones.
         seconds: wall time of the whole call, prefill included.
         peak: most bytes in use, or None.
         widths: forwards after the prefill by their number of positions; empty if not counted.
         emitted: tokens of those forwards.
-        stats: what the Speculator counted, or None.
         events: its steps, the prefill among them.
     """
 
@@ -62,12 +58,6 @@ class Outcome:
     emitted: int
     stats: DecodeStats | None = None
     events: list[StepEvent] = field(default_factory=list)
-
-    @property
-    def tokens_per_call(self) -> float:
-        """Emitted tokens / forwards after the prefill; 0.0 if there were none."""
-        forwards = sum(self.widths.values())
-        return self.emitted / forwards if forwards else 0.0
 
 
 def usual_configurations(

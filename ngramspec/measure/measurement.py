@@ -42,8 +42,6 @@ class Row:
     """The measurement of one text.
 
     Attributes:
-        name: the text's name.
-        new_tokens: tokens that speculation generated.
         stats: counts and times of the last speculative run.
         plain_rate, speculative_rate: generated tokens per second of a whole call, medians.
         difference: None if the token ids are those of plain ``generate``.

@@ -30,8 +30,6 @@ class Source:
 
     Attributes:
         path: a folder, or a hub id.
-        name: its name in output.
-        gguf_file: the GGUF file in the folder that holds it, or None.
         embedded: whether it is the installed default, because no model was named.
     """
 

@@ -51,8 +51,6 @@ def record(
     """One trace for each prompt, as it is generated.
 
     Args:
-        prompts: the texts to continue.
-        encode: converts a text to token ids.
         generate: returns the tokens that the model greedily generates after token ids.
         take: called after ``generate`` with the output's length; returns the target's most probable
             tokens at its positions, or None.

@@ -76,7 +76,6 @@ class Acceptance:
     """Acceptance by the source of a draft token and its position.
 
     Attributes:
-        sources: by draft source.
         matches: by the length of the longest suffix that had occurred before the step, whatever
             the drafter; keys are the least lengths of the buckets.
         positions: by the position in the draft (in a tree, the depth), from 0 on.
@@ -110,7 +109,6 @@ class Plan:
     Attributes:
         gamma: tokens asked for: an integer; "heuristic"; "threshold"; or "auto", gamma_max with the
             cost for a drafter that estimates, else heuristic.
-        gamma_max: most tokens asked for.
         cost: float32 (gamma_max + 2,), cost[n] of a forward of n positions.
         tree: whether trees are asked for, of gamma_max nodes where gamma is "auto".
     """
@@ -125,8 +123,6 @@ class Player:
     """Replays traces through one drafter and keeps the tallies by group.
 
     Args:
-        drafter: shared by all traces.
-        plan: how drafts are requested.
         acceptance: where acceptance is counted in detail, if wanted. Counting disturbs the times,
             so figures and details are measured in different runs.
         knowledge: text that the drafter knows in addition to each request, or None.

@@ -11,8 +11,6 @@ class SampleText:
     """A prompt to continue.
 
     Attributes:
-        name: one word for tables.
-        title: what it is about, in a few words.
         prompt: the prompt itself, without a newline at its end.
         chat: whether it is a user's message; False: text to continue as it is.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
@@ -23,7 +24,6 @@ class Figures:
         tokens_per_call: emitted tokens / forwards after the prefill; None where not counted.
         mean_cost: mean of cost(n) = seconds of an n-position forward / of a one-position forward,
             over the widths that were run; None where not measured.
-        peak: bytes, or None.
         first_difference: earliest of any repeat, or None.
     """
 
@@ -75,11 +75,10 @@ def summarize(measured: Measured) -> list[dict[str, Any]]:
 def _figures(
     calls: Sequence[Call], plain: Sequence[Call], prefill: float, costs: dict[int, float]
 ) -> Figures:
-    widths: dict[int, int] = {}
+    widths: Counter[int] = Counter()
     for call in calls:
-        for width, count in call.widths.items():
-            widths[width] = widths.get(width, 0) + count
-    forwards = sum(widths.values())
+        widths.update(call.widths)
+    forwards = widths.total()
     known = forwards and all(width in costs for width in (1, *widths))
     spent = sum(count * costs[width] for width, count in widths.items()) if known else 0.0
     peaks = [call.peak for call in calls if call.peak is not None]

@@ -22,8 +22,6 @@ class Prompt:
 
     Attributes:
         task: the group in which its figures are reported.
-        id: its name in the task.
-        ids: token ids.
         text: token ids that the model is forced to generate; None: its own text.
         length: the length it was cut or filled up to, or None.
     """
@@ -73,7 +71,7 @@ def messages(text: str) -> list[dict[str, str]]:
     return found
 
 
-def of_length(prompts: Iterable[Prompt], lengths: tuple[int, int] | None = None) -> list[Prompt]:
+def of_length(prompts: Iterable[Prompt], lengths: Sequence[int] | None = None) -> list[Prompt]:
     """The prompts whose length lies in ``lengths``, ends included; None: those of their task."""
     kept = []
     for prompt in prompts:

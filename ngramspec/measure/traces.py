@@ -34,7 +34,6 @@ class Trace:
 
     Attributes:
         group: what kind of text it is; figures are given per group.
-        id: its name in the group.
         repo: the repository it was taken from; empty: none.
         prompt, output: token ids, int32 (n,); the output has at least two.
         top_tokens: the target's most probable tokens, or None.

@@ -63,7 +63,6 @@ class Plan:
 
     Attributes:
         repeats: timed calls of each configuration and prompt.
-        new: max_new_tokens of each.
         least: prompts after which the baseline generates fewer tokens are left out.
         prompts: most prompts of a task and length.
         keep: one Speculator for all calls of a configuration, instead of a new one for each.
@@ -149,12 +148,8 @@ class EndToEnd:
         self.caller = Caller(model, keep=plan.keep)
         self.measured = Measured(static=[each.name for each in configurations if each.static])
 
-    def run(
-        self, prompts: Iterable[Prompt], *, after: Callable[[Measured], None] = lambda found: None
-    ) -> Measured:
+    def run(self, prompts: Iterable[Prompt]) -> Measured:
         """Measure all prompts, grouped by task and length in their order.
-
-        ``after`` is called when a task's prompts of one length are done.
 
         Raises:
             ValueError, RuntimeError: there is no prompt; a text was not forced.
@@ -168,7 +163,6 @@ class EndToEnd:
         self.probe(longest)
         for key, candidates in sets.items():
             self.measure(key, candidates)
-            after(self.measured)
         return self.measured
 
     def probe(self, prompt: Prompt) -> None:

@@ -13,7 +13,6 @@ from ngramspec.measure.tasks import (
     Prompt,
     fit,
     messages,
-    of_length,
     read_tasks,
     unpredictable,
 )
@@ -82,8 +81,3 @@ def of_exact_lengths(prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[
     tasks = dict.fromkeys(each.task for each in prompts)
     by_task = [[each for each in prompts if each.task == task] for task in tasks]
     return [[each for same in by_task for each in fit(same, length)] for length in lengths]
-
-
-def in_range(prompts: Sequence[Prompt], between: Sequence[int] | None) -> list[Prompt]:
-    """The prompts with a length between two bounds; None: the default bounds of their task."""
-    return of_length(prompts, (between[0], between[1]) if between else None)

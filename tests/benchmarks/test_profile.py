@@ -89,22 +89,11 @@ def test_plain_decoding_is_profiled_too(model):
 
 
 @pytest.mark.parametrize("asked", [COPY, OWN])
-def test_batches_are_profiled_too(model, asked):
-    clock = Clock(tick=1.0)
-    row = profile_steps(taking(model, clock, 7), asked, 30, repeats=1, clock=clock, rows=3)
-    assert set(row["seconds"]) == set(SECTIONS)
-    assert row["seconds"][STREAMING] == 0
-    assert row["seconds"][FORWARD] >= 7
-    plain, ours = profile.profile(model, [asked], 12, repeats=1, rows=3)
-    assert (plain["way"], ours["way"]) == ("plain", "ngramspec")
+def test_all_ways_are_profiled(model, asked):
+    plain, lookup, ours = profile.profile(model, [asked], 12, repeats=1)
+    assert (plain["way"], lookup["way"], ours["way"]) == ("plain", "lookup 10", "ngramspec")
     assert plain["steps"] == 11 >= ours["steps"]
-
-
-def test_rows_of_a_batch_differ_where_no_text_is_forced():
-    ids, mask = profile._batch(OWN, 3)
-    assert ids.shape == mask.shape == (3, len(OWN.ids))
-    assert mask.sum(dim=1).tolist() == [len(OWN.ids) - lacking for lacking in range(3)]
-    assert profile._batch(COPY, 3)[1].all()
+    assert set(ours["seconds"]) == set(SECTIONS)
 
 
 def test_the_command_prints_and_writes(tmp_path, monkeypatch, capsys):
