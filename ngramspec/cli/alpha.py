@@ -9,8 +9,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import add_count, add_device, add_model, add_outputs, load_model
-from ngramspec.cli.output import console, stages, write_json
+from ngramspec.cli.options import (
+    add_count,
+    add_device,
+    add_model,
+    add_numbers,
+    add_outputs,
+    load_model,
+)
+from ngramspec.cli.output import console, make_table, print_paths, stages, write_json
 from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
 from ngramspec.errors import check_real
 
@@ -50,23 +57,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--train", 10, "further prompts whose outputs train unigram and bigram")
     add_count(parser, "--tokens", 128, "new tokens of each")
     add_count(parser, "--gamma", 4, "tokens drafted in a step")
-    _add_reals(parser, "--temperatures", [0.0, 1.0], "T", "of the target, 0 for greedy")
-    _add_reals(parser, "--draft-temperatures", [1.0], "T", "of the n-gram counts, in the default")
-    _add_reals(parser, "--lenience", [], "L", "values below 1 to measure too, such as 0.5 0.3 0.1")
+    for option, default, metavar, text in (
+        ("--temperatures", [0.0, 1.0], "T", "of the target, 0 for greedy"),
+        ("--draft-temperatures", [1.0], "T", "of the n-gram counts, in the default"),
+        ("--lenience", [], "L", "values below 1 to measure too, such as 0.5 0.3 0.1"),
+    ):
+        add_numbers(parser, option, default, text, float, metavar)
     parser.add_argument("--top-k", type=int, metavar="N", help="of the target (default: off)")
     parser.add_argument("--top-p", type=float, metavar="P", help="of the target (default: off)")
     parser.add_argument("--repetition-penalty", type=float, metavar="X", help="default: off")
     parser.add_argument("--no-observed", action="store_true", help="do not decode speculatively")
     add_outputs(parser, plots=True)
-
-
-def _add_reals(
-    parser: argparse.ArgumentParser, option: str, default: list[float], metavar: str, help: str
-) -> None:
-    shown = f" (default: {' '.join(f'{each:g}' for each in default)})" if default else ""
-    parser.add_argument(
-        option, nargs="+", type=float, default=default, metavar=metavar, help=help + shown
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -98,8 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plots is not None:
         from ngramspec.measure.figures import plot_alpha
 
-        for path in plot_alpha(found, arguments.plots):
-            print(path)
+        print_paths(plot_alpha(found, arguments.plots))
     return 0
 
 
@@ -182,21 +182,13 @@ def tables(rows: list[Row], plan: Plan) -> list[tuple[str, Table]]:
     return found
 
 
-def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    for name in left:
-        table.add_column(name)
-    for name in right:
-        table.add_column(name, justify="right")
-    return table
+def _table(*names: str) -> Table:
+    return make_table(("drafter", "T", *names), ("drafter",))
 
 
 def _overview(rows: list[Row]) -> Table:
-    names = ("T", "positions", "drafted", "alpha", "± s.e.", "match", "observed", "tokens per call")
-    table = _table(("drafter",), names)
+    names = ("positions", "drafted", "alpha", "± s.e.", "match", "observed", "tokens per call")
+    table = _table(*names)
     for row in rows:
         alpha = row.alpha
         seen = [f"{each:.3f}" for o in row.observed[:1] for each in (o.alpha, o.tokens_per_call)]
@@ -215,7 +207,7 @@ def _overview(rows: list[Row]) -> Table:
 
 def _by_depth(rows: list[Row]) -> Table:
     depths = max((len(row.alpha.by_depth) for row in rows), default=0)
-    table = _table(("drafter",), ("T", *(str(depth + 1) for depth in range(depths))))
+    table = _table(*(str(depth + 1) for depth in range(depths)))
     for row in rows:
         cells = [f"{mean:.3f} ± {error:.3f}" for mean, error, _ in row.alpha.by_depth]
         table.add_row(row.drafter, f"{row.temperature:g}", *cells)
@@ -224,7 +216,7 @@ def _by_depth(rows: list[Row]) -> Table:
 
 def _by_group(rows: list[Row]) -> Table:
     groups = list(dict.fromkeys(row.group for row in rows))
-    table = _table(("drafter",), ("T", *groups))
+    table = _table(*groups)
     of = {(row.drafter, row.temperature, row.group): row.alpha for row in rows}
     for drafter, temperature in dict.fromkeys((row.drafter, row.temperature) for row in rows):
         found = [of[drafter, temperature, group] for group in groups]
@@ -234,9 +226,8 @@ def _by_group(rows: list[Row]) -> Table:
 
 
 def _lenient(rows: list[Row], leniences: Any) -> Table:
-    names = ("T", "l", "alpha", "± s.e.", "total variation", "perplexity")
     decoding = ("observed", "tokens per call", "its variation", "its perplexity", "of texts")
-    table = _table(("drafter",), (*names, *decoding))
+    table = _table("l", "alpha", "± s.e.", "total variation", "perplexity", *decoding)
     for row in rows:
         for k, lenience in enumerate(leniences):
             alpha = row.alpha

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.bench_view import show
-from ngramspec.cli.options import Parser, add_count, add_device, add_model, add_outputs, load_model
+from ngramspec.cli.options import (
+    Parser,
+    add_count,
+    add_device,
+    add_model,
+    add_numbers,
+    add_outputs,
+    load_model,
+)
 from ngramspec.cli.output import console, print_paths, write_json
 from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
 from ngramspec.errors import check_int
@@ -62,12 +70,11 @@ def _add_prompts(parser: Parser) -> None:
         metavar=("MIN", "MAX"),
         help="use the file's prompts of this length (default: 300 700, for code_edit 300 1200)",
     )
-    parser.add_argument(
+    add_numbers(
+        parser,
         "--lengths",
-        nargs="+",
-        type=int,
-        metavar="N",
-        help="instead, cut or fill every prompt to exactly N tokens, each length in turn",
+        [],
+        "instead, cut or fill every prompt to exactly N tokens, each length in turn",
     )
 
 
@@ -98,12 +105,8 @@ def _add_configurations(parser: Parser) -> None:
         metavar="N",
         help="prompt lookup with drafts of N tokens (default: 3 10)",
     )
-    parser.add_argument(
-        "--width", nargs="+", type=int, default=[], metavar="N", help="also with fixed widths"
-    )
-    parser.add_argument(
-        "--tree", nargs="+", type=int, default=[], metavar="N", help="also with trees of N nodes"
-    )
+    add_numbers(parser, "--width", [], "also with fixed widths")
+    add_numbers(parser, "--tree", [], "also with trees of N nodes")
     parser.add_argument("--chains", action="store_true", help="also with drafts that never branch")
     parser.add_argument(
         "--speculator",
@@ -123,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.measure.configurations import usual_configurations
     from ngramspec.measure.machine import machine
     from ngramspec.measure.summary import summarize
-    from ngramspec.measure.whole_calls import to_dict
+    from ngramspec.measure.whole_calls import Plan, to_dict
 
     need_plots(arguments.plots)
     check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2)
@@ -131,6 +134,14 @@ def run(arguments: argparse.Namespace) -> int:
     screen = console()
     loaded = load_model(arguments)
     prompts = _prompts(arguments, loaded)
+    plan = Plan(
+        repeats=arguments.repeats,
+        new=arguments.max_new_tokens,
+        least=arguments.least,
+        prompts=arguments.prompts_per_task,
+        keep=arguments.keep,
+        same_text=arguments.same_text,
+    )
     configurations = usual_configurations(
         lookups=arguments.lookup,
         widths=arguments.width,
@@ -139,7 +150,6 @@ def run(arguments: argparse.Namespace) -> int:
         speculators=arguments.speculator,
         compiled=arguments.compiled,
     )
-    plan = _plan(arguments)
     measured = _measure(screen, loaded.model, configurations, plan, prompts)
     rows = summarize(measured)
     show(screen, rows, measured)
@@ -192,19 +202,6 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
     new = arguments.max_new_tokens
     found = [each for same in sets for each in workload.with_random_texts(same, new, loaded)]
     return [each for each in found if each.task in tasks]
-
-
-def _plan(arguments: argparse.Namespace) -> Plan:
-    from ngramspec.measure.whole_calls import Plan
-
-    return Plan(
-        repeats=arguments.repeats,
-        new=arguments.max_new_tokens,
-        least=arguments.least,
-        prompts=arguments.prompts_per_task,
-        keep=arguments.keep,
-        same_text=arguments.same_text,
-    )
 
 
 def _measure(

@@ -13,18 +13,15 @@ if TYPE_CHECKING:
 
     from ngramspec.measure.whole_calls import Measured
 
-COLUMNS = (
-    "",
-    "tokens/s",
-    "speedup",
-    "median",
-    "worst",
-    "tokens/call",
-    "mean cost",
-    "of limit",
-    "peak MB",
-    "same text",
-)
+NUMBERS = {  # by title: a field of a row, and its format
+    "tokens/s": ("tokens_per_second", ".1f"),
+    "speedup": ("ratio", ".3f"),
+    "median": ("ratio_median", ".3f"),
+    "worst": ("ratio_worst", ".3f"),
+    "tokens/call": ("tokens_per_call", ".2f"),
+    "mean cost": ("mean_cost", ".3f"),
+    "of limit": ("limit_share", ".1%"),
+}
 
 
 def show(screen: Console, rows: Sequence[dict[str, Any]], measured: Measured) -> None:
@@ -49,9 +46,9 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
         prompts = same[0]["prompts"]
         title = f"{task}, {counted(prompts, 'prompt')}"
         title += f" of {counted(length, 'token')}" if length else ""
-        table = Table(title=title, title_justify="left")
-        for name in COLUMNS:
-            table.add_column(name, justify="right" if name else "left")
+        table = Table("", title=title, title_justify="left")
+        for name in (*NUMBERS, "peak MB", "same text"):
+            table.add_column(name, justify="right")
         for row in same:
             table.add_row(*cells(row))
         yield table
@@ -59,23 +56,11 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
 
 def cells(row: dict[str, Any]) -> list[str]:
     """A row of a table."""
-
-    def number(name: str, form: str) -> str:
-        return "-" if row[name] is None else format(row[name], form)
-
+    numbers = [
+        "-" if row[name] is None else format(row[name], form) for name, form in NUMBERS.values()
+    ]
     peak = row["peak_bytes"]
     same = f"{row['same']}/{row['prompts']}"
     if differences := row["first_differences"]:
         same += f", first at {min(differences.values())}"
-    return [
-        row["way"],
-        number("tokens_per_second", ".1f"),
-        number("ratio", ".3f"),
-        number("ratio_median", ".3f"),
-        number("ratio_worst", ".3f"),
-        number("tokens_per_call", ".2f"),
-        number("mean_cost", ".3f"),
-        number("limit_share", ".1%"),
-        "-" if peak is None else f"{peak / 1e6:.0f}",
-        same,
-    ]
+    return [row["way"], *numbers, "-" if peak is None else f"{peak / 1e6:.0f}", same]

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ngramspec.cli.options import add_count, add_device, add_dtype, load_model
-from ngramspec.cli.usage import check_least, need_rich, writable
+from ngramspec.cli.options import add_count, add_device, add_dtype, add_numbers, load_model
+from ngramspec.cli.usage import check_least, need, writable
 
 SUMMARY = "measure what wider forwards cost on this machine"
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65)
@@ -20,14 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_dtype(parser)
     add_device(parser)
-    parser.add_argument(
-        "--contexts",
-        type=int,
-        nargs="+",
-        default=[400, 900],
-        metavar="N",
-        help="positions in the cache (default: 400 900)",
-    )
+    add_numbers(parser, "--contexts", [400, 900], "positions in the cache")
     add_count(parser, "--repeats", 9, "timed forwards of each width")
     parser.add_argument("--json", type=Path, metavar="OUT", help="save the costs")
 
@@ -35,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table, and save the costs."""
     check_least(arguments, contexts=1, repeats=1)
-    need_rich("the table needs")
+    need("rich", "the table needs")
     from rich.console import Console
     from rich.table import Table
 

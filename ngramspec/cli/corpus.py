@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ngramspec.cli.usage import UsageError, need_rich, usable
+from ngramspec.cli.usage import UsageError, need, usable
 from ngramspec.errors import check_int
 from ngramspec.measure.wording import counted
 from ngramspec.stores.documents import MAX_FILE_MIB
-
-if TYPE_CHECKING:
-    from ngramspec.stores import Corpus
 
 SUMMARY = "make a file of texts to draft from"
 MAX_NAMED_FILES = 5  # named files per reason for leaving them out
@@ -84,29 +80,30 @@ def run_build(arguments: argparse.Namespace) -> int:
 
 def run_update(arguments: argparse.Namespace) -> int:
     """Build a corpus again."""
-    recipe = with_max_file(recipe_of(arguments.corpus), arguments.max_file)
-    return build(arguments.corpus, recipe)
+    return build(arguments.corpus, recipe_of(arguments))
 
 
 def run_watch(arguments: argparse.Namespace) -> int:
     """Build a corpus again whenever the files that it was built from have changed."""
     from ngramspec.server.watch import watch
 
-    recipe = with_max_file(recipe_of(arguments.corpus), arguments.max_file)
+    recipe = recipe_of(arguments)
     paths = [Path(each) for each in recipe["paths"]]
     print(f"watching {', '.join(map(str, paths))}", flush=True)
-    with usable(), installed():
+    with usable():
         watch(paths, arguments.corpus, lambda: build(arguments.corpus, recipe))
     return 0
 
 
-def recipe_of(path: Path) -> dict[str, Any]:
-    """The arguments that a corpus was built with, unless this command did not build it."""
-    with usable(), opened(path) as corpus:
-        recipe = corpus.recipe()
+def recipe_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments that the corpus was built with, and another ``--max-file`` if it is given."""
+    from ngramspec.stores import Corpus
+
+    with usable():
+        recipe = Corpus.open(arguments.corpus).recipe()
     if not isinstance(recipe.get("paths"), list):
-        raise UsageError(f"{path} was not built by ngramspec corpus build")
-    return recipe
+        raise UsageError(f"{arguments.corpus} was not built by ngramspec corpus build")
+    return with_max_file(recipe, arguments.max_file)
 
 
 def with_max_file(recipe: dict[str, Any], max_file: int | None) -> dict[str, Any]:
@@ -119,7 +116,10 @@ def with_max_file(recipe: dict[str, Any], max_file: int | None) -> dict[str, Any
 
 def run_info(arguments: argparse.Namespace) -> int:
     """Print the contents of a corpus as JSON."""
-    with usable(), opened(arguments.corpus) as corpus:
+    from ngramspec.stores import Corpus
+
+    with usable():
+        corpus = Corpus.open(arguments.corpus)
         fields = asdict(corpus.info()) | {"recipe": corpus.recipe()}
     print(json.dumps(fields, indent=1))
     return 0
@@ -127,9 +127,10 @@ def run_info(arguments: argparse.Namespace) -> int:
 
 def run_verify(arguments: argparse.Namespace) -> int:
     """Check a corpus; return 1 if it is broken."""
-    from ngramspec.stores import StoreFileError
+    from ngramspec.stores import Corpus, StoreFileError
 
-    with usable(), opened(arguments.corpus) as corpus:
+    with usable():
+        corpus = Corpus.open(arguments.corpus)
         try:
             corpus.verify()
         except StoreFileError as error:
@@ -139,28 +140,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Corpus]:
-    """Open a corpus that the user named."""
-    from ngramspec.stores import Corpus
-
-    with installed():
-        corpus = Corpus.open(path)
-    yield corpus
-
-
-@contextmanager
-def installed() -> Iterator[None]:
-    """Convert an ImportError, whose message names the package to install, to a UsageError."""
-    try:
-        yield
-    except ImportError as error:
-        raise UsageError(str(error)) from error
-
-
 def build(out: Path, recipe: dict[str, Any]) -> int:
     """Build a corpus by a recipe; a UsageError if something cannot be read, used or written."""
-    need_rich("the progress bar needs")
+    need("rich", "the progress bar needs")
     from rich.console import Console
 
     from ngramspec.stores import Corpus
@@ -171,15 +153,12 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
         with usable():
             tokenizer = load_tokenizer(recipe.get("tokenizer"))
             paths = [Path(each) for each in recipe["paths"]]
-            with installed():
-                files = list(find_files(paths, recipe.get("glob") or (), left_out))
-                with progress(console, len(files)) as (advance, stage):
-                    texts = read_texts(
-                        advance(files), recipe.get("jsonl"), left_out, recipe["max_file"]
-                    )
-                    corpus = Corpus.build(
-                        texts, out, tokenizer=tokenizer, recipe=recipe, on_stage=stage
-                    )
+            files = list(find_files(paths, recipe.get("glob") or (), left_out))
+            with progress(console, len(files)) as (advance, stage):
+                given = advance(files), recipe.get("jsonl"), left_out, recipe["max_file"]
+                corpus = Corpus.build(
+                    read_texts(*given), out, tokenizer=tokenizer, recipe=recipe, on_stage=stage
+                )
     finally:  # if nothing is left, this says why
         left_out.show(console)
     info = corpus.info()
@@ -194,23 +173,20 @@ class LeftOut:
     """Files that were left out, by reason."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.names: dict[str, list[Path]] = {}
+        self.paths: dict[str, list[Path]] = {}
 
     def __call__(self, path: Path, why: str) -> None:
-        self.counts[why] += 1
-        self.names.setdefault(why, []).append(path)
+        self.paths.setdefault(why, []).append(path)
 
     def show(self, console: Any) -> None:
-        """Print the number of files and the first names for each reason."""
+        """Print the number of files and the first names for each reason, the most files first."""
         from ngramspec.cli.pieces import printable
 
-        for why, count in self.counts.most_common():
-            names = ", ".join(printable(str(path)) for path in self.names[why][:MAX_NAMED_FILES])
-            more = ", ..." if count > MAX_NAMED_FILES else ""
-            console.print(
-                f"left out, {why}: {count} ({names}{more})", markup=False, highlight=False
-            )
+        for why, paths in sorted(self.paths.items(), key=lambda each: -len(each[1])):
+            names = ", ".join(printable(str(path)) for path in paths[:MAX_NAMED_FILES])
+            more = ", ..." if len(paths) > MAX_NAMED_FILES else ""
+            line = f"left out, {why}: {len(paths)} ({names}{more})"
+            console.print(line, markup=False, highlight=False)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ngramspec.cli.options import (
     make_speculator,
     usable_model,
 )
-from ngramspec.cli.usage import UsageError, check_least, need_rich, usable
+from ngramspec.cli.usage import UsageError, check_least, need, usable
 from ngramspec.measure.sample_texts import SampleText, demo_texts
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     check_least(arguments, max_new_tokens=1)
     texts = read_texts(arguments.prompt_file)
-    need_rich("the demo needs")
+    need("rich", "the demo needs")
     from ngramspec.cli.demo_view import View
     from ngramspec.measure.measurement import Measurement
     from ngramspec.measure.models import STAGES, locate
@@ -89,7 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     different = 0
     for dtype in dtypes:
         late = perf_counter() - begin > MAX_REPEAT_START_SECONDS
-        rows = measure_all(measurement, texts, prompts, dtype, view, late=late)
+        repeats = 1 if dtype == EXACT or late else 2  # float32 only shows identity, and is slow
+        rows = measure_all(measurement, texts, prompts, dtype, view, repeats)
         if dtype == EXACT:
             different = sum(row.difference is not None for row in rows)
             view.verdict(dtype, different, len(rows))
@@ -102,11 +103,9 @@ def measure_all(
     prompts: Sequence[list[int]],
     dtype: str,
     view: View,
-    *,
-    late: bool,
+    repeats: int,
 ) -> list[Row]:
-    """Measure every text in one dtype, only once if ``late``, and show the table."""
-    repeats = 1 if dtype == EXACT or late else 2  # float32 only shows identity, and is slow
+    """Measure every text in one dtype, and show the table."""
     rows = []
     with view.progress(f"Measuring in {dtype}", len(texts)) as step:
         measurement.prepare(dtype, prompts[0])

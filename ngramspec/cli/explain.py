@@ -20,7 +20,7 @@ from ngramspec.cli.options import (
     load_model,
     make_speculator,
 )
-from ngramspec.cli.output import console, stages, write_json
+from ngramspec.cli.output import console, make_table, print_paths, stages, write_json
 from ngramspec.cli.usage import UsageError, check_least, need_plots, usable, writable
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
         from ngramspec.measure.figures import figure_1, figure_5
 
         first = [step for step in found.steps if step["prompt"] == 0]
-        for path in [*figure_1(first, arguments.plots), *figure_5(arguments.plots, fields)]:
-            print(path)
+        print_paths(figure_1(first, arguments.plots))
+        print_paths(figure_5(arguments.plots, fields))
     return 0
 
 
@@ -141,22 +141,18 @@ def encoded_prompts(
 
     with usable("--prompts"):
         if arguments.prompts is None:
-            found: list[tuple[str, Sequence[int]]] = [
-                (each.task, each.ids) for each in sample_prompts(loaded)
-            ]
-        else:
-            found = [
-                (f"{each.group}, {each.id}", loaded.encode(each.text, chat=not arguments.raw))
-                for each in read_prompts(arguments.prompts)
-            ]
-    return found[: arguments.count]
+            return [(each.task, each.ids) for each in sample_prompts(loaded)[: arguments.count]]
+        return [
+            (f"{each.group}, {each.id}", loaded.encode(each.text, chat=not arguments.raw))
+            for each in read_prompts(arguments.prompts)[: arguments.count]
+        ]
 
 
 def rung_table(rungs: Sequence[Rung]) -> Table:
     """A table of the predictions and their differences."""
     from ngramspec.measure.explain_predict import rung_rows
 
-    table = _table("speedup over baseline", ("takes into account", "speed", "change", "from"))
+    table = _table("speedup over baseline", "takes into account", "speed", "change", "from")
     for row in rung_rows(rungs):
         table.add_row(*row)
     return table
@@ -166,7 +162,7 @@ def acceptance_table(run: Run) -> Table:
     """A table of acceptance by source and by position."""
     from ngramspec.measure.explain_predict import by_depth, by_source
 
-    table = _table("acceptance", ("of", "accepted / verified", "verified"))
+    table = _table("acceptance", "of", "accepted / verified", "verified")
     depths = {f"position {depth + 1}": share for depth, share in by_depth(run.steps).items()}
     for name, share in {**by_source(run), **dict(list(depths.items())[:8])}.items():
         table.add_row(name, f"{share.rate:.3f}", f"{share.verified:,}")
@@ -175,7 +171,7 @@ def acceptance_table(run: Run) -> Table:
 
 def advice_table(advice: Sequence[Advice]) -> Table:
     """A table of changes, sorted by gain."""
-    table = _table("what would help most", ("change", "predicted gain", "by"))
+    table = _table("what would help most", "change", "predicted gain", "by")
     for each in advice:
         table.add_row(each.name, f"{each.gain:.2f}", each.basis)
     return table
@@ -183,21 +179,13 @@ def advice_table(advice: Sequence[Advice]) -> Table:
 
 def rows_table(found: Sequence[Batch]) -> Table:
     """A table of predictions for batches."""
-    table = _table(
-        "batches, predicted", ("rows", "cost(n)", "speed", "tokens/s, plain", "tokens/s")
-    )
+    names = ("rows", "cost(n)", "speed", "tokens/s, plain", "tokens/s")
+    table = _table("batches, predicted", *names)
     for each in found:
         figures = (f"{each.plain:.1f}", f"{each.speculative:.1f}")
         table.add_row(str(each.rows), f"{each.cost:.2f}", f"{each.speed:.2f}", *figures)
     return table
 
 
-def _table(title: str, names: tuple[str, ...]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    for name in names:
-        numbers = name not in ("takes into account", "from", "of", "change", "by")
-        table.add_column(name, justify="right" if numbers else "left")
-    return table
+def _table(title: str, *names: str) -> Table:
+    return make_table(names, ("takes into account", "from", "of", "change", "by"), title)

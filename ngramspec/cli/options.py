@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.usage import UsageError, usable
 
@@ -19,18 +19,18 @@ Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 GAMMA_HELP = "tokens drafted in a step: an integer, heuristic, threshold or auto (default: auto)"
 
 
-def add_model(parser: Parser, *, dtype: str = "bfloat16", dtypes: Sequence[str] = DTYPES) -> None:
+def add_model(parser: Parser, *, dtype: str = "bfloat16") -> None:
     """Declare ``--model`` and ``--dtype``."""
     parser.add_argument(
         "--model", metavar="MODEL", help="folder or hub id (default: the embedded SmolLM2)"
     )
-    add_dtype(parser, dtype=dtype, dtypes=dtypes)
+    add_dtype(parser, dtype=dtype)
 
 
-def add_dtype(parser: Parser, *, dtype: str = "bfloat16", dtypes: Sequence[str] = DTYPES) -> None:
+def add_dtype(parser: Parser, *, dtype: str = "bfloat16") -> None:
     """Declare ``--dtype``."""
     parser.add_argument(
-        "--dtype", choices=dtypes, default=dtype, help=f"of the model (default: {dtype})"
+        "--dtype", choices=DTYPES, default=dtype, help=f"of the model (default: {dtype})"
     )
 
 
@@ -84,6 +84,16 @@ def add_count(parser: Parser, option: str, default: int, help: str) -> None:
     )
 
 
+def add_numbers(
+    parser: Parser, option: str, default: list[Any], help: str, kind: type = int, metavar: str = "N"
+) -> None:
+    """Declare an option that is a list of numbers; its help ends with the default, if any."""
+    shown = f" (default: {' '.join(f'{each:g}' for each in default)})" if default else ""
+    parser.add_argument(
+        option, nargs="+", type=kind, default=default, metavar=metavar, help=help + shown
+    )
+
+
 def add_outputs(parser: Parser, *, plots: bool = False) -> None:
     """Declare ``--json``, and ``--plots`` if the command draws any."""
     parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
@@ -105,13 +115,6 @@ def make_speculator(drafter: str, gamma: int | str) -> Speculator:
 
     with usable():
         return Speculator(drafter, gamma)
-
-
-def default_device() -> str:
-    """The device of ``--device auto``; torch names ROCm's GPUs cuda, too."""
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @contextmanager
@@ -143,13 +146,15 @@ def load_model(
 
     with usable_model(option):
         loaded = models.load(arguments.model, dtype or arguments.dtype, on_stage=on_stage)
-    device = getattr(arguments, "device", None)
-    if device is not None:
-        if device == "auto":
-            device = arguments.device = default_device()
-        try:
-            loaded.model.to(device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UsageError(f"--device {device}: {reason}") from error
+    if not hasattr(arguments, "device"):
+        return loaded
+    if arguments.device == "auto":
+        import torch
+
+        arguments.device = "cuda" if torch.cuda.is_available() else "cpu"  # cuda: ROCm's, too
+    try:
+        loaded.model.to(arguments.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"--device {arguments.device}: {reason}") from error
     return loaded

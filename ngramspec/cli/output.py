@@ -7,15 +7,16 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.usage import need_rich, writable
+from ngramspec.cli.usage import need, writable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 PACKAGES = ("ngramspec", "numpy", "torch", "transformers", "arctic-inference")
 TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
@@ -23,11 +24,22 @@ TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
 
 def console() -> Console:
     """The console for tables; wide enough for them if it is not a terminal."""
-    need_rich("the tables need")
+    need("rich", "the tables need")
     from rich.console import Console
 
     screen = Console()
     return screen if screen.is_terminal else Console(width=TABLE_COLUMNS)
+
+
+def make_table(names: Sequence[str], left: Container[str], title: str | None = None) -> Table:
+    """An empty table. Its columns are right-justified, except those named in ``left``."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.cli.output import print_paths
-from ngramspec.cli.usage import UsageError, need_matplotlib, usable, writable
+from ngramspec.cli.usage import UsageError, need, usable, writable
 
 SUMMARY = "draw Figures 1 to 5 of Leviathan et al. 2023"
 FIGURES = (1, 2, 3, 4, 5)
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw the figures; a UsageError if there is none of a given number, or the run is invalid."""
-    need_matplotlib("the figures need")
+    need("matplotlib", "the figures need")
     for number in arguments.figures:
         if number not in FIGURES:
             raise UsageError(f"figures must be in 1..5, got {number}")
@@ -56,14 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     for number in wanted:
         with writable("--plots", arguments.plots):
-            if number == 1:
-                assert source is not None
+            if number == 1 and source is not None:
                 steps = [step for step in source["steps"] if step["prompt"] == 0]
-                print_paths(figures.figure_1(steps, arguments.plots))
+                paths = figures.figure_1(steps, arguments.plots)
             elif number == 5:
-                print_paths(figures.figure_5(arguments.plots, source))
+                paths = figures.figure_5(arguments.plots, source)
             else:
-                print_paths(getattr(figures, f"figure_{number}")(arguments.plots))
+                paths = getattr(figures, f"figure_{number}")(arguments.plots)
+            print_paths(paths)
     return 0
 
 

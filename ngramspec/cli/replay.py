@@ -83,25 +83,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Replay every drafter on every curve; print, write and draw the results."""
     given = read(arguments)
+    own: Contenders = {name: (maker, arguments.gamma) for name, maker in given.makers.items()}
     results = []
     for curve, cost in curves(arguments, given.gamma_max).items():
-        contenders: Contenders = {
-            name: (maker, arguments.gamma) for name, maker in given.makers.items()
-        }
-        results += replay(arguments, given, contenders, given.gamma_max, curve, cost)
+        results += replay(arguments, given, own, given.gamma_max, curve, cost)
     report(arguments, given, results)
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the options ask for.
+    """What the options ask for: what makes each drafter, and what is replayed.
 
-    Attributes:
-        makers: what makes each drafter, by its specification.
-        gamma_max: most tokens of a draft.
-        traces: what is replayed.
-        knowledge: what all drafters know in addition to each request, or None.
+    ``knowledge`` is what all drafters know in addition to each request, or None.
     """
 
     makers: dict[str, Callable[[], Drafter]]
@@ -154,8 +148,7 @@ def report(
         "shared": arguments.shared,
         "corpus": None if arguments.corpus is None else arguments.corpus.name,
     }
-    fields = {"settings": settings, "results": results, "skipped": skipped or {}}
-    write_json(arguments, fields)
+    write_json(arguments, {"settings": settings, "results": results, "skipped": skipped or {}})
     if arguments.plots is not None:
         from ngramspec.measure.plots import plot_replay
 
@@ -164,9 +157,17 @@ def report(
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
     """What drafters know in addition to each request, by the options."""
-    from ngramspec.measure.knowledge import Tools
+    from ngramspec.measure.knowledge import Earlier, Knowledge, Tools
 
-    stored = stored_text(arguments, traces)
+    stored: Known | None = None
+    if arguments.shared is not None:
+        if arguments.corpus is not None or arguments.fresh:
+            raise ValueError("--shared cannot be combined with --corpus or --fresh")
+        stored = Earlier(arguments.shared)
+    elif arguments.corpus is not None:
+        stored = knowledge = Knowledge(arguments.corpus)
+        for repo in {trace.repo for trace in traces}:
+            knowledge.corpus(repo)  # an error is to come before the replay
     if arguments.tools is None:
         return stored
     if arguments.tokenizer is None:
@@ -175,22 +176,6 @@ def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | Non
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     return Tools(json.loads(arguments.tools.read_text(encoding="utf-8")), tokenizer, stored)
-
-
-def stored_text(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
-    """The text of ``--corpus`` or ``--shared``; see ``known``."""
-    from ngramspec.measure.knowledge import Earlier, Knowledge
-
-    if arguments.shared is not None:
-        if arguments.corpus is not None or arguments.fresh:
-            raise ValueError("--shared cannot be combined with --corpus or --fresh")
-        return Earlier(arguments.shared)
-    if arguments.corpus is None:
-        return None
-    knowledge = Knowledge(arguments.corpus)
-    for repo in {trace.repo for trace in traces}:
-        knowledge.corpus(repo)
-    return knowledge
 
 
 def most_tokens(arguments: argparse.Namespace) -> int:
@@ -256,10 +241,8 @@ def means_table(results: Sequence[dict[str, Any]], curve: str) -> str:
         mean, groups = result["mean"], result["groups"].values()
         first, second = (half["tokens_per_cost"] for half in result["halves"])
         calls = sum(group["calls"] for group in groups)
-        sources = result["sources"].values()
-        verified, accepted = (
-            sum(each[key] for each in sources) for key in ("verified", "accepted")
-        )
+        verified = sum(each["verified"] for each in result["sources"].values())
+        accepted = sum(each["accepted"] for each in result["sources"].values())
         drafted = sum(group["drafted_per_step"] * group["calls"] for group in groups)
         lines.append(
             f"{result['drafter']:<30}{mean['tokens_per_cost']:>9.3f}{first:>8.3f}{second:>6.3f}"

@@ -30,12 +30,6 @@ MAX_PORT = 65535
 CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
 
-def drafter_of(arguments: argparse.Namespace) -> str:
-    """The drafter's description, with the head that the options ask for."""
-    head = f"+model({arguments.assistant})" if arguments.assistant else "+mtp" * arguments.mtp
-    return f"{arguments.drafter}{head}"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
@@ -48,11 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heads.add_argument(
         "--assistant", metavar="FOLDER", help="a small draft model with the target's tokenizer"
     )
-    heads.add_argument(
-        "--mtp",
-        action="store_true",
-        help="the model's MTP layers draft, too",
-    )
+    heads.add_argument("--mtp", action="store_true", help="the model's MTP layers draft, too")
     parser.add_argument("--name", metavar="NAME", help="of the model (default: its own)")
     parser.add_argument(
         "--corpus",
@@ -110,17 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
     from ngramspec.server.settings import check_host
 
-    check_least(
-        arguments,
-        cache=0,
-        cache_of_key=0,
-        shared=0,
-        active=1,
-        waiting=1,
-        max_body=1,
-        grammar_seconds=1,
-        drain=0,
-    )
+    check_least(arguments, cache=0, cache_of_key=0, shared=0, drain=0)
+    check_least(arguments, active=1, waiting=1, max_body=1, grammar_seconds=1)
     check_port(arguments.host, arguments.port)
     keys = read_keys(arguments.api_key, os.environ.get("NGRAMSPEC_API_KEYS", ""))
     with usable():
@@ -128,7 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_allowed(arguments.allowed_hosts)  # before the slow loading of the model
     corpora = open_corpora(arguments.corpus)
     loaded = load_model(arguments, option="MODEL")
-    check_corpora(corpora, loaded.tokenizer)
+    with usable("--corpus"):
+        for corpus in corpora.values():
+            corpus.check_tokenizer(loaded.tokenizer)
     with usable():
         settings = settings_of(arguments, loaded, keys, corpora)
     return listen(arguments, loaded.model, loaded.tokenizer, settings)
@@ -144,10 +127,11 @@ def settings_of(
     from ngramspec.server.settings import Limits, ServerSettings
     from ngramspec.server.shared import SharedText
 
-    room, shared = arguments.shared * MIB, None
-    if room:
+    shared = None
+    if arguments.shared:
         sync = arguments.sync or os.environ.get("NGRAMSPEC_SYNC") or None
-        shared = SharedText(room, keys, loaded.tokenizer, sync)
+        shared = SharedText(arguments.shared * MIB, keys, loaded.tokenizer, sync)
+    head = f"+model({arguments.assistant})" if arguments.assistant else "+mtp" * arguments.mtp
     limits = Limits(
         body=arguments.max_body * MIB,
         context=arguments.context,
@@ -163,7 +147,7 @@ def settings_of(
         shared=shared,
         keys=keys,
         corpora=corpora,
-        drafter=drafter_of(arguments),
+        drafter=f"{arguments.drafter}{head}",
         limits=limits,
         max_tokens=arguments.max_tokens,
         allowed_hosts=[arguments.host, *check_allowed(arguments.allowed_hosts)],
@@ -202,9 +186,8 @@ def read_keys(given: Sequence[str], variable: str) -> dict[str, str]:
     for text in (*given, *filter(None, variable.split(","))):
         user, equals, key = text.partition("=")
         if not (user and equals and key):
-            raise UsageError(
-                "--api-key and NGRAMSPEC_API_KEYS must have USER=KEY"
-            )  # the text itself may be a secret
+            # The text itself may be a secret.
+            raise UsageError("--api-key and NGRAMSPEC_API_KEYS must have USER=KEY")
         if user in keys:
             raise UsageError(f"--api-key: user {user!r} has two keys")
         keys[user] = key
@@ -225,13 +208,6 @@ def open_corpora(given: Sequence[str]) -> dict[str, Corpus]:
         with usable("--corpus"):
             corpora[name] = Corpus.open(file)
     return corpora
-
-
-def check_corpora(corpora: dict[str, Corpus], tokenizer: Any) -> None:
-    """Raise a UsageError if a corpus was built with another tokenizer."""
-    for corpus in corpora.values():
-        with usable("--corpus"):
-            corpus.check_tokenizer(tokenizer)
 
 
 def listen(

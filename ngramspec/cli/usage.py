@@ -11,7 +11,7 @@ from pathlib import Path
 from ngramspec.errors import INSTALL, check_int
 from ngramspec.measure.models import INSTALL_DEMO
 
-INSTALL_PLOTS = "pip install matplotlib"
+OPTIONAL = {"matplotlib": "pip install matplotlib", "rich": INSTALL_DEMO}
 
 
 class UsageError(ValueError):
@@ -67,16 +67,10 @@ def check_least(arguments: argparse.Namespace, **bounds: int) -> None:
 def need_plots(folder: Path | None) -> None:
     """Raise a UsageError for ``--plots`` without matplotlib, before measuring."""
     if folder is not None:
-        need_matplotlib("--plots needs")
+        need("matplotlib", "--plots needs")
 
 
-def need_matplotlib(what: str) -> None:
-    """Raise a UsageError that begins with ``what`` if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise UsageError(f"{what} matplotlib; run: {INSTALL_PLOTS}")
-
-
-def need_rich(what: str) -> None:
-    """Raise a UsageError that begins with ``what`` if rich is not installed."""
-    if find_spec("rich") is None:
-        raise UsageError(f"{what} rich; run: {INSTALL_DEMO}")
+def need(package: str, what: str) -> None:
+    """Raise a UsageError that begins with ``what`` if a package of OPTIONAL is not installed."""
+    if find_spec(package) is None:
+        raise UsageError(f"{what} {package}; run: {OPTIONAL[package]}")
