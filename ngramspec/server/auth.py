@@ -14,12 +14,9 @@ ANYONE_NAMESPACE = "anyone"
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request.
+    """Who sent a request: the name of the API key, and the value of the header X-Session.
 
-    Attributes:
-        user: the name of the API key. Caches and shared text belong to a user.
-        session: the value of the header X-Session, or None. A newer request of the same session
-            ends the older ones.
+    Caches and shared text belong to a user. A newer request of a session ends the older ones.
     """
 
     user: str

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 from anyio.to_thread import run_sync
-from fastapi import Request, Response
+from fastapi import Request
 
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import ToolCalls
@@ -20,10 +20,9 @@ from ngramspec.server.encoding import TooManyTokensError
 from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.grammars import grammar_of
 from ngramspec.server.job import CompletionRequest, answers_of
-from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import ChatBody, Message
 from ngramspec.server.reading import json_value
-from ngramspec.server.service import Service, while_connected
+from ngramspec.server.service import Answers, Service, while_connected
 from ngramspec.server.settings import Limits
 from ngramspec.server.special_tokens import NotTextError
 from ngramspec.server.sse import stream_of
@@ -35,42 +34,21 @@ async def chat(service: Service, body: ChatBody, client: Client, request: Reques
     prompt = await service.reading.run(request, prompt_of, service, body)
     grammar = await while_connected(request, grammar_of(service, body, client))
     completions, readers = await service.reading.run(
-        request, completions_and_readers, service, body, prompt, client, grammar
+        request, requests_and_readers, service, body, prompt, client, grammar
     )
-    answers = service.submit(completions, client)
-    head: dict[str, Any] = {
-        "id": f"chatcmpl-{uuid4().hex}",
-        "created": int(time.time()),
-        "model": service.settings.name,
-    }
+    answers = Answers(service.engine, completions, client)
+    head = service.head(f"chatcmpl-{uuid4().hex}")
     if body.stream:
         events = chat_answer.chunks(service, body, answers, readers, head)
         return stream_of(events, answers.cancel)
     found = await answers.whole(request)
-    return await run_sync(whole, service, body, answers, found, readers, head)
-
-
-def whole(*given: Any) -> Response:
-    """The answer of a request that is not streamed, see ``chat_answer.whole``."""
-    return json_response(chat_answer.whole(*given))
+    return await run_sync(chat_answer.whole, service, body, answers, found, readers, head)
 
 
 def prompt_of(service: Service, body: ChatBody) -> Int32:
     """Check a request and encode its prompt. This can take seconds."""
     check(service, body)
     return service.check_prompt(encoded(service, body), "messages")
-
-
-def completions_and_readers(
-    service: Service,
-    body: ChatBody,
-    prompt: Int32,
-    client: Client,
-    grammar: Callable[[], Any] | None,
-) -> tuple[list[CompletionRequest], list[Reader]]:
-    """The completion request and the reader of each answer."""
-    completions = requests_of(service, body, prompt, client, grammar)
-    return completions, [reader_of(service, body, completion) for completion in completions]
 
 
 def check(service: Service, body: ChatBody) -> None:
@@ -92,8 +70,7 @@ def check(service: Service, body: ChatBody) -> None:
     names = [tool["function"]["name"] for tool in body.offered]
     refuse_unless(all(names), "tools", "a function must have a name")
     refuse_unless(bool(names) or not body.must_call, "tool_choice", "there are no tools to call")
-    known = body.chosen is None or body.chosen in names
-    refuse_unless(known, "tool_choice", f"there is no tool {body.chosen!r}")
+    refuse_unless(body.chosen in (None, *names), "tool_choice", f"there is no tool {body.chosen!r}")
 
 
 def encoded(service: Service, body: ChatBody) -> list[int]:
@@ -102,8 +79,16 @@ def encoded(service: Service, body: ChatBody) -> list[int]:
     If the template fails with the tools but accepts the messages alone, the error names the tools.
     """
     given = [message_of(service, each) for each in body.messages]
+
+    def encode(text: str) -> list[int]:
+        return service.encode(text, "messages", framed=False)
+
+    def templated(tools: list[dict[str, Any]]) -> list[int]:
+        most = service.context - 1
+        return chat_ids(service.tokenizer, service.text, given, tools, encode=encode, most=most)
+
     try:
-        return templated(service, given, body.offered)
+        return templated(body.offered)
     except ApiError:
         raise
     except TooManyTokensError as error:
@@ -111,7 +96,11 @@ def encoded(service: Service, body: ChatBody) -> list[int]:
     except NotTextError as error:
         raise bad("messages", str(error)) from error
     except Exception as error:  # whatever a template raises about its input
-        blamed = "tools" if body.offered and takes(service, given) else "messages"
+        blamed = "messages"
+        if body.offered:
+            with suppress(Exception):
+                templated([])
+                blamed = "tools"
         raise bad(blamed, f"the model's template refuses them: {words_of(error)}") from error
 
 
@@ -120,25 +109,6 @@ def words_of(error: Exception) -> str:
     found = str(getattr(error, "message", None) or "")  # of jinja2's errors
     own = type(error).__module__.startswith("jinja2.") and found
     return found.partition("\n")[0] if own else type(error).__name__
-
-
-def templated(service: Service, given: list[Any], tools: list[dict[str, Any]]) -> list[int]:
-    """The ids that the model's template makes of messages and tools."""
-
-    def encode(text: str) -> list[int]:
-        return service.encode(text, "messages", framed=False)
-
-    return chat_ids(
-        service.tokenizer, service.text, given, tools, encode=encode, most=service.context - 1
-    )
-
-
-def takes(service: Service, given: list[Any]) -> bool:
-    """Whether the model's template accepts the messages without tools."""
-    try:
-        return bool(templated(service, given, []))
-    except Exception:  # whatever a template raises
-        return False
 
 
 def message_of(service: Service, message: Message) -> dict[str, Any]:
@@ -182,20 +152,24 @@ def text_of(message: Message) -> str:
     return "".join(part["text"] for part in message.content)
 
 
-def requests_of(
+def requests_and_readers(
     service: Service,
     body: ChatBody,
     prompt: Int32,
     client: Client,
     grammar: Callable[[], Any] | None,
-) -> list[CompletionRequest]:
-    """The completion request of each answer."""
+) -> tuple[list[CompletionRequest], list[Reader]]:
+    """The completion request and the reader of each answer."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    asked: int | None = getattr(body, name)
     refuse_unless(asked != 0, name, "it must be >= 1, got 0")
-    sampling = service.sampling(body, grammar)
     tools = service.tool_format if body.offered else None
-    closing = closing_of(service, body)
+    closing = None  # the stop string that ends an answer after its only call
+    if tools is not None and not body.several and tools.closing not in body.stops:
+        closing = tools.closing
+    predicted = None  # the tools whose calls are predicted in drafts; a grammar knows them better
+    if body.offered and grammar is None and service.call_format is not None:
+        predicted = ToolCalls(body.offered, service.call_format)
     common: dict[str, Any] = {
         "prompt": prompt,
         "user": client.user,
@@ -208,33 +182,16 @@ def requests_of(
         "stores": service.stores(body.ngramspec, client),
         "speculate": body.ngramspec.speculate,
         "session": body.prompt_cache_key or None,
-        "tools": None if grammar is not None else tools_of(service, body),
+        "tools": predicted,
         "first": False,
     }
-    completions = answers_of(sampling, body.n or 1, **common)
+    completions = answers_of(service.sampling(body, grammar), body.n or 1, **common)
     service.check_logprobs(completions, "top_logprobs")
-    return completions
-
-
-def tools_of(service: Service, body: ChatBody) -> ToolCalls | None:
-    """The tools whose calls are predicted in drafts, or None. A grammar knows them better."""
-    format = service.call_format
-    return None if format is None or not body.offered else ToolCalls(body.offered, format)
-
-
-def closing_of(service: Service, body: ChatBody) -> str | None:
-    """The stop string that ends an answer after its only call, or None."""
-    tools = service.tool_format
-    if not body.offered or body.several or tools is None or tools.closing in body.stops:
-        return None
-    return tools.closing
-
-
-def reader_of(service: Service, body: ChatBody, completion: CompletionRequest) -> Reader:
-    """The reader of one answer."""
-    tools = service.tool_format
-    if not body.offered or tools is None:
-        return Reader(PlainParser())
-    prompt = service.decode(completion.prompt.tolist())
-    parser = tools.parser(service.tokenizer, prompt, body.offered, body.must_call)
-    return Reader(parser, body.several, closing_of(service, body))
+    if tools is None:
+        return completions, [Reader(PlainParser()) for _ in completions]
+    text = service.decode(prompt.tolist())
+    readers = []
+    for _ in completions:
+        parser = tools.parser(service.tokenizer, text, body.offered, body.must_call)
+        readers.append(Reader(parser, body.several, closing))
+    return completions, readers

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Container, Sequence
+from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
+from fastapi import Response
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
@@ -21,6 +23,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
 
 from ngramspec.server.job import STOP, Delta
+from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import ChatBody
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.tool_parsers import Parser, Part
@@ -30,10 +33,8 @@ from ngramspec.server.usage import timings_of, usage_of
 class Reader:
     """Converts the deltas of one answer to content, reasoning and calls.
 
-    Args:
-        parser: parser of the answer's text.
-        several: whether the answer may have more than one call; if not, it ends after the first.
-        closing: the stop string that ends a call and is part of it, or None.
+    Unless ``several`` calls are allowed, the answer ends after the first. ``closing`` is the stop
+    string that ends a call and is part of it, or None.
     """
 
     def __init__(self, parser: Parser, several: bool = True, closing: str | None = None) -> None:
@@ -64,7 +65,7 @@ def whole(
     found: Sequence[Sequence[Delta]],
     readers: Sequence[Reader],
     head: dict[str, Any],
-) -> ChatCompletion:
+) -> Response:
     """The response without streaming, from each answer's deltas and reader; ``head`` begins it."""
     hidden = answers.jobs[0].request.hidden
     choices = [
@@ -76,18 +77,21 @@ def whole(
         )
         for index, (deltas, reader) in enumerate(zip(found, readers, strict=True))
     ]
-    ends: dict[str, Any] = {"timings": timings_of(answers.jobs)}
+    ends = _ending(answers, body)
+    return json_response(ChatCompletion(object="chat.completion", choices=choices, **ends, **head))
+
+
+def _ending(answers: Answers, body: ChatBody) -> dict[str, Any]:
+    """The fields of a response whose answers have ended."""
     usage = usage_of(answers.jobs, [len(answers.jobs[0].request.prompt)], body)
-    return ChatCompletion(object="chat.completion", choices=choices, usage=usage, **ends, **head)
+    return {"usage": usage, "timings": timings_of(answers.jobs)}
 
 
 def message_of(parts: Sequence[Part]) -> ChatCompletionMessage:
     """The message of an answer; its content is None if there are only calls."""
     calls: list[Any] = [
         ChatCompletionMessageFunctionToolCall(
-            id=new_id(),
-            type="function",
-            function=Function(name=part.call.name, arguments=part.call.arguments),
+            id=new_id(), type="function", function=Function(**asdict(part.call))
         )
         for part in parts
         if part.call is not None
@@ -112,31 +116,27 @@ async def chunks(
 ) -> AsyncIterator[ChatCompletionChunk]:
     """The events of a streamed response: role, text and calls, then the finish reason."""
     head = {"object": "chat.completion.chunk", **head}
-    with_usage = body.stream_options is not None and body.stream_options.include_usage
-    if with_usage:
+    if body.streams_usage:
         head["usage"] = None
     for index in range(len(answers.jobs)):
-        choice_delta = ChoiceDelta(role="assistant", content="")
-        yield ChatCompletionChunk.construct(choices=[_chunk(index, choice_delta, None)], **head)
+        choice = _chunk(index, ChoiceDelta(role="assistant", content=""))
+        yield ChatCompletionChunk.construct(choices=[choice], **head)
     async for index, delta in answers.deltas():
         reader = readers[index]
-        choice_deltas = _deltas(reader.read(delta), reader)
-        if not choice_deltas and (delta.logprobs or delta.ended):
-            choice_deltas = [ChoiceDelta()]
-        choices = [_chunk(index, choice_delta, None) for choice_delta in choice_deltas]
+        choices = [_chunk(index, each) for each in _deltas(reader.read(delta), reader)]
+        if not choices and (delta.logprobs or delta.ended):
+            choices = [_chunk(index, ChoiceDelta())]
         if delta.ended:
             choices[-1].finish_reason = reader.reason(delta.ended)
         if body.logprobs and choices:
             hidden = answers.jobs[index].request.hidden
             choices[0].logprobs = logprobs(service, body, [delta], hidden)
         for left, choice in enumerate(choices, 1 - len(choices)):
-            if left == 0 and answers.ended and not with_usage:
+            if left == 0 and answers.ended and not body.streams_usage:
                 head["timings"] = timings_of(answers.jobs)
             yield ChatCompletionChunk.construct(choices=[choice], **head)
-    if with_usage:
-        head["usage"] = usage_of(answers.jobs, [len(answers.jobs[0].request.prompt)], body)
-        head["timings"] = timings_of(answers.jobs)
-        yield ChatCompletionChunk.construct(choices=[], **head)
+    if body.streams_usage:
+        yield ChatCompletionChunk.construct(choices=[], **(head | _ending(answers, body)))
 
 
 def _deltas(parts: Sequence[Part], reader: Reader) -> list[ChoiceDelta]:
@@ -144,20 +144,17 @@ def _deltas(parts: Sequence[Part], reader: Reader) -> list[ChoiceDelta]:
     found = []
     number = reader.calls - sum(part.call is not None for part in parts)
     for part in parts:
+        given: dict[str, Any] = {"content": part.content}
         if part.call is not None:
-            function = ChoiceDeltaToolCallFunction(
-                name=part.call.name, arguments=part.call.arguments
-            )
+            function = ChoiceDeltaToolCallFunction(**asdict(part.call))
             call = ChoiceDeltaToolCall(
                 index=number, id=new_id(), type="function", function=function
             )
             number += 1
-            found.append(ChoiceDelta(tool_calls=[call]))
+            given = {"tool_calls": [call]}
         elif part.reasoning:
-            more: dict[str, Any] = {"reasoning_content": part.reasoning}
-            found.append(ChoiceDelta(**more))
-        else:
-            found.append(ChoiceDelta(content=part.content))
+            given = {"reasoning_content": part.reasoning}
+        found.append(ChoiceDelta(**given))
     return found
 
 
@@ -166,9 +163,8 @@ def new_id() -> str:
     return f"call_{uuid4().hex[:24]}"
 
 
-def _chunk(index: int, choice_delta: ChoiceDelta, ended: str | None) -> ChunkChoice:
-    reason: Any = ended
-    return ChunkChoice.construct(index=index, delta=choice_delta, finish_reason=reason)
+def _chunk(index: int, choice_delta: ChoiceDelta) -> ChunkChoice:
+    return ChunkChoice.construct(index=index, delta=choice_delta, finish_reason=None)
 
 
 def logprobs(

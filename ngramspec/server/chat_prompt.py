@@ -19,14 +19,7 @@ COMPARED_FIELDS = ("role", "type")  # templates compare their values, so they ar
 
 
 class Marks:
-    """Replaces the names of control tokens by marks.
-
-    Args:
-        encoder: defines the names.
-
-    Attributes:
-        names: the name that each mark replaces.
-    """
+    """Replaces the names of control tokens by marks; ``names`` has the name of each mark."""
 
     def __init__(self, encoder: TextEncoder) -> None:
         self._encoder = encoder
@@ -48,7 +41,7 @@ class Marks:
         for start, end in self._encoder.spans(text):
             parts += [text[at:start], self._mark(text[start:end])]
             at = end
-        return "".join((*parts, text[at:])) if parts else text
+        return "".join((*parts, text[at:]))
 
     def _mark(self, name: str) -> str:
         if name not in self._marks:
@@ -63,8 +56,8 @@ def chat_ids(
     messages: list[Any],
     tools: list[Any],
     *,
-    encode: Callable[[str], list[int]] | None = None,
-    most: int | None = None,
+    encode: Callable[[str], list[int]],
+    most: int,
 ) -> list[int]:
     """The ids of the prompt that the model's template makes of messages and tools.
 
@@ -74,8 +67,8 @@ def chat_ids(
     Args:
         tokenizer, encoder: the model's tokenizer and its TextEncoder.
         messages, tools: in the form for templates.
-        encode: encodes a text with its control tokens; None: the tokenizer does.
-        most: maximum tokens of a prompt that contains names of control tokens; None: no limit.
+        encode: encodes a text with its control tokens.
+        most: maximum tokens of a prompt that contains names of control tokens.
 
     Raises:
         NotTextError: the tokenizer cannot encode a name of a control token as text.
@@ -88,10 +81,7 @@ def chat_ids(
     every = encoder.spans(text)
     own = own_spans(tokenizer, encoder, messages, tools, text)
     if own == every and not marks.names:
-        if encode is None:
-            ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        else:
-            ids = encode(text)
+        ids = encode(text)
         if encoder.count(ids) <= len(own):
             return ids
     return encoder.encode_with(text, own, marks.names, most)

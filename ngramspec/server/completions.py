@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +17,7 @@ from openai.types.completion_choice import CompletionChoice, Logprobs
 from ngramspec.draft import Int32
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
-from ngramspec.server.job import CompletionRequest, Delta, answers_of
+from ngramspec.server.job import STOP, CompletionRequest, Delta, answers_of
 from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import CompletionBody
 from ngramspec.server.sampling import TokenLogprobs
@@ -30,45 +30,37 @@ STREAMED_ROWS = 32  # tokens with log-probabilities in one event; not tuned
 
 @dataclass(slots=True)
 class CheckedRequest:
-    """A request that passed all checks.
-
-    Attributes:
-        body: the request's body.
-        prompts: token ids of each prompt, int32 (n,).
-        texts: the text of each prompt that ``echo`` shows; empty without ``echo``.
-        n: number of answers to each prompt.
-    """
+    """A request that passed all checks: its prompts, int32 (n,), and their texts for ``echo``."""
 
     body: CompletionBody
     prompts: list[Int32]
     texts: list[str]
-    n: int
+
+    @property
+    def n(self) -> int:
+        """Number of answers to each prompt."""
+        return self.body.n or 1
+
+    def echo(self, index: int) -> str:
+        """The text to repeat before an answer."""
+        return self.texts[index // self.n] if self.texts else ""
 
 
 async def complete(service: Service, body: CompletionBody, client: Client, request: Request) -> Any:
     """Answer a request, whole or as a stream. An ApiError names the invalid field."""
-    checked, completions = await service.reading.run(
-        request, checked_and_completions, service, body, client
-    )
-    answers = service.submit(completions, client)
-    name, key = service.settings.name, f"cmpl-{uuid4().hex}"
-    head: dict[str, Any] = {"id": key, "created": int(time.time()), "model": name}
+    checked, completions = await service.reading.run(request, read, service, body, client)
+    answers = Answers(service.engine, completions, client)
+    head = service.head(f"cmpl-{uuid4().hex}")
     if body.stream:
         return stream_of(chunks(service, checked, answers, head), answers.cancel)
     found = await answers.whole(request)
     return await run_sync(whole, service, checked, answers, found, head)
 
 
-def checked_and_completions(
+def read(
     service: Service, body: CompletionBody, client: Client
 ) -> tuple[CheckedRequest, list[CompletionRequest]]:
     """The checked request and the completion request of each answer. This can take seconds."""
-    checked = read(service, body)
-    return checked, requests_of(service, checked, client)
-
-
-def read(service: Service, body: CompletionBody) -> CheckedRequest:
-    """Check a request and encode its prompts."""
     service.check_model(body.model)
     n = body.n or 1
     refuse_unless(body.best_of in (None, n), "best_of", f"only n={n} is supported")
@@ -78,28 +70,26 @@ def read(service: Service, body: CompletionBody) -> CheckedRequest:
     prompts = [service.check_prompt(each) for each in ids]
     if body.max_tokens == 0 and not body.echo:
         raise bad("max_tokens", "0 is of use with echo only")
-    texts = []
-    if body.echo:
-        texts = [each if isinstance(each, str) else service.decode(each) for each in many]
-    return CheckedRequest(body, prompts, texts, n)
+    shown = many if body.echo else []
+    texts = [each if isinstance(each, str) else service.decode(each) for each in shown]
+    checked = CheckedRequest(body, prompts, texts)
+    return checked, requests_of(service, checked, client)
 
 
 def _encoded(service: Service, body: CompletionBody) -> tuple[list[Any], list[list[int]]]:
     """The prompts as they were given, and their ids."""
     given: Any = body.prompt
-    many: list[Any] = [given]
-    if isinstance(given, list) and given and not isinstance(given[0], int):
-        many = given
+    several = isinstance(given, list) and given and not isinstance(given[0], int)
+    many: list[Any] = given if several else [given]
     service.check_count(body.n or 1, "n", len(many))
     if body.suffix:
-        service.check_fills("suffix")
-        assert service.fim is not None
+        fim = service.filler("suffix")
         refuse_unless(
             all(isinstance(each, str) for each in many), "suffix", "it needs a prompt that is text"
         )
         for each in many:
             service.check_text(each + body.suffix)
-        return many, [service.fim.prompt(each, body.suffix) for each in many]
+        return many, [fim.prompt(each, body.suffix) for each in many]
     return many, [service.encode(each) if isinstance(each, str) else each for each in many]
 
 
@@ -142,8 +132,8 @@ def whole(
     choices = [
         CompletionChoice(
             index=index,
-            text=_echo(checked, index) + "".join(delta.text for delta in deltas),
-            finish_reason=_reason(deltas[-1].ended),
+            text=checked.echo(index) + "".join(delta.text for delta in deltas),
+            finish_reason=_reason(deltas[-1]),
             logprobs=_logprobs(
                 service, checked, [row for delta in deltas for row in delta.logprobs], 0
             ),
@@ -159,10 +149,9 @@ async def chunks(
     service: Service, checked: CheckedRequest, answers: Answers, head: dict[str, Any]
 ) -> AsyncIterator[Completion]:
     """The events of a streamed response."""
-    body = checked.body
     offsets = [0] * len(answers.jobs)
-    echoed = [_echo(checked, index) for index in range(len(answers.jobs))]
-    with_usage = body.stream_options is not None and body.stream_options.include_usage
+    echoed = [checked.echo(index) for index in range(len(answers.jobs))]
+    with_usage = checked.body.streams_usage
     empty: dict[str, Any] = {"usage": None} if with_usage else {}
     async for index, delta in answers.deltas():
         text, echoed[index] = echoed[index] + delta.text, ""
@@ -173,7 +162,7 @@ async def chunks(
         last = empty if with_usage or not answers.ended else {"timings": timings_of(answers.jobs)}
         while True:
             now, rows = rows[:STREAMED_ROWS], rows[STREAMED_ROWS:]
-            ended = _reason(delta.ended) if delta.ended and not rows else None
+            ended = _reason(delta) if delta.ended and not rows else None
             logprobs = _logprobs(service, checked, now, offset)
             choice = CompletionChoice.construct(
                 index=index, text="" if rows else text, finish_reason=ended, logprobs=logprobs
@@ -191,20 +180,12 @@ async def chunks(
 
 def _ending(checked: CheckedRequest, answers: Answers, head: dict[str, Any]) -> dict[str, Any]:
     """The fields of a response whose answers have ended."""
-    usage = usage_of(answers.jobs, _sizes(checked), checked.body)
+    usage = usage_of(answers.jobs, list(map(len, checked.prompts)), checked.body)
     return {**head, "usage": usage, "timings": timings_of(answers.jobs)}
 
 
-def _echo(checked: CheckedRequest, index: int) -> str:
-    return checked.texts[index // checked.n] if checked.body.echo else ""
-
-
-def _reason(ended: str | None) -> Any:
-    return ended or "stop"
-
-
-def _sizes(checked: CheckedRequest) -> list[int]:
-    return [len(each) for each in checked.prompts]
+def _reason(delta: Delta) -> Any:
+    return delta.ended or STOP
 
 
 def _logprobs(
@@ -214,10 +195,7 @@ def _logprobs(
     if checked.body.logprobs is None:
         return None
     texts = [service.decode([each.token]) for each in found]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
     top: list[Any] = [
         None
         if each.logprob is None

@@ -29,15 +29,16 @@ def prompt_encoder(tokenizer: Any) -> Callable[[str, bool, int | None], list[int
     the maximum number of tokens (see ``without_gil``). It is thread-safe. The tokenizer is copied.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return lambda text, framed, most: list(
-            tokenizer(text, add_special_tokens=framed)["input_ids"]
-        )
-    backend = untruncated(backend)
-    backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    return lambda text, framed, most: without_gil(
-        backend, text, add_special_tokens=framed, most=most
-    )
+    if backend is not None:
+        backend = untruncated(backend)
+        backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+
+    def encode(text: str, framed: bool, most: int | None) -> list[int]:
+        if backend is None:
+            return list(tokenizer(text, add_special_tokens=framed)["input_ids"])
+        return without_gil(backend, text, add_special_tokens=framed, most=most)
+
+    return encode
 
 
 def untruncated(backend: Any) -> Any:

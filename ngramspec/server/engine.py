@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 
 from ngramspec.server.job import CompletionRequest, Delta, Job, ModelRunner, turn_together
-from ngramspec.server.kv_pool import PoolCounts
 from ngramspec.server.scheduler import QueueFullError, Scheduler
 
 logger = logging.getLogger("ngramspec.server")
@@ -22,19 +21,19 @@ class Engine:
         active: maximum number of jobs that take turns.
         waiting: maximum number of jobs that wait to become active.
         on_end: called in the engine's thread with every job that has ended.
+
+    Attributes:
+        pool: the caches; other threads may only read its counts and bytes.
+        closing: whether new jobs are refused.
     """
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        active: int,
-        waiting: int,
-        on_end: Callable[[Job], None] | None = None,
+        self, runner: ModelRunner, active: int, waiting: int, on_end: Callable[[Job], None]
     ) -> None:
         self._runner, self._on_end = runner, on_end
+        self.pool, self.closing = runner.pool, False
         self._scheduler = Scheduler(active, waiting, joint=runner.steps.why_not is None)
         self._changed = threading.Condition()
-        self._closing = False
         self._thread = threading.Thread(target=self._run, name="ngramspec-engine", daemon=True)
 
     def start(self) -> None:
@@ -60,9 +59,9 @@ class Engine:
         jobs: list[Job] = []
         for index, request in enumerate(requests):
             same = next((job for job in jobs if job.request.prompt is request.prompt), None)
-            jobs.append(Job(request, _numbered(put, index), after=same))
+            jobs.append(Job(request, partial(put, index), after=same))
         with self._changed:
-            if self._closing:
+            if self.closing:
                 raise QueueFullError
             self._scheduler.add(jobs, session)
             self._changed.notify()
@@ -81,25 +80,10 @@ class Engine:
         with self._changed:
             return self._scheduler.active, self._scheduler.waiting
 
-    @property
-    def pool_counts(self) -> PoolCounts:
-        """Counts of the cache pool."""
-        return replace(self._runner.pool.counts)
-
-    @property
-    def pool_bytes(self) -> int:
-        """Approximate bytes of the idle caches."""
-        return self._runner.pool.bytes
-
-    @property
-    def closing(self) -> bool:
-        """Whether new jobs are refused."""
-        return self._closing
-
     def close(self) -> None:
         """Refuse new jobs, cancel all existing ones and wait for the current forward."""
         with self._changed:
-            self._closing = True
+            self.closing = True
             self._scheduler.cancel_all()
             self._changed.notify()
         if self._thread.is_alive():
@@ -110,31 +94,23 @@ class Engine:
             with self._changed:
                 jobs = self._scheduler.next()
                 while not jobs:
-                    if self._closing:
+                    if self.closing:
                         return
                     self._changed.wait()
                     jobs = self._scheduler.next()
                 alone = len(self._scheduler) == 1
-            self._turn(jobs, alone)
+            if len(jobs) > 1:
+                turn_together(jobs, self._runner)
+            else:
+                jobs[0].turn(self._runner, alone)
             for job in jobs:
                 if job.ended:
                     self._leave(job)
-
-    def _turn(self, jobs: Sequence[Job], alone: bool) -> None:
-        if len(jobs) > 1:
-            turn_together(jobs, self._runner)
-        else:
-            jobs[0].turn(self._runner, alone)
 
     def _leave(self, job: Job) -> None:
         with self._changed:
             self._scheduler.remove(job)
         try:
-            if self._on_end is not None:
-                self._on_end(job)
+            self._on_end(job)
         except Exception:
             logger.exception("a request could not be counted")
-
-
-def _numbered(put: Callable[[int, Delta], None], index: int) -> Callable[[Delta], None]:
-    return lambda delta: put(index, delta)

@@ -12,29 +12,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 ERROR_TYPES = {
-    400: "invalid_request_error",
+    **dict.fromkeys((400, 404, 405, 413, 421), "invalid_request_error"),
     401: "authentication_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
-    421: "invalid_request_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     499: "cancelled_error",
     503: "service_unavailable_error",
 }
-
-
 ERROR_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
 
 
 class ApiError(Exception):
     """A request is refused, or ended without an answer.
 
-    Args:
-        status: HTTP status.
-        message: message for the user.
-        param: the invalid field, or None.
-        code: a machine-readable code, or None.
+    ``status`` is of HTTP, ``param`` the invalid field, ``code`` a machine-readable code.
     """
 
     def __init__(
@@ -68,8 +58,7 @@ def shutting_down() -> ApiError:
 
 def answer_of(error: ApiError) -> JSONResponse:
     """The HTTP response of an error."""
-    headers = ERROR_HEADERS.get(error.status)
-    return JSONResponse(error.body(), error.status, headers)
+    return JSONResponse(error.body(), error.status, ERROR_HEADERS.get(error.status))
 
 
 def add_handlers(app: FastAPI) -> None:

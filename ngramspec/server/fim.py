@@ -26,10 +26,7 @@ class Snippet:
 
 
 class FillInTheMiddle:
-    """Makes prompts in one family's format.
-
-    The name of a special token in a user's file is encoded as text by ``encode``, see TextEncoder.
-    """
+    """Makes prompts in one family's format; ``encode`` reads names of special tokens as text."""
 
     def __init__(self, family: Family, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
         self.family = family
@@ -63,11 +60,8 @@ class FillInTheMiddle:
         """
         outside, inside = self._own(name) if files else ([], [])
         if room is not None:
-            prefix, line, suffix = (
-                shortened(prefix, -room),
-                shortened(line, -room),
-                shortened(suffix, room),
-            )
+            prefix, line = shortened(prefix, -room), shortened(line, -room)
+            suffix = shortened(suffix, room)
         parts = [
             self._encode_after_text(prefix) if inside else self.encode(prefix),
             self._encode_after_text(line) if prefix else self.encode(line),
@@ -114,12 +108,12 @@ class FillInTheMiddle:
         for each in reversed(files):
             if room is not None and len(each.text) > max(room, 0) * MAX_CHARACTERS_PER_TOKEN:
                 break
-            shown.append(self._file(each))
+            ids = self._file(each)
             if room is not None:
-                room -= len(shown[-1])
+                room -= len(ids)
                 if room < 0:
-                    shown.pop()
                     break
+            shown.append(ids)
         return shown[::-1]
 
     def _file(self, file: Snippet) -> list[int]:
@@ -172,10 +166,8 @@ def fitted(parts: Sequence[list[int]], room: int) -> list[list[int]]:
 
 def family_of(tokenizer: Any) -> Family | None:
     """The family whose special tokens a tokenizer has, or None."""
-    vocabulary = tokenizer.get_vocab()
-    return next(
-        (each for each in FAMILIES if all(token in vocabulary for token in each.tokens)), None
-    )
+    vocabulary = set(tokenizer.get_vocab())
+    return next((each for each in FAMILIES if vocabulary.issuperset(each.tokens)), None)
 
 
 def leading_tokens(tokenizer: Any) -> list[int]:

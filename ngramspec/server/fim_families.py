@@ -54,11 +54,8 @@ class Family:
     @property
     def tokens(self) -> tuple[str, ...]:
         """The tokens that a tokenizer must have."""
-        every = (
-            *(self.prefix, self.suffix, self.middle),
-            *(self.repository, self.file, self.separator),
-        )
-        return tuple(each for each in every if each is not None)
+        needed, used = (self.prefix, self.suffix), (self.middle, self.repository, self.file)
+        return tuple(each for each in (*needed, *used, self.separator) if each is not None)
 
 
 FAMILIES = (

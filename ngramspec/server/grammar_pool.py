@@ -35,15 +35,14 @@ class GrammarPool:
     grammar first, and is killed at the time limit or when the client disconnects. The server then
     compiles a grammar that passed again, in about the same time.
 
+    Each user has an equal share of the memory and compiles one grammar at a time, so that response
+    times reveal nothing about other users' grammars.
+
     Args:
         vocabulary: returns xgrammar's ``TokenizerInfo``; called once.
         seconds: time limit of one grammar's compilation.
-        users: names of the users. Each has an equal share of the memory and compiles one grammar at
-            a time, so that response times reveal nothing about other users' grammars.
+        users: names of the users.
         waiting: maximum number of a user's requests that wait for a grammar.
-
-    Attributes:
-        workers: running worker processes, busy or idle.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class GrammarPool:
         self._threads = ThreadPoolExecutor(MAX_WORKERS, "ngramspec-grammar")
         self._made: tuple[bytes, Any] | None = None  # a worker's first line, and the compiler
         self._idle: list[_Worker] = []
-        self.workers: set[_Worker] = set()
+        self.workers: set[_Worker] = set()  # running, busy or idle
 
     def prepare(self) -> None:
         """Read the vocabulary if xgrammar is installed. It holds the GIL, so do it at the start."""
@@ -97,11 +96,11 @@ class GrammarPool:
     async def close(self) -> None:
         """End all processes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._idle.clear()
         for worker in list(self.workers):
             await self._end(worker)
 
     async def _compile(self, kind: str, text: str) -> Any:
-        loop = asyncio.get_running_loop()
         if self._made is None:
             raise UnusableGrammarError("xgrammar cannot use the model's tokenizer")
         first_line, compiler = self._made
@@ -120,8 +119,9 @@ class GrammarPool:
         self._idle.append(worker)
         if fault is not None:
             raise UnusableGrammarError(fault)
-        compile = grammar_worker.compiled
-        return await loop.run_in_executor(self._threads, compile, compiler, kind, text)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, grammar_worker.compiled, compiler, kind, text
+        )
 
     def _make(self) -> tuple[bytes, Any]:
         import xgrammar
@@ -133,8 +133,6 @@ class GrammarPool:
     async def _end(self, worker: _Worker) -> None:
         await worker.end()
         self.workers.discard(worker)
-        if worker in self._idle:
-            self._idle.remove(worker)
 
 
 class _Worker:
@@ -146,8 +144,7 @@ class _Worker:
     async def start(self, first_line: bytes) -> None:
         """Start the process unless it is running. Its imports take some seconds.
 
-        Args:
-            first_line: the time limit in seconds and the vocabulary, see ``grammar_worker.main``.
+        ``first_line``: see ``grammar_worker``.
         """
         if self._process is not None and self._process.returncode is None:
             return

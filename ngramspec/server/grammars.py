@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,17 +37,16 @@ async def grammar_of(service: Service, body: ChatBody, client: Client) -> Callab
         grammar = await service.grammars.compile(client.user, form.kind, form.text)
     except UnusableGrammarError as error:
         raise bad(form.param, f"the schema cannot be used: {error}") from error
-    return _processor(grammar)
+    import xgrammar
+
+    return partial(xgrammar.contrib.hf.LogitsProcessor, grammar)
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The source of a grammar.
+    """The source of a grammar (``kind`` and ``text``), and the request's field that requires it.
 
-    Attributes:
-        param: the request's field that requires it.
-        kind: see ``grammar_worker.compiled``.
-        text: the schema or the structural tag, as JSON.
+    See ``grammar_worker.compiled``.
     """
 
     param: str
@@ -87,18 +87,20 @@ def form_of(body: ChatBody) -> dict[str, Any]:
     If the request requires a call, only calls are allowed; otherwise text that may contain calls.
     """
     chosen = body.chosen
-    tags = []
-    for tool in body.offered:
-        function = tool["function"]
-        if chosen in (None, function["name"]):
-            schema = function.get("parameters") or {"type": "object"}
-            tag = {
-                "type": "tag",
-                "begin": f'{OPEN}\n{{"name": {json.dumps(function["name"])}, "arguments": ',
-                "content": {"type": "json_schema", "json_schema": schema},
-                "end": f"}}\n{CLOSE}",
-            }
-            tags.append(tag)
+    functions = [tool["function"] for tool in body.offered]
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'{OPEN}\n{{"name": {json.dumps(each["name"])}, "arguments": ',
+            "content": {
+                "type": "json_schema",
+                "json_schema": each.get("parameters") or {"type": "object"},
+            },
+            "end": f"}}\n{CLOSE}",
+        }
+        for each in functions
+        if chosen in (None, each["name"])
+    ]
     form: dict[str, Any] = {"tags": tags, "stop_after_first": not body.several}
     if body.must_call:
         form |= {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
@@ -120,9 +122,3 @@ def _bounded(param: str, kind: str, given: Any) -> Form:
     except ValueError as error:
         raise bad(param, "the schema has a number that float64 cannot represent") from error
     return Form(param, kind, text)
-
-
-def _processor(grammar: Any) -> Callable[[], Any]:
-    import xgrammar
-
-    return lambda: xgrammar.contrib.hf.LogitsProcessor(grammar)

@@ -30,15 +30,16 @@ class AllowedHosts:
     def __init__(self, names: Iterable[str]) -> None:
         given = set(names)
         self._any = ANY_HOST in given
-        hosts = {each: _host_of(each) for each in given - {ANY_HOST}}
-        for text, host in hosts.items():
+        self._hosts: set[str | IPv4Address | IPv6Address] = set()
+        for text in given - {ANY_HOST}:
+            host = _host_of(text)
             if host is None:
                 raise ValueError(
                     f"a host must be a name or an address without a port, got {text!r}"
                 )
-        self._hosts = set(hosts.values())
+            self._hosts.add(host)
         self._any_address = any(
-            not isinstance(each, str | None) and each.is_unspecified for each in self._hosts
+            not isinstance(each, str) and each.is_unspecified for each in self._hosts
         )
 
     def allow(self, header: str | None) -> bool:

@@ -8,7 +8,6 @@ nearly is; that sampler's merging of tokens is not implemented. ``t_max_prompt_m
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -34,35 +33,30 @@ async def infill(service: Service, body: InfillBody, client: Client, request: Re
     A prompt that is too long loses the oldest of ``input_extra`` first, then the beginning of the
     prefix and the end of the suffix. An ApiError names the invalid field.
     """
-    service.check_fills("input_suffix")
+    fim = service.filler("input_suffix")
     refuse_unless(isinstance(body.prompt, str), "prompt", "it must be text here")
-    return await _answer(service, body, partial(infill_prompt, service, body), client, request, 0.0)
 
+    def encode() -> list[int]:
+        answer = body.n_predict if body.n_predict >= 0 else service.settings.max_tokens
+        return fim.prompt(
+            body.input_prefix,
+            body.input_suffix,
+            line=str(body.prompt),
+            files=[Snippet(each.text, each.filename) for each in body.input_extra],
+            name=body.filename,
+            room=max(service.context - min(answer, service.context // 2) - 1, 1),
+        )
 
-def infill_prompt(service: Service, body: InfillBody) -> list[int]:
-    """The ids of the fill-in-the-middle prompt."""
-    assert service.fim is not None
-    answer = body.n_predict if body.n_predict >= 0 else service.settings.max_tokens
-    return service.fim.prompt(
-        body.input_prefix,
-        body.input_suffix,
-        line=str(body.prompt),
-        files=[Snippet(each.text, each.filename) for each in body.input_extra],
-        name=body.filename,
-        room=max(service.context - min(answer, service.context // 2) - 1, 1),
-    )
+    return await _answer(service, body, encode, client, request, 0.0)
 
 
 async def completion(service: Service, body: LlamaBody, client: Client, request: Request) -> Any:
     """Continue ``prompt``. An ApiError names the invalid field."""
-    return await _answer(
-        service, body, partial(prompt_of, service, body), client, request, DEFAULT_TEMPERATURE
-    )
 
+    def encode() -> list[int]:
+        return service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
 
-def prompt_of(service: Service, body: LlamaBody) -> list[int]:
-    """The ids of the prompt to continue."""
-    return service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+    return await _answer(service, body, encode, client, request, DEFAULT_TEMPERATURE)
 
 
 async def _answer(
@@ -81,7 +75,7 @@ async def _answer(
     completions = await service.reading.run(
         request, requests_of, service, body, encode, client, temperature
     )
-    answers = service.submit(completions, client)
+    answers = Answers(service.engine, completions, client)
     if body.stream:
         return stream_of(chunks(service, body, answers), answers.cancel, done=False)
     found = await answers.whole(request)
@@ -109,11 +103,10 @@ def requests_of(
     """The completion request of each answer. This can take seconds."""
     service.check_count(body.n_cmpl, "n_cmpl")
     prompt = service.check_prompt(encode())
-    asked = None if body.n_predict < 0 else body.n_predict
-    given = temperature if body.temperature is None else max(body.temperature, 0.0)
+    asked = body.n_predict if body.n_predict >= 0 else None
     eos = service.ends_of(prompt)
     sampling = Sampling(
-        temperature=given,
+        temperature=temperature if body.temperature is None else max(body.temperature, 0.0),
         top_p=body.top_p or 1.0,
         top_k=max(body.top_k, 0),
         min_p=body.min_p,
@@ -142,13 +135,11 @@ async def chunks(
     service: Service, body: LlamaBody, answers: Answers
 ) -> AsyncIterator[dict[str, Any]]:
     """The events of a streamed response: text, then the final event with everything else."""
-    job = answers.jobs[0]
     async for _, delta in answers.deltas():
-        if delta.ended is None:
-            if delta.text:
-                yield {"content": delta.text, "tokens": [], "stop": False}
-            continue
-        yield final(service, body, job, [delta])
+        if delta.ended is not None:
+            yield final(service, body, answers.jobs[0], [delta])
+        elif delta.text:
+            yield {"content": delta.text, "tokens": [], "stop": False}
 
 
 def final(service: Service, body: LlamaBody, job: Job, deltas: Sequence[Delta]) -> dict[str, Any]:

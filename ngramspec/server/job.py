@@ -34,7 +34,6 @@ class CompletionRequest:
     Attributes:
         prompt: int32 (n,), at least one token.
         user: the user whose caches are used.
-        sampling: how tokens are chosen.
         max_tokens: limit on the answer's tokens; 0 only reads the prompt.
         stops: strings that end the answer and are not part of it.
         indent: minimum indentation of the lines after the first, see ``StopText``.
@@ -46,7 +45,6 @@ class CompletionRequest:
         seconds: the answer ends once this time has passed since its first token and it has a
             whole line; None: no limit.
         reference: text to draft from, int32 (n,), or None.
-        stores: stores to draft from.
         speculate: whether the answer is drafted; if not, ``stores`` and ``reference`` are unused.
         siblings: itself, if it is one of several answers to a prompt; else empty.
         session: the name of the conversation in ``stores``, or None.
@@ -78,12 +76,8 @@ class CompletionRequest:
 class Delta:
     """The part of an answer that one turn adds.
 
-    Attributes:
-        text: text to show.
-        logprobs: log-probabilities of this turn's tokens, if requested.
-        ended: why the answer has ended ("stop", "length" or "cancelled"); None: it has not.
-        stop: the stop string that ended the answer, or None.
-        error: the error that ended the answer, or None.
+    ``ended`` is why the answer has ended ("stop", "length" or "cancelled"), or None. ``stop`` or
+    ``error`` is the stop string or the error that ended it.
     """
 
     text: str = ""
@@ -102,7 +96,6 @@ class Progress:
             the first token); 0.0: not yet.
         reused: number of prompt tokens whose keys and values were cached.
         tokens: the answer's tokens, including the one that ended it.
-        stats: statistics of its speculation, or None.
     """
 
     submitted: float = field(default_factory=time.perf_counter)
@@ -115,7 +108,7 @@ class Progress:
 
 
 class Job:
-    """One answer, generated turn by turn. Other threads may use only ``cancelled``.
+    """One answer, generated turn by turn.
 
     Args:
         request: what the answer must be.
@@ -123,8 +116,8 @@ class Job:
         after: a job with the same prompt, whose cache is copied after its prefill; or None.
 
     Attributes:
-        cancelled: may be set from any thread; the job then ends at its next turn.
-        progress: counts and times.
+        session: user and session of the request, set by the Scheduler, or None.
+        cancelled: ends the job at its next turn; the only attribute that any thread may set.
         generation: the open generation, from the last chunk of the prompt to the end; else None.
     """
 
@@ -132,6 +125,7 @@ class Job:
         self, request: CompletionRequest, put: Callable[[Delta], None], *, after: Job | None = None
     ) -> None:
         self.request, self._put, self._after = request, put, after
+        self.session: tuple[str, str] | None = None
         self.cancelled = False
         self.progress = Progress()
         self.end: str | None = None  # "stop", "length", "cancelled" or "error"
@@ -249,28 +243,24 @@ class Job:
             if runner.keeps:
                 self._lease.mark()
             logprobs = (*self._first_logprobs(), *logprobs)
-        text = self._show(tokens, generation.finished)
+        assert self._text is not None
+        text = ""
+        for token in tokens:  # up to the one that completes a stop string
+            progress.tokens.append(token)
+            text += self._stop.add(self._text.add((token,)))
+            if self._stop.found is not None:
+                break
         logprobs = logprobs[: len(logprobs) - (before + len(tokens) - len(progress.tokens))]
-        at_eos = bool(progress.tokens) and progress.tokens[-1] in request.eos
+        over = generation.finished or self._too_late()
+        if over:
+            text += self._stop.add(self._text.add((), last=True), last=True)
         if self._stop.found is not None:
             self._end(runner, Delta(text, logprobs, STOP, self._stop.found))
-        elif generation.finished or self._too_late():
-            text += self._show((), True)
+        elif over:
+            at_eos = bool(progress.tokens) and progress.tokens[-1] in request.eos
             self._end(runner, Delta(text, logprobs, STOP if at_eos else LENGTH))
         else:
             self._put(Delta(text, logprobs))
-
-    def _show(self, tokens: Sequence[int], last: bool) -> str:
-        """Add tokens, up to the one that completes a stop string, and return their visible text."""
-        assert self._text is not None
-        text = "" if tokens else self._stop.add(self._text.add((), last=last), last=last)
-        for count, token in enumerate(tokens, start=1):
-            ends = last and count == len(tokens)
-            self.progress.tokens.append(token)
-            text += self._stop.add(self._text.add((token,), last=ends), last=ends)
-            if self._stop.found is not None:
-                break
-        return text
 
     def _too_late(self) -> bool:
         """Whether the answer's time limit has passed and it has a whole line."""
@@ -311,11 +301,8 @@ def turn_together(jobs: Sequence[Job], runner: ModelRunner) -> None:
 class ModelRunner:
     """What all jobs share: the model, its caches and its Speculators.
 
-    Args:
-        model, tokenizer: of transformers.
-        pool: the pool of caches.
-        chunk: maximum prompt tokens of one forward while several jobs take turns.
-        speculator: returns the Speculator of a user.
+    ``chunk`` is the maximum number of prompt tokens of one forward while several jobs take turns.
+    ``speculator`` returns the Speculator of a user.
     """
 
     def __init__(
@@ -328,12 +315,11 @@ class ModelRunner:
     ) -> None:
         self.model, self.tokenizer, self.pool, self.chunk = model, tokenizer, pool, chunk
         self.steps = JointSteps(model)
+        self.keeps = pool.why_afresh is None  # a cache that can be kept can also be continued
         self._speculator, self._plain = speculator, Speculator("none")
 
-    @property
-    def keeps(self) -> bool:
-        """Whether prompts are read in chunks: a cache that can be kept can also be continued."""
-        return self.pool.why_afresh is None
+    def _ids(self, tokens: Int32) -> torch.Tensor:
+        return torch.from_numpy(tokens.astype(np.int64))[None].to(self.model.device)
 
     @torch.no_grad()
     def read(self, cache: Any, tokens: Int32, all_logits: bool) -> torch.Tensor:
@@ -341,7 +327,7 @@ class ModelRunner:
 
         Return the logits (n, vocab) if ``all_logits``, else (1, vocab) of the last position.
         """
-        ids = torch.from_numpy(tokens.astype(np.int64))[None].to(self.model.device)
+        ids = self._ids(tokens)
         keep = {} if all_logits else {"logits_to_keep": 1}
         out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keep)
         logits: torch.Tensor = out.logits[0]
@@ -349,7 +335,7 @@ class ModelRunner:
 
     def open(self, request: CompletionRequest, cache: Any) -> OpenGeneration:
         """Open the generation of a request over a cache that holds a prefix of its prompt."""
-        ids = torch.from_numpy(request.prompt.astype(np.int64))[None].to(self.model.device)
+        ids = self._ids(request.prompt)
         kept = {}
         if request.top_logprobs is not None:
             kept = {"return_dict_in_generate": True, "output_logits": True}
@@ -370,25 +356,17 @@ class ModelRunner:
         )
 
 
-def as_tokens(ids: Sequence[int]) -> Int32:
-    """Token ids as int32 (n,)."""
-    return np.array(ids, np.int32)
-
-
 def answers_of(sampling: Sampling, count: int, **common: Any) -> list[CompletionRequest]:
     """The requests of several answers to one prompt, which are drafted from each other.
 
-    Args:
-        sampling: of all of them.
-        count: number of answers.
-        **common: the other fields of each.
+    ``common`` are the other fields of each.
     """
-    siblings = Siblings(count, common["max_tokens"]) if count > 1 else None
+    if count == 1:
+        return [CompletionRequest(sampling=sampling, **common)]
+    siblings = Siblings(count, common["max_tokens"])
     return [
         CompletionRequest(
-            sampling=sampling.of_answer(index),
-            siblings=() if siblings is None else (siblings.answer(index),),
-            **common,
+            sampling=sampling.of_answer(index), siblings=(siblings.answer(index),), **common
         )
         for index in range(count)
     ]

@@ -35,16 +35,13 @@ MIN_KEPT_SHARE = 0.5  # of its prompt that a cropped cache must keep; not tuned
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A cache in use by one request.
+    """A cache of transformers with the text of one user; ``busy`` while a request uses it.
 
     Attributes:
-        user: the user whose text it holds.
-        cache: a transformers cache.
         tokens: the tokens it holds, int32 (n,), at positions 0 to n - 1.
         reused: number of tokens it held when the request took it.
         prompt: number of tokens of the last request's prompt; the others were the answer.
         used: logical time at which it was last returned; 0: never.
-        busy: whether a request is using it.
         marks: snapshots of the cache, by ascending length.
     """
 
@@ -87,19 +84,12 @@ class Lease:
 
 @dataclass(slots=True)
 class PoolCounts:
-    """Counts of the pool since the server's start.
+    """Counts of caches since the server's start.
 
-    Attributes:
-        prompt_tokens: prompt tokens of all requests.
-        reused_tokens: prompt tokens whose keys and values were cached.
-        copies: number of copied caches.
-        afresh: number of requests that started from an empty cache because the model's caches
-            cannot be kept.
-        evicted: number of caches dropped to make room.
+    ``afresh`` are requests that started from an empty cache because the model's caches cannot be
+    kept. ``evicted`` caches were dropped to make room.
     """
 
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
     copies: int = 0
     afresh: int = 0
     evicted: int = 0
@@ -112,12 +102,8 @@ class CachePool:
     Invariant: a busy cache is never cropped, evicted or lent. Idle caches use at most
     ``max_bytes``, and those of each user at most ``max_bytes_of_user``.
 
-    Attributes:
-        make: returns an empty cache.
-        max_bytes: limit for all idle caches.
-        max_bytes_of_user: limit for the idle caches of one user.
-        why_afresh: why this model's caches cannot be kept; None: they can.
-        counts: counts since the server's start.
+    ``make`` returns an empty cache. ``why_afresh`` is why this model's caches cannot be kept, or
+    None.
     """
 
     make: Callable[[], Any]
@@ -133,14 +119,12 @@ class CachePool:
 
         ``afresh``: start from an empty cache, because every position must be computed.
         """
-        self.counts.prompt_tokens += len(prompt)
         self.counts.afresh += self.why_afresh is not None
         lease = None if afresh or self.why_afresh else self._find(user, prompt)
         if lease is None:
             lease = Lease(user, self.make())
             self._caches.append(lease)
         lease.busy, lease.reused = True, len(lease.tokens)
-        self.counts.reused_tokens += lease.reused
         return lease
 
     def give_back(self, lease: Lease, tokens: Int32, prompt: int) -> None:
@@ -154,8 +138,9 @@ class CachePool:
         lease.busy, lease.used = False, self._clock
         if self.why_afresh is not None or not len(lease.tokens):
             self.drop(lease)
-        self._make_room([each for each in self._idle if each.user == lease.user], lease.user)
-        self._make_room(self._idle, None)
+        own = [each for each in self._idle if each.user == lease.user]
+        self._make_room(own, self.max_bytes_of_user)
+        self._make_room(self._idle, self.max_bytes)
 
     def drop(self, lease: Lease) -> None:
         """Forget a cache in any state."""
@@ -174,7 +159,11 @@ class CachePool:
         """The best cache of a user, cropped or copied; None if none is useful."""
         own = [each for each in self._caches if each.user == user]
         found = [(each.reach(prompt[:-1]), each) for each in own]
-        cut = [each for each in found if not each[1].busy and self._may_cut(*each)]
+        cut = [
+            (length, each)
+            for length, each in found
+            if not each.busy and length >= MIN_KEPT_SHARE * each.prompt
+        ]
         length, lease = max(cut, key=_by_length, default=(0, None))
         longest, source = max(found, key=_by_length, default=(0, None))
         if source is not None and longest >= max(MIN_COPIED_TOKENS, 2 * length):
@@ -187,10 +176,6 @@ class CachePool:
         lease.marks = [each for each in lease.marks if each.length <= length]
         return lease
 
-    @staticmethod
-    def _may_cut(length: int, lease: Lease) -> bool:
-        return length >= MIN_KEPT_SHARE * lease.prompt
-
     def _copy(self, source: Lease, length: int) -> Lease:
         """A new cache with the first ``length`` positions of another."""
         copy = Lease(source.user, self.make(), source.tokens[:length].copy())
@@ -200,15 +185,13 @@ class CachePool:
         self._caches.append(copy)
         return copy
 
-    def _make_room(self, caches: Sequence[Lease], user: str | None) -> None:
+    def _make_room(self, caches: Sequence[Lease], limit: int) -> None:
         """Drop the least recently used caches until the others fit."""
-        limit = self.max_bytes if user is None else self.max_bytes_of_user
-        sizes = {id(each): each.bytes for each in caches}
-        total = sum(sizes.values())
+        total = sum(each.bytes for each in caches)
         for each in sorted(caches, key=lambda each: each.used):
             if total <= limit:
                 return
-            total -= sizes[id(each)]
+            total -= each.bytes
             self.counts.evicted += 1
             self.drop(each)
 

@@ -8,6 +8,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from ngramspec import __version__
+from ngramspec.server.auth import Client
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import leading_tokens
 from ngramspec.server.infill import DEFAULT_TEMPERATURE
@@ -53,7 +54,9 @@ def props(service: Service) -> dict[str, Any]:
     }
 
 
-async def tokenize(service: Service, body: TokenizeBody, request: Request) -> Response:
+async def tokenize(
+    service: Service, body: TokenizeBody, client: Client, request: Request
+) -> Response:
     """The ids of a text; an ApiError if ``with_pieces`` is set, or the text is too long."""
     refuse_unless(not body.with_pieces, "with_pieces", "not supported here")
     size = len(body.content)

@@ -75,8 +75,8 @@ class Metrics:
         active, waiting = engine.load
         self.active.set(active)
         self.waiting.set(waiting)
-        counts = engine.pool_counts
-        self.pool_bytes.set(engine.pool_bytes)
+        counts = engine.pool.counts
+        self.pool_bytes.set(engine.pool.bytes)
         self.pool_copies.set(counts.copies)
         self.pool_evicted.set(counts.evicted)
         self.pool_afresh.set(counts.afresh)

@@ -25,11 +25,8 @@ class Front:
     The user is stored in ``scope["state"]``. A task that is cancelled by the server's shutdown
     still answers, with an error in this server's format.
 
-    Args:
-        app: the wrapped application.
-        settings: the server's settings.
-        count: called with the route and the status of every response.
-        running: holds the task of every request while it is answered.
+    ``count`` is called with the route and the status of every response. ``running`` holds the task
+    of every request while it is answered.
     """
 
     def __init__(

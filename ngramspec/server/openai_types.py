@@ -55,8 +55,7 @@ class Extras(BaseModel):
         reference: text or token ids that the answer will probably resemble.
         namespace: a namespace inside the key's shared text; None: the key's own namespace.
         usage: whether the response's usage includes statistics of speculation.
-        speculate: whether the answer is drafted. If not, its text is neither drafted from stores
-            nor added to them.
+        speculate: whether the answer is drafted, and added to the shared text.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -119,6 +118,11 @@ class Common(BaseModel):
     prediction: Prediction | None = None
     prompt_cache_key: Name | None = None
     ngramspec: Extras = Field(default_factory=Extras)
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether a stream ends with an event for the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -31,12 +31,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class Lane:
-    """Worker threads with a bounded queue of requests. Used in one event loop.
-
-    Args:
-        threads: number of threads.
-        waiting: maximum number of requests that wait for a thread.
-    """
+    """Worker threads, for which at most ``waiting`` requests wait. Used in one event loop."""
 
     def __init__(self, threads: int, waiting: int) -> None:
         self._limiter = CapacityLimiter(threads)
@@ -108,12 +103,7 @@ def validated(raw: bytes, kind: type[Body], limits: Limits) -> Body:
 
 
 def parsed(raw: bytes, limits: Limits) -> Any:
-    """The value of a body's JSON text.
-
-    Raises:
-        ApiError: it has more values than ``limits`` allows.
-        RequestValidationError: it is not JSON.
-    """
+    """The value of a body's JSON text; raises as ``Reading.body`` does."""
     try:
         return json_value(raw, limits, "the body")
     except ValueError as error:

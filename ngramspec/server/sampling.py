@@ -101,12 +101,10 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's log-probabilities at one token, before any processor.
+    """The target's natural log-probabilities at one token, before any processor.
 
-    Attributes:
-        token: the token's id.
-        logprob: its natural log-probability; None for the first token of a prompt.
-        top: ids and log-probabilities of the most probable tokens, best first.
+    ``logprob`` is None for the first token of a prompt. ``top`` has the ids and log-probabilities
+    of the most probable tokens, best first.
     """
 
     token: int

@@ -36,7 +36,6 @@ class Scheduler:
         self._most_active, self._most_waiting = active, waiting
         self._waiting: deque[Job] = deque()
         self._active: dict[bool, deque[Job]] = {True: deque(), False: deque()}
-        self._sessions: dict[tuple[str, str], list[Job]] = {}
         self._owed = 0  # turns of completions since the last turn of a chat
 
     def __len__(self) -> int:
@@ -58,14 +57,14 @@ class Scheduler:
         Raises:
             QueueFullError: not all of the jobs fit; none was added.
         """
-        if session is not None:
-            for job in self._sessions.get(session, ()):
+        for job in self._all():
+            if session is not None and job.session == session:
                 job.cancelled = True
-            self._sessions[session] = list(jobs)
         active = sum(not job.cancelled for job in self._all())
         if active + len(jobs) > self._most_active + self._most_waiting:
-            self._forget(session)
             raise QueueFullError
+        for job in jobs:
+            job.session = session
         self._waiting.extend(jobs)
 
     def next(self) -> list[Job]:
@@ -100,21 +99,11 @@ class Scheduler:
         for jobs in (self._waiting, *self._active.values()):
             if job in jobs:
                 jobs.remove(job)
-        for session, jobs_of in list(self._sessions.items()):
-            if job in jobs_of:
-                jobs_of.remove(job)
-                self._forget(session)
 
     def cancel_all(self) -> None:
         """Cancel every job."""
         for job in self._all():
             job.cancelled = True
-
-    def _forget(self, session: tuple[str, str] | None) -> None:
-        """Forget a session that has no jobs left."""
-        jobs = self._sessions.get(session, []) if session is not None else []
-        if session is not None and all(job.ended or job not in self._all() for job in jobs):
-            self._sessions.pop(session, None)
 
     def _all(self) -> list[Job]:
         return [*self._waiting, *self._active[True], *self._active[False]]

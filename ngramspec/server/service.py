@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,17 +36,16 @@ MAX_REFERENCE_TOKENS = 1 << 18
 MAX_LOGPROBS = 1 << 19  # of all tokens of a response; not tuned
 DECODED_TOKENS = 4096  # at once; not tuned
 JOINED_TOKENS = 16  # of a prompt's end, which are repeated before a prediction; not tuned
+SAMPLING_FIELDS = (  # with OpenAI's names, passed on unless they are null
+    *("temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The text that a request's answer will probably resemble, int32 (n,) each.
-
-    Attributes:
-        like: what the answer resembles.
-        predicted: what the answer probably is, from its beginning.
-    """
+    """Text that an answer will probably resemble, and text that it probably is, int32 (n,) each."""
 
     like: Int32
     predicted: Int32
@@ -80,11 +80,10 @@ class Service:
         self._longest = longest_token(tokenizer)
         self.reading = Reading(settings.limits)
         self.vocabulary = embedding_count(model) or len(tokenizer)
-        known = getattr(model.config, "max_position_embeddings", None)
-        own = settings.limits.context
-        self.context: int = min(each for each in (known, own, 1 << 20) if each is not None)
-        self.eos = _eos_ids(model, tokenizer)
         limits, users = settings.limits, list(settings.keys) or [ANYONE]
+        known = getattr(model.config, "max_position_embeddings", None)
+        self.context: int = min(each for each in (known, limits.context, 1 << 20) if each)
+        self.eos = _eos_ids(model, tokenizer)
         self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
 
     def check_model(self, name: str | None) -> None:
@@ -134,14 +133,19 @@ class Service:
             f" {count}; ask for fewer of each token, fewer tokens or fewer answers",
         )
 
-    def check_fills(self, param: str) -> None:
-        """Refuse a field that asks for text between two texts if the model cannot write it."""
-        refuse_unless(
-            self.fim is not None,
-            param,
-            f"the model {self.settings.name!r} has no special tokens to fill in the middle; serve a"
-            " code model that has them, such as Qwen/Qwen2.5-Coder-0.5B",
-        )
+    def filler(self, param: str) -> FillInTheMiddle:
+        """What makes fill-in-the-middle prompts; an ApiError that names the field if none does."""
+        if self.fim is None:
+            raise bad(
+                param,
+                f"the model {self.settings.name!r} has no special tokens to fill in the middle;"
+                " serve a code model that has them, such as Qwen/Qwen2.5-Coder-0.5B",
+            )
+        return self.fim
+
+    def head(self, key: str) -> dict[str, Any]:
+        """The first fields of an OpenAI response with this id."""
+        return {"id": key, "created": int(time.time()), "model": self.settings.name}
 
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
@@ -214,27 +218,18 @@ class Service:
 
     def stores(self, extras: Extras, client: Client) -> tuple[Any, ...]:
         """The stores a request drafts from: its namespace of shared text and the corpora."""
-        return (*self._shared(extras, client), *self._corpora(extras))
-
-    def _shared(self, extras: Extras, client: Client) -> tuple[Any, ...]:
-        shared = self.settings.shared
+        shared, corpora = self.settings.shared, self.corpora
+        own: tuple[Any, ...] = ()
         if shared is not None:
-            return (shared[client.namespace(extras.namespace)],)
-        refuse_unless(extras.namespace is None, "ngramspec.namespace", "this server shares no text")
-        return ()
-
-    def _corpora(self, extras: Extras) -> tuple[Any, ...]:
-        """The corpora that a request names; all if it names none."""
-        corpora = self.corpora
-        if extras.stores is None:
-            return tuple(corpora.values())
-        names = dict.fromkeys(extras.stores)
+            own = (shared[client.namespace(extras.namespace)],)
+        elif extras.namespace is not None:
+            raise bad("ngramspec.namespace", "this server shares no text")
+        names = dict.fromkeys(corpora if extras.stores is None else extras.stores)
+        known = ", ".join(map(repr, corpora)) or "none"
         for name in names:
-            known = ", ".join(map(repr, corpora)) or "none"
-            refuse_unless(
-                name in corpora, "ngramspec.stores", f"there is no {name!r}; known: {known}"
-            )
-        return tuple(corpora[name] for name in names)
+            message = f"there is no {name!r}; known: {known}"
+            refuse_unless(name in corpora, "ngramspec.stores", message)
+        return (*own, *(corpora[name] for name in names))
 
     def reference(self, extras: Extras, prediction: Prediction | None = None) -> Reference:
         """The reference text of a request."""
@@ -255,20 +250,13 @@ class Service:
 
     def sampling(self, body: Common, grammar: Any = None) -> Sampling:
         """The sampling of an OpenAI request."""
-        default = Sampling()
-        top_k = body.top_k if body.top_k is not None and body.top_k > 0 else default.top_k
-        seed = None if body.seed is None else body.seed % 2**63
+        given = {name: getattr(body, name) for name in SAMPLING_FIELDS}
         return Sampling(
-            temperature=default.temperature if body.temperature is None else body.temperature,
-            top_p=body.top_p or default.top_p,
-            top_k=top_k,
-            min_p=body.min_p or default.min_p,
-            presence_penalty=body.presence_penalty or 0.0,
-            frequency_penalty=body.frequency_penalty or 0.0,
-            repetition_penalty=body.repetition_penalty or 1.0,
+            top_k=max(body.top_k or 0, 0),
             logit_bias=self._logit_bias(body.logit_bias or {}),
-            seed=seed,
+            seed=None if body.seed is None else body.seed % 2**63,
             grammar=grammar,
+            **{name: value for name, value in given.items() if value is not None},
         )
 
     def _logit_bias(self, given: Mapping[str, float]) -> dict[int, float]:
@@ -280,15 +268,11 @@ class Service:
                 found[int(name)] = bias
         return found
 
-    def submit(self, requests: Sequence[CompletionRequest], client: Client) -> Answers:
-        """Start the answers of one client request."""
-        return Answers(self.engine, requests, client)
-
 
 class Answers:
     """The answers of one client request, as a stream of deltas. Used in one event loop.
 
-    An ApiError is raised if too many requests are waiting.
+    Creating it starts them; an ApiError is raised if too many requests are waiting.
     """
 
     def __init__(

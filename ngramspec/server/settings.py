@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal
 
-from ngramspec.errors import check_int
+from ngramspec.errors import check_choice, check_int
+from ngramspec.server.shared import SharedText
 from ngramspec.stores import Corpus
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIB = 1 << 20
-
-
-class Shared(Protocol):
-    """Stores by namespace, created at first use."""
-
-    def __getitem__(self, namespace: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +75,19 @@ class ServerSettings:
         name: the model's name for clients.
         keys: API keys by the name of their user; empty: no key is required.
         corpora: corpora that requests draft from, by name.
-        shared: ``shared[namespace]`` is a store that requests of this namespace read and add to;
-            None: requests share no text.
+        shared: the stores that requests read and add to; None: requests share no text.
         drafter: see ``Speculator``.
-        limits: limits on requests.
         max_tokens: default limit on an answer's tokens.
         allowed_hosts: names and addresses that requests may have as their Host, in addition to
             localhost and loopback addresses; see ``AllowedHosts``.
-        unknown_fields: handling of unknown fields. "refuse" answers 400, as OpenAI's API does,
-            because a misspelled field would silently change the answer; "warn" ignores the field
-            and names it in the response's header X-Ignored-Fields.
+        unknown_fields: "refuse" answers 400, as OpenAI's API does, because a misspelled field would
+            silently change the answer; "warn" names the field in the header X-Ignored-Fields.
     """
 
     name: str
     keys: Mapping[str, str] = field(default_factory=dict)
     corpora: Mapping[str, Corpus] = field(default_factory=dict)
-    shared: Shared | None = None
+    shared: SharedText | None = None
     drafter: str = "auto"
     limits: Limits = field(default_factory=Limits)
     max_tokens: int = 256
@@ -104,10 +96,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1)
-        if self.unknown_fields not in ("refuse", "warn"):
-            raise ValueError(
-                f"unknown_fields must be 'refuse' or 'warn', got {self.unknown_fields!r}"
-            )
+        check_choice("unknown_fields", self.unknown_fields, ("refuse", "warn"))
         for user, key in self.keys.items():
             if not user or "/" in user:  # namespaces have the form USER/NAME
                 raise ValueError(f"a user must have a name without slashes, got {user!r}")

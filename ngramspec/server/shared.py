@@ -14,8 +14,7 @@ class SharedText:
     """A SharedStore for each user, so that users do not displace each other's text.
 
     ``max_bytes`` is the size of all stores together. Without ``users``, one store serves all
-    requests. ``sync`` is the address of a Redis server over which several servers share the text,
-    see SharedStore.
+    requests. ``sync`` is the address of a Redis server, see SharedStore.
 
     Raises:
         ValueError: there is too little memory for each user, or ``sync`` is not an address.

@@ -75,7 +75,12 @@ class TextEncoder:
         if most is not None and len(text) > most * self._longest:
             raise TooManyTokensError(len(text) // self._longest)
         if self._backend is None:
-            return _split(self._tokenizer, text)
+            from transformers import PreTrainedTokenizer
+
+            split = {}
+            if isinstance(self._tokenizer, PreTrainedTokenizer):  # others have no such argument
+                split = {"split_special_tokens": True}
+            return list(self._tokenizer(text, add_special_tokens=False, **split)["input_ids"])
         return without_gil(self._backend, text, add_special_tokens=False, most=most)
 
     def encode_with(
@@ -139,16 +144,17 @@ class TextEncoder:
                 for each in given
             ]
         )
-        for name, alias in self._aliases.items():
-            self._named[backend.token_to_id(alias)] = backend.token_to_id(name)
+        self._named = {
+            backend.token_to_id(alias): backend.token_to_id(name)
+            for name, alias in self._aliases.items()
+        }
         return backend
 
 
 def control_names(tokenizer: Any) -> tuple[str, ...]:
-    """The names that must not become tokens in a user's text.
+    """The special tokens, and other added tokens that the template or a fill-in format uses.
 
-    These are the special tokens, and other added tokens that the chat template or a
-    fill-in-the-middle format uses. TAGS are excluded because earlier answers contain them.
+    They must not become tokens in a user's text. TAGS are excluded.
     """
     template = str(getattr(tokenizer, "chat_template", None) or "")
     known = {name for family in FAMILIES for name in (*family.tokens, *family.ends)}
@@ -169,8 +175,7 @@ def control_names(tokenizer: Any) -> tuple[str, ...]:
 def pattern_of(names: Sequence[str]) -> str:
     """A regular expression for any of some names, the longest where several begin alike.
 
-    Names share the parts that they begin with, so a search reads each character of a text about
-    once, however many names there are.
+    It is a prefix tree, so a search reads each character of a text about once.
     """
     tree: dict[str, Any] = {}
     for name in names:
@@ -193,12 +198,3 @@ def _alternatives(node: dict[str, Any]) -> str:
 def random_digits() -> str:
     """A text that users cannot guess and that templates do not change."""
     return f"{secrets.randbelow(10**32):032}"
-
-
-def _split(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text, for tokenizers without a backend of the tokenizers package."""
-    from transformers import PreTrainedTokenizer
-
-    reads = isinstance(tokenizer, PreTrainedTokenizer)  # others have no such argument
-    split = {"split_special_tokens": True} if reads else {}
-    return list(tokenizer(text, add_special_tokens=False, **split)["input_ids"])

@@ -30,11 +30,9 @@ class Detokenizer:
         whole = self._decode(self._tokens[self._start :])
         if whole.endswith(REPLACEMENT_CHARACTER) and not last:
             return ""
-        if len(self._tokens) - self._read:
-            self._start, self._read = (
-                max(self._read - CONTEXT_TOKENS, self._start),
-                len(self._tokens),
-            )
+        if self._read < len(self._tokens):
+            self._start = max(self._read - CONTEXT_TOKENS, self._start)
+            self._read = len(self._tokens)
         return whole[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
@@ -48,13 +46,8 @@ class Detokenizer:
 class BegunStop:
     """How much of a stop string a growing text ends with (Knuth, Morris and Pratt).
 
-    Each character takes constant time, amortized, however long the stop string is.
-
-    Args:
-        stop: the stop string, not empty.
-
-    Attributes:
-        count: characters of the longest end of the text that the stop string begins with.
+    ``count`` is the length of the longest end of the text that the stop string, which is not empty,
+    begins with. Each character takes constant time, amortized.
     """
 
     def __init__(self, stop: str) -> None:
@@ -88,6 +81,7 @@ class StopText:
 
     def __init__(self, stops: Sequence[str], indent: int = 0) -> None:
         self._stops, self._indent = tuple(stops), indent
+        self._longest = max(map(len, stops), default=0)
         self._begun: list[BegunStop] | None = None  # made when the first text is added
         self._text, self._shown = "", 0
         self.found: str | None = None
@@ -103,7 +97,7 @@ class StopText:
             self._begun = [BegunStop(each) for each in self._stops]
         for each in self._begun:
             each.add(text)
-        searched = max(self._shown - max(map(len, self._stops), default=0), 0)
+        searched = max(self._shown - self._longest, 0)
         self._text += text
         end = self._first_stop(searched)
         if self.found is None:

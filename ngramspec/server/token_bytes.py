@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from typing import Any
 
 from ngramspec.server.tool_format import hidden_ids
@@ -54,7 +54,7 @@ def reader_of(steps: list[dict[str, Any]]) -> Reader | None:
     """A function from a vocabulary entry to its bytes; None for unknown decoders."""
     kinds = [each["type"] for each in steps]
     if kinds and set(kinds) <= {"ByteLevel", "Fuse"} and "ByteLevel" in kinds:
-        return _of_letters
+        return byte_level_reader()
     signs: dict[str, str] = {}
     for at, (kind, step) in enumerate(zip(kinds, steps, strict=True)):
         if kind == "Replace" and "String" in step["pattern"]:
@@ -69,36 +69,24 @@ def reader_of(steps: list[dict[str, Any]]) -> Reader | None:
         return None
     fallback = "ByteFallback" in kinds
 
-    def read(piece: str) -> bytes | None:
-        return _of_piece(piece, signs, fallback)
+    def read(piece: str) -> bytes:
+        if fallback and (byte := BYTE_PIECE.fullmatch(piece)):
+            return bytes.fromhex(byte[1])
+        for sign, text in signs.items():
+            piece = piece.replace(sign, text)
+        return piece.encode()
 
     return read
 
 
-def _of_piece(piece: str, signs: Mapping[str, str], fallback: bool) -> bytes:
-    byte = BYTE_PIECE.fullmatch(piece) if fallback else None
-    if byte is not None:
-        return bytes.fromhex(byte[1])
-    for sign, text in signs.items():
-        piece = piece.replace(sign, text)
-    return piece.encode()
+def byte_level_reader() -> Reader:
+    """A function from a vocabulary entry whose letters each represent a byte to these bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
-def _of_letters(piece: str) -> bytes | None:
-    """The bytes of an entry whose letters each represent a byte; None: some letter does not."""
-    try:
-        return bytes(BYTE_OF_LETTER[letter] for letter in piece)
-    except KeyError:
-        return None
+    def read(piece: str) -> bytes | None:
+        known = all(letter in byte_of for letter in piece)
+        return bytes(byte_of[letter] for letter in piece) if known else None
 
-
-def _letters() -> dict[str, int]:
-    """The byte that each letter represents; printable bytes represent themselves."""
-    shown = {*range(0x21, 0x7F), *range(0xA1, 0x100)} - {0xAD}
-    others = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {
-        chr(256 + at): byte for at, byte in enumerate(others)
-    }
-
-
-BYTE_OF_LETTER = _letters()
+    return read

@@ -18,19 +18,16 @@ from ngramspec.server.tool_parsers import (
 )
 
 PROBE_NAME = "ngramspec_probe"
-TAGGED_CALL = re.compile(
-    re.escape(OPEN) + r"\s*\[?\s*\{\s*[\"']"
-)  # not ``<tool_call>name``, and not XML
+# Not ``<tool_call>name``, and not XML.
+TAGGED_CALL = re.compile(re.escape(OPEN) + r"\s*\[?\s*\{\s*[\"']")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """The format of a model's tool calls.
 
-    Attributes:
-        template: a response template for transformers' own parser; None: JSON between
-            ``<tool_call>`` and ``</tool_call>``.
-        hidden: ids of special tokens that are not part of the format and are not shown.
+    ``template`` is a response template for transformers' own parser; None: JSON between
+    ``<tool_call>`` and ``</tool_call>``. Special tokens with ``hidden`` ids are not shown.
     """
 
     template: dict[str, Any] | None
@@ -65,11 +62,8 @@ def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
         return None, "the model's chat template does not support tools"
     template = getattr(tokenizer, "response_template", None)
     if template is None:
-        call = {
-            "type": "function",
-            "id": "probe0000",
-            "function": {"name": PROBE_NAME, "arguments": {}},
-        }
+        function = {"name": PROBE_NAME, "arguments": {}}
+        call = {"type": "function", "id": "probe0000", "function": function}
         answer = {"role": "assistant", "content": "", "tool_calls": [call]}
         if TAGGED_CALL.search(told + (rendered(tokenizer, [user, answer], tools) or "")):
             return ToolFormat(None, hidden_ids(tokenizer, (OPEN, CLOSE, THINK, THOUGHT))), ""

@@ -14,11 +14,7 @@ from ngramspec.server.json_prefix import JsonPrefix
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
-REASONING_FIELDS = (
-    "reasoning_content",
-    "thinking",
-    "reasoning",
-)  # field names in response templates
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # in response templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +54,8 @@ class TagParser:
     """Parses ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` of Hermes, Qwen2.5 and Qwen3.
 
     A list of such objects is several calls. Whitespace around a call is dropped. Text that can no
-    longer become a call is returned at once. Text between ``<think>`` and ``</think>`` is content
-    and is not searched for calls.
-
-    Args:
-        thinking: whether the prompt ends within ``<think>``.
+    longer become a call is returned at once. Text between ``<think>``, with which the prompt may
+    end, and ``</think>`` is content and is not searched for calls.
     """
 
     def __init__(self, thinking: bool = False) -> None:
@@ -76,11 +69,8 @@ class TagParser:
         """See Parser."""
         self._held += text
         parts: list[Part] = []
-        while self._held:
-            found = self._next(last)
-            if found is None:
-                break
-            parts += [part for part in found if part.call or part.content]
+        while self._held and (found := self._next(last)) is not None:
+            parts += found
         return parts
 
     def _next(self, last: bool) -> list[Part] | None:
@@ -152,8 +142,9 @@ def calls_of(text: str) -> list[Call]:
         value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return []
-    calls = [call_of(each) for each in (value if isinstance(value, list) else [value])]
-    return [] if None in calls else [call for call in calls if call]
+    found = [call_of(each) for each in (value if isinstance(value, list) else [value])]
+    calls = [call for call in found if call is not None]
+    return calls if len(calls) == len(found) else []
 
 
 def call_of(value: Any) -> Call | None:
@@ -199,30 +190,20 @@ class TemplateParser:
         parts: list[Part] = []
         for letter in text:  # one by one, so that a call begins where the shown text ends
             self._text += letter
-            if self._failed:
-                parts.append(Part(letter))
-                continue
-            parts += self._fed(letter)
+            parts += [Part(letter)] if self._failed else self._read(letter)
         if last and not self._failed:
-            parts += self._rest()
+            parts += self._read(None)
         return joined(parts)
 
-    def _fed(self, letter: str) -> list[Part]:
+    def _read(self, letter: str | None) -> list[Part]:
+        """The parts that a letter decides; None: the end. An invalid call becomes content."""
         try:
-            return self._parts(self._parser.feed(letter))
+            if letter is not None:
+                return self._parts(self._parser.feed(letter))
+            if self._call is None:
+                return self._parts(self._parser.finalize()[1])
         except (ValueError, RecursionError, KeyError, TypeError):
-            return self._give_up()
-
-    def _rest(self) -> list[Part]:
-        if self._call is not None:
-            return self._give_up()
-        try:
-            return self._parts(self._parser.finalize()[1])
-        except (ValueError, RecursionError, KeyError, TypeError):
-            return self._give_up()
-
-    def _give_up(self) -> list[Part]:
-        """Treat everything from the invalid call on as content."""
+            pass
         self._failed = True
         return [Part(self._text[self._settled if self._call is None else self._call :])]
 
@@ -234,7 +215,10 @@ class TemplateParser:
                 if kind == "region_open":
                     self._call = self._settled
                 elif kind == "region_close":
-                    parts.append(Part(call=_normal(event["value"])))
+                    call = call_of(event["value"]["function"])
+                    if call is None:
+                        raise ValueError(f"no call of a tool: {event['value']!r}")
+                    parts.append(Part(call=call))
                     whole = self._text.endswith(self._closes) if self._closes else False
                     self._call, self._settled = None, len(self._text) - (not whole)
             elif kind == "region_chunk" and not event.get("dirty"):
@@ -242,14 +226,6 @@ class TemplateParser:
                 self._settled = at + len(text) if at >= 0 else len(self._text)
                 parts += [Part(reasoning=text) if field in REASONING_FIELDS else Part(text)]
         return parts
-
-
-def _normal(value: Any) -> Call:
-    """The call of a closed region; a ValueError if it is not a valid call."""
-    call = call_of(value["function"])
-    if call is None:
-        raise ValueError(f"no call of a tool: {value!r}")
-    return call
 
 
 def joined(parts: Sequence[Part]) -> list[Part]:

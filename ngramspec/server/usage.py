@@ -11,15 +11,17 @@ from ngramspec.server.job import Job
 from ngramspec.server.openai_types import Common
 from ngramspec.stats import DecodeStats
 
+SPECULATION_FIELDS = (  # of DecodeStats, in the field ``ngramspec`` of a response
+    *("target_calls", "tokens_per_call", "drafted", "accepted", "acceptance_rate"),
+    *("prefill_drafted", "prefill_accepted"),
+)
+
 
 def usage_of(jobs: Sequence[Job], prompts: Sequence[int], body: Common) -> CompletionUsage:
-    """The usage of one request.
+    """The usage of one request with prompts of these numbers of tokens.
 
-    Args:
-        jobs: the request's answers.
-        prompts: number of tokens of each of its prompts, each counted once.
-        body: the request's body. With a prediction, the accepted and the rejected draft tokens that
-            continue it (or ``ngramspec.reference``) are counted.
+    With a prediction, the accepted and the rejected draft tokens that continue it (or
+    ``ngramspec.reference``) are counted.
     """
     made, read = sum(len(job.progress.tokens) for job in jobs), sum(prompts)
     first = {id(job.request.prompt): job.progress.reused for job in reversed(jobs)}
@@ -75,13 +77,7 @@ def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
     stats, progress = stats_of(jobs), jobs[0].progress
     return {
         "reused_tokens": sum(job.progress.reused for job in jobs),
-        "target_calls": stats.target_calls,
-        "tokens_per_call": stats.tokens_per_call,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "acceptance_rate": stats.acceptance_rate,
-        "prefill_drafted": stats.prefill_drafted,
-        "prefill_accepted": stats.prefill_accepted,
+        **{name: getattr(stats, name) for name in SPECULATION_FIELDS},
         "sources": {
             name: {"drafted": each.drafted, "verified": each.verified, "accepted": each.accepted}
             for name, each in stats.sources.items()

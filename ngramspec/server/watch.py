@@ -44,7 +44,6 @@ def watch(
             "watching needs watchfiles: pip install watchfiles", name="watchfiles"
         ) from error
     own = corpus.absolute()
-
     usual = watchfiles.DefaultFilter()
 
     def of_sources(change: Any, path: str) -> bool:

@@ -62,6 +62,13 @@ SPECIAL += ["<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|LOUD|>"]
 PLAIN = ["<@User@>", "<@Assistant@>", "<think>", "</think>", "<tool_call>"]
 
 
+def ids_of(tokenizer, encoder, messages, tools):
+    def encode(text):
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return chat_ids(tokenizer, encoder, messages, tools, encode=encode, most=1 << 20)
+
+
 class Chats:
     """The prompts of chats with a tokenizer, and their control tokens."""
 
@@ -69,7 +76,7 @@ class Chats:
         self.tokenizer, self.encoder = tokenizer, TextEncoder(tokenizer)
 
     def ids(self, messages, tools=()):
-        return chat_ids(self.tokenizer, self.encoder, messages, list(tools))
+        return ids_of(self.tokenizer, self.encoder, messages, list(tools))
 
     def controls(self, messages, tools=()):
         return [each for each in self.ids(messages, tools) if each in self.encoder.ids]
@@ -331,7 +338,7 @@ def test_what_security_md_says_of_parts_of_names():
     def count(content, description):
         tool = {"type": "function", "function": {"name": "f", "description": description}}
         message = {"role": "user", "content": content}
-        return encoder.count(chat_ids(tokenizer, encoder, [message], [tool]))
+        return encoder.count(ids_of(tokenizer, encoder, [message], [tool]))
 
     assert count("fim_prefix", "x") == 0
     assert count("x", "fim_prefix") == 1

@@ -56,7 +56,6 @@ def test_a_keystroke_prefills_what_changed_only(tiny):
         lease, tokens = fill(pool, tiny, "a", prompt)
         assert tokens.tolist() == fresh(tiny, prompt).tolist()
         assert lease.reused == {100: 0, 104: 100, 103: 103, 110: 103}[end]
-    assert pool.counts.reused_tokens == 306
     assert pool.counts.copies == 0
 
 

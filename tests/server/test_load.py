@@ -150,7 +150,7 @@ def test_a_few_clients_and_much_goes_wrong(model, expected):
         engine = ended(app)
         assert clients.answered > 10
         assert clients.refused > 10
-        assert engine.pool_bytes <= 1 << 22
+        assert engine.pool.bytes <= 1 << 22
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_the_event_loop_goes_on_while_a_request_is_encoded(model, tokenizer):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, monkeypatch, route):
-    from ngramspec.server import chat, completions, infill, reading
+    from ngramspec.server import chat, chat_answer, completions, infill, reading
 
     threads = []
 
@@ -69,8 +69,8 @@ def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, m
         (completions, "requests_of"),
         (completions, "whole"),
         (chat, "encoded"),
-        (chat, "requests_of"),
-        (chat, "whole"),
+        (chat, "requests_and_readers"),
+        (chat_answer, "whole"),
         (infill, "requests_of"),
     ):
         watched(module, name)

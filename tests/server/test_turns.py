@@ -52,10 +52,8 @@ def engine_of(tiny):
     def make(watched=False, active=4, waiting=4, chunk=16):
         pool = CachePool(cache_maker(tiny), 1 << 30, 1 << 30, why_not_kept(tiny))
         speculator = Speculator("none")
-        engine = Engine(
-            ModelRunner(tiny, Letters(), pool, chunk, lambda user: speculator), active, waiting
-        )
-        engine.pool = pool
+        runner = ModelRunner(tiny, Letters(), pool, chunk, lambda user: speculator)
+        engine = Engine(runner, active, waiting, lambda job: None)
         engine.watched = Watched(tiny) if watched else None
         engine.start()
         made.append(engine)
