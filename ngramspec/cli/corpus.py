@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -144,6 +142,7 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
     """Build a corpus by a recipe; a UsageError if something cannot be read, used or written."""
     need("rich", "the progress bar needs")
     from rich.console import Console
+    from rich.progress import Progress
 
     from ngramspec.stores import Corpus
     from ngramspec.stores.documents import find_files, read_texts
@@ -154,10 +153,16 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
             tokenizer = load_tokenizer(recipe.get("tokenizer"))
             paths = [Path(each) for each in recipe["paths"]]
             files = list(find_files(paths, recipe.get("glob") or (), left_out))
-            with progress(console, len(files)) as (advance, stage):
-                given = advance(files), recipe.get("jsonl"), left_out, recipe["max_file"]
+            with Progress(console=console, transient=True) as bar:
+                task = bar.add_task("reading", total=len(files))
+
+                def show_stage(stage: str) -> None:
+                    bar.update(task, description=stage)
+
+                tracked = bar.track(files, task_id=task)
+                texts = read_texts(tracked, recipe.get("jsonl"), left_out, recipe["max_file"])
                 corpus = Corpus.build(
-                    read_texts(*given), out, tokenizer=tokenizer, recipe=recipe, on_stage=stage
+                    texts, out, tokenizer=tokenizer, recipe=recipe, on_stage=show_stage
                 )
     finally:  # if nothing is left, this says why
         left_out.show(console)
@@ -187,24 +192,6 @@ class LeftOut:
             more = ", ..." if len(paths) > MAX_NAMED_FILES else ""
             line = f"left out, {why}: {len(paths)} ({names}{more})"
             console.print(line, markup=False, highlight=False)
-
-
-@contextmanager
-def progress(
-    console: Any, total: int
-) -> Iterator[tuple[Callable[[list[Path]], Iterator[Path]], Callable[[str], None]]]:
-    """Show a progress bar over the files and the stages of building."""
-    from rich.progress import Progress
-
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=total)
-
-        def advance(files: list[Path]) -> Iterator[Path]:
-            for path in files:
-                yield path
-                bar.advance(task)
-
-        yield advance, lambda stage: bar.update(task, description=stage)
 
 
 def load_tokenizer(model: str | None) -> Any:

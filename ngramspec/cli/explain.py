@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from ngramspec.measure.models import LoadedModel
 
 SUMMARY = "measure, predict and explain the speed on a model and prompts"
+MEASURED = (  # of a Run, under these names in the JSON file
+    *("plain_seconds", "speculative_seconds", "plain_first_seconds", "plain_token_seconds"),
+    *("plain_rounds", "speculative_rounds", "noise"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,13 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not found.traces:
             raise UsageError("the model ends after one token on every prompt; give others")
         rungs, advice = ladder(found), advise(found)
-    for table in (
-        rung_table(rungs),
-        found.noise_says,
-        acceptance_table(found),
-        advice_table(advice),
-    ):
-        screen.print(table)
+    for shown in (rung_table(rungs), found.noise_says, acceptance_table(found)):
+        screen.print(shown)
+    screen.print(advice_table(advice))
     if found.row_seconds:
         screen.print(rows_table(batches(found)))
     fields = {
@@ -102,13 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         "forward_seconds": found.seconds,
         "context": found.context,
         "same_text": found.same,
-        "plain_seconds": found.plain_seconds,
-        "speculative_seconds": found.speculative_seconds,
-        "plain_first_seconds": found.plain_first_seconds,
-        "plain_token_seconds": found.plain_token_seconds,
-        "plain_rounds": found.plain_rounds,
-        "speculative_rounds": found.speculative_rounds,
-        "noise": found.noise,
+        **{name: getattr(found, name) for name in MEASURED},
         "rungs": [asdict(rung) for rung in rungs],
         "advice": [asdict(each) for each in advice],
         "row_seconds": found.row_seconds,

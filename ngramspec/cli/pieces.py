@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ngramspec import StepEvent
+from ngramspec.server.text import REPLACEMENT_CHARACTER, Detokenizer
 
 ACCEPTED, REJECTED, CORRECTED, PLAIN = "accepted", "rejected", "corrected", "plain"
 
@@ -13,23 +14,14 @@ Piece = tuple[str, str]  # outcome of a token (one of the above), and its text
 
 
 class Pieces:
-    """The text of each step's tokens, decoded step by step.
+    """The text of each step's tokens after the prompt ``ids``, decoded step by step.
 
     A token that ends inside a character has no text. The token that completes the character has
-    all of it. Only the last few tokens are decoded again, so the cost of a step does not depend on
-    the length.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        ids: the prompt.
+    all of it.
     """
 
-    CONTEXT = 8  # tokens decoded together with new ones, so that leading spaces are kept
-
     def __init__(self, tokenizer: Any, ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._known = list(ids[-self.CONTEXT :])
-        self._pending: list[int] = []
+        self._text = Detokenizer(tokenizer, ids)
 
     def of(self, event: StepEvent) -> list[Piece]:
         """The drafted and emitted tokens of a step, in order.
@@ -38,32 +30,21 @@ class Pieces:
         """
         verdict = event.verdict
         accepted = len(verdict.accepted)
-        pieces = [(ACCEPTED, self._commit(token)) for token in verdict.emitted[:accepted]]
+        pieces = [(ACCEPTED, self._add(token)) for token in verdict.emitted[:accepted]]
         if verdict.rejected is not None:
-            token = event.drafted[verdict.rejected]
-            pieces.append((REJECTED, self._text([token]).strip("\ufffd")))
+            text = printable(self._text.peek((event.drafted[verdict.rejected],)))
+            pieces.append((REJECTED, text.strip(REPLACEMENT_CHARACTER)))
         kind = PLAIN if verdict.rejected is None else CORRECTED
-        pieces += [(kind, self._commit(token)) for token in verdict.emitted[accepted:]]
+        pieces += [(kind, self._add(token)) for token in verdict.emitted[accepted:]]
         return [(kind, text) for kind, text in pieces if text]
 
-    def _commit(self, token: int) -> str:
-        text = self._text([token])
-        self._pending.append(token)
-        if text.endswith("\ufffd"):
-            return ""
-        self._known = (self._known + self._pending)[-self.CONTEXT :]
-        self._pending = []
-        return text
-
-    def _text(self, tokens: list[int]) -> str:
-        known = self._decode(self._known)
-        return printable(self._decode(self._known + self._pending + tokens)[len(known) :])
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+    def _add(self, token: int) -> str:
+        return printable(self._text.add((token,)))
 
 
 def printable(text: str) -> str:
     """``text`` with tabs as spaces and without control characters except the newline."""
     text = text.replace("\r\n", "\n").expandtabs(4)
-    return "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in text)
+    return "".join(
+        each if each.isprintable() or each == "\n" else REPLACEMENT_CHARACTER for each in text
+    )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ngramspec.server.encoding import pieces
-from ngramspec.server.special_tokens import Span, TextEncoder, random_digits
+from ngramspec.server.special_tokens import Span, TextEncoder, random_digits, replaced
 
 VEIL = "\ue000"  # from the private use area; no control token's name contains it
 COMPARED_FIELDS = ("role", "type")  # templates compare their values, so they are not veiled
@@ -29,19 +29,12 @@ class Marks:
     def put(self, value: Any) -> Any:
         """A JSON value with marks in all of its strings, including the names of fields."""
         if isinstance(value, str):
-            return self._text(value)
+            return replaced(value, self._encoder.spans(value), self._mark)
         if isinstance(value, list):
             return [self.put(each) for each in value]
         if isinstance(value, dict):
             return {self.put(name): self.put(each) for name, each in value.items()}
         return value
-
-    def _text(self, text: str) -> str:
-        parts, at = [], 0
-        for start, end in self._encoder.spans(text):
-            parts += [text[at:start], self._mark(text[start:end])]
-            at = end
-        return "".join((*parts, text[at:]))
 
     def _mark(self, name: str) -> str:
         if name not in self._marks:

@@ -63,7 +63,11 @@ class GrammarPool:
         if find_spec("xgrammar") is None:
             return
         try:
-            self._made = self._make()
+            import xgrammar
+
+            info = self._vocabulary()
+            compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
+            self._made = _line([self._seconds, info.serialize_json()]), compiler
         except Exception as error:  # whatever xgrammar raises about a tokenizer
             logger.warning("xgrammar cannot use the model's tokenizer: %s", error)
 
@@ -122,13 +126,6 @@ class GrammarPool:
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, grammar_worker.compiled, compiler, kind, text
         )
-
-    def _make(self) -> tuple[bytes, Any]:
-        import xgrammar
-
-        info = self._vocabulary()
-        first = _line([self._seconds, info.serialize_json()])
-        return first, xgrammar.GrammarCompiler(info, cache_enabled=False)
 
     async def _end(self, worker: _Worker) -> None:
         await worker.end()

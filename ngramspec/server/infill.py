@@ -67,7 +67,10 @@ async def _answer(
     request: Request,
     temperature: float,
 ) -> Any:
-    """Answer a request whose prompt has the ids that ``encode`` returns."""
+    """Answer a request whose prompt has the ids that ``encode`` returns.
+
+    ``temperature`` is the route's default.
+    """
     service.check_model(body.model)
     for name in ("grammar", "json_schema"):
         refuse_unless(getattr(body, name) is None, name, "not supported on this route")

@@ -59,12 +59,8 @@ async def tokenize(
 ) -> Response:
     """The ids of a text; an ApiError if ``with_pieces`` is set, or the text is too long."""
     refuse_unless(not body.with_pieces, "with_pieces", "not supported here")
-    size = len(body.content)
-    refuse_unless(
-        size <= MAX_TEXT_CHARACTERS,
-        "content",
-        f"at most {MAX_TEXT_CHARACTERS} characters, got {size}",
-    )
+    message = f"at most {MAX_TEXT_CHARACTERS} characters, got {len(body.content)}"
+    refuse_unless(len(body.content) <= MAX_TEXT_CHARACTERS, "content", message)
     return await service.reading.run(request, _tokenized, service, body)
 
 

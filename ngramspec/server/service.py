@@ -13,6 +13,7 @@ from fastapi import Request
 
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import CallFormat
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.traits import embedding_count
 from ngramspec.server.auth import ANYONE, Client
 from ngramspec.server.encoding import TooManyTokensError, longest_token, prompt_encoder
@@ -318,8 +319,10 @@ class Answers:
         try:
             while self._left:
                 index, delta = await self._deltas.get()
-                if delta.error is not None:
-                    raise _failure(delta.error)
+                if isinstance(delta.error, UnsupportedError):
+                    raise ApiError(400, str(delta.error))
+                if delta.error is not None:  # its text is internal
+                    raise ApiError(500, "the answer failed; the server's log says why")
                 if delta.ended == CANCELLED and self._engine.closing:
                     raise shutting_down()
                 if delta.ended == CANCELLED:
@@ -361,15 +364,6 @@ async def _gone(request: Request) -> None:
     """Wait until the client closes the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _failure(error: Exception) -> ApiError:
-    """The client's error for an engine error: the reason of a refusal, but no internals."""
-    from ngramspec.errors import UnsupportedError
-
-    if isinstance(error, UnsupportedError):
-        return ApiError(400, str(error))
-    return ApiError(500, "the answer failed; the server's log says why")
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ngramspec.server.encoding import (
@@ -100,11 +100,7 @@ class TextEncoder:
         """
         if self._backend is None:
             raise NotTextError
-        parts, at = [], 0
-        for start, end in spans:
-            parts += [text[at:start], self._aliases[text[start:end]]]
-            at = end
-        whole = "".join((*parts, text[at:]))
+        whole = replaced(text, spans, self._aliases.__getitem__)
         for mark, name in marks.items():
             whole = whole.replace(mark, name)
         ids = self.encode(whole, most)
@@ -193,6 +189,15 @@ def _alternatives(node: dict[str, Any]) -> str:
     if len(found) == 1 and "" not in node:
         return found[0]
     return f"(?:{'|'.join(found)})" + "?" * ("" in node)
+
+
+def replaced(text: str, spans: Sequence[Span], by: Callable[[str], str]) -> str:
+    """A text in which ``by`` gives what replaces the text of each span."""
+    parts, at = [], 0
+    for start, end in spans:
+        parts += [text[at:start], by(text[start:end])]
+        at = end
+    return "".join((*parts, text[at:]))
 
 
 def random_digits() -> str:

@@ -25,15 +25,19 @@ class Detokenizer:
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
         """The text that the next tokens add, without an incomplete character unless ``last``."""
+        text = self.peek(tokens)
         self._tokens += tokens
-        before = self._decode(self._tokens[self._start : self._read])
-        whole = self._decode(self._tokens[self._start :])
-        if whole.endswith(REPLACEMENT_CHARACTER) and not last:
+        if text.endswith(REPLACEMENT_CHARACTER) and not last:
             return ""
         if self._read < len(self._tokens):
             self._start = max(self._read - CONTEXT_TOKENS, self._start)
             self._read = len(self._tokens)
-        return whole[len(before) :]
+        return text
+
+    def peek(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens would add, with an incomplete character."""
+        before = self._decode(self._tokens[self._start : self._read])
+        return self._decode([*self._tokens[self._start :], *tokens])[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
         hidden = self._hidden

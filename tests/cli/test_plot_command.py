@@ -110,8 +110,8 @@ def test_the_error_names_a_command_that_exists(tmp_path, capsys):
 def test_without_matplotlib_no_option_is_blamed(monkeypatch, capsys):
     monkeypatch.setattr(usage, "find_spec", lambda name: None)
     assert exit_code(["plot", "2"]) == 2
-    error = capsys.readouterr().err
-    assert error == f"ngramspec plot: the figures need matplotlib; run: {usage.INSTALL_PLOTS}\n"
+    error, install = capsys.readouterr().err, usage.OPTIONAL["matplotlib"]
+    assert error == f"ngramspec plot: the figures need matplotlib; run: {install}\n"
 
 
 def test_a_file_that_is_no_run_is_refused(tmp_path, capsys):

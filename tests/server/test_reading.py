@@ -98,13 +98,12 @@ ENORMOUS = [
 
 @pytest.mark.parametrize(("route", "body", "param"), ENORMOUS)
 def test_too_many_answers_are_refused_before_one_is_made(client, monkeypatch, route, body, param):
-    from ngramspec.server import chat, completions, infill
+    from ngramspec.server import job
 
     def made(**given):
         raise AssertionError("a completion request was made")
 
-    for module in (chat, completions, infill):
-        monkeypatch.setattr(module, "CompletionRequest", made)
+    monkeypatch.setattr(job, "CompletionRequest", made)
     service = client.app.state.service
     monkeypatch.setattr(service, "encode_prompt", lambda *given: pytest.fail("a text was encoded"))
     error = refused(client.post(route, json=body))
