@@ -183,7 +183,7 @@ def tables(rows: list[Row], plan: Plan) -> list[tuple[str, Table]]:
 
 
 def _table(*names: str) -> Table:
-    return make_table(("drafter", "T", *names), ("drafter",))
+    return make_table(("drafter", "T", *names), left=("drafter",))
 
 
 def _overview(rows: list[Row]) -> Table:

@@ -6,7 +6,7 @@ with the coloured text and every step."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,40 +146,36 @@ def rung_table(rungs: Sequence[Rung]) -> Table:
     """A table of the predictions and their differences."""
     from ngramspec.measure.explain_predict import rung_rows
 
-    table = _table("speedup over baseline", "takes into account", "speed", "change", "from")
-    for row in rung_rows(rungs):
-        table.add_row(*row)
-    return table
+    names = ("takes into account", "speed", "change", "from")
+    return _table("speedup over baseline", names, rung_rows(rungs))
 
 
 def acceptance_table(run: Run) -> Table:
     """A table of acceptance by source and by position."""
     from ngramspec.measure.explain_predict import by_depth, by_source
 
-    table = _table("acceptance", "of", "accepted / verified", "verified")
-    depths = {f"position {depth + 1}": share for depth, share in by_depth(run.steps).items()}
-    for name, share in {**by_source(run), **dict(list(depths.items())[:8])}.items():
-        table.add_row(name, f"{share.rate:.3f}", f"{share.verified:,}")
-    return table
+    depths = list(by_depth(run.steps).items())[:8]
+    shares = by_source(run) | {f"position {depth + 1}": share for depth, share in depths}
+    rows = [(name, f"{each.rate:.3f}", f"{each.verified:,}") for name, each in shares.items()]
+    return _table("acceptance", ("of", "accepted / verified", "verified"), rows)
 
 
 def advice_table(advice: Sequence[Advice]) -> Table:
     """A table of changes, sorted by gain."""
-    table = _table("what would help most", "change", "predicted gain", "by")
-    for each in advice:
-        table.add_row(each.name, f"{each.gain:.2f}", each.basis)
-    return table
+    rows = [(each.name, f"{each.gain:.2f}", each.basis) for each in advice]
+    return _table("what would help most", ("change", "predicted gain", "by"), rows)
 
 
 def rows_table(found: Sequence[Batch]) -> Table:
     """A table of predictions for batches."""
     names = ("rows", "cost(n)", "speed", "tokens/s, plain", "tokens/s")
-    table = _table("batches, predicted", *names)
+    rows = []
     for each in found:
         figures = (f"{each.plain:.1f}", f"{each.speculative:.1f}")
-        table.add_row(str(each.rows), f"{each.cost:.2f}", f"{each.speed:.2f}", *figures)
-    return table
+        rows.append((str(each.rows), f"{each.cost:.2f}", f"{each.speed:.2f}", *figures))
+    return _table("batches, predicted", names, rows)
 
 
-def _table(title: str, *names: str) -> Table:
-    return make_table(names, ("takes into account", "from", "of", "change", "by"), title)
+def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    words = ("takes into account", "from", "of", "change", "by")
+    return make_table(names, rows, left=words, title=title)

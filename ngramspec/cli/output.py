@@ -31,14 +31,22 @@ def console() -> Console:
     return screen if screen.is_terminal else Console(width=TABLE_COLUMNS)
 
 
-def make_table(names: Sequence[str], left: Container[str], title: str | None = None) -> Table:
-    """An empty table. Its columns are right-justified, except those named in ``left``."""
+def make_table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]] = (),
+    *,
+    left: Container[str],
+    title: str | None = None,
+) -> Table:
+    """A table. Its columns are right-justified, except those named in ``left``."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
     for name in names:
         table.add_column(name, justify="left" if name in left else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -55,11 +63,9 @@ def stages(screen: Console) -> Iterator[Callable[[str], None]]:
         yield lambda stage: print(stage, file=sys.stderr, flush=True)
 
 
-def write_json(
-    arguments: argparse.Namespace, fields: dict[str, Any], option: str = "--json"
-) -> None:
-    """Write the measurements, the command and the machine as JSON to an option's file, if any."""
-    path: Path | None = getattr(arguments, option.removeprefix("--"))
+def write_json(arguments: argparse.Namespace, fields: dict[str, Any]) -> None:
+    """Write the measurements, the command and the machine to the file of ``--json``, if any."""
+    path: Path | None = arguments.json
     if path is None:
         return
     from ngramspec.costs.processors import processor
@@ -72,7 +78,7 @@ def write_json(
         "python": platform.python_version(),
         "packages": versions(PACKAGES),
     }
-    with writable(option, path):
+    with writable("--json", path):
         path.write_text(json.dumps({**where, **fields}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -60,7 +60,7 @@ def chat_ids(
     Args:
         tokenizer, encoder: the model's tokenizer and its TextEncoder.
         messages, tools: in the form for templates.
-        encode: encodes a text with its control tokens.
+        encode: encodes a text with its control tokens; it bounds their number itself.
         most: maximum tokens of a prompt that contains names of control tokens.
 
     Raises:

@@ -50,7 +50,7 @@ def untruncated(backend: Any) -> Any:
 
 
 def without_gil(
-    backend: Any, text: str, *, add_special_tokens: bool, most: int | None = None
+    backend: Any, text: str, *, add_special_tokens: bool, most: int | None
 ) -> list[int]:
     """Encode a text with a tokenizer of the tokenizers package, without holding the GIL.
 

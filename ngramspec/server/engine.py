@@ -16,11 +16,8 @@ logger = logging.getLogger("ngramspec.server")
 class Engine:
     """Runs jobs in a separate thread; its methods may be called from any thread.
 
-    Args:
-        runner: the model and its caches.
-        active: maximum number of jobs that take turns.
-        waiting: maximum number of jobs that wait to become active.
-        on_end: called in the engine's thread with every job that has ended.
+    ``active`` and ``waiting``: see Scheduler. ``on_end`` is called in the engine's thread with
+    every job that has ended.
 
     Attributes:
         pool: the caches; other threads may only read its counts and bytes.

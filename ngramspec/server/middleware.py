@@ -38,6 +38,7 @@ class Front:
     ) -> None:
         self._app, self._count, self._running = app, count, running
         self._keys, self._most = settings.keys, settings.limits.body
+        self._too_large = f"the body must have at most {self._most} bytes"
         self._hosts = AllowedHosts(settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +85,7 @@ class Front:
             user = authenticate(self._keys, headers.get("authorization"), headers.get("x-api-key"))
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._most:
-            raise ApiError(413, self._message, code="body_too_large")
+            raise ApiError(413, self._too_large, code="body_too_large")
         return user
 
     def _limited(self, receive: Receive) -> Receive:
@@ -95,14 +96,10 @@ class Front:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._most:
-                raise HTTPException(413, self._message)
+                raise HTTPException(413, self._too_large)
             return message
 
         return limited
-
-    @property
-    def _message(self) -> str:
-        return f"the body must have at most {self._most} bytes"
 
 
 def _misdirected(host: str | None) -> ApiError:

@@ -39,9 +39,7 @@ class NotTextError(ValueError):
 class TextEncoder:
     """Encodes the names of control tokens as text. Thread-safe; the tokenizer is copied.
 
-    Attributes:
-        names: names of the control tokens, see ``control_names``.
-        ids: ids of the control tokens.
+    ``names`` and ``ids`` are those of the control tokens, see ``control_names``.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -84,7 +82,7 @@ class TextEncoder:
         return without_gil(self._backend, text, add_special_tokens=False, most=most)
 
     def encode_with(
-        self, text: str, spans: Sequence[Span], marks: Mapping[str, str], most: int | None = None
+        self, text: str, spans: Sequence[Span], marks: Mapping[str, str], most: int
     ) -> list[int]:
         """The ids of a text that has control tokens only at the given spans.
 
@@ -92,7 +90,7 @@ class TextEncoder:
             text: the text.
             spans: the names to encode as control tokens, in order.
             marks: replacements, by the text to be replaced.
-            most: maximum number of tokens; None: no limit.
+            most: maximum number of tokens.
 
         Raises:
             NotTextError: the tokenizer cannot encode a name as text.

@@ -23,15 +23,10 @@ def watch(
 ) -> None:
     """Call ``rebuild`` whenever files have changed, until ``stop`` is set or Ctrl-C is pressed.
 
-    Changes are collected until there are none for ``quiet`` milliseconds. Paths that watchfiles
-    ignores by default, such as ``.git``, and the corpus itself do not trigger a rebuild.
-
-    Args:
-        paths: files and folders.
-        corpus: the corpus file; ``rebuild`` writes a temporary file next to it and renames that.
-        rebuild: rebuilds the corpus; an error is logged, and the old corpus is kept.
-        stop: ends the watch; None: only Ctrl-C does.
-        quiet: milliseconds without a change before a rebuild.
+    Changes are collected until there are none for ``quiet`` milliseconds. An error of ``rebuild``
+    is logged, and the old corpus is kept. Paths that watchfiles ignores by default, such as
+    ``.git``, and the corpus itself, which is written under a temporary name first, do not trigger
+    a rebuild.
 
     Raises:
         ModuleNotFoundError: watchfiles is not installed.
