@@ -86,7 +86,8 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     app.state.service = service
     add_handlers(app)
     app.add_middleware(Front, settings=settings, count=metrics.count_request, running=running)
-    _add_answers(app, service)
+    for path in BODY_ROUTES:
+        _add_answer(app, service, path)
     _add_views(app, service, metrics)
     return app
 
@@ -115,22 +116,26 @@ def _client(
 Asker = Annotated[Client, Depends(_client)]
 
 
-def _add_answers(app: FastAPI, service: Service) -> None:
-    """Add the routes that take a body."""
+# By path: the type of the body, and what answers it.
+BODY_ROUTES: dict[str, tuple[type[BaseModel], Callable[..., Awaitable[Any]]]] = {
+    "/v1/completions": (CompletionBody, completions.complete),
+    "/v1/chat/completions": (ChatBody, chat.chat),
+    "/infill": (InfillBody, infill.infill),
+    "/completion": (LlamaBody, infill.completion),
+    "/completions": (LlamaBody, infill.completion),
+    "/tokenize": (TokenizeBody, llama_views.tokenize),
+}
 
-    def add(path: str, kind: type[BaseModel], answer: Callable[..., Awaitable[Any]]) -> None:
-        @app.post(path, response_model=None)
-        async def answered(client: Asker, request: Request) -> Any:
-            body = await service.reading.body(request, kind)
-            check_fields(body, request, service.settings.unknown_fields)
-            return await answer(service, body, client, request)
 
-    add("/v1/completions", CompletionBody, completions.complete)
-    add("/v1/chat/completions", ChatBody, chat.chat)
-    add("/infill", InfillBody, infill.infill)
-    add("/completion", LlamaBody, infill.completion)
-    add("/completions", LlamaBody, infill.completion)
-    add("/tokenize", TokenizeBody, llama_views.tokenize)
+def _add_answer(app: FastAPI, service: Service, path: str) -> None:
+    """Add one of BODY_ROUTES."""
+    kind, answer = BODY_ROUTES[path]
+
+    @app.post(path, response_model=None)
+    async def answered(client: Asker, request: Request) -> Any:
+        body = await service.reading.body(request, kind)
+        check_fields(body, request, service.settings.unknown_fields)
+        return await answer(service, body, client, request)
 
 
 def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
