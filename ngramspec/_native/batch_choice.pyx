@@ -9,6 +9,8 @@ from libc.stdlib cimport free, malloc
 
 cimport numpy as cnp
 
+from ngramspec._native.common cimport array_floats
+
 cnp.import_array()
 
 
@@ -156,20 +158,14 @@ cdef struct Row:
 
 
 cdef int begin(Row* row, object confidence) except -1:
-    cdef cnp.ndarray array
-    if not isinstance(confidence, cnp.ndarray):
-        raise TypeError(f"confidences must be float32 arrays, got {type(confidence).__name__}")
-    array = <cnp.ndarray>confidence
-    if (
-        cnp.PyArray_TYPE(array) != cnp.NPY_FLOAT32 or cnp.PyArray_NDIM(array) != 1
-        or not cnp.PyArray_ISCARRAY_RO(array)
-    ):
+    row.sure = array_floats(confidence, &row.count)
+    if row.sure == NULL:
+        if not isinstance(confidence, cnp.ndarray):
+            raise TypeError(f"confidences must be float32 arrays, got {type(confidence).__name__}")
         raise TypeError(
             "confidences must be contiguous float32 arrays of one dimension,"
             f" got {confidence.dtype} {confidence.shape}"
         )
-    row.sure = <const float*>cnp.PyArray_DATA(array)
-    row.count = cnp.PyArray_DIM(array, 0)
     row.taken = row.kept = 0
     row.reach = row.sure[0] if row.count else 0.0
     row.weight = 1.0

@@ -45,8 +45,8 @@ cdef class Calibration:
     cdef float weights[SETS][INPUTS]
     cdef float further[STANDINGS][INPUTS]   # added to ``weights``
 
-    cdef int begin(self, int cell, float prior, float verified=*) except -1
-    cdef int begin_pair(self, int cell, float other, float same, float verified=*) except -1
+    cdef void begin(self, int cell, float prior, float verified=*) noexcept
+    cdef void begin_pair(self, int cell, float other, float same, float verified=*) noexcept
     cdef void begin_known(self, int s) noexcept
     cdef void begin_further(self, int s) noexcept
     cdef void mix(self, Candidates* all) noexcept nogil

@@ -243,19 +243,17 @@ cdef class Calibration:
             for i in range(HEAD_INPUT, HEAD_DEPTH_INPUT + 1):
                 self.weights[HEADLESS_SETS + s][i] = WEIGHTS[i]
 
-    cdef int begin_pair(
+    cdef void begin_pair(
         self, int cell, float other, float same, float verified=PRIOR
-    ) except -1:
+    ) noexcept:
         """Set the priors of a candidate that is not the token at a place, and of one that is."""
         self.begin(cell, other, verified)
         self.begin(cell + 1, same, verified)
-        return 0
 
-    cdef int begin(self, int cell, float prior, float verified=PRIOR) except -1:
+    cdef void begin(self, int cell, float prior, float verified=PRIOR) noexcept:
         self.cells[cell].right = verified * prior
         self.cells[cell].verified = verified
         self.cells[cell].stretch = stretch(self.cells[cell].right, self.cells[cell].verified)
-        return 0
 
     cdef void begin_known(self, int s) noexcept:
         """Initialize a set of weights for where a store has candidates."""

@@ -32,11 +32,7 @@ cdef class Estimator:
     cdef int collect_store(
         self, const Votes* votes, float least, int32_t* tokens, int count
     ) noexcept nogil
-    cdef int collect_top_tokens(
-        self, const Row* row, float least, int32_t* tokens, int count
-    ) noexcept nogil
     cdef void count_unemitted(self) noexcept nogil
-    cdef void find_rows(self, const Position* at, const Row** rows) noexcept nogil
     cdef inline bint is_unemitted(self, const Position* at, int32_t token) noexcept nogil:
         """Whether a token is offered at a position as an unemitted top-k token."""
         cdef int i

@@ -32,14 +32,8 @@ cdef float ACCEPTANCE_RATE = 0.15   # weight of the newest outcome in ``acceptan
 cdef class Estimator:
     """Estimates P(next) of the candidates of one sequence.
 
-    Args:
-        calibration: shared by all sequences of a drafter.
-        committed: the sequence's text.
-        counts: whether continuations of contexts are candidates.
-        falls_back: whether the most frequent token is a candidate where there is no other.
-        store: a store to draft from in addition to the text, or None.
-        top_tokens: the target's top-k candidates, or None.
-        head: rows of a drafting head, or None.
+    ``counts``: continuations of contexts are candidates. ``falls_back``: so is the most frequent
+    token where there is no other.
     """
 
     def __cinit__(
@@ -58,10 +52,9 @@ cdef class Estimator:
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil:
         """Find the tokens that may come next at a position, and their probabilities.
 
-        Args:
-            at: the position, with its context, depth, follows and length set.
-            known: its contexts, NULL where one never occurred.
-            least: a kept continuation with a higher share is a candidate; > 1: only leaders.
+        The position has its context, depth, follows and length set; ``known`` are its contexts,
+        NULL where one never occurred. A kept continuation with a higher share than ``least`` is a
+        candidate; > 1: only leaders.
         """
         cdef Candidates* all = &at.candidates
         cdef const Place* places = self.committed.places
@@ -83,8 +76,10 @@ cdef class Estimator:
             at.votes.n = at.votes.length = 0
             at.votes.familiar = at.votes.nearest = at.votes.resumed = NONE
         rows[0] = rows[1] = NULL
-        if self.top_tokens is not None:
-            self.find_rows(at, rows)
+        if self.top_tokens is not None and at.have:
+            rows[0] = self.top_tokens.row_of(at.context[ORDERS - 1])
+            if at.have > 1:
+                rows[1] = self.top_tokens.pair_of(at.context[ORDERS - 2], at.context[ORDERS - 1])
         all.n = self.collect(at, known, rows, head, least)
         at.best = all.inputs = 0
         if all.n == 0:
@@ -137,20 +132,12 @@ cdef class Estimator:
                 &self.committed.text, &self.committed.recent, self.unemitted
             )
 
-    cdef void find_rows(self, const Position* at, const Row** rows) noexcept nogil:
-        """The target's top-k candidates after the last token and the last two, where known."""
-        if at.have:
-            rows[0] = self.top_tokens.row_of(at.context[ORDERS - 1])
-        if at.have > 1:
-            rows[1] = self.top_tokens.pair_of(at.context[ORDERS - 2], at.context[ORDERS - 1])
-
     cdef int collect(
         self, Position* at, const Slot** known, const Row** rows, const HeadRow* head, float least
     ) noexcept nogil:
-        """Collect the different tokens that may come next; on ties, earlier ones are preferred.
+        """Collect the different tokens that may come next; return their number.
 
-        Returns:
-            Their number.
+        On ties, earlier ones are preferred. Where branches are wanted, ``least`` is at most 1.
         """
         cdef int32_t* tokens = at.candidates.token
         cdef int count = 0, m, i
@@ -176,9 +163,10 @@ cdef class Estimator:
                         if known[m].count[i] > least * known[m].total:
                             count = with_token(tokens, count, known[m].token[i])
         at.recycled = count
-        for i in range(1, -1, -1):
-            if rows[i] != NULL:
-                count = self.collect_top_tokens(rows[i], least, tokens, count)
+        for m in range(1, -1, -1):
+            for i in range(rows[m].n if rows[m] != NULL else 0):
+                if i == 0 or (least <= 1 and rows[m].probability[i] < FAINT):
+                    count = with_token(tokens, count, rows[m].token[i])
         at.ranked = count
         for i in range(1, head.n if head != NULL and least <= 1 else 0):
             if head.chance[i] < FAINT_CHANCE:
@@ -187,16 +175,6 @@ cdef class Estimator:
         if count == 0 and self.falls_back and self.committed.unigrams.total:
             tokens[0] = self.committed.unigrams.token[leader(&self.committed.unigrams)]
             count = at.recycled = at.ranked = 1
-        return count
-
-    cdef int collect_top_tokens(
-        self, const Row* row, float least, int32_t* tokens, int count
-    ) noexcept nogil:
-        """Add the target's top candidate, or, where branches are wanted, all but faint ones."""
-        cdef int i
-        for i in range(row.n):
-            if i == 0 or (least <= 1 and row.probability[i] < FAINT):
-                count = with_token(tokens, count, row.token[i])
         return count
 
     cdef int collect_store(

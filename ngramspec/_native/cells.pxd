@@ -95,22 +95,21 @@ cdef inline int context_cell(int m, int count, int others, bint newest) noexcept
     return newest + 2 * ((m * COUNTS + count_bucket(count)) * COUNTS + count_bucket(others))
 
 
-cdef inline int match_cell(int length, int acceptance, bint agrees) noexcept nogil:
+cdef inline int match_cell(int length, int acceptance) noexcept nogil:
     """By the match's length and the sequence's acceptance (buckets)."""
-    return MATCH_CELLS + agrees + 2 * (ACCEPTANCES * length + acceptance)
+    return MATCH_CELLS + 2 * (ACCEPTANCES * length + acceptance)
 
 
-cdef inline int resume_cell(int since, int length, bint agrees) noexcept nogil:
+cdef inline int resume_cell(int since, int length) noexcept nogil:
     """By the tokens since the copy was left, and how long the copy was."""
-    return RESUME_CELLS + agrees + 2 * (LENGTHS * min(since, RESUMED - 1) + length_bucket(length))
+    return RESUME_CELLS + 2 * (LENGTHS * min(since, RESUMED - 1) + length_bucket(length))
 
 
-cdef inline int near_cell(int since, int length, int distance, bint agrees) noexcept nogil:
+cdef inline int near_cell(int since, int length, int distance) noexcept nogil:
     """By the tokens since the copy was left, the near match's length and its distance."""
     cdef int where = min(since, NEAR_SINCE - 1) * NEAR_LENGTHS + min(length, NEAR_LENGTHS - 1)
-    return NEAR_CELLS + agrees + 2 * (
-        where * DISTANCES + min(length_bucket(distance) // 2, DISTANCES - 1)
-    )
+    cdef int far = min(length_bucket(distance) // 2, DISTANCES - 1)
+    return NEAR_CELLS + 2 * (where * DISTANCES + far)
 
 
 cdef inline int session_cell(int acceptance, int length) noexcept nogil:
@@ -129,11 +128,9 @@ cdef inline int store_cell(int first, int length, int count, int others) noexcep
     return first + length_bucket(length) * COUNTS * COUNTS + counts
 
 
-cdef inline int store_resume_cell(int first, int since, int length, bint agrees) noexcept nogil:
+cdef inline int store_resume_cell(int first, int since, int length) noexcept nogil:
     """By the tokens since the store's copy was left, and how long it was."""
-    return first + agrees + 2 * (
-        LENGTHS * min(since, RESUMED - 1) + length_bucket(length)
-    )
+    return first + 2 * (LENGTHS * min(since, RESUMED - 1) + length_bucket(length))
 
 
 cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:

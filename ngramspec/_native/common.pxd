@@ -1,5 +1,4 @@
-"""Shared by the structures: token input, the salt, and array growth that keeps the old data.
-"""
+"""Shared by the structures: token input, the salt, and array growth that keeps the old data."""
 
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport realloc
@@ -13,9 +12,20 @@ cdef enum:
 cdef uint64_t process_salt() noexcept nogil
 cdef const int32_t[::1] token_view(object tokens, str name=*)
 cdef const int32_t* array_tokens(object tokens, Py_ssize_t* n) noexcept
-cdef const float* costs_of(object cost, Py_ssize_t needed) except NULL
+cdef const float* array_floats(object floats, Py_ssize_t* n) noexcept
 cdef object raise_negative(int32_t token, Py_ssize_t index)
+cdef int check_ids(const int32_t* tokens, Py_ssize_t n, Py_ssize_t begin=*) except -1
 cdef int gamma_of(Py_ssize_t gamma) except -1
+
+
+cdef class TokenStructure:
+    cdef Py_ssize_t n           # tokens taken so far
+    cdef bint busy              # an operation is running without the GIL
+    cdef str name               # in errors
+
+    cdef int append(self, int32_t token) noexcept nogil
+    cdef int idle(self) except -1
+    cdef int enter(self) except -1
 
 
 cdef inline const int32_t* start_of(const int32_t[::1] view) noexcept nogil:

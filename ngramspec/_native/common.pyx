@@ -60,6 +60,15 @@ cdef object raise_negative(int32_t token, Py_ssize_t index):
     raise ValueError(f"token ids must be >= 0, got {token} at index {index}")
 
 
+cdef int check_ids(const int32_t* tokens, Py_ssize_t n, Py_ssize_t begin=0) except -1:
+    """Raise a ValueError if one of the tokens begin..n - 1 is negative."""
+    cdef Py_ssize_t i
+    for i in range(begin, n):
+        if tokens[i] < 0:
+            raise_negative(tokens[i], i)
+    return 0
+
+
 cdef int gamma_of(Py_ssize_t gamma) except -1:
     """Check a number of draft tokens: return it, or raise a ValueError that names the bound."""
     if gamma < 0:
@@ -69,37 +78,74 @@ cdef int gamma_of(Py_ssize_t gamma) except -1:
     return <int>gamma
 
 
-cdef const int32_t* array_tokens(object tokens, Py_ssize_t* n) noexcept:
-    """Pointer and length of an aligned one-dimensional int32 NumPy array; NULL for anything else.
+cdef void* array_data(object array, int dtype, Py_ssize_t* n) noexcept:
+    """Data and length of an aligned one-dimensional NumPy array; NULL for anything else.
 
     A hundred times cheaper than a view. It holds no reference: only for reading under the GIL.
     """
-    cdef cnp.ndarray array
-    if isinstance(tokens, cnp.ndarray):
-        array = <cnp.ndarray>tokens
+    cdef cnp.ndarray found
+    if isinstance(array, cnp.ndarray):
+        found = <cnp.ndarray>array
         if (
-            cnp.PyArray_TYPE(array) == cnp.NPY_INT32 and cnp.PyArray_NDIM(array) == 1
-            and cnp.PyArray_ISCARRAY_RO(array)
+            cnp.PyArray_TYPE(found) == dtype and cnp.PyArray_NDIM(found) == 1
+            and cnp.PyArray_ISCARRAY_RO(found)
         ):
-            n[0] = cnp.PyArray_DIM(array, 0)
-            return <const int32_t*>cnp.PyArray_DATA(array)
+            n[0] = cnp.PyArray_DIM(found, 0)
+            return cnp.PyArray_DATA(found)
     return NULL
 
 
-cdef const float* costs_of(object cost, Py_ssize_t needed) except NULL:
-    """Pointer to at least ``needed`` float32 costs, or a TypeError or ValueError.
+cdef const int32_t* array_tokens(object tokens, Py_ssize_t* n) noexcept:
+    return <const int32_t*>array_data(tokens, cnp.NPY_INT32, n)
 
-    It holds no reference: only for reading under the GIL.
-    """
-    cdef cnp.ndarray array
-    if isinstance(cost, cnp.ndarray):
-        array = <cnp.ndarray>cost
-        if (
-            cnp.PyArray_TYPE(array) == cnp.NPY_FLOAT32 and cnp.PyArray_NDIM(array) == 1
-            and cnp.PyArray_ISCARRAY_RO(array)
-        ):
-            if cnp.PyArray_DIM(array, 0) < needed:
-                raise ValueError(f"cost must have {needed} entries, got {len(cost)}")
-            return <const float*>cnp.PyArray_DATA(array)
-    what = getattr(cost, "dtype", type(cost).__name__)
-    raise TypeError(f"cost must be a contiguous one-dimensional float32 array, got {what}")
+
+cdef const float* array_floats(object floats, Py_ssize_t* n) noexcept:
+    return <const float*>array_data(floats, cnp.NPY_FLOAT32, n)
+
+
+cdef class TokenStructure:
+    """Takes the tokens of one text. One thread at a time: a second one gets a RuntimeError."""
+
+    def extend(self, tokens):
+        """Take committed tokens (int32 array, ids >= 0), in order.
+
+        Raises:
+            TypeError, ValueError: not an int32 array, or a negative id; nothing was taken.
+            MemoryError: the tokens before the failure were taken; the structure stays valid.
+        """
+        cdef const int32_t[::1] view = token_view(tokens)
+        cdef Py_ssize_t i, bad, count = view.shape[0]
+        cdef int failed = 0
+        if count == 0:
+            return
+        if count >= MAX_TOKENS - self.n:
+            raise OverflowError(f"this {self.name} takes at most {MAX_TOKENS - 1} tokens")
+        self.enter()
+        with nogil:
+            bad = first_negative(&view[0], count)
+            if bad == NONE:
+                for i in range(count):
+                    failed = self.append(view[i])
+                    if failed:
+                        break
+                    self.n += 1
+        self.busy = False
+        if bad != NONE:
+            raise_negative(view[bad], bad)
+        if failed:
+            raise MemoryError(f"{self.name} at {self.n} tokens")
+
+    cdef int append(self, int32_t token) noexcept nogil:
+        """Take one token: 0, or -1 without memory and with nothing changed."""
+        return -1
+
+    cdef int idle(self) except -1:
+        if self.busy:
+            raise RuntimeError(f"this {self.name} is being used by another thread")
+        return 0
+
+    cdef int enter(self) except -1:
+        """Begin an operation that other threads must not interrupt; it ends with ``busy`` = False."""
+        self.idle()
+        self.busy = True
+        return 0

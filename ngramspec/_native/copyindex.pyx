@@ -13,15 +13,16 @@ from ngramspec._native.automaton cimport (
     Automaton, automaton_append, automaton_check, automaton_follow, automaton_free, automaton_init,
     automaton_longest_probe, automaton_occurrence, automaton_sizeof, first_of, length_of, state_of,
 )
-from ngramspec._native.common cimport (
-    MAX_TOKENS, NONE, first_negative, gamma_of, raise_negative, start_of, token_view,
-)
+from ngramspec._native.common cimport NONE, TokenStructure, gamma_of, start_of, token_view
 
 
-cdef class CopyIndex:
+cdef class CopyIndex(TokenStructure):
     """Finds earlier occurrences of the end of the text."""
 
+    cdef Automaton automaton
+
     def __cinit__(self):
+        self.name = "copy index"
         if automaton_init(&self.automaton) < 0:
             raise MemoryError("copy index")
 
@@ -31,35 +32,6 @@ cdef class CopyIndex:
     def __len__(self):
         """Tokens in the text."""
         return self.automaton.n
-
-    def extend(self, tokens):
-        """Append committed tokens (int32 array, ids >= 0).
-
-        Raises:
-            TypeError, ValueError: not an int32 array, or a negative id; nothing was appended.
-            MemoryError: the tokens before the failure were appended; the index stays valid.
-        """
-        cdef const int32_t[::1] view = token_view(tokens)
-        cdef Py_ssize_t i, bad, count = view.shape[0]
-        cdef int failed = 0
-        if count == 0:
-            return
-        if count > MAX_TOKENS - 1 - self.automaton.n:
-            raise OverflowError(f"a copy index holds at most {MAX_TOKENS - 1} tokens")
-        self.idle()
-        self.busy = True
-        with nogil:
-            bad = first_negative(&view[0], count)
-            if bad == NONE:
-                for i in range(count):
-                    failed = automaton_append(&self.automaton, view[i])
-                    if failed:
-                        break
-        self.busy = False
-        if bad != NONE:
-            raise_negative(view[bad], bad)
-        if failed:
-            raise MemoryError(f"copy index at {self.automaton.n} tokens")
 
     def draft(self, Py_ssize_t gamma, prefix=None, int min_match=1):
         """Copy ``gamma`` tokens that follow the best occurrence of the longest match.
@@ -123,8 +95,7 @@ cdef class CopyIndex:
             raise ValueError(f"most must be >= 1, got {most}")
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
-        self.idle()
-        self.busy = True  # making arrays may run the garbage collector, and so another thread
+        self.enter()  # making arrays may run the garbage collector, and so another thread
         try:
             ends: list[int] = []
             found: list[np.ndarray] = []
@@ -168,7 +139,5 @@ cdef class CopyIndex:
         self.idle()
         automaton_check(&self.automaton)
 
-    cdef int idle(self) except -1:
-        if self.busy:
-            raise RuntimeError("this copy index is being used by another thread")
-        return 0
+    cdef int append(self, int32_t token) noexcept nogil:
+        return automaton_append(&self.automaton, token)

@@ -281,7 +281,7 @@ cdef void count_order_uncount(CountOrder* o, Context* c, int32_t token) noexcept
 
     Call count_order_reserve(o, 1) first.
     """
-    cdef int32_t e, b
+    cdef int32_t e, b, last
     c.total -= 1
     if c.top == NONE:
         return
@@ -299,11 +299,7 @@ cdef void count_order_uncount(CountOrder* o, Context* c, int32_t token) noexcept
     c.token = o.entries[e].token
     if c.top == c.tail and o.entries[e].next == NONE:  # one continuation is left
         index_erase(o, e)
-        b = c.top
-        c.top = NONE
-        c.tail = o.entries[e].last
+        last = o.entries[e].last
         drop_entry(o, e)
-        o.buckets[b].count = 0
-        o.buckets[b].down = o.bucket_free
-        o.bucket_free = b
-        o.bucket_n -= 1
+        drop_bucket(o, c, c.top)
+        c.tail = last

@@ -19,10 +19,11 @@ from libc.string cimport memcpy, memmove
 import numpy as np
 
 from ngramspec._native.common cimport (
-    MAX_TOKENS, NONE, first_negative, gamma_of, process_salt, raise_negative, start_of, token_view,
+    MAX_TOKENS, NONE, TokenStructure, gamma_of, process_salt, start_of, token_view,
 )
 from ngramspec._native.count_order cimport (
     Context,
+    CountOrder,
     count_order_count,
     count_order_find,
     count_order_free,
@@ -40,7 +41,7 @@ cdef enum:
     MOST_NEW = 3 * (MAX_ORDER - 1)  # per order: a bucket to forget, two and two entries to count
 
 
-cdef class NGramTable:
+cdef class NGramTable(TokenStructure):
     """Counts of what followed each context of 1..order-1 tokens.
 
     Args:
@@ -48,7 +49,19 @@ cdef class NGramTable:
         window: count only the last ``window`` tokens (>= order), or None for all.
     """
 
+    cdef readonly int order
+    cdef readonly object window
+    cdef Py_ssize_t width           # the window's length; 0: no window
+    cdef int32_t tail[8]            # the last order - 1 tokens, oldest first
+    cdef int tail_n
+    cdef int32_t* ring              # the window's tokens, at position modulo width
+    cdef Context* slots             # open addressing, linear probing, at most 2/3 full
+    cdef Py_ssize_t slot_cap, slot_n
+    cdef CountOrder counts
+    cdef readonly uint64_t salt
+
     def __cinit__(self, int order=4, window=None):
+        self.name = "n-gram table"
         if not MIN_ORDER <= order <= MAX_ORDER:
             raise ValueError(f"order must be in {MIN_ORDER}..{MAX_ORDER}, got {order}")
         if window is not None and not order <= window <= MAX_TOKENS:
@@ -73,34 +86,6 @@ cdef class NGramTable:
     def __len__(self):
         """Tokens now counted: all, or those in the window."""
         return min(self.n, self.width) if self.width else self.n
-
-    def extend(self, tokens):
-        """Count committed tokens (int32 array, ids >= 0), in order.
-
-        Raises:
-            TypeError, ValueError: not an int32 array, or a negative id; nothing was counted.
-            MemoryError: the tokens before the failure are counted; the table stays valid.
-        """
-        cdef const int32_t[::1] view = token_view(tokens)
-        cdef Py_ssize_t i, count = view.shape[0], bad = NONE
-        cdef int failed = 0
-        if count == 0:
-            return
-        if count > MAX_TOKENS - self.n:
-            raise OverflowError(f"an n-gram table counts at most {MAX_TOKENS} tokens")
-        self.enter()
-        with nogil:
-            bad = first_negative(&view[0], count)
-            if bad == NONE:
-                for i in range(count):
-                    failed = self.append(view[i])
-                    if failed:
-                        break
-        self.busy = False
-        if bad != NONE:
-            raise_negative(view[bad], bad)
-        if failed:
-            raise MemoryError(f"n-gram table at {self.n} tokens")
 
     def draft(self, Py_ssize_t gamma, prefix=None):
         """Draft a chain of at most ``gamma`` most frequent continuations, each fed back as context.
@@ -133,17 +118,8 @@ cdef class NGramTable:
         self.busy = False
         return tokens[:drafted], orders[:drafted]
 
-    def best(self, context):
-        """The most frequent continuation of a context (int32, 1..order-1 tokens), O(1).
-
-        Returns:
-            (token, count), or None for an unknown context. On ties, the more recent.
-        """
-        found = self.top_k(context, 1)
-        return found[0] if found else None
-
     def top_k(self, context, int k):
-        """The ``k`` most frequent continuations as (token, count), by count, then recency."""
+        """The ``k`` most frequent continuations as (token, count), by count, then recency. O(k)."""
         cdef Context* c
         cdef int32_t b, e
         found: list[tuple[int, int]] = []
@@ -166,17 +142,6 @@ cdef class NGramTable:
         finally:
             self.busy = False
         return found
-
-    def count(self, context, int token):
-        """How often ``token`` followed ``context``."""
-        cdef Context* c = self.context_of(context)
-        cdef int32_t e
-        if c == NULL:
-            return 0
-        if c.top == NONE:
-            return c.total if c.token == token else 0
-        e = count_order_find(&self.counts, c.key, token)
-        return 0 if e == NONE else self.counts.buckets[self.counts.entries[e].bucket].count
 
     def total(self, context):
         """How often anything followed ``context``."""
@@ -259,16 +224,6 @@ cdef class NGramTable:
         slot = self.find(xxh64(&view[0], n, n + 1, self.salt))
         return &self.slots[slot] if self.slots[slot].total else NULL
 
-    cdef int idle(self) except -1:
-        if self.busy:
-            raise RuntimeError("this n-gram table is being used by another thread")
-        return 0
-
-    cdef int enter(self) except -1:
-        self.idle()
-        self.busy = True
-        return 0
-
     cdef Py_ssize_t find(self, uint64_t key) noexcept nogil:
         """The slot of a context, or the empty slot where it would go."""
         cdef Py_ssize_t mask = self.slot_cap - 1
@@ -278,7 +233,6 @@ cdef class NGramTable:
         return i
 
     cdef int append(self, int32_t token) noexcept nogil:
-        """Count one token: 0, or -1 with nothing changed."""
         cdef Py_ssize_t slot
         cdef uint64_t key
         cdef int m
@@ -300,7 +254,6 @@ cdef class NGramTable:
             self.tail_n -= 1
         self.tail[self.tail_n] = token
         self.tail_n += 1
-        self.n += 1
         return 0
 
     cdef void forget(self) noexcept nogil:

@@ -35,10 +35,3 @@ cdef inline int32_t token_at(const Place* place, int depth, bint wraps) noexcept
     if wraps:
         return place.text.tokens[place.at + depth % (place.text.n - place.at)]
     return NONE
-
-
-cdef void find_match(
-    Place* places, const Text* text, const Slot** known, int min_match
-) noexcept nogil
-cdef void find_near(Place* places, const Text* text) noexcept nogil
-cdef void follow_places(Place* places, const Text* text, Py_ssize_t n) noexcept nogil

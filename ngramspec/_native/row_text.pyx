@@ -10,7 +10,9 @@ from libc.string cimport memcmp, memcpy
 
 cimport numpy as cnp
 
-from ngramspec._native.common cimport MAX_TOKENS, array_tokens, process_salt, reserve
+from ngramspec._native.common cimport (
+    MAX_TOKENS, array_floats, array_tokens, process_salt, reserve,
+)
 
 cnp.import_array()
 
@@ -152,10 +154,9 @@ def sound_chain(tokens, confidence, Py_ssize_t room, Py_ssize_t vocab):
         room: maximum number of tokens.
         vocab: exclusive upper bound of the ids.
     """
-    cdef Py_ssize_t n = 0, i
+    cdef Py_ssize_t n = 0, floats = 0, i
     cdef const int32_t* ids = array_tokens(tokens, &n)
     cdef const float* sure
-    cdef cnp.ndarray array
     if ids == NULL or n > room:
         return False
     for i in range(n):
@@ -163,15 +164,9 @@ def sound_chain(tokens, confidence, Py_ssize_t room, Py_ssize_t vocab):
             return False
     if confidence is None:
         return True
-    if not isinstance(confidence, cnp.ndarray):
+    sure = array_floats(confidence, &floats)
+    if sure == NULL or floats != n:
         return False
-    array = <cnp.ndarray>confidence
-    if (
-        cnp.PyArray_TYPE(array) != cnp.NPY_FLOAT32 or cnp.PyArray_NDIM(array) != 1
-        or not cnp.PyArray_ISCARRAY_RO(array) or cnp.PyArray_DIM(array, 0) != n
-    ):
-        return False
-    sure = <const float*>cnp.PyArray_DATA(array)
     for i in range(n):
         if not 0.0 <= sure[i] <= 1.0:
             return False

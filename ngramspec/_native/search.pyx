@@ -45,12 +45,7 @@ cdef float MIN_REST_TOP = 0.3
 
 
 cdef class DraftSearch:
-    """Finds the drafts of one sequence.
-
-    Args:
-        committed: the sequence's text.
-        estimator: the estimator of the text's candidates.
-    """
+    """Finds the drafts of one sequence."""
 
     def __cinit__(self, CommittedText committed not None, Estimator estimator not None):
         self.committed = committed

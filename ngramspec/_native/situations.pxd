@@ -40,9 +40,8 @@ cdef inline void add_agreeing(Candidates* all, int input, int cell, int32_t toke
 cdef inline void add_contexts(Position* at, const Slot** known, int32_t* own) noexcept nogil:
     """Describe how often the candidates followed each context.
 
-    Args:
-        own: set to what the text says about each candidate: 0: nothing, 1: it followed one of the
-            contexts, 2: it leads the longest one, 3: it is the match's token.
+    ``own`` is set to what the text says about each candidate: 0: nothing, 1: it followed one of the
+    contexts, 2: it leads the longest one, 3: it is the match's token.
     """
     cdef Candidates* all = &at.candidates
     cdef const Slot* slot
@@ -72,21 +71,22 @@ cdef inline void add_contexts(Position* at, const Slot** known, int32_t* own) no
 cdef inline void add_places(
     Position* at, const Place* places, int acceptance, int length
 ) noexcept nogil:
-    """Describe whether a place suggests the candidates; ``acceptance``, ``length`` are buckets.
-    """
+    """Describe whether a place suggests the candidates; ``acceptance``, ``length`` are buckets."""
     cdef Candidates* all = &at.candidates
     cdef const Place* resume = &places[RESUME]
     cdef const Place* near = &places[NEAR]
-    cdef int cell
     if at.placed[MATCH] != NONE:
-        cell = match_cell(length, acceptance, False)
-        add_agreeing(all, MATCH_INPUT, cell, at.placed[MATCH])
+        add_agreeing(all, MATCH_INPUT, match_cell(length, acceptance), at.placed[MATCH])
     if at.placed[RESUME] != NONE:
-        cell = resume_cell(resume.since + at.depth, resume.length, False)
-        add_agreeing(all, RESUME_INPUT, cell, at.placed[RESUME])
+        add_agreeing(
+            all, RESUME_INPUT, resume_cell(resume.since + at.depth, resume.length),
+            at.placed[RESUME],
+        )
     if at.placed[NEAR] != NONE:
-        cell = near_cell(resume.since, near.length + at.depth, near.since, False)
-        add_agreeing(all, NEAR_INPUT, cell, at.placed[NEAR])
+        add_agreeing(
+            all, NEAR_INPUT, near_cell(resume.since, near.length + at.depth, near.since),
+            at.placed[NEAR],
+        )
     add_agreeing(all, SESSION_INPUT, session_cell(acceptance, length), NONE)
 
 
@@ -109,7 +109,7 @@ cdef inline void add_store(Position* at, StoreReader store, const int32_t* own) 
     if votes.resumed != NONE:
         cell = store_resume_cell(
             STORE_RESUME_CELLS + STORE_BLOCK * store.resume_earlier, store.since + at.depth,
-            store.resume.length, False,
+            store.resume.length,
         )
         add_agreeing(all, STORE_RESUME_INPUT, cell, votes.resumed)
     if votes.n == 0:
@@ -158,10 +158,7 @@ cdef inline void add_row(
 ) noexcept nogil:
     """Describe the target's probabilities of the candidates after the preceding tokens.
 
-    Args:
-        input, first: the input, and the first of its cells.
-        row: the target's top-k candidates.
-        n: number of tokens of the text.
+    ``first`` is the input's first cell, ``n`` the number of tokens of the text.
     """
     cdef int16_t* cells = add_input(all, input)
     cdef int age = age_bucket(n - row.since)

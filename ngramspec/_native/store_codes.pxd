@@ -128,9 +128,7 @@ cdef inline void count_keys(
     All keys are compared. For few keys that costs less than the branch mispredictions of a binary
     search.
 
-    Args:
-        below: set to the first key that is not lower,
-        equal: set to the first key that is higher.
+    ``below`` is set to the first key that is not lower, ``equal`` to the first that is higher.
     """
     cdef uint64_t i, here_high, here_low, top = ~<uint64_t>0, bottom = 0
     cdef int each = key_tokens(width) // 2, bits = 16 if width == 2 else 21

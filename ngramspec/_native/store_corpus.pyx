@@ -12,9 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_
 
 import numpy as np
 
-from ngramspec._native.common cimport (
-    NONE, array_tokens, first_negative, raise_negative, start_of, token_view,
-)
+from ngramspec._native.common cimport NONE, array_tokens, check_ids, start_of, token_view
 from ngramspec._native.contexts cimport prefetch_line
 from ngramspec._native.store_codes cimport (
     Key, Query, code_at, common, count_keys, key_tokens, pack, read_codes, set_last,
@@ -22,10 +20,8 @@ from ngramspec._native.store_codes cimport (
 from ngramspec._native.store_source cimport Found, StoreSource
 from ngramspec._native.store_tally cimport SEPARATOR, Tally, begin, best, count_in
 
-MOST_COMPARED = DEEPEST
-COUNTED = WIDE
-LEADERS = LEADING
 STRIDE = STEP
+
 
 cdef class CorpusIndex(StoreSource):
     """The look-ups over one corpus's sections.
@@ -105,26 +101,16 @@ cdef class CorpusIndex(StoreSource):
         """The longest match of the end of a context: (length, first, end), or (0, 0, 0).
 
         Args:
-            context: int32 (n,); only its last ``MOST_COMPARED`` tokens are used.
+            context: int32 (n,); only its last 64 tokens are used.
         """
         cdef Interval found = self.found(context)
         return found.length, found.first, found.end
 
-    def interval(self, context):
-        """(first, end) of the places after a whole context of at most MOST_COMPARED tokens."""
-        cdef Interval found = self.found(context)
-        cdef Py_ssize_t n = len(context)
-        if n == 0 or n > DEEPEST:
-            raise ValueError(f"context must have 1..{DEEPEST} tokens, got {n}")
-        if found.length < n:
-            return 0, 0
-        return found.first, found.end
-
     def continuations(self, context, int most=LEADING):
         """What follows the longest match: ([(token, count), ...], length), most frequent first.
 
-        Up to ``COUNTED`` places are counted. For more, precomputed counts are returned, at most
-        ``LEADERS``; if there are none, ``COUNTED`` places evenly spread are counted and scaled up.
+        Up to 128 places are counted. For more, precomputed counts are returned, at most 8; if there
+        are none, 128 places evenly spread are counted and scaled up.
 
         Args:
             context: int32 (n,).
@@ -161,17 +147,14 @@ cdef class CorpusIndex(StoreSource):
     cdef Interval found(self, context) except *:
         """The longest match of a context passed from Python."""
         cdef const int32_t[::1] view
-        cdef Py_ssize_t n = 0, bad
+        cdef Py_ssize_t n = 0
         cdef const int32_t* tokens = array_tokens(context, &n)
         cdef Query query
         cdef Interval found
         if tokens == NULL:
             view = token_view(context, "context")
             tokens, n = start_of(view), view.shape[0]
-        bad = first_negative(tokens + max(n - DEEPEST, 0), min(n, DEEPEST))
-        if bad != NONE:
-            bad += max(n - DEEPEST, 0)
-            raise_negative(tokens[bad], bad)
+        check_ids(tokens, n, max(n - DEEPEST, 0))
         self.ask(tokens + n, n, &query)  # under the GIL: nothing else holds the tokens
         self.find(&query, &found)
         return found

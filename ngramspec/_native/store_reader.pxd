@@ -35,6 +35,14 @@ cdef extern from *:
     """
     int lowest "NGS_LOWEST" (uint64_t bits) noexcept nogil  # index of the lowest bit that is set
 
+
+cdef inline int take_lowest(uint64_t* bits) noexcept nogil:
+    """Remove the lowest bit that is set; return its index."""
+    cdef int i = lowest(bits[0])
+    bits[0] &= bits[0] - 1
+    return i
+
+
 cdef struct Votes:      # the next tokens at the places that a path follows
     int n               # number of tokens; the entry after the last stands for all other tokens
     int length          # of the longest match, including the path; 0: no place
@@ -61,7 +69,7 @@ cdef class Familiar:    # what a conversation's requests learn about a store, on
 
 cdef class StoreReader:
     cdef StoreSource source
-    cdef readonly Familiar familiar
+    cdef Familiar familiar
     cdef Followed places[STORE_PLACES]
     cdef Followed resume        # the place that was last followed, past a substituted token
     cdef int since              # tokens since it was left, or NONE: there is none
@@ -72,7 +80,7 @@ cdef class StoreReader:
     cdef bint asked             # whether places were looked up for the last draft
     cdef int missed             # consecutive look-ups without a place that was right
     cdef int pause              # tokens until the next look-up
-    cdef readonly long long look_ups, hits
+    cdef long long look_ups, hits
 
     cdef void rate(self) noexcept nogil
     cdef void judge(self, bint right) noexcept nogil

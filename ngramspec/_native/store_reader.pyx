@@ -35,9 +35,7 @@ cdef class Familiar:
 cdef class StoreReader:
     """Follows the places of one sequence in one store, or in several combined into one source.
 
-    Args:
-        source: the store.
-        familiar: what earlier requests of the same conversation learned; None: nothing.
+    ``familiar`` is what earlier requests of the same conversation learned; None: nothing.
     """
 
     def __cinit__(self, StoreSource source not None, Familiar familiar=None):
@@ -98,8 +96,7 @@ cdef class StoreReader:
         cdef int64_t at
         cdef uint64_t left = self.live
         while left:
-            place = &self.places[lowest(left)]
-            left &= left - 1
+            place = &self.places[take_lowest(&left)]
             at = place.at + place.skip
             place.copied = copied_from(&self.familiar.regions, at)
             place.distance = FAR_OFF
@@ -216,12 +213,10 @@ cdef class StoreReader:
         fade(&self.familiar.regions, <int>n)
         left = self.live
         while left:
-            right += agrees[lowest(left)] > 0
-            left &= left - 1
+            right += agrees[take_lowest(&left)] > 0
         left = self.live if right else 0
         while left:
-            i = lowest(left)
-            left &= left - 1
+            i = take_lowest(&left)
             if agrees[i] == 0:
                 continue
             place = &self.places[i]
@@ -255,8 +250,7 @@ cdef class StoreReader:
             self.since += <int>n
             self.pass_over(&self.resume, n)
         while left:
-            i = lowest(left)
-            left &= left - 1
+            i = take_lowest(&left)
             agrees[i] = self.continued(&self.places[i], new, n)
             if agrees[i] == n:
                 kept |= <uint64_t>1 << i
@@ -272,8 +266,7 @@ cdef class StoreReader:
         self.judge(kept != 0 or furthest > 0)
         self.live = left = kept
         while left:
-            i = lowest(left)
-            left &= left - 1
+            i = take_lowest(&left)
             self.places[i].skip += <int>n
             self.places[i].length += <int>n
         if kept and self.places[lowest(kept)].length == self.longest + n:

@@ -282,14 +282,9 @@ cdef class StoreRing:
     ) noexcept nogil:
         """Add tokens of a stream: after its last ones, or, if others intervened, as a document.
 
-        Args:
-            owner: the stream's number.
-            before: the stream's last tokens. Such a document begins with them, so that they find
-                the text that follows.
-            have: number of tokens in ``before``.
-            tokens: the tokens to add.
-            n: number of tokens to add, at most BATCH.
-            own: ranges of the stream's own text, which are updated.
+        Such a document begins with the stream's ``have`` last tokens, ``before``, so that they find
+        the text that follows. ``n`` is at most BATCH; ``own``, the ranges of the stream's text, is
+        updated.
         """
         cdef int i
         self.take()

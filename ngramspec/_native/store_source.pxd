@@ -17,7 +17,3 @@ cdef class StoreSource:
     cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil
     cdef void credit(self, int64_t at, int n) noexcept nogil
     cdef bint earlier(self, int64_t at) noexcept nogil
-
-
-cdef class StorePair(StoreSource):
-    cdef StoreSource first, second

@@ -14,15 +14,9 @@ cdef class StoreSource:
     cdef int look(
         self, const int32_t* end, Py_ssize_t have, Found* into, int most
     ) noexcept nogil:
-        """Find places after a context, the longest agreement first.
+        """Find at most ``most`` places after a context, the longest agreement first; how many.
 
-        Args:
-            end: after the context's last token.
-            have: number of tokens before it.
-            into: room for ``most`` places.
-
-        Returns:
-            The number of places.
+        The context is the ``have`` tokens before ``end``.
         """
         return 0
 
@@ -41,9 +35,10 @@ cdef class StoreSource:
 cdef class StorePair(StoreSource):
     """Two stores as one: the places of both, the longest first; on ties, the first store's.
 
-    Args:
-        first, second: stores, which may be pairs.
+    Either may be a pair.
     """
+
+    cdef StoreSource first, second
 
     def __cinit__(self, StoreSource first not None, StoreSource second not None):
         self.first, self.second = first, second

@@ -6,15 +6,18 @@ does not find its own text while that lies in the last OWN_RANGES pieces, becaus
 itself finds it better. Memory: 1 kB. One thread at a time; a ring supports any number of streams.
 """
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy, memmove
 
 import numpy as np
 
-from ngramspec._native.common cimport (
-    MAX_TOKENS, first_negative, raise_negative, start_of, token_view,
-)
+from ngramspec._native.common cimport MAX_TOKENS, check_ids, start_of, token_view
+from ngramspec._native.store_ring cimport BATCH, OWN_RANGES, Own, StoreRing
+from ngramspec._native.store_source cimport Found, StoreSource
 from ngramspec._native.store_tally cimport SEPARATOR
+
+cdef enum:
+    OVERLAP = 16    # tokens that are repeated after other requests' text intervened
 
 ADDED_AT_ONCE = BATCH
 WRITTEN_AGAIN = OVERLAP
@@ -27,6 +30,16 @@ cdef class StoreStream(StoreSource):
         ring: the namespace's ring.
         limit: exclusive upper bound of the token ids that are read; 0: no bound.
     """
+
+    cdef StoreRing ring
+    cdef uint64_t owner
+    cdef int32_t limit              # exclusive upper bound of the token ids that are read
+    cdef int32_t before[OVERLAP]    # the last tokens that were added
+    cdef int have                   # number of tokens in ``before``
+    cdef int32_t pending[BATCH]     # tokens that are not added yet
+    cdef int pending_n
+    cdef Own own
+    cdef bint busy                  # tokens are added without the GIL
 
     def __cinit__(self, StoreRing ring not None, int64_t limit=0):
         if not 0 <= limit < SEPARATOR:
@@ -45,14 +58,12 @@ cdef class StoreStream(StoreSource):
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef const int32_t* new = start_of(view)
-        cdef Py_ssize_t i, n = view.shape[0], bad = first_negative(new, n)
-        if bad >= 0:
-            raise_negative(new[bad], bad)
+        cdef Py_ssize_t i, n = view.shape[0]
+        check_ids(new, n)
         for i in range(n):
             if new[i] == SEPARATOR:
                 raise ValueError(f"token ids must be < {SEPARATOR}, got one at index {i}")
-        if self.busy:
-            raise RuntimeError("this stream is being used by another thread")
+        self.idle()
         self.busy = True
         with nogil:
             self.put(new, n)
@@ -69,11 +80,9 @@ cdef class StoreStream(StoreSource):
         """
         cdef const int32_t[::1] view = token_view(codes, "codes")
         cdef const int32_t* new = start_of(view)
-        cdef Py_ssize_t i, begin = 0, n = view.shape[0], bad = first_negative(new, n)
-        if bad >= 0:
-            raise_negative(new[bad], bad)
-        if self.busy:
-            raise RuntimeError("this stream is being used by another thread")
+        cdef Py_ssize_t i, begin = 0, n = view.shape[0]
+        check_ids(new, n)
+        self.idle()
         self.busy = True
         with nogil:
             for i in range(n):
@@ -98,8 +107,7 @@ cdef class StoreStream(StoreSource):
 
     def publish(self):
         """Add the pending tokens; the document may continue."""
-        if self.busy:
-            raise RuntimeError("this stream is being used by another thread")
+        self.idle()
         self.flush()
 
     def finish(self):
@@ -109,8 +117,7 @@ cdef class StoreStream(StoreSource):
 
     def close(self):
         """Add the pending tokens and end the document, which a later stream may ``follow``."""
-        if self.busy:
-            raise RuntimeError("this stream is being used by another thread")
+        self.idle()
         self.flush()
         self.ring.end(self.owner)
 
@@ -158,7 +165,12 @@ cdef class StoreStream(StoreSource):
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         assert 0 <= self.pending_n <= BATCH and 0 <= self.have <= OVERLAP
-        assert 0 <= self.own.n <= 32 and self.own.last < 32
+        assert 0 <= self.own.n <= OWN_RANGES and self.own.last < OWN_RANGES
+
+    cdef int idle(self) except -1:
+        if self.busy:
+            raise RuntimeError("this stream is being used by another thread")
+        return 0
 
     cdef void put(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
         cdef int m

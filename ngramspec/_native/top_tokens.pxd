@@ -43,10 +43,7 @@ cdef inline int rank_of(const int32_t* row, int n, int32_t token) noexcept nogil
 cdef inline int8_t bucket_of(const float* bounds, int8_t n, float log_prob) noexcept nogil:
     """The bucket 0..n of a natural logarithm of probability; n for NaN.
 
-    Args:
-        bounds: the exclusive lower bounds of the buckets but the last, descending.
-        n: their number.
-        log_prob: what to find the bucket of.
+    ``bounds`` are the exclusive lower bounds of the buckets but the last, descending.
     """
     cdef int8_t i
     for i in range(n):

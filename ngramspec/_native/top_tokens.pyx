@@ -37,21 +37,12 @@ cdef class TopTokens:
         return self.n
 
     def row(self, int token):
-        """((token, probability bucket), ...) and the position of a row, or None; for tests."""
-        cdef const Row* row
-        if token < 0:
-            return None
-        row = self.row_of(token)
-        if row == NULL:
-            return None
-        return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
+        """([(token, probability bucket), ...], position) of a token's row, or None; for tests."""
+        return None if token < 0 else told(self.row_of(token))
 
     def pair(self, int before, int last):
         """The same for the row after two tokens."""
-        cdef const Row* row = self.pair_of(before, last)
-        if row == NULL:
-            return None
-        return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
+        return told(self.pair_of(before, last))
 
     def sizeof(self):
         """Bytes allocated."""
@@ -124,13 +115,8 @@ cdef class TopTokens:
     ) noexcept nogil:
         """The top-k tokens of the text's last positions that were not emitted there.
 
-        Args:
-            text: the sequence's text.
-            recent: its recent tokens, up to date.
-            into: room for UNEMITTED tokens.
-
-        Returns:
-            Their number. Each token comes once; the latest position's come first, by rank.
+        Each token comes once; the latest position's come first, by rank. ``recent`` must be up to
+        date. ``into`` has room for UNEMITTED tokens; their number is returned.
         """
         cdef const Row* row
         cdef Py_ssize_t at
@@ -149,6 +135,12 @@ cdef class TopTokens:
                 into[n].recent = is_recent(recent, row.token[i])
                 n += 1
         return n
+
+
+cdef object told(const Row* row):
+    if row == NULL:
+        return None
+    return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
 
 
 cdef inline bint among(const Unemitted* unemitted, int n, int32_t token) noexcept nogil:

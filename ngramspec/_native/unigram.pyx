@@ -7,16 +7,25 @@ growth; 12 to 24 bytes per distinct token. One thread at a time.
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from ngramspec._native.common cimport (
-    MAX_TOKENS, NONE, first_negative, process_salt, raise_negative, token_view,
-)
+from ngramspec._native.common cimport NONE, TokenStructure, process_salt
 from ngramspec._native.xxh64 cimport scatter
 
+cdef struct Count:      # 8 bytes; empty while count == 0
+    int32_t token
+    int32_t count
 
-cdef class UnigramCounts:
+
+cdef class UnigramCounts(TokenStructure):
     """Counts of each token, and the most frequent one."""
 
+    cdef Count* slots   # open addressing on the salted token id, at most 2/3 full
+    cdef Py_ssize_t cap, used
+    cdef int32_t top            # most frequent token; on ties, the more recent
+    cdef int32_t top_count
+    cdef uint64_t salt
+
     def __cinit__(self):
+        self.name = "unigram table"
         self.salt = process_salt()
         self.cap = 64
         self.top = NONE
@@ -30,35 +39,6 @@ cdef class UnigramCounts:
     def __len__(self):
         """Tokens counted."""
         return self.n
-
-    def extend(self, tokens):
-        """Count committed tokens (int32 array, ids >= 0).
-
-        Raises:
-            TypeError, ValueError: not an int32 array, or a negative id; nothing was counted.
-            MemoryError: the tokens before the failure are counted; the counts stay valid.
-        """
-        cdef const int32_t[::1] view = token_view(tokens)
-        cdef Py_ssize_t i, bad, count = view.shape[0]
-        cdef int failed = 0
-        if count == 0:
-            return
-        if count > MAX_TOKENS - self.n:
-            raise OverflowError(f"unigram counts take at most {MAX_TOKENS} tokens")
-        self.idle()
-        self.busy = True
-        with nogil:
-            bad = first_negative(&view[0], count)
-            if bad == NONE:
-                for i in range(count):
-                    failed = self.add(view[i])
-                    if failed:
-                        break
-        self.busy = False
-        if bad != NONE:
-            raise_negative(view[bad], bad)
-        if failed:
-            raise MemoryError(f"unigram counts at {self.n} tokens")
 
     def best(self):
         """(token, count) of the most frequent token, on ties the more recent; None when empty."""
@@ -104,11 +84,6 @@ cdef class UnigramCounts:
         assert total == self.n and used == self.used and 3 * used <= 2 * self.cap
         assert self.n == 0 or self.slots[self.find(self.top)].count == self.top_count
 
-    cdef int idle(self) except -1:
-        if self.busy:
-            raise RuntimeError("these unigram counts are being used by another thread")
-        return 0
-
     cdef inline Py_ssize_t home(self, int32_t token) noexcept nogil:
         return <Py_ssize_t>(scatter(<uint64_t>token ^ self.salt) & <uint64_t>(self.cap - 1))
 
@@ -119,8 +94,7 @@ cdef class UnigramCounts:
             i = (i + 1) & mask
         return i
 
-    cdef int add(self, int32_t token) noexcept nogil:
-        """Count one token: 0, or -1 with nothing changed."""
+    cdef int append(self, int32_t token) noexcept nogil:
         cdef Count* old = self.slots
         cdef Count* grown
         cdef Py_ssize_t i, old_cap = self.cap
@@ -139,7 +113,6 @@ cdef class UnigramCounts:
             self.slots[i].token = token
             self.used += 1
         self.slots[i].count += 1
-        self.n += 1
         if self.slots[i].count >= self.top_count:
             self.top = token
             self.top_count = self.slots[i].count

@@ -4,19 +4,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ngramspec._native.calibration import Calibration
-from ngramspec._native.head import HeadRows
 from ngramspec._native.store_reader import Familiar
 from ngramspec._native.store_source import StoreSource
-from ngramspec._native.top_tokens import TopTokens
 
 class ValueEngine:
     calibration: Calibration
-    copies: bool
-    counts: bool
-    falls_back: bool
-    min_match: int
-    top_tokens: TopTokens | None
-    head: HeadRows | None
     def __init__(
         self,
         calibration: Calibration,

@@ -9,7 +9,7 @@ where the expected tokens per cost are highest.
 
 Invariant: drafts depend only on the committed text, the calibration and the outcome of earlier
 drafts. Costs: a committed token four counts, a drafted position four look-ups and at most
-``MOST_CANDIDATES`` estimates (in a chain nine); finding places is bounded (places.pyx).
+``MOST_CANDIDATES`` estimates (in a chain nine); finding places is bounded (committed.pyx).
 Memory: 4 bytes per token, 32 to 85 per context, 2.3 kB per node of the largest draft. One thread
 at a time: a second one gets a RuntimeError while an operation runs without the GIL.
 """
@@ -18,13 +18,19 @@ from libc.stdint cimport int8_t, int32_t
 
 cimport numpy as cnp
 
+from ngramspec._native.calibration cimport Calibration
+from ngramspec._native.candidates cimport Estimator
+from ngramspec._native.committed cimport CommittedText
 from ngramspec._native.common cimport (
-    MAX_DRAFT, MAX_TOKENS, NONE, array_tokens, costs_of, first_negative, gamma_of, raise_negative,
-    start_of, token_view,
+    MAX_DRAFT, MAX_TOKENS, NONE, array_floats, array_tokens, check_ids, first_negative, gamma_of,
+    raise_negative, start_of, token_view,
 )
 from ngramspec._native.frontier cimport Node, ranked
-from ngramspec._native.store_reader cimport Familiar
+from ngramspec._native.head cimport HeadRows
+from ngramspec._native.search cimport DraftSearch
+from ngramspec._native.store_reader cimport Familiar, StoreReader
 from ngramspec._native.store_source cimport StoreSource
+from ngramspec._native.top_tokens cimport TopTokens
 
 cnp.import_array()
 
@@ -48,6 +54,15 @@ cdef class ValueEngine:
         familiar: what earlier requests of the same conversation learned about the store, or None.
     """
 
+    cdef readonly Calibration calibration
+    cdef CommittedText committed
+    cdef Estimator estimator
+    cdef DraftSearch search
+    cdef StoreReader store      # or None
+    cdef readonly TopTokens top_tokens     # or None
+    cdef HeadRows head          # or None
+    cdef bint busy              # an operation is running without the GIL
+
     def __cinit__(
         self, Calibration calibration not None, bint copies=True, bint counts=True,
         bint falls_back=True, int min_match=2, StoreSource store=None, bint recycles=False,
@@ -56,8 +71,6 @@ cdef class ValueEngine:
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
         self.calibration = calibration
-        self.copies, self.counts, self.falls_back = copies, counts, falls_back
-        self.min_match = min_match
         self.committed = CommittedText(min_match if copies else 0)
         self.store = None if store is None else StoreReader(store, familiar)
         self.top_tokens = TopTokens() if recycles else None
@@ -113,7 +126,7 @@ cdef class ValueEngine:
             MemoryError: the tokens before the failure were appended; the engine stays valid.
         """
         cdef const int32_t[::1] view  # holds the array while the GIL is released
-        cdef Py_ssize_t count = 0, bad, old
+        cdef Py_ssize_t count = 0, old
         cdef const int32_t* new = array_tokens(tokens, &count)
         cdef int failed
         if new == NULL or count >= FEW:
@@ -121,9 +134,7 @@ cdef class ValueEngine:
             new, count = start_of(view), view.shape[0]
         if count > MAX_TOKENS - self.committed.text.n:
             raise OverflowError(f"a value engine holds at most {MAX_TOKENS} tokens")
-        bad = first_negative(new, count)
-        if bad != NONE:
-            raise_negative(new[bad], bad)
+        check_ids(new, count)
         self.idle()
         if count:
             self.search.learn(new, count)
@@ -190,12 +201,10 @@ cdef class ValueEngine:
         cdef const int32_t[::1] view = token_view(tokens)
         cdef const int32_t[::1] above = token_view(parents, "parents")
         cdef Py_ssize_t i, bad, m = view.shape[0], n = self.committed.text.n
-        cdef int k = <int>min(ids.shape[1], MAX_DRAFT)
+        cdef int k = columns_of(ids, log_probs, m)
         cdef int32_t last = self.committed.text.tokens[n - 2] if n > 1 else NONE
         cdef int32_t before
         cdef int failed = 0
-        if ids.shape[0] != m or log_probs.shape[0] != m or ids.shape[1] != log_probs.shape[1]:
-            raise ValueError(f"ids and log_probs must have {m} rows of one length")
         if above.shape[0] != m:
             raise ValueError(f"parents must have {m} entries, got {above.shape[0]}")
         if self.top_tokens is None or m == 0 or k == 0:
@@ -238,11 +247,10 @@ cdef class ValueEngine:
         """
         cdef const int32_t[::1] view = token_view(before, "before")
         cdef Py_ssize_t i, bad, m = view.shape[0]
-        cdef int k = <int>min(ids.shape[1], MAX_DRAFT)
+        cdef int k
         if self.head is None or not self.head.fixed <= depth <= self.head.n:
             raise ValueError(f"depth must be the number of a row, got {depth}")
-        if ids.shape[0] != m or log_probs.shape[0] != m or ids.shape[1] != log_probs.shape[1]:
-            raise ValueError(f"ids and log_probs must have {m} rows of one length")
+        k = columns_of(ids, log_probs, m)
         if k == 0 or m > MAX_DRAFT:
             raise ValueError(f"ids must have 1 column or more and {MAX_DRAFT} rows or fewer")
         for i in range(m):
@@ -265,10 +273,8 @@ cdef class ValueEngine:
             shares: float32 (n,), P(accepted) of each.
         """
         cdef const int32_t[::1] view = token_view(tokens)
-        cdef Py_ssize_t i, bad, n = view.shape[0]
-        bad = first_negative(start_of(view), n)
-        if bad != NONE:
-            raise_negative(view[bad], bad)
+        cdef Py_ssize_t i, n = view.shape[0]
+        check_ids(start_of(view), n)
         if self.head is None or not self.head.fixed <= n <= self.head.n or shares.shape[0] != n:
             raise ValueError(f"there must be a row and a share for each token, got {n} tokens")
         self.idle()
@@ -278,14 +284,9 @@ cdef class ValueEngine:
 
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""
-        parts = self.committed.sizeof() + self.search.sizeof()
-        if self.store is not None:
-            parts += self.store.sizeof()
-        if self.top_tokens is not None:
-            parts += self.top_tokens.sizeof()
-        if self.head is not None:
-            parts += self.head.sizeof()
-        return sizeof(ValueEngine) + sizeof(Estimator) + parts
+        parts = (self.committed, self.search, self.store, self.top_tokens, self.head)
+        sizes = [part.sizeof() for part in parts if part is not None]
+        return sizeof(ValueEngine) + sizeof(Estimator) + sum(sizes)
 
     def store_counts(self):
         """(look-ups in the store, look-ups of which a place continued like the text)."""
@@ -301,13 +302,9 @@ cdef class ValueEngine:
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         self.idle()
-        self.committed.check_integrity()
-        if self.store is not None:
-            self.store.check_integrity()
-        if self.top_tokens is not None:
-            self.top_tokens.check_integrity()
-        if self.head is not None:
-            self.head.check_integrity()
+        for part in (self.committed, self.store, self.top_tokens, self.head):
+            if part is not None:
+                part.check_integrity()
 
     cdef int idle(self) except -1:
         if self.busy:
@@ -316,10 +313,18 @@ cdef class ValueEngine:
 
     cdef cnp.npy_intp propose(self, Py_ssize_t gamma, cost, bint tree) except -1:
         """Draft into the search's frontier; return the number of nodes worth verifying."""
-        cdef const float* costs = NULL
+        cdef const float* costs = NULL  # holds no reference: only for reading under the GIL
+        cdef Py_ssize_t n = 0
         cdef int most = gamma_of(gamma)
         if cost is not None:
-            costs = costs_of(cost, most + 2)
+            costs = array_floats(cost, &n)
+            if costs == NULL:
+                what = getattr(cost, "dtype", type(cost).__name__)
+                raise TypeError(
+                    f"cost must be a contiguous one-dimensional float32 array, got {what}"
+                )
+            if n < most + 2:
+                raise ValueError(f"cost must have {most + 2} entries, got {n}")
         self.idle()
         if self.search.prepare(most, tree) < 0:
             raise MemoryError(f"a draft of {most} tokens")
@@ -338,3 +343,12 @@ cdef class ValueEngine:
             (<float*>cnp.PyArray_DATA(confidence))[i] = node.p
             (<int8_t*>cnp.PyArray_DATA(source))[i] = <int8_t>node.source
         return tokens, confidence, source
+
+
+cdef int columns_of(
+    const int32_t[:, ::1] ids, const float[:, ::1] log_probs, Py_ssize_t rows
+) except -1:
+    """Number of columns of both, or a ValueError unless they have ``rows`` rows of one length."""
+    if ids.shape[0] != rows or log_probs.shape[0] != rows or ids.shape[1] != log_probs.shape[1]:
+        raise ValueError(f"ids and log_probs must have {rows} rows of one length")
+    return <int>min(ids.shape[1], MAX_DRAFT)

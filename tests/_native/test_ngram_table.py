@@ -55,22 +55,21 @@ class NGramMachine(TwinMachine):
         prefix = self.tokens(prefix)
         assert_same_draft(self.native.draft(gamma, int32(prefix)), self.twin.draft(gamma, prefix))
 
-    @rule(end=st.integers(0, 400), n=st.integers(1, 7), token=INDICES, k=st.integers(1, 13))
-    def look_up_text(self, end, n, token, k):
+    @rule(end=st.integers(0, 400), n=st.integers(1, 7), k=st.integers(1, 13))
+    def look_up_text(self, end, n, k):
         n = min(n, self.native.order - 1)
         end = max(len(self.text) - end, n)
         if end <= len(self.text):
-            self.look_up(self.text[end - n : end], self.tokens([token])[0], k)
+            self.look_up(self.text[end - n : end], k)
 
-    @rule(context=st.lists(INDICES, min_size=1, max_size=7), token=TOKEN_IDS, k=st.integers(1, 3))
-    def look_up_any(self, context, token, k):
-        self.look_up(self.tokens(context)[: self.native.order - 1], token, k)
+    @rule(context=st.lists(INDICES, min_size=1, max_size=7), k=st.integers(1, 3))
+    def look_up_any(self, context, k):
+        self.look_up(self.tokens(context)[: self.native.order - 1], k)
 
-    def look_up(self, context, token, k):
+    def look_up(self, context, k):
         array = int32(context)
-        assert self.native.best(array) == self.twin.best(context)
         assert self.native.top_k(array, k) == self.twin.top_k(context, k)
-        assert self.native.count(array, token) == self.twin.count(context, token)
+        assert sorted(self.native.top_k(array, 999)) == sorted(self.twin.top_k(context, 999))
         assert self.native.total(array) == self.twin.total(context)
 
     @invariant()
@@ -102,9 +101,9 @@ def test_worked_example(table_type):
     table.extend(int32(STORY))
     sat = int32([THE, CAT, SAT])
     assert table.top_k(sat, 9) == [(ON, 2), (DOWN, 1)]
-    assert (table.best(sat), table.total(sat), table.count(sat, DOWN)) == ((ON, 2), 3, 1)
-    assert table.best(int32([CAT, SAT, ON])) == (THE, 1)  # as often as A, but later
-    assert table.best(int32([ON, THE, MAT])) is None  # the end of the text: nothing followed
+    assert table.total(sat) == 3
+    assert table.top_k(int32([CAT, SAT, ON]), 1) == [(THE, 1)]  # as often as A, but later
+    assert table.top_k(int32([ON, THE, MAT]), 1) == []  # the end of the text: nothing followed
     assert table.top_k(int32([THE]), 9) == [(CAT, 3), (MAT, 2)]
     tokens, orders = table.draft(4, sat)
     assert tokens.tolist() == [ON, THE, MAT, STOP]
@@ -154,9 +153,8 @@ def test_empty_and_one_token(table_type):
         assert table.contexts().dtype == np.uint64
         assert len(table.contexts()) == 0
         assert [part.tolist() for part in table.draft(3)] == [[], []]
-        assert table.best(int32([7])) is None
         assert table.top_k(int32([7]), 2) == []
-        assert table.count(int32([7]), 7) == table.total(int32([7])) == 0
+        assert table.total(int32([7])) == 0
 
 
 @BOTH

@@ -63,9 +63,7 @@ def test_draft_refuses_what_is_no_int32_array(prefix, said):
 def test_look_up_refuses_what_is_no_int32_array(context, said):
     table = example()
     for look_up in (
-        lambda: table.best(context),
         lambda: table.top_k(context, 1),
-        lambda: table.count(context, 1),
         lambda: table.total(context),
     ):
         with pytest.raises(TypeError, match=rf"^context must .*int32 array, got {said}"):
@@ -79,13 +77,10 @@ def test_look_up_refuses_contexts_of_a_wrong_length(table_type, context):
     table = table_type(4)
     table.extend(int32([1, 2, 3, 4, 5]))
     said = rf"context must have 1..3 tokens, got {len(context)}"
-    for look_up in (table.best, table.total):
-        with pytest.raises(ValueError, match=said):
-            look_up(int32(context))
+    with pytest.raises(ValueError, match=said):
+        table.total(int32(context))
     with pytest.raises(ValueError, match=said):
         table.top_k(int32(context), 1)
-    with pytest.raises(ValueError, match=said):
-        table.count(int32(context), 1)
     table.check_integrity()
 
 
@@ -109,7 +104,7 @@ def test_out_of_range_numbers_are_named(table_type):
         with pytest.raises(ValueError, match=rf"k must be >= 1, got {k}"):
             table.top_k(int32([1]), k)
     table.check_integrity()
-    assert table.best(int32([1])) == (2, 2)
+    assert table.top_k(int32([1]), 1) == [(2, 2)]
 
 
 def test_a_window_beyond_the_longest_text_is_refused():
@@ -123,7 +118,7 @@ def test_read_only_arrays_are_taken():
     table = NGramTable(3)
     table.extend(text)
     assert table.draft(2, text)[0].tolist() == [1, 2]
-    assert table.best(text[:1]) == (2, 2)
+    assert table.top_k(text[:1], 1) == [(2, 2)]
 
 
 def test_drafts_stay_what_they_were():
@@ -142,9 +137,7 @@ def test_two_threads_are_kept_apart():
         lambda: table.extend(text),
         {
             "draft": lambda: table.draft(4),
-            "best": lambda: table.best(context),
             "top_k": lambda: table.top_k(context, 4),
-            "count": lambda: table.count(context, 1),
             "total": lambda: table.total(context),
             "contexts": table.contexts,
             "check_integrity": table.check_integrity,

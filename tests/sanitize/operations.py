@@ -202,13 +202,11 @@ def copies(index: CopyIndex, source: Source) -> None:
 def look_up(table: NGramTable, source: Source) -> None:
     context = source.tokens(table.order)
     table.top_k(context, source.rng.choice((1, 3, 999, LAST_ID, 0)))
-    table.best(context)
-    table.count(context, source.rng.choice(source.ids))
     table.total(context)
 
 
 def look_up_hostile(table: NGramTable, source: Source) -> None:
-    ask = source.rng.choice((table.best, table.total, lambda each: table.top_k(each, 3)))
+    ask = source.rng.choice((table.total, lambda each: table.top_k(each, 3)))
     ask(source.hostile())
 
 

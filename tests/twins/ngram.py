@@ -87,20 +87,11 @@ class NGramTable(Twin):
             orders.append(len(context) + 1)
         return np.array(tokens, np.int32), np.array(orders, np.int8)
 
-    def best(self, context: Tokens) -> tuple[int, int] | None:
-        """(token, count) of a context's most frequent continuation, ties to the more recent."""
-        found = self.top_k(context, 1)
-        return found[0] if found else None
-
     def top_k(self, context: Tokens, k: int) -> list[tuple[int, int]]:
         """The ``k`` most frequent continuations as (token, count), in count order, newer first."""
         if k < 1:
             raise ValueError(f"k must be >= 1, got {k}")
         return self._in_order(self._context(context))[:k]
-
-    def count(self, context: Tokens, token: int) -> int:
-        """How often ``token`` followed ``context``."""
-        return self._after.get(self._context(context), {}).get(token, (0, 0))[0]
 
     def total(self, context: Tokens) -> int:
         """How often anything followed ``context``."""

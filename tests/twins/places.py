@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FAR, BEFORE, BEHIND, NEAR_LENGTH = 64, 16, 32, 8
+FAR, BEFORE, AFTER, NEAR_LENGTH = 64, 16, 32, 8
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Places:
         if self.resume is None:
             return
         resumed = self.resume.at
-        for at in range(max(resumed - BEFORE, 1), min(resumed + BEHIND, len(text))):
+        for at in range(max(resumed - BEFORE, 1), min(resumed + AFTER, len(text))):
             agrees = agreement(text, at, NEAR_LENGTH)
             taken = at == resumed or (self.match is not None and at == self.match.at)
             if agrees == 0 or taken:
