@@ -24,8 +24,17 @@ cdef class TokenStructure:
     cdef str name               # in errors
 
     cdef int append(self, int32_t token) noexcept nogil
-    cdef int idle(self) except -1
-    cdef int enter(self) except -1
+    cdef inline int idle(self) except -1:
+        """Raise a RuntimeError while an operation runs in another thread."""
+        if self.busy:
+            raise RuntimeError(f"this {self.name} is being used by another thread")
+        return 0
+
+    cdef inline int enter(self) except -1:
+        """Begin an operation without the GIL; it ends with ``busy`` = False."""
+        self.idle()
+        self.busy = True
+        return 0
 
 
 cdef inline const int32_t* start_of(const int32_t[::1] view) noexcept nogil:

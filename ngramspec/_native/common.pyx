@@ -138,14 +138,3 @@ cdef class TokenStructure:
     cdef int append(self, int32_t token) noexcept nogil:
         """Take one token: 0, or -1 without memory and with nothing changed."""
         return -1
-
-    cdef int idle(self) except -1:
-        if self.busy:
-            raise RuntimeError(f"this {self.name} is being used by another thread")
-        return 0
-
-    cdef int enter(self) except -1:
-        """Begin an operation that other threads must not interrupt; it ends with ``busy`` = False."""
-        self.idle()
-        self.busy = True
-        return 0
