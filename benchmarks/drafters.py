@@ -22,7 +22,7 @@ from ngramspec.cli.usage import need_plots, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.value import ValueDrafter, ValueSession
+from ngramspec.drafters.value import SOURCES_OF_ENGINE, ValueSession
 from ngramspec.errors import check_int
 from ngramspec.measure.replay import accepted_path
 from tests.twins.calibration import Calibration
@@ -150,7 +150,7 @@ class TwinSession(ValueSession):
 class TwinDrafter(Drafter):
     """The ValueDrafter in plain Python."""
 
-    source_names = ValueDrafter.source_names
+    source_names = SOURCES_OF_ENGINE[:4]
     estimates = True
 
     def __init__(self) -> None:

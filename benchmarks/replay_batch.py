@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.played_row import PlayedRow
-from ngramspec.costs.batch import scaled
+from ngramspec.costs.curve import scaled
 from ngramspec.costs.tracker import DraftMargin
 from ngramspec.decoding.batch_drafting import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Float32

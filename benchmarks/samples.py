@@ -25,7 +25,7 @@ import torch
 from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
 from ngramspec import DecodeStats, Speculator
 from ngramspec.cli.options import add_count
-from ngramspec.drafters.stored import CallDrafter
+from ngramspec.drafters.call_stores import CallStores
 from ngramspec.measure.models import load
 from ngramspec.measure.turns import PLAIN, take_turns
 
@@ -106,5 +106,5 @@ def rows_joined(joined: bool) -> Iterator[None]:
     if joined:
         yield
         return
-    with patch.object(CallDrafter, "join_equal", lambda self, prompts, tokens: None):
+    with patch.object(CallStores, "join_equal", lambda self, prompts, tokens: None):
         yield

@@ -329,29 +329,6 @@ def test_the_heuristic_grows_and_shrinks_within_its_bounds():
     assert small.plan(False)[0] == 3
 
 
-def test_the_drafts_of_a_batch_are_cut_where_all_rows_together_gain_most():
-    from itertools import product
-
-    from ngramspec.draft_length.optimal import worthwhile
-
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        rows = [rng.random(rng.integers(0, 6)).astype(np.float32) for _ in range(3)]
-        cost = np.concatenate(([0], 1 + np.sort(rng.random(8)))).astype(np.float32)
-
-        def value(n, rows=rows, cost=cost):
-            gains = (np.cumprod(row[:n]).sum() for row in rows)
-            return sum(1 + gain for gain in gains) / cost[n + 1]
-
-        longest = max(len(row) for row in rows)
-        values = [value(n) for n in range(longest + 1)]
-        assert values[worthwhile(rows, cost)] == pytest.approx(max(values), rel=1e-5)
-    assert worthwhile([], cost) == 0
-    for first, second in product((0.0, 0.99), repeat=2):  # one sure row is not worth two of ten
-        cut = worthwhile([np.full(9, p, np.float32) for p in (first, second)], 1 + cost_of(10))
-        assert (cut > 0) == (first + second > 1)
-
-
 def cost_of(n):
     return 0.6 * np.arange(-1, n + 1).astype(np.float32)
 

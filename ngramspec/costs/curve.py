@@ -12,8 +12,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,6 +22,9 @@ import numpy as np
 from ngramspec.costs.learned import Comparison, CurveCorrections, Float64, Forward, positions_weight
 from ngramspec.costs.processors import BFLOAT16, GPU, initial_costs
 from ngramspec.draft import Float32
+
+if TYPE_CHECKING:
+    from ngramspec.costs.saved import SavedCosts
 
 logger = logging.getLogger("ngramspec")
 
@@ -33,9 +37,8 @@ LONG_CONTEXT_FACTORS = (1, 1.3, 1.4, 1.5, 1.6, 1.7, 1.9, 2.2)  # on a CPU; on a 
 # The following constants are not tuned.
 CONTEXT_BUCKET_POSITIONS = 64  # contexts within a bucket share a curve
 SAVED_CERTAINTY = 2.0  # saved costs' standard deviations are this much smaller than assumed ones'
-MAX_SAVED_COST_FACTOR = (
-    1.5  # saved costs that differ from measured ones by a larger factor are dropped
-)
+# Saved costs that differ from measured ones by a larger factor are dropped.
+MAX_SAVED_COST_FACTOR = 1.5
 MIN_WIDTH_MEASUREMENTS = 4  # measurements of a width that suffice for that
 
 
@@ -58,18 +61,8 @@ def assumed_cost(machine: str, gamma_max: int, rows: int = 1, dtype: str = BFLOA
     return cost
 
 
-class Saved(Protocol):
-    """Saved measurements of costs."""
-
-    def curve(self, length: int, limit: int) -> Float32:
-        """Relative costs in contexts of about ``length`` positions, float32 (limit + 1,)."""
-
-
-class Assumed(Protocol):
-    """Costs that hold until they are measured."""
-
-    def __call__(self, length: int, limit: int) -> Float32:
-        """Relative costs in contexts of ``length`` positions, float32 (limit + 1,)."""
+# Relative costs until they are measured, float32 (limit + 1,), by context length and limit.
+Assumed = Callable[[int, int], Float32]
 
 
 class CostCurve:
@@ -84,7 +77,7 @@ class CostCurve:
         dropped: whether ``saved`` was wrong and has been replaced by ``assumed``.
     """
 
-    def __init__(self, assumed: Assumed, saved: Saved | None = None) -> None:
+    def __init__(self, assumed: Assumed, saved: SavedCosts | None = None) -> None:
         self.dropped = False
         self.learned = CurveCorrections(1.0 if saved is None else SAVED_CERTAINTY)
         self._assumed = assumed
@@ -103,8 +96,9 @@ class CostCurve:
         logs = self._logs.get((limit, near))
         if logs is None:
             curve = self._assumed if saved is None else saved.curve
-            logs = np.log(_from_one(curve(near * CONTEXT_BUCKET_POSITIONS, limit)))
-            self._logs[limit, near] = logs
+            cost = curve(near * CONTEXT_BUCKET_POSITIONS, limit).astype(np.float64)
+            cost[0] = cost[1]  # unused, but its logarithm must be finite
+            logs = self._logs[limit, near] = np.log(cost)
         return logs
 
     def cost(self, limit: int, length: int) -> Float32:
@@ -144,11 +138,6 @@ class CostCurve:
                 self.learned.forget()
                 before.forget()
         return likely
-
-
-def _from_one(cost: Float32) -> Float64:
-    """Logs must be finite: replace the unused entry for 0 positions by that for 1."""
-    return np.concatenate((cost[1:2], cost[1:])).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +196,20 @@ def joint_cost(cost: Float32, rows: int, limit: int) -> Float32:
     return later
 
 
+def scaled(cost: Float32, share: float) -> Float32:
+    """The curve with ``share`` times the cost of further positions, of the same shape."""
+    shared: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
+    return shared
+
+
 _curves: WeakKeyDictionary[Any, dict[ForwardKind, CostCurve]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def curve_of(model: Any, kind: ForwardKind, saved: Saved | None = None) -> CostCurve:
-    """The process-wide curve of a model and a kind of forwards.
+def curve_of(model: Any, kind: ForwardKind, saved: SavedCosts | None = None) -> CostCurve:
+    """The process-wide curve of a model and a kind of forwards, with and without branches.
 
-    Drafts with and without branches share it.
-
-    Args:
-        model: the model that runs the forwards.
-        kind: the kind of forwards.
-        saved: initial costs for a curve that does not exist yet, or None.
+    ``saved`` are initial costs for a curve that does not exist yet.
     """
     kind = replace(kind, tree=False)
     with _lock:

@@ -109,17 +109,13 @@ class LearnedEngineCosts:
 
     def curve(self, rows: int) -> Float32 | None:
         steps = self._costs.steps
-        if (
-            steps - self._plain
-            >= min(self.MAX_STEPS_WITHOUT_PLAIN, self.MIN_STEPS_WITHOUT_PLAIN + steps // 2)
-            and self._waits < self.MAX_UNTIMED_PLAIN_STEPS
-        ):
+        wait = min(self.MAX_STEPS_WITHOUT_PLAIN, self.MIN_STEPS_WITHOUT_PLAIN + steps // 2)
+        if steps - self._plain >= wait and self._waits < self.MAX_UNTIMED_PLAIN_STEPS:
             self._waits += 1
             return None
         known = self._curves.get(rows)
-        if known is None or steps - known[0] > min(
-            steps // REFRESH_DIVISOR, MAX_STEPS_BETWEEN_REFRESHES
-        ):
+        fresh = min(steps // REFRESH_DIVISOR, MAX_STEPS_BETWEEN_REFRESHES)
+        if known is None or steps - known[0] > fresh:
             curve = self._costs.curve(rows, min(rows * self._k, MAX_DRAFTED_TOKENS))
             curve[1:] *= np.float32(1.0 + self.MARGIN)
             known = self._curves[rows] = (steps, curve)

@@ -9,7 +9,6 @@ the model needs only a few dozen steps.
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +66,7 @@ class EngineStepCosts:
     def __init__(self, device: str, dtype: str, most: int) -> None:
         self.steps = 0
         self._most = most
-        self._assumed: _Assumed = _Linear(dtype) if device == "cpu" else _Table(most, dtype)
+        self._assumed: _Linear | _Table = _Linear(dtype) if device == "cpu" else _Table(most, dtype)
         self._basis = _hats(most + 1)
         self._model = Corrections(
             _covariance(*self._assumed.spreads), FORGOTTEN_PER_STEP, FIRST_REVIVED_SHARE
@@ -116,19 +115,17 @@ class EngineStepCosts:
         logs -= logs[0]
         if self._caution and self.steps < 8 * CAUTION_HALVING_STEPS:
             caution = self._caution * 0.5 ** (self.steps / CAUTION_HALVING_STEPS)
-            logs += caution * self._deviations(features - features[0])
+            features -= features[0]
+            variances = np.einsum("ij,ij->i", features @ self._model.covariance, features)
+            logs += caution * np.sqrt(np.maximum(variances, 0.0))
         curve: Float32 = np.maximum.accumulate(np.exp(logs)).astype(np.float32)
         return curve
 
     def _steps(self, rows: int, drafted: Int64) -> tuple[Float64, Float64]:
-        """Estimate steps of ``rows`` rows.
+        """Estimate steps of ``rows`` rows with ``drafted`` tokens, int64 (n,).
 
-        Args:
-            drafted: int64 (n,), drafted tokens of each step.
-
-        Returns:
-            The logarithms of their times in an arbitrary unit, float64 (n,), and their derivatives
-            by the coefficients, float64 (n, coefficients).
+        Returned are the logarithms of their times in an arbitrary unit, float64 (n,), and their
+        derivatives by the coefficients, float64 (n, coefficients).
         """
         mean, own = self._model.mean, OCTAVES + 1
         logs, assumed = self._assumed.steps(rows, drafted, mean[own:])
@@ -139,48 +136,30 @@ class EngineStepCosts:
         logs += features[:, :own] @ mean[:own]
         return logs, features
 
-    def _deviations(self, features: Float64) -> Float64:
-        """Posterior standard deviations of logarithms of times, float64 (n,)."""
-        variances = np.einsum("ij,ij->i", features @ self._model.covariance, features)
-        deviations: Float64 = np.sqrt(np.maximum(variances, 0.0))
-        return deviations
 
-
-class _Assumed(Protocol):
-    """The assumed form of step times, with coefficients that start at 0.
+class _Linear:
+    """The assumed form of step times on a CPU: each row and each drafted token adds a constant.
 
     Attributes:
         spreads: prior standard deviations, the arguments of ``_covariance``.
     """
 
-    spreads: tuple[float, ...]
+    def __init__(self, dtype: str) -> None:
+        self._row, self._token, drafted = CPU_ADDED_COSTS.get(dtype, CPU_ADDED_COSTS["float32"])
+        added = CPU_ADDED_COST_SPREAD
+        self.spreads: tuple[float, ...] = (0.0, CPU_OCTAVE_SPREAD, drafted, added, added)
 
     def step(self, rows: int, drafted: int, own: Float64) -> tuple[float, tuple[float, ...]]:
         """``steps`` for one step, without arrays, which are slow while caches are cold."""
-
-    def steps(self, rows: int, drafted: Int64, own: Float64) -> tuple[Float64, Float64]:
-        """Logarithms of times and their derivatives by ``own``, as ``_steps`` returns them."""
-
-
-class _Linear:
-    """For a CPU: each row and each drafted token adds a constant, to be corrected."""
-
-    def __init__(self, dtype: str) -> None:
-        self._row, self._token, drafted = CPU_ADDED_COSTS.get(dtype, CPU_ADDED_COSTS["float32"])
-        self.spreads: tuple[float, ...] = (
-            0.0,
-            CPU_OCTAVE_SPREAD,
-            drafted,
-            CPU_ADDED_COST_SPREAD,
-            CPU_ADDED_COST_SPREAD,
-        )
-
-    def step(self, rows: int, drafted: int, own: Float64) -> tuple[float, tuple[float, ...]]:
         more = self._row * math.exp(own[0]) * (rows - 1), self._token * math.exp(own[1]) * drafted
         time = 1.0 + sum(more)
         return math.log(time), (more[0] / time, more[1] / time)
 
     def steps(self, rows: int, drafted: Int64, own: Float64) -> tuple[Float64, Float64]:
+        """Logarithms of times, float64 (n,), and their derivatives by ``own``, (n, coefficients).
+
+        ``own`` are the coefficients of this form. They start at 0.
+        """
         added = np.empty((len(drafted), 2))
         added[:, 0] = self._row * math.exp(own[0]) * (rows - 1)
         np.multiply(self._token * math.exp(own[1]), drafted, out=added[:, 1])
@@ -189,7 +168,7 @@ class _Linear:
 
 
 class _Table:
-    """For a GPU: ``assumed_cost`` of the positions, with a correction for drafted ones."""
+    """As ``_Linear``, for a GPU: ``assumed_cost``, and a correction for the drafted share."""
 
     spreads: tuple[float, ...] = (*GPU_SPREADS, DRAFTED_SPREAD)
 

@@ -11,30 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from ngramspec.costs.batch import BatchStepCosts, DelegatedCosts
-from ngramspec.costs.curve import Assumed, CostCurve, ForwardKind, joint_cost
+from ngramspec.costs.curve import Assumed, CostCurve, ForwardKind, joint_cost, scaled
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import Float32
 
 MAX_DRAFTED_TOKENS = 128  # drafted tokens of a joint step that have a known cost; not tuned
 UNLIMITED_TOKENS = 1 << 20  # the number of joint steps has no known limit
-
-
-class SwitchedCosts(DelegatedCosts):
-    """One generation's costs, in separate or in joint steps.
-
-    Args:
-        alone: its costs in separate steps.
-
-    Attributes:
-        alone: as given. ``now`` is this, or a JointShare while a joint step runs.
-    """
-
-    def __init__(self, alone: StepCostTracker) -> None:
-        super().__init__(alone)
-        self.alone = alone
 
 
 class JointShare:
@@ -50,10 +32,8 @@ class JointShare:
     """
 
     def __init__(self, tracker: StepCostTracker, generations: int, plain: bool) -> None:
-        self._plain = plain
-        self._surcharge = tracker.surcharge()
-        joint = tracker.cost()
-        self._cost: Float32 = (1.0 + (joint - 1.0) * generations).astype(np.float32)
+        self._plain, self._surcharge = plain, tracker.surcharge()
+        self._cost = scaled(tracker.cost(), generations)
 
     def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None:
         """Ignored: the joint step sets its own context length."""
@@ -93,11 +73,9 @@ class JointCosts:
         self._trackers: dict[ForwardKind, StepCostTracker] = {}
 
     def of(self, alone: StepCostTracker, generations: int) -> StepCostTracker:
-        """The tracker of joint steps, where a width is 1 + all drafted tokens.
+        """The tracker of joint steps of ``generations``, where a width is 1 + all drafted tokens.
 
-        Args:
-            alone: the costs of one of the generations.
-            generations: number of generations that share the forward.
+        ``alone`` are the costs of one of the generations.
         """
         kind = replace(alone.kind, rows=generations, joint=True)
         if kind not in self._trackers:
@@ -114,6 +92,3 @@ def _beginning(alone: CostCurve, generations: int) -> Assumed:
     return lambda length, limit: joint_cost(
         alone.cost(limit + generations, length), generations, limit
     )
-
-
-AnyCosts = SwitchedCosts | StepCostTracker | BatchStepCosts

@@ -20,6 +20,7 @@ import math
 import threading
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +37,9 @@ LONG_CONTEXT_HALF_WEIGHT_POSITIONS = 2048.0
 
 # Prior standard deviations of the logarithm of a cost. Not tuned one by one: see
 # tests/costs/test_simulated_clock.py.
-SECOND_POSITION_SPREAD = 0.2  # of a forward's second position
-COMMON_WIDTH_SPREAD = 0.25  # of each further e-fold of the width, common to all of them
-WIDTH_SPREAD = 0.08  # of each further e-fold, independently
-SINGLE_WIDTH_SPREAD = 0.05  # of each width, independently
+# Of a forward's second position; of each further e-fold of the width, common to all of them and
+# independently; and of each width independently.
+WIDTH_SPREADS = 0.2, 0.25, 0.08, 0.05
 LONG_CONTEXT_SPREADS = 0.25, 0.2, 0.1, 0.02  # the same four, of the long-context correction
 BRANCH_SPREADS = 0.1, 0.2  # of the surcharge for branches, in short and in long contexts
 
@@ -150,23 +150,14 @@ class Forward:
         return found
 
 
-_bases: dict[int, Float64] = {}
-
-
+@cache
 def _basis(limit: int) -> Float64:
     """Weights of the knots' corrections for widths 0..limit, float64 (limit + 1, knots)."""
-    basis = _bases.get(limit)
-    if basis is None:
-        basis = _bases[limit] = np.array([_row(width) for width in range(limit + 1)])
+    basis = np.zeros((limit + 1, len(KNOTS)))
+    for width in range(limit + 1):
+        for at, share in _knots(width):
+            basis[width, at] = share
     return basis
-
-
-def _row(width: int) -> Float64:
-    """Weights of the knots' corrections for a width, float64 (knots,)."""
-    row = np.zeros(len(KNOTS))
-    for at, share in _knots(width):
-        row[at] = share
-    return row
 
 
 def _knots(width: int) -> list[tuple[int, float]]:
@@ -186,12 +177,7 @@ def _covariance() -> Float64:
     nearer = np.minimum(logs[:, None], logs[None, :])
     count = len(KNOTS)
     covariance = np.zeros((2 * count + 2, 2 * count + 2))
-    for at, spreads in enumerate(
-        (
-            (SECOND_POSITION_SPREAD, COMMON_WIDTH_SPREAD, WIDTH_SPREAD, SINGLE_WIDTH_SPREAD),
-            LONG_CONTEXT_SPREADS,
-        )
-    ):
+    for at, spreads in enumerate((WIDTH_SPREADS, LONG_CONTEXT_SPREADS)):
         here = slice(at * count, (at + 1) * count)
         second, trend, wider, single = (each**2 for each in spreads)
         covariance[here, here] = (

@@ -107,9 +107,8 @@ def cpu_flags() -> frozenset[str]:
         return frozenset(found[1].split())
     import torch
 
-    known: dict[str, object] = getattr(
-        torch.cpu, "get_capabilities", dict
-    )()  # torch 2.6 does not have it
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.6 does not have it
+    known: dict[str, object] = capabilities()
     return frozenset(name for name, value in known.items() if value is True)
 
 

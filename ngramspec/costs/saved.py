@@ -56,12 +56,9 @@ class SavedCosts:
 
     def write(self, path: Path) -> None:
         """Write a JSON file."""
-        seconds = {str(at): {str(w): t for w, t in each.items()} for at, each in self._rows()}
+        seconds = {str(at): of for at, of in sorted(self.seconds.items())}
         fields = {"format": FORMAT, "depends": self.depends, "seconds": seconds}
         path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
-
-    def _rows(self) -> list[tuple[int, dict[int, float]]]:
-        return sorted(self.seconds.items())
 
     @classmethod
     def read(cls, path: Path) -> SavedCosts:

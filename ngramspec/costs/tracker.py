@@ -8,13 +8,16 @@ steps were timed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ngramspec.costs.curve import CONTEXT_BUCKET_POSITIONS, ForwardKind, Saved, curve_of
+from ngramspec.costs.curve import CONTEXT_BUCKET_POSITIONS, ForwardKind, curve_of
 from ngramspec.costs.learned import Comparison, Forward
 from ngramspec.draft import Float32
+
+if TYPE_CHECKING:
+    from ngramspec.costs.saved import SavedCosts
 
 # A wider forward replaces a narrower one if its relative cost is at most this. Not tuned.
 MAX_PADDED_COST = 0.98
@@ -75,15 +78,13 @@ class StepCostTracker:
     machines of ``tests/costs/test_simulated_clock.py``.
 
     Args:
-        model: the model that runs the forwards.
-        kind: the kind of forwards.
+        model, kind: select the curve, see ``curve_of``.
         limit: maximum number of positions of a forward.
         tokens: maximum number of generated tokens. Short generations run no plain steps for timing.
         saved: initial costs instead of the assumed ones, or None.
         sizes: the only allowed widths of forwards, ascending. Empty: any width.
 
     Attributes:
-        kind, limit: as given.
         curve: the cost curve of the kind, shared by the whole process.
     """
 
@@ -106,13 +107,11 @@ class StepCostTracker:
         kind: ForwardKind,
         limit: int,
         tokens: int,
-        saved: Saved | None = None,
+        saved: SavedCosts | None = None,
         sizes: tuple[int, ...] = (),
     ) -> None:
         self.kind = kind
-        self._run = np.arange(
-            limit + 1
-        )  # int64 (limit + 1,): [n] is the width at which n positions run
+        self._run = np.arange(limit + 1)  # [n] is the width at which n positions run
         if sizes:
             places = np.searchsorted(sizes, self._run).clip(max=len(sizes) - 1)
             self._run = np.minimum(np.array(sizes)[places], limit)

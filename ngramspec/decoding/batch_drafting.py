@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ngramspec.costs.batch import BatchStepCosts
-from ngramspec.costs.joint import AnyCosts
+from ngramspec.costs.call import CallCosts
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
@@ -40,7 +39,7 @@ class BatchDrafting:
     groups: Sequence[Group]
     target: Target
     make_runner: Callable[[int, int], DraftRunner]
-    costs: AnyCosts | None
+    costs: CallCosts | None
     prefill_length: PrefillDraftLength
     ranks: Ranks | None
     max_length: int | None
@@ -127,7 +126,7 @@ class BatchDrafting:
         few = 0 < len(unfinished) <= MAX_UNFINISHED_SHARE * target.rows
         if few and target.rows_may_leave:
             target.keep_rows(unfinished)
-            if isinstance(costs, BatchStepCosts):
+            if costs is not None:
                 costs.keep_rows(len(unfinished))
 
     def cut_together(self, drafts: list[Draft]) -> None:

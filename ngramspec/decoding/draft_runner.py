@@ -13,8 +13,8 @@ from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, EvidenceReq
 from ngramspec.draft_length.optimal import likeliest_path
 from ngramspec.draft_length.schedule import GammaController
 from ngramspec.drafters.base import Drafter, DraftModel
+from ngramspec.drafters.call_stores import RowStores
 from ngramspec.drafters.guarded import MAX_FAULTS, GuardedSession
-from ngramspec.drafters.stored import RowDrafter
 from ngramspec.stats import DecodeStats
 from ngramspec.verification.evidence import Computed
 
@@ -63,7 +63,7 @@ class DraftRunner:
         temperature: float | None = None,
         seed: tuple[int, ...] = (),
         load: Callable[[Any], DraftModel] | None = None,
-        shared: RowDrafter | None = None,
+        shared: RowStores | None = None,
         reference: Int32 = NO_TOKENS,
     ) -> None:
         self._current, self._controller, self._stats = current, controller, stats

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.costs.joint import JointCosts, JointShare, SwitchedCosts
+from ngramspec.costs.joint import JointCosts, JointShare
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.decoding.recorder import Step
@@ -114,11 +114,11 @@ class JointSteps:
 
         These costs are yielded, or None if no row drafts by cost.
         """
-        own = [each for row in rows if isinstance(each := row.generation.step_costs, SwitchedCosts)]
+        own = [each for row in rows if (each := row.generation.step_costs) is not None]
         if not own:
             yield None
             return
-        tracker = self._costs.of(own[0].alone, len(rows))
+        tracker = self._costs.of(own[0].tracker, len(rows))
         tracker.at(int(mean(row.generation.length for row in rows)))
         share = JointShare(tracker, len(rows), tracker.plain())
         for each in own:
@@ -127,7 +127,7 @@ class JointSteps:
             yield tracker
         finally:
             for each in own:
-                each.now = each.alone
+                each.now = each.tracker
 
     def _step(self, rows: Sequence[_Row], tracker: StepCostTracker | None) -> None:
         for row in rows:

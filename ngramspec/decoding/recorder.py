@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from ngramspec.costs.joint import AnyCosts
+from ngramspec.costs.call import CallCosts
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.pace import Pace
 from ngramspec.draft import Draft, EvidenceRequest, Verdict
@@ -48,7 +48,7 @@ class StepRecorder:
 
     target: Target
     drafting: BatchDrafting
-    costs: AnyCosts | None
+    costs: CallCosts | None
     prefill_length: PrefillDraftLength
     stats: DecodeStats
     on_step: Callable[[StepEvent], None] | None

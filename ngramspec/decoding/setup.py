@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ngramspec.costs.batch import BatchStepCosts
-from ngramspec.costs.joint import AnyCosts
+from ngramspec.costs.call import CallCosts
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.config import Config
@@ -28,7 +27,7 @@ from ngramspec.draft_length.schedule import (
     make_controller,
 )
 from ngramspec.drafters.base import Drafter, DraftModel
-from ngramspec.drafters.stored import CallDrafter
+from ngramspec.drafters.call_stores import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.kv_cache import cache_of
@@ -241,13 +240,13 @@ class CallSetup:
         priced = tree == "auto" and self.learns_costs and one
         return reason is None and (isinstance(tree, int) or priced)
 
-    def _runners(self, costs: AnyCosts, trees: bool) -> Callable[[int, int], DraftRunner]:
+    def _runners(self, costs: CallCosts, trees: bool) -> Callable[[int, int], DraftRunner]:
         """The function that makes a row's DraftRunner; see ``BatchDrafting``."""
         config, call, target, temperature, seed = self.config, self.call, self.target, None, 0
         rows, beams = target.prompt.shape[0], call.beams > 1
         reference = call.reference()
         history = history_of(target, reference, call.inputs_tensor)
-        drafter = CallDrafter(
+        stores = CallStores(
             self.settings.drafter,
             call.stores,
             call.extra_stores,
@@ -260,7 +259,7 @@ class CallSetup:
             seed = seed_of(call.generator or default_generator(target.prompt.device))
             if rows > 1:  # greedy answers to one prompt are equal and draft nothing from each other
                 tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
-                drafter.join_equal([history(row) for row in range(rows)], tokens)
+                stores.join_equal([history(row) for row in range(rows)], tokens)
         follower: Drafter | None = None
         if self.ranks is not None and not self.ranks.drafts:
             from ngramspec.decoding.distributed import Follower
@@ -268,8 +267,10 @@ class CallSetup:
             follower = Follower()
 
         def make(row: int, vocab: int) -> DraftRunner:
-            of_row = drafter.row(vocab, row)
-            current: Callable[[], Drafter] = of_row if follower is None else lambda: follower
+            of_row = stores.row(vocab, row)
+            current: Callable[[], Drafter] = (
+                of_row.drafter if follower is None else lambda: follower
+            )
             if call.logits_processor and not beams:  # a beam's text moves between rows
                 from ngramspec.decoding.forced import with_forced
 
@@ -299,10 +300,10 @@ class CallSetup:
         assistants = Assistants(self.target.model, drafter, self.target.states)
         return assistants.open(drafter, vocab, row, self.pace)
 
-    def _controller(self, costs: AnyCosts) -> GammaController:
+    def _controller(self, costs: CallCosts) -> GammaController:
         """The controller of a row's draft length."""
         config = self.config
-        if isinstance(costs, BatchStepCosts) and self.learns_costs:
+        if self.target.inputs.ragged and self.learns_costs:
             return RowGamma(config.longest, costs)
         surcharge = None if isinstance(config.tree, int) else costs.surcharge
         return make_controller(config.planned_gamma, config.longest, costs.cost, surcharge)

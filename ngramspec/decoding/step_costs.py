@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ngramspec.costs.batch import BatchStepCosts
+from ngramspec.costs.call import CallCosts
 from ngramspec.costs.curve import ForwardKind
-from ngramspec.costs.joint import AnyCosts, SwitchedCosts
 from ngramspec.costs.processors import GPU, instruction_set
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.config import Config
@@ -26,7 +25,7 @@ def step_costs(
     max_length: int | None,
     trees: bool,
     log_once: Callable[[str], None],
-) -> AnyCosts:
+) -> CallCosts:
     """The costs of a call's forwards, measured under gamma="auto".
 
     ``max_length`` is the maximum number of tokens of a row, including the prompt, if it is known;
@@ -50,9 +49,7 @@ def step_costs(
         of_rows = replace(kind, rows=rows)
         return StepCostTracker(target.model, of_rows, limit, tokens, saved, sizes)
 
-    if target.inputs.ragged:
-        return BatchStepCosts(tracker, rows)
-    return SwitchedCosts(tracker(rows)) if rows == 1 else tracker(rows)
+    return CallCosts(tracker, rows)
 
 
 def _usable_costs(

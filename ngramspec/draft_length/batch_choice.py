@@ -89,18 +89,14 @@ def _reach(draft: Draft) -> Float32:
 def progress_weights(
     emitted: Sequence[int], steps: Sequence[int], power: float = LAG_POWER
 ) -> list[float]:
-    """Value of a token of each row when remaining lengths are unknown.
+    """Value of a token of each row when remaining lengths are unknown, with a mean of 1.
 
     Rows with few tokens per step end last and delay the whole batch. So their tokens have a higher
-    value, by a power of the row's tokens per step.
+    value, by a power of the row's tokens per step: 0 if no request waits for a row.
 
     Args:
         emitted: number of tokens of each row so far.
         steps: number of steps that each row has had.
-        power: exponent of the inverse rate; 0 if no request waits for a row.
-
-    Returns:
-        One weight per row, with a mean of 1.
 
     Example:
         >>> [round(each, 2) for each in progress_weights([10, 40], [10, 10])]

@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 Float64 = NDArray[np.float64]
-
-
-def worthwhile(confidences: Sequence[NDArray[np.float32]], cost: NDArray[np.float32]) -> int:
-    """The chain length with the highest expected tokens per cost, the longest if several are equal.
-
-    Theorem 3.8 with a probability for each position and a measured cost. The chains of a batch all
-    run at the width of the longest.
-
-    Args:
-        confidences: for each row's chain, float32 (n,): P(accepted | all before are accepted).
-        cost: float32 (longest + 2,) or longer: [k] is the cost of k positions in every row.
-
-    Returns:
-        The length at which to cut the chains, 0..longest.
-
-    Example:
-        >>> worthwhile([np.array([0.9, 0.1], np.float32)], np.array([0, 1, 1.2, 1.4], np.float32))
-        1
-    """
-    longest = max((len(each) for each in confidences), default=0)
-    expected = np.full(longest + 1, len(confidences), np.float64)
-    for each in confidences:
-        gains = np.cumsum(np.cumprod(each))
-        expected[1 : len(each) + 1] += gains
-        expected[len(each) + 1 :] += gains[-1] if len(each) else 0.0
-    return _best(expected, cost)
 
 
 def reach_of(parents: NDArray[np.int32] | None, confidence: NDArray[np.float32]) -> Float64:
@@ -73,8 +45,15 @@ def likeliest_path(parents: NDArray[np.int32], confidence: NDArray[np.float32]) 
 def worthwhile_nodes(reach: NDArray[np.float64], cost: NDArray[np.float32]) -> int:
     """The number of leading nodes with the highest expected tokens per cost, the largest if equal.
 
-    ``reach`` is float64 (n,), non-increasing: P(accepted) of each node and all its ancestors.
-    ``cost`` is float32 (n + 2,) or longer: [k] is the cost of a forward of k positions.
+    Theorem 3.8 with a probability for each node and a measured cost.
+
+    Args:
+        reach: float64 (n,), non-increasing: P(accepted) of each node and all its ancestors.
+        cost: float32 (n + 2,) or longer: [k] is the cost of a forward of k positions.
+
+    Example:
+        >>> worthwhile_nodes(np.array([0.9, 0.09]), np.array([0, 1, 1.2, 1.4], np.float32))
+        1
     """
     return _best(1 + np.cumsum(np.concatenate(([0.0], reach))), cost)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ngramspec.costs.batch import BatchStepCosts
+from ngramspec.costs.call import CallCosts
 from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import worthwhile_path
 from ngramspec.errors import check_int
@@ -182,7 +182,7 @@ class CostGamma(GammaController):
 class RowGamma(CostGamma):
     """CostGamma for one of several rows whose drafts are cut together afterwards."""
 
-    def __init__(self, gamma_max: int, costs: BatchStepCosts) -> None:
+    def __init__(self, gamma_max: int, costs: CallCosts) -> None:
         super().__init__(gamma_max, costs.cost)
         self._costs = costs
 

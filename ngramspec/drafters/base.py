@@ -268,6 +268,11 @@ def hand_over(
         session.observe(draft, accepted, verified, evidence)
 
 
+def judged_nodes(draft: Draft, accepted: Sequence[int], verified: int | None) -> int:
+    """The number of verified nodes of a chain, from the arguments of ``observe``."""
+    return min(len(draft), len(accepted) + 1) if verified is None else verified
+
+
 class LearningDrafter(Drafter):
     """A drafter whose copies, including pickled ones, keep its arguments and nothing learned.
 

@@ -116,10 +116,7 @@ class CalibratedDrafter(LearningDrafter):
         return confidence
 
     def sampled_length(self, gamma: int, cost: Float32) -> int:
-        """Number of tokens to sample, at most gamma, from the acceptance rate at each depth.
-
-        ``cost`` is float32 (gamma + 2,), see ``DraftSession.propose``.
-        """
+        """Number of tokens to sample, at most gamma, from the acceptance rate at each depth."""
         with self._lock:
             confidence = self._accepted[:, :, 0].sum(axis=0) / self._verified[:, :, 0].sum(axis=0)
         depths = np.minimum(np.arange(gamma), DEPTH_CELLS - 1)

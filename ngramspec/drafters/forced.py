@@ -9,8 +9,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
-from ngramspec.draft_length.optimal import worthwhile
-from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession, hand_over
+from ngramspec.draft_length.optimal import worthwhile_nodes
+from ngramspec.drafters.base import (
+    Drafter,
+    DraftSession,
+    ForwardingSession,
+    hand_over,
+    judged_nodes,
+)
 from ngramspec.drafters.validation import MAX_SOURCES
 
 logger = logging.getLogger("ngramspec")
@@ -91,7 +97,7 @@ class _ForcedSession(ForwardingSession):
         forced = self._after(gamma)
         confidence = self._confidence(len(forced))
         if forced and cost is not None:
-            forced = forced[: worthwhile([confidence], cost)]
+            forced = forced[: worthwhile_nodes(np.cumprod(confidence, dtype=np.float64), cost)]
         self._mine = len(forced)
         if not forced:
             return self.inner.propose(gamma, cost, tree=tree)
@@ -131,8 +137,7 @@ class _ForcedSession(ForwardingSession):
             return
         if evidence is not None:
             hand_over(self.inner, EMPTY_DRAFT, (), None, evidence)
-        judged = min(len(accepted) + 1, len(draft)) if verified is None else verified
-        for node in range(judged):
+        for node in range(judged_nodes(draft, accepted, verified)):
             counts = self._counts[node == self._mine - 1]
             counts[0] += node < len(accepted)
             counts[1] += 1

@@ -28,9 +28,7 @@ class GuardedSession:
     the session. After ``MAX_FAULTS`` faults with fewer than ``FORGIVING_DRAFTS`` sound drafts in
     between, the drafter is not called again.
 
-    Args:
-        vocab: size of the target's vocabulary.
-        on_fault: called with the drafter and the error at every fault.
+    ``on_fault`` is called with the drafter and the error at every fault.
 
     Attributes:
         drafter: the drafter in use; ``NO_DRAFTER`` before the first.
@@ -100,7 +98,8 @@ class GuardedSession:
         if draft is EMPTY_DRAFT:
             self._count_sound()
             return draft
-        if not copied and self._is_plain_chain(draft, gamma):
+        plain = type(draft) is Draft and draft.parents is None and draft.proposal is None
+        if not copied and plain and sound_chain(draft.tokens, draft.confidence, gamma, self._vocab):
             self._count_sound()
             return draft if len(draft.tokens) else EMPTY_DRAFT
         sources = len(self.source_names)
@@ -111,14 +110,6 @@ class GuardedSession:
             return sound_head(draft, gamma, self._vocab, tree=tree, sources=sources)
         self._count_sound()
         return checked
-
-    def _is_plain_chain(self, draft: object, gamma: int) -> bool:
-        return (
-            type(draft) is Draft
-            and draft.parents is None
-            and draft.proposal is None
-            and bool(sound_chain(draft.tokens, draft.confidence, gamma, self._vocab))
-        )
 
     def _count_sound(self) -> None:
         self._sound += 1

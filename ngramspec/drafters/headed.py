@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ngramspec.draft import Draft, Evidence, Float32, Int32, Proposal, joined
+from ngramspec.draft import Draft, Evidence, Float32, Int32
 from ngramspec.drafters.base import (
     Drafter,
     DraftModel,
-    DraftSession,
     ForwardingSession,
     LearningDrafter,
+    judged_nodes,
 )
 from ngramspec.drafters.model import ModelDrafter
-from ngramspec.drafters.reader import Reader, distribution, sampled
+from ngramspec.drafters.reader import Reader
+from ngramspec.drafters.sampling import distribution, proposal_of, sampled
 from ngramspec.drafters.value import SOURCES_OF_ENGINE, ValueDrafter, ValueSession
 from ngramspec.drafters.worth import HeadWorth
 
 if TYPE_CHECKING:
-    from ngramspec.drafters.tool_calls import CallPredictor, ToolCalls
+    from ngramspec.drafters.tool_calls import ToolCalls
 
 ONE = np.ones(1, np.float32)
 RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost; not tuned
@@ -72,23 +73,14 @@ class HeadedSession(ForwardingSession):
 
     Args:
         drafter: its drafter.
-        inner: a value session, or what wraps one.
-        engine: the value engine of that session.
+        inner: drafts from the tables. The head is not consulted inside tool calls.
         tokens: the prompt, int32 (n,).
-        calls: predicts tool calls; the head is not consulted inside them.
     """
 
-    def __init__(
-        self,
-        drafter: HeadedDrafter,
-        inner: Any,
-        engine: Any,
-        tokens: Int32,
-        calls: CallPredictor | None = None,
-    ) -> None:
+    def __init__(self, drafter: HeadedDrafter, inner: ValueSession, tokens: Int32) -> None:
         super().__init__(inner)
-        self._calls = calls
-        self.drafter, self.engine, self.worth = drafter, engine, drafter.worth
+        self._calls = inner.tools
+        self.drafter, self.engine, self.worth = drafter, inner.engine, drafter.worth
         self.text: list[int] = tokens.tolist()
         self.reader: Reader | None = None
         self.temperature: float | None = None
@@ -172,27 +164,25 @@ class HeadedSession(ForwardingSession):
                 best, most = depth, net
         if best is None or not reader.fits(len(self.text) + gamma):
             return None
-        tried = most <= 0 and not self._rows and self.worth.due()
-        if most > 0 and not self._rows:
-            self.worth.pays()
-        return best if most > 0 or tried else None
+        if most > 0:
+            if not self._rows:
+                self.worth.pays()
+            return best
+        return best if not self._rows and self.worth.due() else None
 
     def _read(self, reader: Reader, plan: Plan, depth: int) -> None:
         """Read the head's rows up to a depth of the chain."""
         path: list[int] = plan.tokens[:depth].tolist()
         text, first = self.text + path, plan.known
-        ids, log_probs = self._forward(reader, text, depth + 1 - first)
+        last = depth + 1 - first  # the head's distributions after that many tokens are new
+        at = min(reader.agree(text, len(self.text)), len(text) - last)
+        reader.forget(at)
+        ids, log_probs = reader.forward(text[at:], last)
         before = np.array([0, *path], np.int32)[first:]
         self.engine.read_head(before, ids, log_probs, first)
         self._rows[first:] = list(zip(ids, log_probs, strict=True))
         self._path = path
-        self._paid += reader.model.cost(depth + 1 - first)
-
-    def _forward(self, reader: Reader, text: list[int], last: int) -> tuple[Int32, Float32]:
-        """The head's distributions after the ``last`` tokens of the text."""
-        at = min(reader.agree(text, len(self.text)), len(text) - last)
-        reader.forget(at)
-        return reader.forward(text[at:], last)
+        self._paid += reader.model.cost(last)
 
     def _learn(
         self, before: Plan, after: Plan, depth: int, cost: Float32 | None, rate: float
@@ -226,12 +216,9 @@ class HeadedSession(ForwardingSession):
 
     def _stated(self, plan: Plan) -> Draft:
         """The chain with the distributions that its tokens were sampled from."""
-        parts = []
-        for depth, token in enumerate(plan.tokens):
-            ids, probs = self._sampled.get(depth, (plan.tokens[depth : depth + 1], ONE))
-            starts = np.array([0, len(ids)], np.int32)
-            parts.append(Draft(np.array([token]), proposal=Proposal(starts, ids, probs)))
-        return Draft(plan.tokens, None, plan.confidence, joined(parts), plan.source)
+        certain = [(plan.tokens[depth : depth + 1], ONE) for depth in range(len(plan.tokens))]
+        parts = [self._sampled.get(depth, each) for depth, each in enumerate(certain)]
+        return Draft(plan.tokens, None, plan.confidence, proposal_of(parts), plan.source)
 
     def observe(
         self,
@@ -240,7 +227,7 @@ class HeadedSession(ForwardingSession):
         verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        judged = min(len(draft), len(accepted) + 1) if verified is None else verified
+        judged = judged_nodes(draft, accepted, verified)
         for depth, (_, probs) in self._sampled.items():
             if depth < judged:
                 self.worth.learn_accepted(float(probs[0]), depth < len(accepted))
@@ -314,13 +301,6 @@ class HeadedDrafter(LearningDrafter):
         """A copy that shares the weights of the head's model, and nothing learned."""
         return HeadedDrafter(copy.deepcopy(self.tables, memo), copy.deepcopy(self.head, memo))
 
-    def start(self, tokens: Int32) -> DraftSession:
-        inner = innermost = self.tables.start(tokens)
-        while isinstance(innermost, ForwardingSession):
-            innermost = innermost.inner
-        assert isinstance(innermost, ValueSession)
-        drafter = self
-        if self.by_request:
-            drafter = copy.copy(self)
-            drafter.forget()
-        return HeadedSession(drafter, inner, innermost.engine, tokens, innermost.tools)
+    def start(self, tokens: Int32) -> HeadedSession:
+        drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
+        return HeadedSession(drafter, self.tables.start(tokens), tokens)

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32, Proposal
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile_nodes
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, LearningDrafter
 from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.priority import PriorityDrafter
-from ngramspec.drafters.reader import Reader, distribution, sampled
+from ngramspec.drafters.reader import Reader
+from ngramspec.drafters.sampling import distribution, proposal_of, sampled
 from ngramspec.errors import check_bool, check_int, check_real
 from ngramspec.stores.fingerprint import fingerprint
 
@@ -79,7 +80,10 @@ class ModelSession(DraftSession):
         found: list[tuple[int, Int32, Float32]] = []
         going = True
         while going and len(found) < gamma:
-            guess = self._guess(text[len(self.text) :], gamma - len(found) - 1)
+            guess: list[int] = []  # the tables' guess of the model's next tokens
+            if room := gamma - len(found) - 1:
+                drafted = np.array(text[len(self.text) :], np.int32)
+                guess = self.tables.propose_after(drafted, room).tokens[:room].tolist()
             ids, log_probs = reader.forward(unread + guess, 1 + len(guess))
             for at in range(1 + len(guess)):
                 choice = self._choose(ids[at], log_probs[at])
@@ -93,14 +97,6 @@ class ModelSession(DraftSession):
             reader.forget(len(text) - going)
             unread = text[-1:]
         return self._draft(found)
-
-    def _guess(self, drafted: list[int], room: int) -> list[int]:
-        """The tables' guess of the model's next tokens."""
-        if room < 1:
-            return []
-        guess = self.tables.propose_after(np.array(drafted, np.int32), room)
-        tokens: list[int] = guess.tokens[:room].tolist()
-        return tokens
 
     def _choose(self, ids: Int32, log_probs: Float32) -> tuple[int, Int32, Float32] | None:
         """The model's next token and the distribution it was chosen from; None: stop drafting.
@@ -119,12 +115,10 @@ class ModelSession(DraftSession):
         if not found:
             return EMPTY_DRAFT
         tokens = np.array([token for token, _, _ in found], np.int32)
-        probs = np.concatenate([probs for _, _, probs in found])
-        if self.temperature is None:
-            return Draft(tokens, confidence=np.minimum(probs, np.float32(1)))
-        starts = np.cumsum([0, *(len(ids) for _, ids, _ in found)]).astype(np.int32)
-        ids = np.concatenate([ids for _, ids, _ in found])
-        return Draft(tokens, proposal=Proposal(starts, ids, probs))
+        proposal = proposal_of([(ids, probs) for _, ids, probs in found])
+        if self.temperature is not None:
+            return Draft(tokens, proposal=proposal)
+        return Draft(tokens, confidence=np.minimum(proposal.probs, np.float32(1)))
 
     def extend(self, tokens: Int32) -> None:
         self.text += tokens.tolist()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.ngram import NGramTable
 from ngramspec.draft import NO_TOKENS, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.stochastic import SamplingNGramSession, check_temperature
+from ngramspec.drafters.stochastic import SamplingSession, check_temperature
 from ngramspec.errors import check_bool, check_int
 
 MAX_BRANCHES = 4  # continuations of one context in a tree; not tuned
+MAX_CONTINUATIONS = 64  # most frequent continuations of a context that are sampled from; not tuned
 
 
 class NGramSession(DraftSession):
@@ -28,17 +31,17 @@ class NGramSession(DraftSession):
         if not tree:
             return self.propose_after(NO_TOKENS, gamma)
         drafted: list[tuple[int, int]] = []  # token, parent
-        frontier = self._behind(self.tail, -1, 1.0)
+        frontier = self._continuations(self.tail, -1, 1.0)
         while frontier and len(drafted) < gamma:
             reach, parent, _, token, context = heappop(frontier)
             drafted.append((token, parent))
             longer = np.append(context, np.int32(token))[1 - self.table.order :]
-            for each in self._behind(longer, len(drafted) - 1, -reach):
+            for each in self._continuations(longer, len(drafted) - 1, -reach):
                 heappush(frontier, each)
         tokens, parents = np.array(drafted, np.int32).reshape(-1, 2).T.copy()
         return Draft(tokens, parents)
 
-    def _behind(
+    def _continuations(
         self, context: Int32, parent: int, reach: float
     ) -> list[tuple[float, int, int, int, Int32]]:
         """The most frequent continuations: (-reach, parent, place, token, context), a heap.
@@ -62,6 +65,34 @@ class NGramSession(DraftSession):
     def extend(self, tokens: Int32) -> None:
         self.table.extend(tokens)
         self.tail = np.concatenate((self.tail, tokens))[1 - self.table.order :]
+
+    def sizeof(self) -> int:
+        return int(self.table.sizeof())
+
+
+class SamplingNGramSession(SamplingSession):
+    """Samples from the counts of the longest known context (backoff)."""
+
+    def __init__(self, table: NGramTable, tokens: Int32, temperature: float | str) -> None:
+        super().__init__(temperature)
+        self.table = table
+        self._reach = table.order - 1
+        self._tail: list[int] = []
+        self.extend(tokens)
+
+    def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
+        history = [*self._tail, *drafted[-self._reach :]]
+        for length in range(min(self._reach, len(history)), 0, -1):
+            context = np.array(history[-length:], np.int32)
+            found = self.table.top_k(context, MAX_CONTINUATIONS)
+            if found:
+                ids, counts = zip(*found, strict=True)
+                return np.array(ids, np.int32), np.array(counts, np.int64)
+        return NO_TOKENS, np.empty(0, np.int64)
+
+    def extend(self, tokens: Int32) -> None:
+        self.table.extend(tokens)
+        self._tail = [*self._tail, *tokens[-self._reach :].tolist()][-self._reach :]
 
     def sizeof(self) -> int:
         return int(self.table.sizeof())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,17 @@ def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
         return [float(each) for each in draft.confidence]
     first = ASSUMED_CONFIDENCE * PRIORITY_FACTOR**which
     return [first if above < 0 else ASSUMED_CONFIDENCE for above in parents]
+
+
+def path_along(draft: Draft, tokens: Iterable[int]) -> list[int]:
+    """The nodes of a chain or tree that agree with the tokens which were then committed."""
+    children, path = draft.children(), [-1]
+    for token in tokens:
+        node = next((each for each in children[path[-1] + 1] if draft.tokens[each] == token), None)
+        if node is None:
+            break
+        path.append(node)
+    return path[1:]
 
 
 def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:

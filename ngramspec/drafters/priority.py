@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, joined
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
-from ngramspec.drafters.prefix_tree import pack
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, judged_nodes
+from ngramspec.drafters.prefix_tree import pack, path_along
 from ngramspec.drafters.validation import (
     check_draft,
     check_evidence,
@@ -103,10 +103,11 @@ class PrioritySession(DraftSession):
         evidence: Evidence | None = None,
     ) -> None:
         if draft.parents is not None:
-            self._observe_tree([draft.tokens[node] for node in accepted])
+            tokens = draft.tokens[list(accepted)].tolist()
+            for which, part in self.parts:  # each has its own tree
+                self.sessions[which].observe(part, path_along(part, tokens))
         else:
-            judged = min(len(draft), len(accepted) + 1) if verified is None else verified
-            self._observe_chain(len(accepted), judged)
+            self._observe_chain(len(accepted), judged_nodes(draft, accepted, verified))
         self.parts = []
         if evidence is not None:
             for which in self.askers:
@@ -121,17 +122,6 @@ class PrioritySession(DraftSession):
                 taken = min(max(accepted - begin, 0), len(part))
                 self.sessions[which].observe(part, range(taken), mine)
             begin += len(part)
-
-    def _observe_tree(self, accepted: list[int]) -> None:
-        """Tell each drafter which of its own nodes lie on the accepted path."""
-        for which, part in self.parts:
-            children, path = part.children(), [-1]
-            for token in accepted:
-                below = [node for node in children[path[-1] + 1] if part.tokens[node] == token]
-                if not below:
-                    break
-                path += below
-            self.sessions[which].observe(part, path[1:], None)
 
     def extend(self, tokens: Int32) -> None:
         if self.failed is not None:

@@ -11,15 +11,9 @@ from ngramspec.drafters.base import DraftModel
 
 
 class Reader:
-    """A draft model that reads a text and forgets what the text does not go on with.
+    """A draft model, which has read nothing yet, and what it has read since.
 
-    Args:
-        model: has read nothing yet.
-        most: most probable ids to return for each position.
-
-    Attributes:
-        model: as given.
-        forwards: number of its forwards.
+    It returns the ``most`` most probable ids for each position. ``forwards`` counts its forwards.
     """
 
     def __init__(self, model: DraftModel, most: int) -> None:
@@ -36,10 +30,7 @@ class Reader:
         """Forget what differs from ``text``; return the length of what was read of it.
 
         At least the last token is left to read, because the distribution after it is needed.
-
-        Args:
-            text: the committed tokens and draft tokens.
-            committed: number of committed tokens.
+        ``text`` has ``committed`` committed tokens, followed by draft tokens.
         """
         at, most = self._sure, min(len(self._read), len(text) - 1)
         while at < most and self._read[at] == text[at]:
@@ -59,16 +50,3 @@ class Reader:
         self._read += tokens
         self.forwards += 1
         return self.model.forward(np.array(tokens, np.int32), last, self.most)
-
-
-def distribution(ids: Int32, log_probs: Float32, temperature: float) -> tuple[Int32, Float32]:
-    """The distribution to sample a token from, at a temperature, over the given ids only."""
-    weights = np.exp((log_probs - log_probs[0]).astype(np.float64) / temperature)
-    probs = (weights / weights.sum()).astype(np.float32)
-    live = probs > 0
-    return ids[live], probs[live]
-
-
-def sampled(ids: Int32, probs: Float32, rng: np.random.Generator) -> int:
-    """A token sampled from a distribution."""
-    return int(ids[int(rng.choice(len(ids), p=probs / probs.sum(dtype=np.float64)))])

@@ -9,30 +9,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.ngram import NGramTable
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32, Proposal
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
 from ngramspec.drafters.base import DraftSession
+from ngramspec.drafters.sampling import proposal_of
 from ngramspec.errors import check_real
 
 REQUEST = "request"  # as temperature: use the request's own
 # Children per node by depth; deeper nodes use the last. Not tuned.
 CHILDREN_BY_DEPTH = (3, 2, 2, 1)
-MAX_CONTINUATIONS = 64  # most frequent continuations of a context that are sampled from; not tuned
-
-
-class Gate(Protocol):
-    """Decides from the results of earlier drafts whether drafting pays off."""
-
-    def open(self) -> bool:
-        """Whether to draft now."""
-
-    def learn(self, accepted: int, verified: int) -> None:
-        """Count verified draft tokens and how many of them were accepted."""
 
 
 class SamplingSession(DraftSession):
@@ -76,7 +64,9 @@ class SamplingSession(DraftSession):
             parts.append((ids, probs))
             sampled.append(int(ids[self._sample(probs, 1)[0]]))
             before.append(sampled[-1])
-        return _stated(sampled, None, parts)
+        if not sampled:
+            return EMPTY_DRAFT
+        return Draft(np.array(sampled, np.int32), proposal=proposal_of(parts))
 
     def _tree(self, gamma: int) -> Draft:
         """A tree of at most ``gamma`` nodes, breadth first.
@@ -99,7 +89,10 @@ class SamplingSession(DraftSession):
                 parts.append((ids, probs))
                 paths.append([*path, sampled[-1]])
             node += 1
-        return _stated(sampled, parents, parts)
+        if not sampled:
+            return EMPTY_DRAFT
+        above = np.array(parents, np.int32)
+        return Draft(np.array(sampled, np.int32), above, proposal=proposal_of(parts))
 
     def _distribution(self, drafted: Sequence[int]) -> tuple[Int32, Float32]:
         """What may follow ``drafted``, with probabilities; empty where nothing is known."""
@@ -119,82 +112,6 @@ class SamplingSession(DraftSession):
             found.append(int(self._rng.choice(len(left), p=left / left.sum())))
             left[found[-1]] = 0.0
         return found
-
-
-def _stated(
-    sampled: list[int], parents: list[int] | None, parts: list[tuple[Int32, Float32]]
-) -> Draft:
-    """A draft of sampled tokens with the distribution of each."""
-    if not sampled:
-        return EMPTY_DRAFT
-    starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)
-    ids = np.concatenate([ids for ids, _ in parts])
-    probs = np.concatenate([probs for _, probs in parts])
-    tree = None if parents is None else np.array(parents, np.int32)
-    return Draft(np.array(sampled, np.int32), tree, None, Proposal(starts, ids, probs))
-
-
-class SamplingNGramSession(SamplingSession):
-    """Samples from the counts of the longest known context (backoff)."""
-
-    def __init__(self, table: NGramTable, tokens: Int32, temperature: float | str) -> None:
-        super().__init__(temperature)
-        self.table = table
-        self._reach = table.order - 1
-        self._tail: list[int] = []
-        self.extend(tokens)
-
-    def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
-        history = [*self._tail, *drafted[-self._reach :]]
-        for length in range(min(self._reach, len(history)), 0, -1):
-            context = np.array(history[-length:], np.int32)
-            found = self.table.top_k(context, MAX_CONTINUATIONS)
-            if found:
-                ids, counts = zip(*found, strict=True)
-                return np.array(ids, np.int32), np.array(counts, np.int64)
-        return NO_TOKENS, np.empty(0, np.int64)
-
-    def extend(self, tokens: Int32) -> None:
-        self.table.extend(tokens)
-        self._tail = [*self._tail, *tokens[-self._reach :].tolist()][-self._reach :]
-
-    def sizeof(self) -> int:
-        return int(self.table.sizeof())
-
-
-class SamplingUnigramSession(SamplingSession):
-    """Samples one token from all counts, while the gate is open. O(distinct tokens) a draft."""
-
-    def __init__(self, gate: Gate, tokens: Int32, temperature: float | str) -> None:
-        super().__init__(temperature)
-        self.gate = gate
-        self._counts: dict[int, int] = {}
-        self.extend(tokens)
-
-    def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
-        ids = np.fromiter(self._counts.keys(), np.int32, len(self._counts))
-        return ids, np.fromiter(self._counts.values(), np.int64, len(self._counts))
-
-    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        return self.propose_after(NO_TOKENS, gamma)
-
-    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        if gamma < 1 or not self.gate.open():
-            return EMPTY_DRAFT
-        return super().propose_after(drafted, 1)
-
-    def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
-    ) -> None:
-        self.gate.learn(len(accepted), len(draft) if verified is None else verified)
-
-    def extend(self, tokens: Int32) -> None:
-        for token in tokens.tolist():
-            self._counts[token] = self._counts.get(token, 0) + 1
 
 
 def check_temperature(temperature: float | str) -> float | str:

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec._native.unigram import UnigramCounts
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import DraftSession, LearningDrafter
-from ngramspec.drafters.stochastic import SamplingUnigramSession, check_temperature
+from ngramspec.drafters.base import DraftSession, LearningDrafter, judged_nodes
+from ngramspec.drafters.stochastic import SamplingSession, check_temperature
 from ngramspec.errors import check_bool
 
 PRIOR_ACCEPTED, PRIOR_VERIFIED = 1, 10  # Leviathan et al., Table 3: unigram alpha 0.03 to 0.13
@@ -43,14 +44,48 @@ class UnigramSession(DraftSession):
         verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        judged = min(len(draft), len(accepted) + 1) if verified is None else verified
-        self.drafter.learn(len(accepted), judged)
+        self.drafter.learn(len(accepted), judged_nodes(draft, accepted, verified))
 
     def extend(self, tokens: Int32) -> None:
         self.counts.extend(tokens)
 
     def sizeof(self) -> int:
         return int(self.counts.sizeof())
+
+
+class SamplingUnigramSession(SamplingSession):
+    """Samples one token from all counts, while the drafter is open. O(distinct tokens) a draft."""
+
+    def __init__(self, drafter: UnigramDrafter, tokens: Int32, temperature: float | str) -> None:
+        super().__init__(temperature)
+        self.drafter = drafter
+        self._counts: dict[int, int] = {}
+        self.extend(tokens)
+
+    def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
+        ids = np.fromiter(self._counts.keys(), np.int32, len(self._counts))
+        return ids, np.fromiter(self._counts.values(), np.int64, len(self._counts))
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        if gamma < 1 or not self.drafter.open():
+            return EMPTY_DRAFT
+        return super().propose_after(drafted, 1)
+
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        verified: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        self.drafter.learn(len(accepted), len(draft) if verified is None else verified)
+
+    def extend(self, tokens: Int32) -> None:
+        for token in tokens.tolist():
+            self._counts[token] = self._counts.get(token, 0) + 1
 
 
 class UnigramDrafter(LearningDrafter):

@@ -10,20 +10,20 @@ import numpy as np
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
-from ngramspec._native.store_source import StoreSource
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession, LearningDrafter
-from ngramspec.errors import check_int
+from ngramspec.errors import check_bool, check_int
 from ngramspec.stores.choice import Store, open_stores
 
 if TYPE_CHECKING:
-    from ngramspec._native.store_reader import Familiar
-    from ngramspec.drafters.tool_calls import CallPredictor, Row, ToolCalls
+    from ngramspec.drafters.session_stores import SessionStores
+    from ngramspec.drafters.tool_calls import CallPredictor, ToolCalls
 
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
 SOURCES_OF_ENGINE = ("copy", "resume", "ngram", "unigram", "store", RECYCLE)  # see Draft.source
+STORE = SOURCES_OF_ENGINE.index("store")
 TOOLS = "tools"  # predicted tool calls
 RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
@@ -35,15 +35,16 @@ class ValueSession(DraftSession):
     """Drafts for one sequence with a value engine, native or the twin.
 
     It learns in ``extend``: the committed tokens show for every candidate whether it was right,
-    including candidates after the draft's end and those that were not drafted. ``observe`` would
-    add nothing to this. It only receives the target's top-k candidates, if they are asked for.
+    including candidates after the draft's end and those that were not drafted. ``observe`` only
+    receives the target's top-k candidates, if they are asked for, and credits stores.
 
     Args:
         engine: a new engine.
         tokens: int32 (n,), the prompt.
         always: see ValueDrafter.
         rehearsed: number of final prompt tokens that it also learns from.
-        tools: predicts the tool calls of the request; None: it has no tools.
+        stores: what the engine drafts from besides the sequence's own text, or None.
+        tools: predicts the tool calls of the request, or None.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class ValueSession(DraftSession):
         always: bool = True,
         *,
         rehearsed: int = 0,
+        stores: SessionStores | None = None,
         tools: CallPredictor | None = None,
     ) -> None:
         self.engine, self.tools = engine, tools
+        self._stores = stores
         self._always = self._wanted = always
         known = max(len(tokens) - rehearsed, 0)
         engine.extend(tokens[:known])
@@ -70,17 +73,17 @@ class ValueSession(DraftSession):
         if not self._always:
             self._wanted = tree and cost is not None and is_flat(cost)
         if self.tools is not None:
-            self._predict_call(self.tools.rows(gamma))
+            self._predict_call(self.tools, gamma)
         if tree:
             tokens, parents, confidence, source = self.engine.draft_tree(gamma, cost)
             return Draft(tokens, parents, confidence, None, source)
         tokens, confidence, source = self.engine.draft(gamma, cost)
         return Draft(tokens, None, confidence, None, source)
 
-    def _predict_call(self, rows: list[Row]) -> None:
+    def _predict_call(self, tools: CallPredictor, most: int) -> None:
         """Give the engine candidates for the next positions; each row follows the first of them."""
         before = 0
-        for depth, (ids, log_probs) in enumerate(rows):
+        for depth, (ids, log_probs) in enumerate(tools.rows(most)):
             after = np.array([before], np.int32)
             self.engine.read_head(after, ids[None], log_probs[None], depth)
             before = int(ids[0])
@@ -92,6 +95,10 @@ class ValueSession(DraftSession):
         verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
+        if self._stores is not None and draft.source is not None and len(accepted):
+            taken = int((draft.source[list(accepted)] == STORE).sum())
+            if taken:
+                self.engine.credit_store(taken)
         if evidence is not None and len(evidence.tokens):
             self.engine.recycle(
                 evidence.tokens,
@@ -105,9 +112,15 @@ class ValueSession(DraftSession):
         self.engine.extend(tokens)
         if self.tools is not None:
             self.tools.extend(tokens)
+        if self._stores is not None:
+            self._stores.append(tokens)
 
     def sizeof(self) -> int | None:
         return int(self.engine.sizeof())
+
+    def close(self) -> None:
+        if self._stores is not None:
+            self._stores.finish()
 
 
 def is_flat(cost: Float32) -> bool:
@@ -139,7 +152,6 @@ class ValueDrafter(LearningDrafter):
             32 nodes costs at most 1.15 times a one-position forward.
     """
 
-    source_names: tuple[str, ...] = SOURCES_OF_ENGINE[:4]
     estimates = True
     branches = True
     learned = ("calibration",)
@@ -157,41 +169,42 @@ class ValueDrafter(LearningDrafter):
         if unknown or not sources or len(set(sources)) < len(sources):
             known = ", ".join((*SOURCES, RECYCLE))
             raise ValueError(f"sources must be some of {known}, each once, got {tuple(sources)}")
-        if not isinstance(always, bool):
-            raise TypeError(f"always must be True or False, got {always!r}")
-        self._begin(sources, check_int("min_match", min_match, 1, MOST_TOKENS), stores, always)
+        self.always = check_bool("always", always)
+        self._begin(sources, check_int("min_match", min_match, 1, MOST_TOKENS), stores)
         named = {"copy": f"copy(min_match={min_match})"}
         if not always:
             named[RECYCLE] = f"{RECYCLE}(always=false)"
         self.spec = "+".join(named.get(name, name) for name in self.sources)
 
-    def _begin(
-        self, sources: Sequence[str], min_match: int, stores: Sequence[Store], always: bool = True
-    ) -> None:
-        self.sources, self.always = tuple(sources), always
-        self.min_match = min_match
+    def _begin(self, sources: Sequence[str], min_match: int, stores: Sequence[Store]) -> None:
+        self.sources, self.min_match = tuple(sources), min_match
         self.stores = open_stores(stores)
-        self.recycles = RECYCLE in self.sources
-        if self.recycles:
+        if RECYCLE in self.sources:
             self.evidence = EvidenceRequest(top_k=RECYCLE_TOP_K)
-            self.source_names = SOURCES_OF_ENGINE
-        elif self.stores:
-            self.source_names = SOURCES_OF_ENGINE[:5]
         self.forget()
 
-    def with_stores(self, stores: Sequence[Store]) -> ValueDrafter:
+    @property
+    def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The engine's sources as far as they are used, and "tools"."""
+        if self.tools is not None:
+            return (*SOURCES_OF_ENGINE, TOOLS)
+        if RECYCLE in self.sources:
+            return SOURCES_OF_ENGINE
+        return SOURCES_OF_ENGINE[: STORE + bool(self.stores)]
+
+    def with_stores(self, stores: Sequence[Store]) -> Self:
         """A copy of this drafter with other stores; both share one calibration."""
-        other = type(self)(self.sources, self.min_match, stores, self.always)
-        other.calibration, other.by_request = self.calibration, self.by_request
-        return other if self.tools is None else other.with_tools(self.tools)
+        other = copy.copy(self)
+        other.stores, other.calibration = open_stores(stores), self.calibration
+        return other
 
     def with_tools(self, tools: ToolCalls) -> Self:
         """A copy of this drafter that predicts tool calls; both share one calibration."""
         other = copy.copy(self)
-        other.tools, other.headed, other.source_names = tools, True, (*SOURCES_OF_ENGINE, TOOLS)
+        other.tools, other.headed = tools, True
         return other
 
-    def with_heads_tokens(self) -> ValueDrafter:
+    def with_heads_tokens(self) -> Self:
         """A copy whose engines also draft a head's tokens; both share one calibration."""
         other = copy.copy(self)
         other.headed = True
@@ -200,33 +213,31 @@ class ValueDrafter(LearningDrafter):
     def forget(self) -> None:
         self.calibration = Calibration()
 
-    def start(self, tokens: Int32) -> DraftSession:
-        if not self.stores:
-            return ValueSession(
-                self.engine(None), tokens, self.always, tools=self.predictor(tokens)
-            )
-        from ngramspec.drafters.shared import start_with_stores  # most drafters have none
+    def start(self, tokens: Int32) -> ValueSession:
+        stores = None
+        if self.stores:
+            from ngramspec.drafters.session_stores import SessionStores  # most drafters have none
 
-        return start_with_stores(self, tokens)
-
-    def predictor(self, tokens: Int32) -> CallPredictor | None:
-        """Predicts the tool calls of a sequence with this prompt, int32 (n,), if it has tools."""
-        return None if self.tools is None else self.tools.predictor(tokens)
-
-    def engine(self, source: StoreSource | None, familiar: Familiar | None = None) -> ValueEngine:
-        """A new engine that also drafts from ``source``, of which ``familiar`` is known."""
+            stores = SessionStores(self.stores, tokens)
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
-        calibration = Calibration() if self.by_request else self.calibration
-        return ValueEngine(
-            calibration,
+        engine = ValueEngine(
+            Calibration() if self.by_request else self.calibration,
             copies,
             counts,
             falls_back,
             self.min_match,
-            source,
-            self.recycles,
+            None if stores is None else stores.source,
+            RECYCLE in self.sources,
             self.headed,
-            familiar,
+            None if stores is None else stores.familiar,
+        )
+        return ValueSession(
+            engine,
+            tokens,
+            self.always,
+            rehearsed=0 if stores is None else stores.rehearsed,
+            stores=stores,
+            tools=None if self.tools is None else self.tools.predictor(tokens),
         )
 
 
@@ -239,11 +250,8 @@ class StoreDrafter(ValueDrafter):
         stores: corpora, paths of corpora, and namespaces of shared stores.
     """
 
+    always = True
+    spec = "store"
+
     def __init__(self, stores: Sequence[Store] = ()) -> None:
         self._begin((), 2, stores)
-        self.spec = "store"
-
-    def with_stores(self, stores: Sequence[Store]) -> StoreDrafter:
-        other = StoreDrafter(stores)
-        other.calibration, other.by_request = self.calibration, self.by_request
-        return other if self.tools is None else other.with_tools(self.tools)

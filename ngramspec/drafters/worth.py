@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 # Not tuned one by one:
 CONFIDENCE_BOUNDS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98)  # buckets of a confidence
@@ -12,6 +13,18 @@ FADED = 100.0  # most earlier times that a mean remembers
 PRIOR_TIMES = 15.0  # times that the initial value of a mean counts as
 PATIENCE, MOST_PATIENCE = 16, 256  # steps between trials of a head that does not pay
 PEAKS = 10  # buckets of the highest probability of a head's distribution
+
+
+class _Means:
+    """Running means by bucket, which begin with the values of ``prior``."""
+
+    def __init__(self, prior: NDArray[np.float64]) -> None:
+        self.values, self._times = prior, np.full(prior.shape, PRIOR_TIMES)
+
+    def learn(self, at: int | tuple[int, int], value: float) -> None:
+        """Learn a value of the bucket ``at``."""
+        self._times[at] = min(self._times[at] + 1, FADED)
+        self.values[at] += (value - self.values[at]) / self._times[at]
 
 
 class HeadWorth:
@@ -27,21 +40,17 @@ class HeadWorth:
     def __init__(self) -> None:
         middles = np.array([0.05, 0.18, 0.33, 0.48, 0.63, 0.75, 0.85, 0.93, 0.965, 0.99])
         prior = np.maximum(GUESS - middles, 0.1 * (1 - middles))
-        self._gain = np.repeat(prior[:, None], DEPTHS, axis=1)
-        self._times = np.full(self._gain.shape, PRIOR_TIMES)
-        self._accepted = (np.arange(PEAKS) + 0.5) / PEAKS * 0.6 + 0.35
-        self._verified = np.full(PEAKS, PRIOR_TIMES)
+        self._gain = _Means(np.repeat(prior[:, None], DEPTHS, axis=1))
+        self._accepted = _Means((np.arange(PEAKS) + 0.5) / PEAKS * 0.6 + 0.35)
         self._skipped, self._patience = 0, PATIENCE
 
     def gain(self, confidence: float, depth: int) -> float:
         """The mean gain of a row at a position that is reached."""
-        return float(self._gain[_cell(confidence, depth)])
+        return float(self._gain.values[_cell(confidence, depth)])
 
     def learn_gain(self, confidence: float, depth: int, gain: float) -> None:
         """Learn what a row has added."""
-        cell = _cell(confidence, depth)
-        self._times[cell] = min(self._times[cell] + 1, FADED)
-        self._gain[cell] += (gain - self._gain[cell]) / self._times[cell]
+        self._gain.learn(_cell(confidence, depth), gain)
 
     def due(self) -> bool:
         """Count a step in which the head does not pay; whether to try it nevertheless."""
@@ -57,13 +66,11 @@ class HeadWorth:
 
     def accepted(self, peak: float) -> float:
         """P(a token is accepted) that is sampled from a distribution with this maximum."""
-        return float(self._accepted[_peak(peak)])
+        return float(self._accepted.values[_peak(peak)])
 
     def learn_accepted(self, peak: float, accepted: bool) -> None:
         """Learn whether a sampled token was accepted."""
-        at = _peak(peak)
-        self._verified[at] = min(self._verified[at] + 1, FADED)
-        self._accepted[at] += (accepted - self._accepted[at]) / self._verified[at]
+        self._accepted.learn(_peak(peak), accepted)
 
 
 def _cell(confidence: float, depth: int) -> tuple[int, int]:

@@ -9,10 +9,12 @@ from typing import Any
 
 from ngramspec.costs.engine_rows import EngineCosts, GivenEngineCosts, LearnedEngineCosts
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.registry import POLICIES, build_drafter
-from ngramspec.engines.row_stores import named_stores
+from ngramspec.drafters.registry import build_drafter, check_policy
 from ngramspec.engines.rows import Rows
 from ngramspec.errors import check_int
+from ngramspec.stores.shared import DEFAULT_BYTES, Namespace, SharedStore, made_namespace
+
+SAVED_STORE_OPTIONS = ("path", "namespace", "max_bytes", "namespace_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,7 @@ class EngineOptions:
         """Raise a TypeError or ValueError if a value is wrong."""
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be a string, got {self.drafter!r}")
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        check_policy(self.policy)
         self.build_drafter()
         self.batch_costs(1, "cpu", "float32")
         check_int("max_sessions", self.max_sessions, 1)
@@ -116,17 +117,10 @@ class EngineOptions:
         tokenizer: Any = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Rows:
-        """Make the ``Rows`` with these options.
+        """Make the ``Rows`` with these options; see there.
 
-        Args:
-            k: maximum number of tokens drafted for a row.
-            vocab: size of the vocabulary.
-            max_len: maximum number of tokens of a text.
-            device: "cpu" or "gpu".
-            dtype: name of the model's dtype.
-            tree: whether drafts may be trees. Then ``costs`` is ignored.
-            tokenizer: the model's tokenizer, to check the stores, or None.
-            clock: returns seconds.
+        ``device`` is "cpu" or "gpu", and ``dtype`` the name of the model's dtype. With ``tree`` the
+        option ``costs`` is ignored. The stores are checked against ``tokenizer``, if it is given.
         """
         return Rows(
             self.build_drafter(tokenizer, vocab),
@@ -139,3 +133,42 @@ class EngineOptions:
             max_bytes=self.max_mib << 20,
             clock=clock,
         )
+
+
+def named_stores(given: object, tokenizer: Any = None) -> list[str | Namespace]:
+    """The stores that the option ``stores`` names.
+
+    It is a list of paths of corpora, and dicts of SharedStore's arguments and ``namespace``. With
+    ``path``, the store is loaded from a file of ``SharedStore.save``, which is not written again.
+    Only a store with ``sync`` needs the model's tokenizer.
+
+    Raises:
+        TypeError, ValueError: ``given`` is not such a list, or an entry is wrong.
+        OSError: a file cannot be read.
+    """
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise TypeError(f"stores must be a list of paths and dicts, got {given!r}")
+    return [_named(at, each, tokenizer) for at, each in enumerate(given)]
+
+
+def _named(at: int, given: Any, tokenizer: Any) -> str | Namespace:
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(f"stores[{at}] must be a path or a dict, got {given!r}")
+    return _saved(at, given) if "path" in given else made_namespace(given, tokenizer)
+
+
+def _saved(at: int, given: Mapping[str, Any]) -> Namespace:
+    unknown = [str(name) for name in given if name not in SAVED_STORE_OPTIONS]
+    if unknown or "namespace" not in given or not isinstance(given["path"], str):
+        raise ValueError(
+            f"stores[{at}]: a store with a path must have 'path' and 'namespace', and may have"
+            f" max_bytes, namespace_bytes; got {dict(given)!r}"
+        )
+    store = SharedStore.load(
+        given["path"],
+        given.get("max_bytes", DEFAULT_BYTES),
+        namespace_bytes=given.get("namespace_bytes"),
+    )
+    return store[given["namespace"]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from ngramspec._native.row_text import agreed
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.call_stores import CallStores, RowStores
 from ngramspec.drafters.guarded import GuardedSession
-from ngramspec.drafters.stored import CallDrafter, RowDrafter
-from ngramspec.engines.row_choice import accepted_nodes
+from ngramspec.drafters.prefix_tree import path_along
 from ngramspec.engines.row_texts import Row, RowText, RowTexts
 from ngramspec.stores.shared import Namespace
 
@@ -49,21 +50,12 @@ class RowsStats:
     crowded: int = 0
     seconds: float = 0.0
 
-    def as_dict(self) -> dict[str, int | float]:
-        """All counts by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
 
 class RowSessions:
     """The texts of all rows with one session each, within limits. Not thread-safe.
 
-    Args:
-        drafter: makes the sessions.
-        vocab: size of the target's vocabulary. Other ids are neither passed to a session nor
-            drafted.
-        tree: whether drafts may be trees.
-        max_sessions: maximum number of texts.
-        max_bytes: maximum bytes of texts and sessions that report their size.
+    Ids outside the vocabulary are neither passed to a session nor drafted. The arguments are those
+    of ``Rows``.
     """
 
     def __init__(
@@ -75,7 +67,7 @@ class RowSessions:
         self.max_sessions = max_sessions
         self.max_bytes = max_bytes
         shares = any(isinstance(store, Namespace) for store in drafter.stores)
-        self._shared = CallDrafter(lambda: drafter, None, None, logger.warning) if shares else None
+        self._shared = CallStores(lambda: drafter, None, None, logger.warning) if shares else None
         self.texts = RowTexts(lambda: GuardedSession(vocab, self._report_fault))
         self.stats = RowsStats()
         self.open = 0  # number of open sessions
@@ -104,10 +96,7 @@ class RowSessions:
         return text
 
     def rows_known(self) -> None:
-        """Call after all rows of a call were advanced.
-
-        Texts without a row may have ended, so their output is added to shared stores.
-        """
+        """After all rows advanced: add texts without a row, which may have ended, to stores."""
         self.stats.moved = self.texts.moves
         if self._shared is not None:
             for text in self.texts.gone():
@@ -124,18 +113,12 @@ class RowSessions:
             if counts
         }
 
-    def _store(self, text: RowText, stored: RowDrafter, row: Row, begin: int, new: Int32) -> None:
+    def _store(self, text: RowText, stored: RowStores, row: Row, begin: int, new: Int32) -> None:
         """Add to shared stores the tokens that follow a text's first ``begin`` tokens.
 
         Those before the step's tokens are a prompt, either of a new request or of one that
-        continues an earlier request's text.
-
-        Args:
-            text: with these tokens.
-            stored: its ``stored``.
-            row: the text's row.
-            begin: number of tokens of the text before this call.
-            new: those of the other tokens that are ids of the vocabulary, int32 (n,).
+        continues an earlier request's text. ``new``, int32 (n,), are the added
+        ids of the vocabulary.
         """
         prompt = max(row.length - len(row.new), begin)  # length
         if prompt > begin:
@@ -153,7 +136,10 @@ class RowSessions:
         accepted: list[int] = []
         verified: int | None = None
         if len(draft.tokens):
-            accepted = accepted_nodes(draft, row.tokens, begin, row.length)
+            if draft.parents is None:
+                accepted = list(range(agreed(draft.tokens, row.tokens, begin, row.length)))
+            else:
+                accepted = path_along(draft, row.tokens[begin : row.length].tolist())
             self.stats.accepted += len(accepted)
             if len(accepted) == row.length - begin:  # the engine verified no more of it
                 verified = len(accepted)
@@ -166,7 +152,7 @@ class RowSessions:
         ``cost`` is float32 (room + 2,) or longer, for ``DraftSession.propose``; None: not known.
         """
         guarded = text.guarded
-        guarded.use(self.drafter if text.stored is None else text.stored())
+        guarded.use(self.drafter if text.stored is None else text.stored.drafter())
         if guarded.gave_up:
             return EMPTY_DRAFT
         try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ngramspec._native.row_text import TokenText, text_hash
 from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
+from ngramspec.drafters.call_stores import RowStores
 from ngramspec.drafters.guarded import GuardedSession
-from ngramspec.drafters.stored import RowDrafter
 
 
 class Row(NamedTuple):
@@ -28,37 +29,22 @@ class Row(NamedTuple):
     new: Sequence[int]
 
 
+@dataclass(slots=True, eq=False)
 class RowText:
-    """One request's text, and the session that drafts for it.
+    """One request's committed text, and the session that drafts for it."""
 
-    Attributes:
-        key: the engine's id, or None.
-        text: its committed tokens.
-        guarded: the session that drafts for it.
-        counted: whether its session is counted as open.
-        draft: the draft returned in the last call.
-        seen: number of the last call that had this row.
-        size: bytes at the last count.
-        live: whether it is still known.
-        stored: adds to shared stores and makes the drafter that reads them; None: no such stores.
-        listed: (count, hash) under which ``RowTexts`` lists it, or None.
-        steps: number of engine steps that committed tokens of it.
-        emitted: number of tokens committed in them.
-    """
-
-    __slots__ = (
-        *("key", "text", "guarded", "counted", "draft", "seen", "size", "live"),
-        *("stored", "listed", "steps", "emitted"),
-    )
-
-    def __init__(self, key: Hashable | None, guarded: GuardedSession) -> None:
-        self.key, self.guarded, self.counted = key, guarded, False
-        self.text = TokenText()
-        self.seen = self.size = self.steps = self.emitted = 0
-        self.live = True
-        self.draft: Draft = EMPTY_DRAFT
-        self.stored: RowDrafter | None = None
-        self.listed: tuple[int, int] | None = None
+    key: Hashable | None  # the engine's id
+    guarded: GuardedSession
+    text: TokenText = field(default_factory=TokenText)
+    counted: bool = False  # whether its session is counted as open
+    draft: Draft = EMPTY_DRAFT  # returned in the last call
+    seen: int = 0  # number of the last call that had this row
+    size: int = 0  # bytes at the last count
+    live: bool = True  # whether it is still known
+    stored: RowStores | None = None  # None: there are no shared stores
+    listed: tuple[int, int] | None = None  # (count, hash) under which ``RowTexts`` lists it
+    steps: int = 0  # engine steps that committed tokens of it
+    emitted: int = 0  # tokens committed in them
 
     @property
     def count(self) -> int:

@@ -219,10 +219,9 @@ class Rows:
         """Draft for every row, and cut what is not worth its cost: see ``Pace.price``."""
         cost = None if curve is None else generous_cost(curve, len(texts), self.k)
         found: list[Draft] = []
-        ask, k, most = self._sessions.ask, self.k, self.max_len - 1
         for place, text in texts:
-            room = min(k, most - rows[place].length)
-            found.append(ask(text, room, cost) if room > 0 else EMPTY_DRAFT)
+            room = min(self.k, self.max_len - 1 - rows[place].length)
+            found.append(self._sessions.ask(text, room, cost) if room > 0 else EMPTY_DRAFT)
         if curve is None:
             return found
         weights = None

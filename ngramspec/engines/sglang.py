@@ -159,12 +159,7 @@ class NgramspecCorpus:
         batch_tokens: Sequence[Sequence[int]],
         total_lens: Sequence[int],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draft trees for a batch.
-
-        Args:
-            req_ids: the requests' ids.
-            batch_tokens: the last tokens of each text, at least those that are not known yet.
-            total_lens: length of each text.
+        """Draft trees for a batch, by the last tokens of each text: all that are not known yet.
 
         Returns:
             tokens, int64 (rows * nodes,): each row's last committed token and its draft, padded

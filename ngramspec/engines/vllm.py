@@ -14,6 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ngramspec.draft import Int32
@@ -82,7 +83,7 @@ class NgramspecProposer:
         drafts = propose(self.rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         if self.options.log_every and time.monotonic() - self._logged > self.options.log_every:
             self._logged = time.monotonic()
-            stats = self.rows.stats.as_dict() | self.rows.store_counts()
+            stats = asdict(self.rows.stats) | self.rows.store_counts()
             stats |= {"live": len(self.rows), "bytes": self.rows.bytes}
             logger.info("ngramspec %s", json.dumps(stats))
         return drafts

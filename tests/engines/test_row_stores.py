@@ -7,8 +7,7 @@ import pytest
 from engine_rows import Engine, ids
 
 from ngramspec import Corpus, SharedStore, build_drafter
-from ngramspec.engines.row_options import EngineOptions
-from ngramspec.engines.row_stores import named_stores
+from ngramspec.engines.row_options import EngineOptions, named_stores
 from ngramspec.engines.rows import Rows
 
 VOCAB = 200

@@ -13,11 +13,11 @@ from engine_rows import FAULTY, VOCAB, Engine, K, Recorder, ids
 
 from ngramspec._native import row_text
 from ngramspec.costs import engine_rows as row_costs
-from ngramspec.engines import row_choice, row_texts, rows
+from ngramspec.engines import row_texts, rows
 from ngramspec.engines.rows import Row, Rows
 
 
-@pytest.mark.parametrize("module", [rows, row_choice, row_costs, row_texts])
+@pytest.mark.parametrize("module", [rows, row_costs, row_texts])
 def test_examples(module):
     assert doctest.testmod(module).failed == 0
 

@@ -12,7 +12,7 @@ from families import ENCODER_DECODER, FAMILIES, VARIED, build
 
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
-from ngramspec.costs.batch import BatchStepCosts
+from ngramspec.costs.call import CallCosts
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask, tree_positions
 from ngramspec.hf_model.model import Target
 
@@ -162,9 +162,9 @@ def test_where_branches_cost_more_than_they_give_the_likeliest_paths_are_verifie
     model, inputs = build("llama"), batch(3)
     plain = model.generate(**inputs, **GREEDY)
     seen, flat = {}, np.ones(66, np.float32)
-    monkeypatch.setattr(BatchStepCosts, "cost", lambda self: flat)
+    monkeypatch.setattr(CallCosts, "cost", lambda self: flat)
     for surcharge in (1.0, 50.0):
-        monkeypatch.setattr(BatchStepCosts, "surcharge", lambda self, own=surcharge: own)
+        monkeypatch.setattr(CallCosts, "surcharge", lambda self, own=surcharge: own)
         events = []
         drafter = Tempting(row_texts(inputs, plain), confidence=0.5)
         speculator = Speculator(drafter, tree="auto", on_step=events.append)

@@ -13,7 +13,7 @@ import torch
 
 import ngramspec
 from ngramspec import Corpus, Speculator, build_drafter
-from ngramspec.drafters.stored import CallDrafter
+from ngramspec.drafters.call_stores import CallStores
 from ngramspec.stores import StoreFileError
 
 pytest.importorskip("pydivsufsort")
@@ -162,13 +162,13 @@ def test_sequences_with_and_without_stores_learn_together(path):
 
 def test_a_call_follows_the_speculators_drafter(path):
     current = [build_drafter("auto")]
-    drafter = CallDrafter(lambda: current[0], [path], None, print).row(97)
-    first = drafter()
-    assert first is drafter()
+    row = CallStores(lambda: current[0], [path], None, print).row(97)
+    first = row.drafter()
+    assert first is row.drafter()
     assert len(first.stores) == 1
     current[0] = build_drafter("copy")
-    assert drafter().sources == ("copy",)
-    assert len(drafter().stores) == 1
+    assert row.drafter().sources == ("copy",)
+    assert len(row.drafter().stores) == 1
 
 
 def test_the_prompt_shows_how_far_a_corpus_is_to_be_believed(tmp_path):

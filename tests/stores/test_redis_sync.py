@@ -352,7 +352,7 @@ def test_writers_that_are_killed(server, stores):
 def test_settings_of_an_engine_name_a_server(server):
     with pytest.raises(ValueError, match="sync needs tokenizer="):
         build_drafter("auto", stores=[{"namespace": "a", "sync": server.address}])
-    from ngramspec.engines.row_stores import named_stores
+    from ngramspec.engines.row_options import named_stores
 
     settings = {"namespace": "a", "sync": server.address}
     [namespace] = named_stores([settings], Vocabulary())

@@ -9,7 +9,7 @@ import torch
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.drafters import build_drafter
-from ngramspec.drafters.stored import CallDrafter
+from ngramspec.drafters.call_stores import CallStores
 from ngramspec.stepwise import open_generation
 from ngramspec.stores.siblings import MOST_READ, Siblings
 
@@ -19,7 +19,7 @@ def int32(tokens):
 
 
 def rows_of(count, tokens=1000):
-    call = CallDrafter(lambda: build_drafter("copy+ngram"), None, None, print)
+    call = CallStores(lambda: build_drafter("copy+ngram"), None, None, print)
     call.join_equal([int32([1, 2])] * count, tokens)
     rows = [call.row(100_000, index) for index in range(count)]
     for row in rows:
@@ -28,7 +28,7 @@ def rows_of(count, tokens=1000):
 
 
 def drafted(row, tokens, gamma=6):
-    return row().start(int32(tokens)).propose(gamma).tokens.tolist()
+    return row.drafter().start(int32(tokens)).propose(gamma).tokens.tolist()
 
 
 def test_an_answer_is_drafted_from_the_others_at_once():
@@ -41,7 +41,7 @@ def test_an_answer_is_drafted_from_the_others_at_once():
 
 
 def test_rows_with_other_prompts_see_nothing():
-    call = CallDrafter(lambda: build_drafter("copy+ngram"), None, None, print)
+    call = CallStores(lambda: build_drafter("copy+ngram"), None, None, print)
     call.join_equal([int32(each) for each in ([1, 2], [1, 3], [1, 2])], 100)
     rows = [call.row(100_000, index) for index in range(3)]
     rows[0].append(int32(range(100, 110)))
@@ -61,29 +61,29 @@ def test_the_number_of_texts_and_their_length_are_bounded():
     rows[0].append(int32(range(100, 300)))
     assert drafted(rows[-1], [1, 290, 291], 3) == [292, 293, 294]
     assert drafted(rows[-1], [1, 110, 111], 3) == []
-    assert len(rows[0]().stores) == MOST_READ
+    assert len(rows[0].drafter().stores) == MOST_READ
     assert drafted(rows[1], [1, 290, 291], 3) == []  # too many are nearer
 
 
 @pytest.mark.parametrize("spec", ["ngram(order=3)", "none"])
 def test_drafters_that_take_no_stores(spec):
-    call = CallDrafter(lambda: build_drafter(spec, policy="priority"), None, None, print)
+    call = CallStores(lambda: build_drafter(spec, policy="priority"), None, None, print)
     call.join_equal([int32([1])] * 2, 10)
     row = call.row(100)
-    assert row() is not None
+    assert row.drafter() is not None
     row.append(int32([1, 2, 3]))
 
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_sampled_rows_of_a_batch_are_joined(tiny, greedy, monkeypatch):
     """Greedy rows with equal prompts have equal texts, so they would learn nothing."""
-    join, joined = CallDrafter.join_equal, []
+    join, joined = CallStores.join_equal, []
 
-    def counted(drafter, prompts, tokens):
+    def counted(stores, prompts, tokens):
         joined.append(len(prompts))
-        join(drafter, prompts, tokens)
+        join(stores, prompts, tokens)
 
-    monkeypatch.setattr(CallDrafter, "join_equal", counted)
+    monkeypatch.setattr(CallStores, "join_equal", counted)
     prompt = torch.tensor([[5, 6, 7, 8, 15, 16]])
     options = {"max_new_tokens": 60, "do_sample": not greedy}
     if not greedy:

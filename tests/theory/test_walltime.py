@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ngramspec.draft_length.optimal import worthwhile
+from ngramspec.draft_length.optimal import worthwhile_nodes
 from ngramspec.theory import operations, walltime
 
 ALPHAS = np.linspace(0.1, 0.9, 9)
@@ -178,7 +178,7 @@ def test_the_loop_cuts_drafts_where_the_theory_says(acceptance, rises):
     cost = np.concatenate(([0.0, 1.0], 1 + np.cumsum(rises))).astype(np.float32)
     confidences = np.asarray(acceptance, np.float32)
     speed = walltime.improvement_at(confidences, cost)
-    chosen = worthwhile([confidences], cost)
+    chosen = worthwhile_nodes(np.cumprod(confidences, dtype=np.float64), cost)
     assert speed[chosen] == pytest.approx(speed[walltime.optimal_gamma_at(confidences, cost)])
 
 

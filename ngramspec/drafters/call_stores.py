@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # most calls have no stores
     from ngramspec.stores.siblings import SiblingAnswer
 
 
-class CallDrafter:
-    """Makes the drafter of each row of a call: the current one, with the stores the call names.
+class CallStores:
+    """The stores and tools of one call, for its rows.
 
     Args:
         current: returns the Speculator's drafter.
@@ -57,11 +57,9 @@ class CallDrafter:
         return (*(drafter.stores if self._stores is None else self._stores), *self._extra)
 
     def join_equal(self, prompts: Sequence[Int32], tokens: int) -> None:
-        """Draft rows with equal prompts from each other.
+        """Draft rows with equal ``prompts``, int32 (n,) each, from each other.
 
-        Args:
-            prompts: of all rows, int32 (n,) each.
-            tokens: maximum tokens of an answer.
+        An answer has at most ``tokens`` tokens.
         """
         same: dict[bytes, list[int]] = {}
         for row, prompt in enumerate(prompts):
@@ -73,31 +71,29 @@ class CallDrafter:
                 siblings = Siblings(len(rows), tokens)
                 self._joined |= {row: siblings.answer(index) for index, row in enumerate(rows)}
 
-    def row(self, vocab: int, index: int = 0) -> RowDrafter:
-        """The drafter of the row ``index``, for a target with ``vocab`` token ids."""
+    def row(self, vocab: int, index: int = 0) -> RowStores:
+        """The stores of the row ``index``, for a target with ``vocab`` token ids."""
         joined = self._joined.get(index)
-        return RowDrafter(self, vocab, self.answers if joined is None else (joined,))
+        return RowStores(self, vocab, self.answers if joined is None else (joined,))
 
 
-class RowDrafter:
-    """The drafter of a row, and what the row adds to each namespace.
+class RowStores:
+    """What one row drafts from, and what it adds to each namespace.
 
     Stores with token ids outside the target's vocabulary are left out.
     """
 
-    def __init__(
-        self, call: CallDrafter, vocab: int, answers: Sequence[SiblingAnswer] = ()
-    ) -> None:
+    def __init__(self, call: CallStores, vocab: int, answers: Sequence[SiblingAnswer] = ()) -> None:
         self._call = call
         self._vocab = vocab
         self._written = [each.siblings.written(each.index) for each in answers]
         self._read = [each for own in answers for each in own.siblings.read(own.index, vocab)]
         self._requests: dict[Namespace, SharedRequest] = {}
         self._made: tuple[Drafter, Drafter] | None = None
-        self()
+        self.drafter()
 
-    def __call__(self) -> Drafter:
-        """The drafter to use now."""
+    def drafter(self) -> Drafter:
+        """The Speculator's current drafter with the row's stores and tools."""
         current = self._call.current()
         if self._made is None or self._made[0] is not current:
             stores = self._fitting(self._call.of(current))
@@ -111,12 +107,12 @@ class RowDrafter:
         return self._made[1]
 
     def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
-        """Note the row's prompt, int32 (n,), and the reference text before it, int32 (m,)."""
+        """Record the row's prompt, int32 (n,), and the reference text before it, int32 (m,)."""
         for request in self._requests.values():
             request.begin(prompt, reference)
 
     def append(self, tokens: Int32) -> None:
-        """Note the row's committed tokens, int32 (n,)."""
+        """Record the row's committed tokens, int32 (n,)."""
         for request in self._requests.values():
             request.append(tokens)
         for answer in self._written:
@@ -137,21 +133,20 @@ class RowDrafter:
                 request.abort()
 
     def _fitting(self, stores: Sequence[Any]) -> tuple[Any, ...]:
-        fitting = []
+        """The stores that fit the vocabulary, with the row's requests instead of namespaces."""
+        if not stores:
+            return ()
+        from ngramspec.stores.shared import Namespace  # most calls have no stores
+
+        fitting: list[Any] = []
         for store in stores:
             try:
                 store.check_vocabulary(self._vocab)
-                fitting.append(self._of_row(store))
+                if isinstance(store, Namespace):
+                    if store not in self._requests:
+                        self._requests[store] = store.request(self._vocab, self._call.session)
+                    store = self._requests[store]
+                fitting.append(store)
             except ValueError as error:
                 self._call.log_once(f"drafting without a store: {error}")
         return tuple(fitting)
-
-    def _of_row(self, store: Any) -> Any:
-        """A store, or the row's request in a namespace."""
-        from ngramspec.stores.shared import Namespace
-
-        if not isinstance(store, Namespace):
-            return store
-        if store not in self._requests:
-            self._requests[store] = store.request(self._vocab, self._call.session)
-        return self._requests[store]

@@ -9,7 +9,7 @@ import pytest
 from conftest import tiny_llama
 from cost_models import KIND
 
-from ngramspec.costs.batch import BatchStepCosts
+from ngramspec.costs.call import CallCosts
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft_length.schedule import RowGamma
 
@@ -20,7 +20,7 @@ def costs(rows, model=None, tokens=200):
     def make(count):
         return StepCostTracker(model, replace(KIND, rows=count), 9, tokens)
 
-    return BatchStepCosts(make, rows)
+    return CallCosts(make, rows)
 
 
 def run(costs, seconds, steps=60):
