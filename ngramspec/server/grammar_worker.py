@@ -16,7 +16,8 @@ import sys
 from typing import Any
 
 END_MARGIN_SECONDS = 5  # after the limit, before the process ends without the server; not tuned
-SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # the prefix of xgrammar's error messages
+# The prefix of xgrammar's error messages: time, place in its source, and sometimes its condition.
+SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*\) is false: )?")
 
 
 def compiled(compiler: Any, kind: str, text: str) -> Any:

@@ -117,6 +117,7 @@ WRONG = [
     ({"$ref": "#"}, "no text matches it"),
     ({"$ref": "#/none"}, ""),
     ({"type": "string", "pattern": "("}, ""),
+    ({"type": "integer", "minimum": 1e30}, "cannot be used: Integer exceeds"),
 ]
 
 
