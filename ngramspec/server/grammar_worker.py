@@ -62,7 +62,9 @@ def main() -> None:
 
         seconds, vocabulary = json.loads(sys.stdin.readline())
         info = xgrammar.TokenizerInfo.deserialize_json(vocabulary)
-        compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
+        # Half of the cores stay free for the answers and for other users' workers.
+        threads = max(1, (os.cpu_count() or 1) // 2)
+        compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
         print("null", file=answers, flush=True)
         for line in sys.stdin:
             kind, text = json.loads(line)
