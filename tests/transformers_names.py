@@ -213,7 +213,7 @@ POSITION_FOLDERS = {
 def listed_in(group: str) -> Iterable[str]:
     """Names in a group of ``compat.classes``, which may be a single one."""
     names = vars(classes)[group]
-    return (names,) if isinstance(names, str) else names
+    return (names,) if isinstance(names, str) else sorted(names)  # one order in all processes
 
 
 CLASSES = [
