@@ -221,7 +221,7 @@ class Fuzz:
         return plain(self.model, self.tokenizer, ids, count, eos_token_id=list(ends))
 
     async def _check_left(self) -> None:
-        """Nothing may be left: no jobs, no sessions, no caches in use."""
+        """Nothing may be left: no jobs, no caches in use."""
         engine = self.service.engine
         for _ in range(600):
             if engine.load == (0, 0):
@@ -229,7 +229,6 @@ class Fuzz:
             await asyncio.sleep(0.05)
         left = {
             "jobs": engine.load != (0, 0),
-            "sessions": bool(engine._scheduler._sessions),
             "caches in use": any(each.busy for each in engine._runner.pool._caches),
             "bytes of caches": engine.pool_bytes > MIB,
         }
