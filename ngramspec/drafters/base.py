@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
 
@@ -287,6 +287,12 @@ class LearningDrafter(Drafter):
     @abstractmethod
     def forget(self) -> None:
         """Reset what was learned. Not while sequences run."""
+
+    def having(self, **attributes: Any) -> Self:
+        """A copy with other values of some attributes, which shares what was learned."""
+        other = copy.copy(self)
+        vars(other).update(vars(self) | attributes)
+        return other
 
     def learning(self, *, by_request: bool) -> LearningDrafter:
         if by_request == self.by_request:

@@ -287,15 +287,11 @@ class HeadedDrafter(LearningDrafter):
         return other
 
     def with_stores(self, stores: Sequence[Any]) -> Drafter:
-        other = copy.copy(self)
-        other.tables = self.tables.with_stores(stores).with_heads_tokens()
-        other.evidence, other.stores = other.tables.evidence, other.tables.stores
-        return other
+        tables = self.tables.with_stores(stores)
+        return self.having(tables=tables, stores=tables.stores)
 
     def with_tools(self, tools: ToolCalls) -> Drafter:
-        other = copy.copy(self)
-        other.tables = self.tables.with_tools(tools)
-        return other
+        return self.having(tables=self.tables.with_tools(tools))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HeadedDrafter:
         """A copy that shares the weights of the head's model, and nothing learned."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -194,21 +193,15 @@ class ValueDrafter(LearningDrafter):
 
     def with_stores(self, stores: Sequence[Store]) -> Self:
         """A copy of this drafter with other stores; both share one calibration."""
-        other = copy.copy(self)
-        other.stores, other.calibration = open_stores(stores), self.calibration
-        return other
+        return self.having(stores=open_stores(stores))
 
     def with_tools(self, tools: ToolCalls) -> Self:
         """A copy of this drafter that predicts tool calls; both share one calibration."""
-        other = copy.copy(self)
-        other.tools, other.headed = tools, True
-        return other
+        return self.having(tools=tools, headed=True)
 
     def with_heads_tokens(self) -> Self:
         """A copy whose engines also draft a head's tokens; both share one calibration."""
-        other = copy.copy(self)
-        other.headed = True
-        return other
+        return self.having(headed=True)
 
     def forget(self) -> None:
         self.calibration = Calibration()

@@ -13,7 +13,8 @@ import torch
 from conftest import tiny_llama
 
 import ngramspec
-from ngramspec import ToolCalls, build_drafter
+from ngramspec import SharedStore, ToolCalls, build_drafter
+from ngramspec.drafters import HeadedDrafter
 
 TOOLS = [
     {
@@ -118,6 +119,21 @@ def test_stores_and_copies_keep_the_tools():
     assert build_drafter("copy", policy="priority").with_tools(drafter.tools).source_names == (
         "copy",
     )
+
+
+@pytest.mark.parametrize("spec", ["auto", "store", "auto+mtp"])
+def test_calls_with_other_tools_or_stores_share_what_was_learned(spec):
+    drafter = build_drafter(spec)
+    tools = ToolCalls(TOOLS, Characters())
+    with_tools = drafter.with_tools(tools)
+    with_both = with_tools.with_stores([SharedStore(1 << 20)["a"]])
+    if isinstance(drafter, HeadedDrafter):
+        assert drafter.worth is with_tools.worth is with_both.worth
+        drafter, with_tools, with_both = drafter.tables, with_tools.tables, with_both.tables
+    shared = drafter.calibration
+    assert shared is with_tools.calibration is with_both.calibration
+    assert shared is drafter.with_heads_tokens().calibration
+    assert shared is not copy.deepcopy(with_tools).calibration
 
 
 def test_a_tokenizer_that_fails_stops_predictions_but_not_drafts(caplog):
