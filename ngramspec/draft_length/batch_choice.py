@@ -63,9 +63,14 @@ def worthwhile_rows(
         >>> [len(each) for each in worthwhile_rows([sure, rare], steep)]
         [2, 0]
     """
-    trees = [draft for draft in drafts if draft.parents is not None]
-    confidences = [_reach(draft) if trees else _confidence(draft) for draft in drafts]
-    kept = worthwhile_heads(confidences, curve, not trees, lasting, weights, rate)
+    probabilities = [_confidence(draft) for draft in drafts]
+    chains = all(draft.parents is None for draft in drafts)
+    if not chains:  # then P(accepted) of each node and its ancestors
+        probabilities = [
+            np.minimum.accumulate(reach_of(draft.parents, confidence)).astype(np.float32)
+            for draft, confidence in zip(drafts, probabilities, strict=True)
+        ]
+    kept = worthwhile_heads(probabilities, curve, chains, lasting, weights, rate)
     return [
         draft if n == len(draft.tokens) else draft.first(n)
         for draft, n in zip(drafts, kept, strict=True)
@@ -77,13 +82,6 @@ def _confidence(draft: Draft) -> Float32:
     if draft.confidence is None:
         return np.full(len(draft), 0.5, np.float32)
     return draft.confidence
-
-
-def _reach(draft: Draft) -> Float32:
-    """P(accepted) of each node and its ancestors, float32 (n,), made non-increasing."""
-    reach = reach_of(draft.parents, _confidence(draft))
-    falling: Float32 = np.minimum.accumulate(reach).astype(np.float32)
-    return falling
 
 
 def progress_weights(
@@ -155,25 +153,16 @@ def common_length(
         False if it applies to their most probable paths, because branches are not worth the
         surcharge.
     """
-    reaches = [_reach_of(draft) for draft in drafts]
+    reaches = [reach_of(draft.parents, _confidence(draft)) for draft in drafts]
     length, value = _best_length(reaches, weights, cost)
     if surcharge <= 1.0 or all(draft.parents is None for draft in drafts):
         return length, True
-    paths = [_of_path(draft, reach) for draft, reach in zip(drafts, reaches, strict=True)]
+    paths = [
+        reach if draft.parents is None else reach[likeliest_path(draft.parents, _confidence(draft))]
+        for draft, reach in zip(drafts, reaches, strict=True)
+    ]
     chain_length, chain_value = _best_length(paths, weights, cost)
     return (length, True) if value / surcharge > chain_value else (chain_length, False)
-
-
-def _reach_of(draft: Draft) -> NDArray[np.float64]:
-    if draft.confidence is None:
-        return np.zeros(0)
-    return reach_of(draft.parents, draft.confidence)
-
-
-def _of_path(draft: Draft, reach: NDArray[np.float64]) -> NDArray[np.float64]:
-    if draft.parents is None or draft.confidence is None:
-        return reach
-    return reach[likeliest_path(draft.parents, draft.confidence)]
 
 
 def _best_length(

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from ngramspec.draft import Draft, Float32, Int32
-from ngramspec.draft_length.optimal import worthwhile_nodes
+from ngramspec.draft_length.optimal import reach_of, worthwhile_nodes
 from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession, LearningDrafter
-from ngramspec.drafters.prefix_tree import order, reach
+from ngramspec.drafters.prefix_tree import order
 from ngramspec.drafters.validation import check_source_names
 
 DEPTH_CELLS = 16  # depths with separate counts; deeper nodes share the last
@@ -42,7 +42,7 @@ class CalibratedSession(ForwardingSession):
             return draft
         confidence = self.drafter.confidence(draft)
         whole = replace(draft, confidence=confidence)
-        reached = reach(whole)
+        reached = reach_of(draft.parents, confidence)
         if draft.parents is not None and draft.proposal is None:
             whole, reached = order(whole, reached), -np.sort(-reached)
         if cost is None or draft.proposal is not None:

@@ -21,56 +21,35 @@ class Frame:
         schema: its schema; {}: not known.
         path: names of the keys that lead to it.
         keys: keys of the object that were written; None: it is an array.
-        items: number of values that it has.
     """
 
     schema: Schema
     path: tuple[str, ...]
     keys: list[str] | None
-    items: int = 0
 
 
 @dataclass(slots=True)
-class CallReader:
-    """The state after the text of a call so far.
+class Place:
+    """A place in a call, with a value that is expected or unfinished.
 
     Attributes:
         tools: schemas of the arguments by the tool's name.
         frames: open objects and arrays, the outermost first.
-        state: what comes next: "value", "key", "colon", "string" (inside a value), "keytext"
-            (inside a key), "scalar" (inside another value), "after" (a value has ended), "done",
-            or "invalid".
-        partial: text of the unfinished string or scalar, without its quote.
-        space: white space since the last other character; after the call's end, all text.
         key: the last key of the last frame.
         tool: the tool's name, once it is complete.
-        last: the last character of punctuation.
-        style: white space before the call (""), after a colon, and after a comma, as last written.
-        values: the finished simple values, as JSON text, by the path of their keys.
-        orders: the finished objects' keys in order, by the path of the object.
     """
 
     tools: Mapping[str, Schema]
     frames: list[Frame] = field(default_factory=list)
-    state: str = "value"
-    partial: str = ""
-    space: str = ""
     key: str = ""
     tool: str | None = None
-    last: str = ""
-    style: dict[str, str] = field(default_factory=dict)
-    values: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
-    orders: list[tuple[tuple[str, ...], list[str]]] = field(default_factory=list)
-    _escaped: bool = False
 
-    def read(self, text: str) -> CallReader:
-        """Read more text; returns itself."""
-        for character in text:
-            self._read(character)
-        return self
+    def within(self, frames: list[Frame], key: str = "") -> Place:
+        """A place of the same call."""
+        return Place(self.tools, frames, key, self.tool)
 
     def schema(self) -> Schema:
-        """The schema of the value that is expected or unfinished."""
+        """The schema of the value."""
         if not self.frames:
             return {"type": "object"}
         frame = self.frames[-1]
@@ -84,11 +63,43 @@ class CallReader:
         return resolved(properties.get(self.key) if isinstance(properties, Mapping) else None)
 
     def path(self) -> tuple[str, ...]:
-        """The keys that lead to the value that is expected or unfinished."""
+        """The keys that lead to the value."""
         if not self.frames:
             return ()
         frame = self.frames[-1]
         return frame.path if frame.keys is None else (*frame.path, self.key)
+
+
+@dataclass(slots=True)
+class CallReader(Place):
+    """The state after the text of a call so far.
+
+    Attributes:
+        state: what comes next: "value", "key", "colon", "string" (inside a value), "keytext"
+            (inside a key), "scalar" (inside another value), "after" (a value has ended), "done",
+            or "invalid".
+        partial: text of the unfinished string or scalar, without its quote.
+        space: white space since the last other character; after the call's end, all text.
+        last: the last character of punctuation.
+        style: white space before the call (""), after a colon, and after a comma, as last written.
+        values: the finished simple values, as JSON text, by the path of their keys.
+        orders: the finished objects' keys in order, by the path of the object.
+    """
+
+    state: str = "value"
+    partial: str = ""
+    space: str = ""
+    last: str = ""
+    style: dict[str, str] = field(default_factory=dict)
+    values: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    orders: list[tuple[tuple[str, ...], list[str]]] = field(default_factory=list)
+    _escaped: bool = False
+
+    def read(self, text: str) -> CallReader:
+        """Read more text; returns itself."""
+        for character in text:
+            self._read(character)
+        return self
 
     def _read(self, c: str) -> None:
         if self.state in ("string", "keytext"):
@@ -157,14 +168,11 @@ class CallReader:
             self.tool = unquoted(text[1:-1]) if text[:1] == '"' else None
         else:
             self.values.append((self.path(), text))
-        self.frames[-1].items += 1
         self.state, self.partial = "after", ""
 
     def _close(self) -> None:
         self.frames.pop()
         self.state = "after" if self.frames else "done"
-        if self.frames:
-            self.frames[-1].items += 1
 
 
 def resolved(schema: Any) -> Schema:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -18,6 +17,7 @@ from ngramspec.drafters.call_reader import (
     NAME_KEY,
     CallReader,
     Frame,
+    Place,
     Schema,
     resolved,
     unquoted,
@@ -55,13 +55,14 @@ class CallText:
         return CallReader(self.tools)
 
     def learn(self, call: CallReader) -> None:
-        """Learn the style, the order of keys, and the values of a finished call."""
+        """Learn the style, the order of keys, and the values of a finished call of a tool."""
+        if call.tool not in self.tools:
+            return
         self._style |= call.style
         space, closes, _ = call.space.partition(self._closes)
         if closes and not space.strip():
             self._ending = space + closes
-        if call.tool is not None:
-            self._used = [call.tool, *(each for each in self._used if each != call.tool)]
+        self._used = [call.tool, *(each for each in self._used if each != call.tool)]
         for path, keys in call.orders:
             self._orders[call.tool if path else None, path] = keys
         for path, text in call.values:
@@ -78,40 +79,35 @@ class CallText:
         return call.state in ("string", "scalar", "value") and bool(call.frames)
 
     def _after(self, call: CallReader) -> Iterator[str]:
-        state, frames = call.state, call.frames
+        state = call.state
         if state == "done":
             if self._ending.startswith(call.space):
                 yield self._ending[len(call.space) :]
         elif state in ("string", "scalar"):
             begun = '"' * (state == "string") + call.partial
-            known = self._values_of(call, call.schema(), call.path())
-            known = [each for each in known if each.startswith(begun)]
-            for each in self._ended(call, frames, call.key, known):
-                yield each[len(begun) :]
+            known = [each for each in self._values_of(call) if each.startswith(begun)]
+            yield from (each[len(begun) :] for each in self._ended(call, known))
         elif state == "keytext":
-            for key in self._keys(call, frames[-1]):
+            for key in self._keys(call):
                 if key.startswith(call.partial):
-                    yield self._member(call, frames, key)[len(call.partial) + 1 :]
+                    yield self._member(call, key)[len(call.partial) + 1 :]
         elif state == "colon":
-            for each in self._begun(call, frames, call.key):
-                yield ":" + self._style[":"] + each
+            yield from (":" + self._style[":"] + each for each in self._begun(call))
         elif state == "after":
-            yield from self._rests(call, frames)
-        elif state in ("key", "value") and (space := self._space(call)) is not None:
+            yield from self._rests(call)
+        elif state in ("key", "value"):
+            usual = self._style.get(call.last, "")
+            if not usual.startswith(call.space):  # there is more white space than usual
+                return
             if state == "value":
-                begun_values = self._begun(call, frames, call.key)
-                yield from (space + each for each in begun_values)
+                following = self._begun(call)
             else:
-                keys = self._keys(call, frames[-1])
-                yield from (space + self._member(call, frames, each) for each in keys)
+                following = (self._member(call, key) for key in self._keys(call))
+            yield from (usual[len(call.space) :] + each for each in following)
 
-    def _space(self, call: CallReader) -> str | None:
-        """The white space that is still to come; None if there is more than usual."""
-        usual = self._style.get(call.last, "")
-        return usual[len(call.space) :] if usual.startswith(call.space) else None
-
-    def _keys(self, call: CallReader, frame: Frame) -> list[str]:
-        """The keys that an object may have next, in order."""
+    def _keys(self, place: Place) -> list[str]:
+        """The keys that the last frame, an object, may have next, in order."""
+        frame = place.frames[-1]
         written = frame.keys or []
         if not frame.path:
             usual = self._orders.get((None, ()), [NAME_KEY, ARGUMENT_KEYS[0]])
@@ -120,61 +116,53 @@ class CallText:
         known = list(properties) if isinstance(properties, Mapping) else []
         required = frame.schema.get("required")
         needed = [each for each in known if isinstance(required, Sequence) and each in required]
-        usual = self._orders.get((call.tool, frame.path), [])
+        usual = self._orders.get((place.tool, frame.path), [])
         ordered = dict.fromkeys([*(each for each in usual if each in known), *needed, *known])
         return [each for each in ordered if each not in written]
 
-    def _may_end(self, call: CallReader, frame: Frame) -> bool:
-        """Whether an object is likelier to end than to have another key."""
-        written = set(frame.keys or [])
-        usual = self._orders.get((call.tool, frame.path))
+    def _may_end(self, place: Place) -> bool:
+        """Whether the last frame, an object, is likelier to end than to have another key."""
+        frame = place.frames[-1]
         if not frame.path:
             return False
-        if usual is not None:
-            return written.issuperset(usual)
-        required = frame.schema.get("required")
-        return not isinstance(required, Sequence) or written.issuperset(required)
+        usual = self._orders.get((place.tool, frame.path), frame.schema.get("required"))
+        return not isinstance(usual, Sequence) or set(frame.keys or []).issuperset(usual)
 
-    def _member(self, call: CallReader, frames: list[Frame], key: str) -> str:
+    def _member(self, place: Place, key: str) -> str:
         """A key of the last frame, and the likeliest beginning of its value."""
-        frame = frames[-1]
+        *outer, frame = place.frames
         frame = Frame(frame.schema, frame.path, [*(frame.keys or ()), key])
-        begun = next(self._begun(call, [*frames[:-1], frame], key), "")
+        begun = next(self._begun(place.within([*outer, frame], key)), "")
         return json.dumps(key) + ":" + self._style[":"] + begun
 
-    def _begun(self, call: CallReader, frames: list[Frame], key: str) -> Iterator[str]:
+    def _begun(self, place: Place) -> Iterator[str]:
         """Beginnings of the value that is expected, after a key that its frame has."""
-        if not frames:
-            yield "{" + self._member(call, [Frame({}, (), [])], NAME_KEY)
+        if not place.frames:
+            yield "{" + self._member(place.within([Frame({}, (), [])]), NAME_KEY)
             return
-        expected = CallReader(self.tools, frames, key=key, tool=call.tool)
-        schema, path = expected.schema(), expected.path()
+        schema, path = place.schema(), place.path()
         kind = schema.get("type")
-        known = self._values_of(call, schema, path)
-        yield from self._ended(call, frames, key, known)
+        yield from self._ended(place, self._values_of(place))
         if kind == "string" and "enum" not in schema:
             yield '"'
-        elif kind == "object" and len(frames) < MAX_DEPTH:
-            inner = Frame(schema, path, [])
-            keys = self._keys(call, inner)
-            if keys:
-                yield "{" + self._member(call, [*frames, inner], keys[0])
-            else:
-                yield "{}" + self._rest(call, frames)
-        elif kind == "array" and len(frames) < MAX_DEPTH:
-            yield "[" + next(self._begun(call, [*frames, Frame(schema, path, None)], ""), "")
+        elif kind == "object" and len(place.frames) < MAX_DEPTH:
+            inside = place.within([*place.frames, Frame(schema, path, [])])
+            keys = self._keys(inside)
+            yield "{" + self._member(inside, keys[0]) if keys else "{}" + self._rest(place)
+        elif kind == "array" and len(place.frames) < MAX_DEPTH:
+            inside = place.within([*place.frames, Frame(schema, path, None)])
+            yield "[" + next(self._begun(inside), "")
 
-    def _ended(
-        self, call: CallReader, frames: list[Frame], key: str, values: list[str]
-    ) -> Iterator[str]:
+    def _ended(self, place: Place, values: list[str]) -> Iterator[str]:
         """Values, each with what follows it most likely."""
         for value in values:
-            if len(frames) == 1 and key == NAME_KEY:  # the arguments depend on the name
-                call = replace(call, tool=unquoted(value[1:-1]))
-            yield value + self._rest(call, frames)
+            if len(place.frames) == 1 and place.key == NAME_KEY:  # arguments depend on the name
+                place = Place(place.tools, place.frames, NAME_KEY, unquoted(value[1:-1]))
+            yield value + self._rest(place)
 
-    def _values_of(self, call: CallReader, schema: Schema, path: tuple[str, ...]) -> list[str]:
-        """JSON texts of the values that are known for an argument, the latest first."""
+    def _values_of(self, place: Place) -> list[str]:
+        """JSON texts of the known values of an argument or the name, the latest first."""
+        schema, path = place.schema(), place.path()
         if path == (NAME_KEY,):
             return [json.dumps(each) for each in dict.fromkeys([*self._used, *self.tools])]
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -182,28 +170,28 @@ class CallText:
             listed = ()
         texts = [json.dumps(each) for each in listed[:MAX_CONTINUATIONS]]
         texts = texts or list(LITERALS.get(str(schema.get("type")), ()))
-        earlier = self._values.get((call.tool, path), [])
+        earlier = self._values.get((place.tool, path), [])
         return [*(each for each in earlier if not texts or each in texts), *texts]
 
-    def _rest(self, call: CallReader, frames: list[Frame]) -> str:
-        """What follows most likely once a value has ended."""
-        return next(self._rests(call, frames), "")
+    def _rest(self, place: Place) -> str:
+        """What follows most likely once a value of the last frame has ended."""
+        return next(self._rests(place), "")
 
-    def _rests(self, call: CallReader, frames: list[Frame]) -> Iterator[str]:
+    def _rests(self, place: Place) -> Iterator[str]:
         """What follows once a value of the last frame has ended, the likeliest first."""
-        if not frames:
+        if not place.frames:
             yield self._ending
             return
-        frame, outer = frames[-1], frames[:-1]
+        frame, outer = place.frames[-1], place.within(place.frames[:-1])
         if frame.keys is None:
-            yield "]" + self._rest(call, outer)
-            yield "," + self._style[","] + next(self._begun(call, frames, ""), "")
+            yield "]" + self._rest(outer)
+            yield "," + self._style[","] + next(self._begun(place.within(place.frames)), "")
             return
-        keys = self._keys(call, frame)
-        ends = not keys or self._may_end(call, frame)
+        keys = self._keys(place)
+        ends = not keys or self._may_end(place)
         if ends:
-            yield "}" + self._rest(call, outer)
+            yield "}" + self._rest(outer)
         for key in keys:
-            yield "," + self._style[","] + self._member(call, frames, key)
+            yield "," + self._style[","] + self._member(place, key)
         if not ends:
-            yield "}" + self._rest(call, outer)
+            yield "}" + self._rest(outer)

@@ -19,7 +19,7 @@ from ngramspec.drafters.base import (
 )
 from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.reader import Reader
-from ngramspec.drafters.sampling import distribution, proposal_of, sampled
+from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.drafters.value import SOURCES_OF_ENGINE, ValueDrafter, ValueSession
 from ngramspec.drafters.worth import HeadWorth
 
@@ -205,7 +205,7 @@ class HeadedSession(ForwardingSession):
             price = 0.0 if cost is None else float(cost[depth + 2] - cost[depth + 1])
             worth = plan.reach(depth) * share > rate * price
             if share > plan.chance(depth) and worth:
-                token = sampled(*q, self._rng)
+                (token,) = sampled(*q, self._rng)
                 self._sampled[depth] = q
                 tokens = np.append(plan.tokens[:depth], np.int32(token))
                 shares = np.append(plan.confidence[:depth], np.float32(share))

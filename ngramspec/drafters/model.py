@@ -19,7 +19,7 @@ from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.priority import PriorityDrafter
 from ngramspec.drafters.reader import Reader
-from ngramspec.drafters.sampling import distribution, proposal_of, sampled
+from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.errors import check_bool, check_int, check_real
 from ngramspec.stores.fingerprint import fingerprint
 
@@ -109,7 +109,7 @@ class ModelSession(DraftSession):
         if self.temperature is None:
             return int(ids[0]), ids[:1], np.exp(log_probs[:1])
         ids, probs = distribution(ids, log_probs, self.temperature)
-        return sampled(ids, probs, self._rng), ids, probs
+        return sampled(ids, probs, self._rng)[0], ids, probs
 
     def _draft(self, found: list[tuple[int, Int32, Float32]]) -> Draft:
         if not found:

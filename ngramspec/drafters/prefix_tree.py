@@ -8,25 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.draft import EMPTY_DRAFT, Draft
+from ngramspec.draft_length.optimal import reach_of
 
 ASSUMED_CONFIDENCE = 0.9  # assumed confidence of nodes without one; not tuned
 PRIORITY_FACTOR = 0.3  # factor on a draft's first nodes per draft of higher priority; not tuned
-
-
-def reach(draft: Draft) -> NDArray[np.float64]:
-    """P(a node and all its ancestors are accepted), float64 (n,), of a chain or tree."""
-    n = len(draft)
-    own = (
-        np.full(n, ASSUMED_CONFIDENCE)
-        if draft.confidence is None
-        else draft.confidence.astype(np.float64)
-    )
-    if draft.parents is None:
-        return np.cumprod(own)
-    for node, parent in enumerate(draft.parents.tolist()):
-        if parent >= 0:
-            own[node] *= own[parent]
-    return own
 
 
 def pack(drafts: Sequence[Draft], limit: int) -> Draft:
@@ -74,16 +59,11 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
             mine.append(node)
     if not places or limit < 1:
         return EMPTY_DRAFT
-    whole = Draft(
-        np.array([token for _, token in places], np.int32),
-        np.array([parent for parent, _ in places], np.int32),
-        np.array(confidence, np.float32),
-        None,
-        np.array(source, np.int8),
-    )
-    best = order(whole, reach(whole)).first(limit)
+    parents, tokens = np.array(list(places), np.int32).T.copy()
+    estimates = np.array(confidence, np.float32)
     known = any(draft.confidence is not None for draft in drafts)
-    return Draft(best.tokens, best.parents, best.confidence if known else None, None, best.source)
+    whole = Draft(tokens, parents, estimates if known else None, None, np.array(source, np.int8))
+    return order(whole, reach_of(parents, estimates)).first(limit)
 
 
 def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""Drafts sampled from counts, with the distributions they were sampled from.
+"""Sampling drafts from distributions, and sessions that sample from counts.
 
 The target accepts such a token by Algorithm 1 of Leviathan et al. 2023, which compares p and q.
 Whether that is better than drafting the most frequent token, which is accepted with probability p,
@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32, Proposal
 from ngramspec.drafters.base import DraftSession
-from ngramspec.drafters.sampling import proposal_of
 from ngramspec.errors import check_real
 
 REQUEST = "request"  # as temperature: use the request's own
@@ -55,18 +54,19 @@ class SamplingSession(DraftSession):
         return self._tree(gamma) if tree else self.propose_after(NO_TOKENS, gamma)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        before, sampled = drafted.tolist(), []
+        before: list[int] = drafted.tolist()
+        tokens: list[int] = []
         parts: list[tuple[Int32, Float32]] = []
         for _ in range(gamma):
             ids, probs = self._distribution(before)
             if not len(ids):
                 break
             parts.append((ids, probs))
-            sampled.append(int(ids[self._sample(probs, 1)[0]]))
-            before.append(sampled[-1])
-        if not sampled:
+            tokens += sampled(ids, probs, self._rng)
+            before.append(tokens[-1])
+        if not tokens:
             return EMPTY_DRAFT
-        return Draft(np.array(sampled, np.int32), proposal=proposal_of(parts))
+        return Draft(np.array(tokens, np.int32), proposal=proposal_of(parts))
 
     def _tree(self, gamma: int) -> Draft:
         """A tree of at most ``gamma`` nodes, breadth first.
@@ -75,43 +75,59 @@ class SamplingSession(DraftSession):
         are known before the children are sampled, without replacement.
         """
         paths: list[list[int]] = [[]]  # indexed by node + 1
-        sampled: list[int] = []
+        tokens: list[int] = []
         parents: list[int] = []
         parts: list[tuple[Int32, Float32]] = []
         node = -1
-        while len(sampled) < gamma and node < len(sampled):
+        while len(tokens) < gamma and node < len(tokens):
             path = paths[node + 1]
             ids, probs = self._distribution(path)
             wanted = CHILDREN_BY_DEPTH[min(len(path), len(CHILDREN_BY_DEPTH) - 1)]
-            for which in self._sample(probs, min(wanted, len(ids), gamma - len(sampled))):
-                sampled.append(int(ids[which]))
-                parents.append(node)
-                parts.append((ids, probs))
-                paths.append([*path, sampled[-1]])
+            children = sampled(ids, probs, self._rng, min(wanted, len(ids), gamma - len(tokens)))
+            tokens += children
+            parents += [node] * len(children)
+            parts += [(ids, probs)] * len(children)
+            paths += [[*path, child] for child in children]
             node += 1
-        if not sampled:
+        if not tokens:
             return EMPTY_DRAFT
         above = np.array(parents, np.int32)
-        return Draft(np.array(sampled, np.int32), above, proposal=proposal_of(parts))
+        return Draft(np.array(tokens, np.int32), above, proposal=proposal_of(parts))
 
     def _distribution(self, drafted: Sequence[int]) -> tuple[Int32, Float32]:
         """What may follow ``drafted``, with probabilities; empty where nothing is known."""
         ids, counts = self.counts(drafted)
         if not len(ids):
             return ids, np.empty(0, np.float32)
-        weights = (counts / counts.max()) ** (1.0 / self._temperature)
-        probs = (weights / weights.sum()).astype(np.float32)
-        live = probs > 0  # at a low temperature, rare ids underflow to 0
-        return ids[live], probs[live]
+        return _normalized(ids, (counts / counts.max()) ** (1.0 / self._temperature))
 
-    def _sample(self, probs: Float32, count: int) -> list[int]:
-        """Indices of ``count`` samples without replacement, in the order sampled."""
-        left = probs.astype(np.float64)
-        found: list[int] = []
-        for _ in range(count):
-            found.append(int(self._rng.choice(len(left), p=left / left.sum())))
-            left[found[-1]] = 0.0
-        return found
+
+def distribution(ids: Int32, log_probs: Float32, temperature: float) -> tuple[Int32, Float32]:
+    """The distribution to sample a token from, at a temperature, over the given ids only."""
+    return _normalized(ids, np.exp((log_probs - log_probs[0]).astype(np.float64) / temperature))
+
+
+def _normalized(ids: Int32, weights: NDArray[np.float64]) -> tuple[Int32, Float32]:
+    probs = (weights / weights.sum()).astype(np.float32)
+    live = probs > 0  # at a low temperature, rare ids underflow to 0
+    return ids[live], probs[live]
+
+
+def sampled(ids: Int32, probs: Float32, rng: np.random.Generator, count: int = 1) -> list[int]:
+    """``count`` tokens sampled from a distribution without replacement, in the order sampled."""
+    left = probs.astype(np.float64)
+    places: list[int] = []
+    for _ in range(count):
+        places.append(int(rng.choice(len(left), p=left / left.sum())))
+        left[places[-1]] = 0.0
+    return [int(ids[place]) for place in places]
+
+
+def proposal_of(parts: Sequence[tuple[Int32, Float32]]) -> Proposal:
+    """The proposal of nodes that were sampled from these distributions, (ids, probs) each."""
+    starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)
+    ids, probs = zip(*parts, strict=True)
+    return Proposal(starts, np.concatenate(ids), np.concatenate(probs))
 
 
 def check_temperature(temperature: float | str) -> float | str:

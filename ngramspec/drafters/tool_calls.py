@@ -42,15 +42,11 @@ class CallFormat:
     def __init__(self, tokenizer: Any, opens: str = OPENS, closes: str = CLOSES) -> None:
         self.tokenizer, self.opens, self.closes = tokenizer, opens, closes
         last = opens[-1]
-        self._ends = frozenset(  # ids of pieces with which an opening can end
+        self.ends = frozenset(  # ids of pieces with which an opening can end
             number
             for piece, number in vocabulary_of(tokenizer).items()
             if last in (piece if isinstance(piece, str) else piece.decode("latin-1"))
         )
-
-    def may_open(self, token: int) -> bool:
-        """Whether an opening can end with a token."""
-        return token in self._ends
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -100,7 +96,7 @@ class CallPredictor:
         self._call: list[int] = []  # tokens since the opening, which is among them
         self._known = ""  # text of the open call that was read
         self._reader: CallReader | None = None
-        self._paths: list[list[int]] = []  # predicted tokens that the text has not reached
+        self._paths: list[list[int]] = []  # predicted tokens still to come, the likeliest first
         self._broken = False
         self._read_prompt(tokens)
 
@@ -133,7 +129,8 @@ class CallPredictor:
         try:
             choice = self._text.chooses(self._reader)
             if choice or not self._paths:
-                self._paths = self._predicted(self._reader)
+                paths = map(self._tokens, self._text.after(self._reader))
+                self._paths = [path for path in paths if path]
             return _rows(self._paths, choice, min(most, MAX_ROWS)) if self._paths else []
         except Exception as error:
             self._fail(error)
@@ -150,7 +147,7 @@ class CallPredictor:
             for part in text.split(self._calls.opens)[1:]:
                 call, closes, _ = part.partition(self._calls.closes)
                 reader = self._text.reader().read(call + closes)
-                if closes and reader.state == "done" and reader.tool in self._text.tools:
+                if closes and reader.state == "done":
                     self._text.learn(reader)
             self._recent = tokens[-16:].tolist()
         except Exception as error:
@@ -159,7 +156,7 @@ class CallPredictor:
     def _extend(self, token: int) -> None:
         if self._reader is None:
             self._recent = [*self._recent[-15:], token]
-            if self._calls.may_open(token):
+            if token in self._calls.ends:
                 self._open()
             return
         self._call.append(token)
@@ -188,13 +185,8 @@ class CallPredictor:
         if self._reader.state == "invalid":
             self._reader = None
         elif self._reader.state == "done" and self._calls.closes in text:
-            if self._reader.tool in self._text.tools:
-                self._text.learn(self._reader)
+            self._text.learn(self._reader)
             self._reader, self._recent = None, self._call[-16:]
-
-    def _predicted(self, reader: CallReader) -> list[list[int]]:
-        """The tokens of the texts that may come next, the likeliest first."""
-        return [path for path in map(self._tokens, self._text.after(reader)) if path]
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of a continuation, as the tokenizer splits the whole call if that fits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,7 +60,7 @@ class SamplingUnigramSession(SamplingSession):
     def __init__(self, drafter: UnigramDrafter, tokens: Int32, temperature: float | str) -> None:
         super().__init__(temperature)
         self.drafter = drafter
-        self._counts: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
         self.extend(tokens)
 
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
@@ -84,8 +85,7 @@ class SamplingUnigramSession(SamplingSession):
         self.drafter.learn(len(accepted), len(draft) if verified is None else verified)
 
     def extend(self, tokens: Int32) -> None:
-        for token in tokens.tolist():
-            self._counts[token] = self._counts.get(token, 0) + 1
+        self._counts.update(tokens.tolist())
 
 
 class UnigramDrafter(LearningDrafter):

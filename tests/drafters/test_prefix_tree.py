@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec.draft import Draft
-from ngramspec.drafters.prefix_tree import order, pack, reach
+from ngramspec.drafters.prefix_tree import order, pack
 from ngramspec.drafters.validation import check_draft
 
 A, B, C, D, E = range(5)
@@ -59,14 +59,12 @@ def test_nothing_to_pack():
     assert len(pack([], 4)) == len(pack([chain()], 4)) == len(pack([chain(A)], 0)) == 0
 
 
-def test_reach_is_the_product_down_from_the_root():
+def test_nodes_are_sorted_by_reach():
     tree = Draft(
         np.array([A, B, C, D], np.int32),
         np.array([-1, -1, 0, 2], np.int32),
         np.array([0.5, 0.4, 0.8, 0.5], np.float32),
     )
-    assert reach(tree) == pytest.approx([0.5, 0.4, 0.4, 0.2])
-    assert reach(chain(A, B, C)) == pytest.approx([0.9, 0.81, 0.729])
     ordered = order(tree, np.array([0.5, 0.45, 0.5, 0.48]))
     assert paths(ordered) == [(A,), (A, C), (A, C, D), (B,)]
     assert ordered.confidence == pytest.approx([0.5, 0.8, 0.5, 0.4])
