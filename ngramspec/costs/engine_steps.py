@@ -18,6 +18,7 @@ from ngramspec.costs.learned import Comparison, Corrections, Float64
 from ngramspec.draft import Float32
 
 Int64 = NDArray[np.int64]
+Times = float | NDArray[np.floating]  # of one step, or of several
 
 OCTAVES = 13  # doublings of the number of positions that have a separate correction
 
@@ -84,14 +85,14 @@ class EngineStepCosts:
         self._model.revived = max(REVIVED_SHARE, FIRST_REVIVED_SHARE / self.steps)
         rows = min(rows, self._most)
         drafted = min(drafted, self._most - rows)
-        log, own = self._assumed.step(rows, drafted, self._model.mean[OCTAVES + 1 :])
+        log, own = self._assumed.steps(rows, drafted, self._model.mean[OCTAVES + 1 :])
         features = _octaves(rows + drafted)
         if drafted:
             features.append((OCTAVES, 1.0))
         # The assumed form is linearized in its coefficients at their current estimates (an extended
         # Kalman filter). The residual is relative to coefficients of 0.
-        residual = math.log(max(seconds, 1e-9)) - log
-        for at, value in enumerate(own, OCTAVES + 1):
+        residual = math.log(max(seconds, 1e-9)) - float(log)
+        for at, value in enumerate(map(float, own), OCTAVES + 1):
             features.append((at, value))
             residual += value * float(self._model.mean[at])
         return self._model.learn(self._before, features, residual)
@@ -132,9 +133,8 @@ class EngineStepCosts:
         features = np.empty((len(drafted), len(mean)))
         features[:, :OCTAVES] = self._basis[rows + drafted]
         features[:, OCTAVES] = drafted > 0
-        features[:, own:] = assumed
-        logs += features[:, :own] @ mean[:own]
-        return logs, features
+        features[:, own:] = np.stack(assumed, axis=1)
+        return logs + features[:, :own] @ mean[:own], features
 
 
 class _Linear:
@@ -149,22 +149,16 @@ class _Linear:
         added = CPU_ADDED_COST_SPREAD
         self.spreads: tuple[float, ...] = (0.0, CPU_OCTAVE_SPREAD, drafted, added, added)
 
-    def step(self, rows: int, drafted: int, own: Float64) -> tuple[float, tuple[float, ...]]:
-        """``steps`` for one step, without arrays, which are slow while caches are cold."""
-        more = self._row * math.exp(own[0]) * (rows - 1), self._token * math.exp(own[1]) * drafted
-        time = 1.0 + sum(more)
-        return math.log(time), (more[0] / time, more[1] / time)
+    def steps(self, rows: int, drafted: int | Int64, own: Float64) -> tuple[Times, list[Times]]:
+        """Logarithms of times, and their derivative by each of ``own``.
 
-    def steps(self, rows: int, drafted: Int64, own: Float64) -> tuple[Float64, Float64]:
-        """Logarithms of times, float64 (n,), and their derivatives by ``own``, (n, coefficients).
-
-        ``own`` are the coefficients of this form. They start at 0.
+        All are float64 (n,), or numbers for one step, because arrays are slow while caches are
+        cold. ``own`` are the coefficients of this form. They start at 0.
         """
-        added = np.empty((len(drafted), 2))
-        added[:, 0] = self._row * math.exp(own[0]) * (rows - 1)
-        np.multiply(self._token * math.exp(own[1]), drafted, out=added[:, 1])
-        times = 1.0 + added.sum(axis=1)
-        return np.log(times), added / times[:, None]
+        row = self._row * math.exp(own[0]) * (rows - 1)
+        tokens = self._token * math.exp(own[1]) * drafted
+        times = 1.0 + (row + tokens)
+        return np.log(times), [row / times, tokens / times]
 
 
 class _Table:
@@ -175,13 +169,9 @@ class _Table:
     def __init__(self, most: int, dtype: str) -> None:
         self._known = np.log(assumed_cost("gpu", most, dtype=dtype)).astype(np.float64)
 
-    def step(self, rows: int, drafted: int, own: Float64) -> tuple[float, tuple[float, ...]]:
+    def steps(self, rows: int, drafted: int | Int64, own: Float64) -> tuple[Times, list[Times]]:
         share = drafted / (rows + drafted)
-        return float(self._known[rows + drafted] + own[0] * share), (share,)
-
-    def steps(self, rows: int, drafted: Int64, own: Float64) -> tuple[Float64, Float64]:
-        share = drafted / (rows + drafted)
-        return self._known[rows + drafted] + own[0] * share, share[:, None]
+        return self._known[rows + drafted] + own[0] * share, [share]
 
 
 def _octaves(positions: int) -> list[tuple[int, float]]:

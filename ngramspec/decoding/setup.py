@@ -21,9 +21,9 @@ from ngramspec.decoding.recorder import StepRecorder
 from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep, samplers_by_row
 from ngramspec.decoding.step_costs import ASSUMED_NEW_TOKENS, step_costs
 from ngramspec.draft_length.schedule import (
+    CostGamma,
     GammaController,
     PrefillDraftLength,
-    RowGamma,
     make_controller,
 )
 from ngramspec.drafters.base import Drafter, DraftModel
@@ -304,7 +304,7 @@ class CallSetup:
         """The controller of a row's draft length."""
         config = self.config
         if self.target.inputs.ragged and self.learns_costs:
-            return RowGamma(config.longest, costs)
+            return CostGamma(config.longest, costs.cost, drafting_cost=costs.cost_alone)
         surcharge = None if isinstance(config.tree, int) else costs.surcharge
         return make_controller(config.planned_gamma, config.longest, costs.cost, surcharge)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ngramspec.costs.call import CallCosts
 from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import worthwhile_path
 from ngramspec.errors import check_int
@@ -128,6 +127,8 @@ class CostGamma(GammaController):
         surcharge: returns the factor on the cost of a draft with branches, >= 1. If a path of the
             tree, or no draft, has more expected tokens per cost, that is verified instead. None:
             all branches are verified.
+        drafting_cost: returns the costs by which the drafter ends its drafts, for a row whose draft
+            is cut together with those of other rows afterwards. None: ``cost``.
     """
 
     # Not tuned:
@@ -140,9 +141,10 @@ class CostGamma(GammaController):
         gamma_max: int,
         cost: Callable[[], Float32],
         surcharge: Callable[[], float] | None = None,
+        drafting_cost: Callable[[], Float32] | None = None,
     ) -> None:
         self._max = gamma_max
-        self._cost = cost
+        self._cost, self._drafting_cost = cost, drafting_cost or cost
         self._surcharge = surcharge
         self._heuristic = HeuristicGamma(gamma_max)
         self._estimates = False  # whether the last draft was ended by cost
@@ -152,7 +154,7 @@ class CostGamma(GammaController):
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
         self._estimates = estimates
         if estimates:
-            return self._max, self._cost()
+            return self._max, self._drafting_cost()
         if self._surplus < 0:
             self._skipped += 1
             if self._skipped % self.STEPS_BETWEEN_TRIALS:
@@ -177,18 +179,6 @@ class CostGamma(GammaController):
             return draft
         nodes = worthwhile_path(draft.parents, draft.confidence, self._cost(), times)
         return draft if nodes is None else draft.path(nodes)
-
-
-class RowGamma(CostGamma):
-    """CostGamma for one of several rows whose drafts are cut together afterwards."""
-
-    def __init__(self, gamma_max: int, costs: CallCosts) -> None:
-        super().__init__(gamma_max, costs.cost)
-        self._costs = costs
-
-    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
-        gamma, cost = super().plan(estimates)
-        return gamma, self._costs.cost_alone() if estimates else cost
 
 
 class PrefillDraftLength:

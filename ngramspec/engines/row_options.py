@@ -14,7 +14,7 @@ from ngramspec.engines.rows import Rows
 from ngramspec.errors import check_int
 from ngramspec.stores.shared import DEFAULT_BYTES, Namespace, SharedStore, made_namespace
 
-SAVED_STORE_OPTIONS = ("path", "namespace", "max_bytes", "namespace_bytes")
+SAVED_STORE_OPTIONS = {"path", "namespace", "max_bytes", "namespace_bytes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +156,9 @@ def _named(at: int, given: Any, tokenizer: Any) -> str | Namespace:
         return given
     if not isinstance(given, Mapping):
         raise TypeError(f"stores[{at}] must be a path or a dict, got {given!r}")
-    return _saved(at, given) if "path" in given else made_namespace(given, tokenizer)
-
-
-def _saved(at: int, given: Mapping[str, Any]) -> Namespace:
-    unknown = [str(name) for name in given if name not in SAVED_STORE_OPTIONS]
+    if "path" not in given:
+        return made_namespace(given, tokenizer)
+    unknown = given.keys() - SAVED_STORE_OPTIONS
     if unknown or "namespace" not in given or not isinstance(given["path"], str):
         raise ValueError(
             f"stores[{at}]: a store with a path must have 'path' and 'namespace', and may have"

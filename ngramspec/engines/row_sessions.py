@@ -170,7 +170,7 @@ class RowSessions:
     def _open(self, text: RowText) -> bool:
         """Open the text's session. False: there is no room."""
         tokens = self._valid(text.text.copy())
-        wanted = int(self._per_token * text.count)
+        wanted = int(self._per_token * text.text.count)
         while self.open >= self.max_sessions or self.texts.bytes + wanted > self.max_bytes:
             oldest = self.texts.oldest()
             if oldest is None:
@@ -181,25 +181,24 @@ class RowSessions:
         self.open += 1
         self.stats.opened += 1
         self.texts.measure(text)
-        self._per_token = 0.9 * self._per_token + 0.1 * text.size / max(text.count, 1)
+        self._per_token = 0.9 * self._per_token + 0.1 * text.size / max(text.text.count, 1)
         return True
 
     def shrink(self) -> None:
         """Drop idle texts, and texts beyond the limits: those of this call last."""
-        texts = self.texts
-        while (oldest := texts.oldest()) is not None and (
-            len(texts) > self.max_sessions
-            or texts.bytes > self.max_bytes
-            or oldest.seen + MAX_IDLE_CALLS < texts.call
+        while (oldest := self.texts.oldest()) is not None and (
+            self._exceeds_limits() or oldest.seen + MAX_IDLE_CALLS < self.texts.call
         ):
             self.drop(oldest, counted=True)
-        if len(texts) > self.max_sessions or texts.bytes > self.max_bytes:
-            texts_of_call = texts.all()[::-1]
+        if self._exceeds_limits():
+            texts_of_call = self.texts.all()[::-1]
             texts_of_call.sort(key=lambda text: text.guarded.session is not None)
             for text in texts_of_call:  # their rows get no draft
-                if len(texts) <= self.max_sessions and texts.bytes <= self.max_bytes:
-                    break
-                self.drop(text, counted=True)
+                if self._exceeds_limits():
+                    self.drop(text, counted=True)
+
+    def _exceeds_limits(self) -> bool:
+        return len(self.texts) > self.max_sessions or self.texts.bytes > self.max_bytes
 
     def drop(self, text: RowText, counted: bool = False) -> None:
         """Close a text's session and forget it. ``counted``: add it to ``stats.dropped``."""

@@ -46,18 +46,6 @@ class RowText:
     steps: int = 0  # engine steps that committed tokens of it
     emitted: int = 0  # tokens committed in them
 
-    @property
-    def count(self) -> int:
-        """Number of committed tokens."""
-        return self.text.count
-
-    def measure(self) -> int:
-        """Count and return the bytes of the text and of the session's structures."""
-        session = self.guarded.session
-        own = None if session is None else session.sizeof()
-        self.size = self.text.sizeof() + (own or 0)
-        return self.size
-
 
 class RowTexts:
     """The known texts, found by id, by row or by hash. Not thread-safe.
@@ -165,9 +153,13 @@ class RowTexts:
         text.listed = None
 
     def measure(self, text: RowText) -> None:
-        """Update the count of a text's bytes."""
+        """Count the bytes of a text and of its session's structures again."""
         if text.live:
-            self.bytes += -text.size + text.measure()
+            session = text.guarded.session
+            own = None if session is None else session.sizeof()
+            self.bytes -= text.size
+            text.size = text.text.sizeof() + (own or 0)
+            self.bytes += text.size
 
     def oldest(self) -> RowText | None:
         """The least recently seen text, or None if all were seen in this call."""

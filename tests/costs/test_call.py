@@ -11,7 +11,7 @@ from cost_models import KIND
 
 from ngramspec.costs.call import CallCosts
 from ngramspec.costs.tracker import StepCostTracker
-from ngramspec.draft_length.schedule import RowGamma
+from ngramspec.draft_length.schedule import CostGamma
 
 
 def costs(rows, model=None, tokens=200):
@@ -70,9 +70,10 @@ def test_what_was_measured_before_is_not_replaced():
 def test_a_row_bears_its_share_of_a_wider_forward():
     batch = costs(4)
     run(batch, lambda width: 1 + 0.4 * (width - 1))
-    gamma, cost = RowGamma(8, batch).plan(estimates=True)
+    row = CostGamma(8, batch.cost, drafting_cost=batch.cost_alone)
+    gamma, cost = row.plan(estimates=True)
     assert gamma == 8
     assert cost[1:] == pytest.approx(1 + (batch.cost()[1:] - 1) / 4)
-    gamma, cost = RowGamma(8, batch).plan(estimates=False)
+    gamma, cost = row.plan(estimates=False)
     assert cost is None
     assert np.all(batch.cost()[2:] > 1)

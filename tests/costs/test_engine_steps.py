@@ -150,9 +150,9 @@ def test_one_step_has_the_features_that_it_has_in_an_array():
         drafted = np.arange(24)
         logs, features = form.steps(5, drafted, own)
         for d in drafted.tolist():
-            log, feature = form.step(5, d, own)
+            log, feature = form.steps(5, d, own)
             assert log == pytest.approx(logs[d])
-            assert feature == pytest.approx(features[d])
+            assert feature == pytest.approx([each[d] for each in features])
 
 
 def test_a_curve_begins_with_one_and_never_falls():
