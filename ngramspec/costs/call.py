@@ -49,7 +49,7 @@ class CallCosts:
     def plain(self) -> bool:
         """See StepCostTracker. With fewer rows than at first, only if a plain step was timed."""
         due = self.now.plain()
-        return due and (self.rows == self._all or self.tracker.curve.learned.count(1) > 0)
+        return due and (self.rows == self._all or self.tracker.curve.count(1) > 0)
 
     def cost(self) -> Float32:
         """See StepCostTracker."""

@@ -16,8 +16,6 @@ stalls teach nothing.
 
 from __future__ import annotations
 
-import math
-import threading
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +25,7 @@ from numpy.typing import NDArray
 
 from ngramspec._native.corrections import Comparison, Corrections
 
-__all__ = ["Comparison", "Corrections", "CurveCorrections", "Forward"]
+__all__ = ["Comparison", "Corrections", "Forward"]
 
 Float64 = NDArray[np.float64]
 
@@ -50,80 +48,6 @@ FORGOTTEN_PER_STEP = 1 / 1024  # share of the knowledge that is forgotten at eac
 def positions_weight(length: int) -> float:
     """Weight of the long-context correction in contexts of ``length`` positions, 0..1."""
     return length / (length + LONG_CONTEXT_HALF_WEIGHT_POSITIONS)
-
-
-class CurveCorrections:
-    """The corrections of one curve. Thread-safe.
-
-    Learning from a step costs O(knots^2), reading a curve O(limit * knots): each about 20
-    microseconds. Memory: O(knots^2), about 60 KB.
-
-    Args:
-        certainty: divisor of the prior standard deviations.
-
-    Attributes:
-        steps: number of steps learned from.
-    """
-
-    def __init__(self, certainty: float = 1.0) -> None:
-        self._corrections = Corrections(
-            _covariance() / certainty**2, FORGOTTEN_PER_STEP, REVIVED_SHARE
-        )
-        self._counts: dict[int, int] = {}
-        self.steps = 0
-        self._lock = threading.Lock()
-
-    def forget(self) -> None:
-        """Start again with a certainty of 1."""
-        with self._lock:
-            self._corrections = Corrections(_covariance(), FORGOTTEN_PER_STEP, REVIVED_SHARE)
-            self._counts.clear()
-            self.steps += 1
-
-    def count(self, width: int) -> int:
-        """Number of forwards of this width that were learned from."""
-        return self._counts.get(width, 0)
-
-    def learn(self, before: Comparison, now: Forward, residual: float) -> float:
-        """Learn from the time of a step.
-
-        Args:
-            before: the steps that it is compared with; the step is added to them.
-            now: the step's forward.
-            residual: log(time in seconds / assumed cost of the forward).
-
-        Returns:
-            The probability that the time was not affected by a change of the machine's speed.
-        """
-        features = now.features()
-        with self._lock:
-            self._counts[now.width] = self._counts.get(now.width, 0) + 1
-            self.steps += 1
-            return self._corrections.learn(before, features, residual)
-
-    def corrections(self, limit: int, length: int) -> Float64:
-        """Corrections of log costs of widths 0..limit without branches, float64 (limit + 1,)."""
-        count, weight = len(KNOTS), positions_weight(length)
-        with self._lock:
-            known = (
-                self._corrections.mean[:count] + weight * self._corrections.mean[count : 2 * count]
-            )
-        corrected: Float64 = _basis(limit) @ known
-        return corrected
-
-    def surcharge(self, length: int) -> float:
-        """Surcharge for branches on the logarithm of a cost, >= 0."""
-        weight = positions_weight(length)
-        with self._lock:
-            return max(float(self._corrections.mean[-2] + weight * self._corrections.mean[-1]), 0.0)
-
-    def deviation(self, forward: Forward) -> float:
-        """Posterior standard deviation of the logarithm of a forward's cost."""
-        features = forward.features()
-        with self._lock:
-            covariance = self._corrections.covariance
-            variance = sum(a * b * covariance[i, j] for i, a in features for j, b in features)
-        return math.sqrt(max(variance, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +75,7 @@ class Forward:
 
 
 @cache
-def _basis(limit: int) -> Float64:
+def knot_weights(limit: int) -> Float64:
     """Weights of the knots' corrections for widths 0..limit, float64 (limit + 1, knots)."""
     basis = np.zeros((limit + 1, len(KNOTS)))
     for width in range(limit + 1):
@@ -171,8 +95,11 @@ def _knots(width: int) -> list[tuple[int, float]]:
     return [(at, 1.0 - share), (at + 1, share)]
 
 
-def _covariance() -> Float64:
-    """Prior covariance of all corrections, float64 (2 * knots + 2, 2 * knots + 2)."""
+def prior_corrections(certainty: float = 1.0) -> Corrections:
+    """Corrections, 2 * knots + 2, of which nothing is measured.
+
+    ``certainty`` divides their prior standard deviations.
+    """
     logs = np.log(np.array(KNOTS) / 2)
     nearer = np.minimum(logs[:, None], logs[None, :])
     count = len(KNOTS)
@@ -184,4 +111,4 @@ def _covariance() -> Float64:
             second + trend * np.outer(logs, logs) + wider * nearer + single * np.eye(count)
         )
     covariance[-2, -2], covariance[-1, -1] = BRANCH_SPREADS[0] ** 2, BRANCH_SPREADS[1] ** 2
-    return covariance
+    return Corrections(covariance / certainty**2, FORGOTTEN_PER_STEP, REVIVED_SHARE)

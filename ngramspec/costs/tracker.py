@@ -152,7 +152,7 @@ class StepCostTracker:
 
     def _uncertainty(self) -> float:
         """Standard deviation of the log cost of a draft."""
-        return self.curve.learned.deviation(Forward(self.UNCERTAIN_WIDTH, self._length))
+        return self.curve.deviation(Forward(self.UNCERTAIN_WIDTH, self._length))
 
     def plain(self) -> bool:
         """Whether the next step should be a plain one, so that it can be timed."""
@@ -160,12 +160,9 @@ class StepCostTracker:
         self._plain_ago += 1
         if not self._long or self._last is None or self._last.width == 1:
             return False
-        if (
-            self._plain_ago > self._patience
-            or self.curve.learned.count(1) < self.INITIAL_PLAIN_STEPS
-        ):
+        if self._plain_ago > self._patience or self.curve.count(1) < self.INITIAL_PLAIN_STEPS:
             return True
-        unsure = self.curve.learned.deviation(self._last)
+        unsure = self.curve.deviation(self._last)
         matters = unsure > self.MAX_COST_DEVIATION and self._gain < np.exp(
             self.MIN_GAIN_DEVIATIONS * unsure
         )
@@ -173,7 +170,7 @@ class StepCostTracker:
 
     def chains(self) -> Float32:
         """Relative costs of chains, float32 (limit + 1,): [n] of n positions, [1] is 1."""
-        key = self.curve.learned.steps, self._length // CONTEXT_BUCKET_POSITIONS
+        key = self.curve.steps, self._length // CONTEXT_BUCKET_POSITIONS
         if self._chains is None or key != self._chains[0]:
             self._chains = key, self.curve.cost(self.limit, self._length)
         return self._chains[1]
@@ -231,7 +228,7 @@ class StepCostTracker:
         last = min(room, self.limit)
         if positions >= last or positions == 1 or self._sizes:
             return positions
-        cost, count = self.chains(), self.curve.learned.count
+        cost, count = self.chains(), self.curve.count
         widths = [each for each in range(positions + 1, last + 1) if count(each) > 1]
         best = min(widths, key=lambda each: cost[each], default=positions)
         return best if cost[best] < MAX_PADDED_COST * cost[positions] else positions

@@ -136,7 +136,7 @@ def test_a_generation_measures_and_the_next_one_knows():
     speculator = Speculator(oracle(text[0].tolist()))
     ours = model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
     assert torch.equal(text, ours)
-    learned = curve_of(model, KIND).learned
+    learned = curve_of(model, KIND)
     assert sum(map(learned.count, range(2, 66))) > 0
     steps = learned.steps
     model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
@@ -179,7 +179,7 @@ def test_forwards_of_a_few_widths_count_at_those():
     costs.plain(), costs.plain()
     for width, seconds in [*[(1, 0.02)] * 5, (2, 0.08), (4, 0.08)]:
         costs.record_time(width, seconds)
-    assert [costs.curve.learned.count(width) for width in (1, 2, 4, 16)] == [5, 0, 2, 0]
+    assert [costs.curve.count(width) for width in (1, 2, 4, 16)] == [5, 0, 2, 0]
     cost = costs.cost()
     assert cost[4] > 1.2
     assert cost[2] == cost[3] == cost[4] > 1

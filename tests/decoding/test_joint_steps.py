@@ -311,7 +311,7 @@ def test_a_fixed_gamma_beside_one_by_cost_keeps_its_drafts(tiny):
     plain = texts(tiny, PROMPTS[:2], **GREEDY)
     fixed = (half_right(plain[0], 97), 5)
     runs = opened(tiny, PROMPTS[:2], [fixed, "auto"], **GREEDY)
-    learned = runs[1].step_costs.tracker.curve.learned
+    learned = runs[1].step_costs.tracker.curve
     before = learned.steps
     run_together(tiny, runs)
     assert [run.tokens for run in runs] == [t[-30:] for t in plain]
