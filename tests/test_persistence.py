@@ -15,7 +15,7 @@ from doubles import oracle
 import ngramspec
 from ngramspec import Draft, Drafter, Speculator, build_drafter, register_drafter
 from ngramspec.drafters import CalibratedDrafter, NGramDrafter, ValueDrafter
-from ngramspec.drafters.null import NullSession
+from ngramspec.drafters.known import NullSession
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 24, "do_sample": False}

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
-from ngramspec.drafters.null import NullDrafter
+from ngramspec.drafters.known import NullDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.hf_private import device_mesh
 

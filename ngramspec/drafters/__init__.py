@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from ngramspec.drafters.copy import CopyDrafter
     from ngramspec.drafters.headed import HeadedDrafter
     from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
-    from ngramspec.drafters.known import OracleDrafter, RandomDrafter
+    from ngramspec.drafters.known import NullDrafter, OracleDrafter, RandomDrafter
     from ngramspec.drafters.model import ModelDrafter
     from ngramspec.drafters.ngram import NGramDrafter
-    from ngramspec.drafters.null import NullDrafter
     from ngramspec.drafters.priority import PriorityDrafter
     from ngramspec.drafters.recycle import RecycleDrafter
     from ngramspec.drafters.unigram import UnigramDrafter
@@ -37,10 +36,9 @@ __getattr__ = lazy_names(
         "copy": ("CopyDrafter",),
         "headed": ("HeadedDrafter",),
         "heads": ("EarlyExitDrafter", "MtpDrafter"),
-        "known": ("OracleDrafter", "RandomDrafter"),
+        "known": ("NullDrafter", "OracleDrafter", "RandomDrafter"),
         "model": ("ModelDrafter",),
         "ngram": ("NGramDrafter",),
-        "null": ("NullDrafter",),
         "recycle": ("RecycleDrafter",),
         "priority": ("PriorityDrafter",),
         "unigram": ("UnigramDrafter",),

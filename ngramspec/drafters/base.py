@@ -294,7 +294,7 @@ class LearningDrafter(Drafter):
         vars(other).update(vars(self) | attributes)
         return other
 
-    def learning(self, *, by_request: bool) -> LearningDrafter:
+    def learning(self, *, by_request: bool) -> Self:
         if by_request == self.by_request:
             return self
         other = copy.copy(self)

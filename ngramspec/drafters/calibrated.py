@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 
@@ -90,9 +91,8 @@ class CalibratedDrafter(LearningDrafter):
         self.evidence, self.assistants = inner.evidence, inner.assistants
         self.forget()
 
-    def learning(self, *, by_request: bool) -> LearningDrafter:
+    def learning(self, *, by_request: bool) -> Self:
         other = super().learning(by_request=by_request)
-        assert isinstance(other, CalibratedDrafter)
         other.inner = self.inner.learning(by_request=by_request)
         return other
 

@@ -16,7 +16,6 @@ from ngramspec.drafters.validation import (
 )
 
 MAX_FAULTS = 4  # the drafter is then not called again: each fault may cost rereading the whole text
-NO_DRAFTER = object()
 FORGIVING_DRAFTS = 8  # consecutive sound drafts after which earlier faults no longer count
 
 
@@ -31,7 +30,7 @@ class GuardedSession:
     ``on_fault`` is called with the drafter and the error at every fault.
 
     Attributes:
-        drafter: the drafter in use; ``NO_DRAFTER`` before the first.
+        drafter: the drafter in use, None before the first.
         source_names: names that its drafts' sources index, as of the session's start.
         session: None before it starts and after it was closed.
         returned: the last draft as the session returned it.
@@ -43,7 +42,7 @@ class GuardedSession:
     )
 
     def __init__(self, vocab: int, on_fault: Callable[[Drafter, Exception], None]) -> None:
-        self.drafter: Any = NO_DRAFTER
+        self.drafter: Any = None
         self.source_names: tuple[str, ...] = ()
         self.session: DraftSession | None = None
         self.returned = EMPTY_DRAFT

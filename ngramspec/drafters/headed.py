@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32
 from ngramspec.drafters.base import (
-    Drafter,
     DraftModel,
     ForwardingSession,
     LearningDrafter,
     judged_nodes,
 )
-from ngramspec.drafters.model import ModelDrafter
-from ngramspec.drafters.reader import Reader
+from ngramspec.drafters.model import ModelDrafter, Reader
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.drafters.value import SOURCES_OF_ENGINE, ValueDrafter, ValueSession
 from ngramspec.drafters.worth import HeadWorth
@@ -265,37 +263,25 @@ class HeadedDrafter(LearningDrafter):
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
         self.tables, self.head = tables.with_heads_tokens(), head
         self.source_names = (*SOURCES_OF_ENGINE, *head.source_names)
-        self.evidence, self.stores = tables.evidence, tables.stores
+        self.evidence, self.stores, self.assistants = tables.evidence, tables.stores, (head,)
         known = None in (tables.spec, head.spec)
         self.spec = None if known else f"{tables.spec}+{head.spec}"
         self.forget()
 
-    @property
-    def assistants(self) -> tuple[Any, ...]:  # type: ignore[override]
-        """The head: its model is loaded when a call begins."""
-        return (self.head,)
-
     def forget(self) -> None:
         self.worth = HeadWorth()
 
-    def learning(self, *, by_request: bool) -> LearningDrafter:
+    def learning(self, *, by_request: bool) -> Self:
         other = super().learning(by_request=by_request)
-        assert isinstance(other, HeadedDrafter)
-        tables = self.tables.learning(by_request=by_request)
-        assert isinstance(tables, ValueDrafter)
-        other.tables = tables
+        other.tables = self.tables.learning(by_request=by_request)
         return other
 
-    def with_stores(self, stores: Sequence[Any]) -> Drafter:
+    def with_stores(self, stores: Sequence[Any]) -> Self:
         tables = self.tables.with_stores(stores)
         return self.having(tables=tables, stores=tables.stores)
 
-    def with_tools(self, tools: ToolCalls) -> Drafter:
+    def with_tools(self, tools: ToolCalls) -> Self:
         return self.having(tables=self.tables.with_tools(tools))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> HeadedDrafter:
-        """A copy that shares the weights of the head's model, and nothing learned."""
-        return HeadedDrafter(copy.deepcopy(self.tables, memo), copy.deepcopy(self.head, memo))
 
     def start(self, tokens: Int32) -> HeadedSession:
         drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing

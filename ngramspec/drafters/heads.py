@@ -7,8 +7,8 @@ import threading
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.calibrated import CalibratedDrafter
 from ngramspec.drafters.headed import HeadedDrafter
+from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.model import ModelDrafter
-from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.priority import PriorityDrafter
 from ngramspec.drafters.value import StoreDrafter, ValueDrafter
 from ngramspec.errors import check_int

@@ -1,4 +1,4 @@
-"""Drafters that know the text or nothing: the upper and lower bound of drafting."""
+"""Drafters that know the text, draft at random, or draft nothing: bounds of drafting."""
 
 from __future__ import annotations
 
@@ -86,3 +86,23 @@ class RandomDrafter(Drafter):
 
     def start(self, tokens: Int32) -> DraftSession:
         return RandomSession(self.vocab, self.seed)
+
+
+class NullSession(DraftSession):
+    """Drafts nothing, so that every step is a plain step."""
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return EMPTY_DRAFT
+
+    def extend(self, tokens: Int32) -> None:
+        return None
+
+
+class NullDrafter(Drafter):
+    """Drafts nothing."""
+
+    source_names = ("none",)
+    spec = "none"
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return NullSession()

@@ -15,10 +15,9 @@ from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
 from ngramspec.draft_length.optimal import worthwhile_nodes
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, LearningDrafter
 from ngramspec.drafters.copy import CopyDrafter
+from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.ngram import NGramDrafter
-from ngramspec.drafters.null import NullDrafter
 from ngramspec.drafters.priority import PriorityDrafter
-from ngramspec.drafters.reader import Reader
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.errors import check_bool, check_int, check_real
 from ngramspec.stores.fingerprint import fingerprint
@@ -29,6 +28,46 @@ MAX_PROPOSAL_IDS = 1 << 20  # larger than any vocabulary
 def fingerprint_of(tokenizer: Any) -> str | None:
     """The fingerprint of a tokenizer, see ``stores.fingerprint``; None: there is no tokenizer."""
     return None if tokenizer is None else fingerprint(tokenizer)
+
+
+class Reader:
+    """A draft model, which has read nothing yet, and what it has read since.
+
+    It returns the ``most`` most probable ids for each position.
+    """
+
+    def __init__(self, model: DraftModel, most: int) -> None:
+        self.model, self.most = model, most
+        self._read: list[int] = []
+        self._sure = 0  # length of a common prefix of the committed text and ``_read``
+
+    def fits(self, length: int) -> bool:
+        """Whether the model can read ``length`` tokens."""
+        return self.model.room is None or length <= self.model.room
+
+    def agree(self, text: Sequence[int], committed: int) -> int:
+        """Forget what differs from ``text``; return the length of what was read of it.
+
+        At least the last token is left to read, because the distribution after it is needed.
+        ``text`` has ``committed`` committed tokens, followed by draft tokens.
+        """
+        at, most = self._sure, min(len(self._read), len(text) - 1)
+        while at < most and self._read[at] == text[at]:
+            at += 1
+        at = min(at, most)
+        self.forget(at)
+        self._sure = min(at, committed)
+        return at
+
+    def forget(self, length: int) -> None:
+        """Keep the first ``length`` tokens read, or all if there are fewer."""
+        del self._read[length:]
+        self.model.truncate(len(self._read))
+
+    def forward(self, tokens: Sequence[int], last: int) -> tuple[Int32, Float32]:
+        """Read tokens; return the distributions after the ``last`` of them, see DraftModel."""
+        self._read += tokens
+        return self.model.forward(np.array(tokens, np.int32), last, self.most)
 
 
 class ModelSession(DraftSession):

@@ -29,19 +29,12 @@ class PrioritySession(DraftSession):
     would decide whether they are verified, which would bias the output.
 
     Args:
+        drafter: its drafter.
         sessions: one per drafter, highest priority first.
-        names: number of source names of each drafter.
-        askers: indices of the drafters that ask for evidence. Each gets that of the whole draft, in
-            a separate call.
     """
 
-    def __init__(
-        self, sessions: list[DraftSession], names: Sequence[int], askers: Sequence[int] = ()
-    ) -> None:
-        self.sessions = sessions
-        self.names = names
-        self.askers = askers
-        self.offsets = [sum(names[:which]) for which in range(len(names))]
+    def __init__(self, drafter: PriorityDrafter, sessions: list[DraftSession]) -> None:
+        self.drafter, self.sessions = drafter, sessions
         self.parts: list[tuple[int, Draft]] = []  # (session, its part) of the last draft
         self.failed: Exception | None = None  # a drafter's error in this step
 
@@ -60,7 +53,7 @@ class PrioritySession(DraftSession):
 
     @property
     def wants_evidence(self) -> bool:
-        return any(self.sessions[which].wants_evidence for which in self.askers)
+        return any(self.sessions[which].wants_evidence for which in self.drafter.askers)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         self.parts, self.failed = [], None
@@ -83,17 +76,17 @@ class PrioritySession(DraftSession):
 
     def _part(self, which: int, so_far: Int32, room: int) -> Draft:
         """A drafter's draft after ``so_far``, int32 (n,), up to its first invalid node."""
-        part = EMPTY_DRAFT
+        part, sources = EMPTY_DRAFT, self.drafter.counts[which]
         try:
             part = self.sessions[which].propose_after(so_far, room)
-            return check_draft(part, room, ANY_VOCAB, sources=self.names[which])
+            return check_draft(part, room, ANY_VOCAB, sources=sources)
         except Exception as error:
             self.failed = error
-        return sound_head(part, room, ANY_VOCAB, tree=False, sources=self.names[which])
+        return sound_head(part, room, ANY_VOCAB, tree=False, sources=sources)
 
     def _source(self, which: int, part: Draft) -> Int8:
         inner = np.zeros(len(part), np.int8) if part.source is None else part.source
-        return inner + np.int8(self.offsets[which])
+        return inner + np.int8(sum(self.drafter.counts[:which]))
 
     def observe(
         self,
@@ -110,7 +103,7 @@ class PrioritySession(DraftSession):
             self._observe_chain(len(accepted), judged_nodes(draft, accepted, verified))
         self.parts = []
         if evidence is not None:
-            for which in self.askers:
+            for which in self.drafter.askers:
                 self.sessions[which].observe(EMPTY_DRAFT, (), 0, evidence)
 
     def _observe_chain(self, accepted: int, judged: int) -> None:
@@ -158,11 +151,11 @@ class PriorityDrafter(Drafter):
         if not drafters:
             raise ValueError("drafters must hold at least one drafter, got none")
         self.drafters = tuple(drafters)
-        self.names = [check_source_names(drafter.source_names) for drafter in drafters]
-        self.source_names = check_source_names(
-            tuple(name for names in self.names for name in names)
-        )
+        names = [check_source_names(drafter.source_names) for drafter in drafters]
+        self.counts = [len(each) for each in names]  # of each drafter's sources
+        self.source_names = check_source_names(tuple(name for each in names for name in each))
         requests = [check_evidence(drafter.evidence) for drafter in drafters]
+        # Drafters that ask for evidence: each gets that of the whole draft in a separate call.
         self.askers = [which for which, request in enumerate(requests) if request is not None]
         for request in requests:
             self.evidence = self.evidence if request is None else request | self.evidence
@@ -183,4 +176,4 @@ class PriorityDrafter(Drafter):
                 sessions.append(drafter.start(tokens))
                 begun.callback(sessions[-1].close)
             begun.pop_all()
-        return PrioritySession(sessions, [len(names) for names in self.names], self.askers)
+        return PrioritySession(self, sessions)

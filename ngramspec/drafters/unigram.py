@@ -21,22 +21,13 @@ PROBE_EVERY = 32  # a closed gate lets every 32nd draft through; not tuned
 HALVE_AT_VERIFIED = 1024  # verified tokens at which counts are halved, so old ones fade; not tuned
 
 
-class UnigramSession(DraftSession):
-    """One sequence's token counts."""
+class GatedSession(DraftSession):
+    """Base of a UnigramDrafter's sessions, which tell it what was accepted."""
 
-    def __init__(self, drafter: UnigramDrafter, tokens: Int32) -> None:
-        self.drafter = drafter
-        self.counts = UnigramCounts()
-        self.counts.extend(tokens)
+    drafter: UnigramDrafter
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         return self.propose_after(NO_TOKENS, gamma)
-
-    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        best = self.counts.best()
-        if best is None or gamma < 1 or not self.drafter.open():
-            return EMPTY_DRAFT
-        return Draft(np.array([best[0]], np.int32))
 
     def observe(
         self,
@@ -47,6 +38,21 @@ class UnigramSession(DraftSession):
     ) -> None:
         self.drafter.learn(len(accepted), judged_nodes(draft, accepted, verified))
 
+
+class UnigramSession(GatedSession):
+    """One sequence's token counts."""
+
+    def __init__(self, drafter: UnigramDrafter, tokens: Int32) -> None:
+        self.drafter = drafter
+        self.counts = UnigramCounts()
+        self.counts.extend(tokens)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        best = self.counts.best()
+        if best is None or gamma < 1 or not self.drafter.open():
+            return EMPTY_DRAFT
+        return Draft(np.array([best[0]], np.int32))
+
     def extend(self, tokens: Int32) -> None:
         self.counts.extend(tokens)
 
@@ -54,11 +60,11 @@ class UnigramSession(DraftSession):
         return int(self.counts.sizeof())
 
 
-class SamplingUnigramSession(SamplingSession):
+class SamplingUnigramSession(GatedSession, SamplingSession):
     """Samples one token from all counts, while the drafter is open. O(distinct tokens) a draft."""
 
     def __init__(self, drafter: UnigramDrafter, tokens: Int32, temperature: float | str) -> None:
-        super().__init__(temperature)
+        SamplingSession.__init__(self, temperature)
         self.drafter = drafter
         self._counts: Counter[int] = Counter()
         self.extend(tokens)
@@ -67,22 +73,10 @@ class SamplingUnigramSession(SamplingSession):
         ids = np.fromiter(self._counts.keys(), np.int32, len(self._counts))
         return ids, np.fromiter(self._counts.values(), np.int64, len(self._counts))
 
-    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        return self.propose_after(NO_TOKENS, gamma)
-
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         if gamma < 1 or not self.drafter.open():
             return EMPTY_DRAFT
-        return super().propose_after(drafted, 1)
-
-    def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
-    ) -> None:
-        self.drafter.learn(len(accepted), len(draft) if verified is None else verified)
+        return SamplingSession.propose_after(self, drafted, 1)
 
     def extend(self, tokens: Int32) -> None:
         self._counts.update(tokens.tolist())

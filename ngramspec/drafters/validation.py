@@ -182,27 +182,17 @@ def _check_siblings(tokens: Int32, parents: Int32, proposal: Proposal) -> None:
     first = where[which]
     starts, ids, probs = proposal.starts, proposal.tokens, proposal.probs
     sizes = starts[1:] - starts[:-1]
-    same = sizes == sizes[first]
-    if same.all():
-        other = np.arange(len(ids)) + np.repeat(starts[first] - starts[:-1], sizes)
-        alike = (ids == ids[other]) & (probs == probs[other])
-        same = np.logical_and.reduceat(alike, starts[:-1])
-    for node in range(len(parents)) if not same.all() else ():
-        if not _one_of_its_own(node, int(first[node]), tokens, parents, proposal):
+    if (sizes == sizes[first]).all():
+        place = np.arange(len(ids)) + np.repeat(starts[first] - starts[:-1], sizes)
+        if ((ids == ids[place]) & (probs == probs[place])).all():
+            return
+    for node in range(len(parents)):
+        own, other = proposal.of(node), proposal.of(int(first[node]))
+        before = tokens[:node][parents[:node] == parents[node]]
+        alike = np.array_equal(own[0], other[0]) and np.array_equal(own[1], other[1])
+        if not alike and np.isin(before, own[0]).any():
             what = f"node {node} states another than its first sibling, node {first[node]},"
             raise ValueError(
                 f"proposal of siblings must be one distribution, or one without the siblings"
                 f" before: {what} with one of their tokens"
             )
-
-
-def _one_of_its_own(
-    node: int, first: int, tokens: Int32, parents: Int32, proposal: Proposal
-) -> bool:
-    """Whether a node has its first sibling's distribution, or one without those before it."""
-    ids, probs = proposal.of(node)
-    others = proposal.of(first)
-    if np.array_equal(ids, others[0]) and np.array_equal(probs, others[1]):
-        return True
-    before = tokens[:node][parents[:node] == parents[node]]
-    return not np.isin(before, ids).any()

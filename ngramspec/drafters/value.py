@@ -41,7 +41,6 @@ class ValueSession(DraftSession):
         engine: a new engine.
         tokens: int32 (n,), the prompt.
         always: see ValueDrafter.
-        rehearsed: number of final prompt tokens that it also learns from.
         stores: what the engine drafts from besides the sequence's own text, or None.
         tools: predicts the tool calls of the request, or None.
     """
@@ -51,14 +50,13 @@ class ValueSession(DraftSession):
         engine: Any,
         tokens: Int32,
         always: bool = True,
-        *,
-        rehearsed: int = 0,
         stores: SessionStores | None = None,
         tools: CallPredictor | None = None,
     ) -> None:
         self.engine, self.tools = engine, tools
         self._stores = stores
         self._always = self._wanted = always
+        rehearsed = 0 if stores is None else stores.rehearsed
         known = max(len(tokens) - rehearsed, 0)
         engine.extend(tokens[:known])
         if rehearsed:
@@ -224,14 +222,8 @@ class ValueDrafter(LearningDrafter):
             self.headed,
             None if stores is None else stores.familiar,
         )
-        return ValueSession(
-            engine,
-            tokens,
-            self.always,
-            rehearsed=0 if stores is None else stores.rehearsed,
-            stores=stores,
-            tools=None if self.tools is None else self.tools.predictor(tokens),
-        )
+        tools = None if self.tools is None else self.tools.predictor(tokens)
+        return ValueSession(engine, tokens, self.always, stores, tools)
 
 
 class StoreDrafter(ValueDrafter):

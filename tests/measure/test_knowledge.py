@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ngramspec.drafters import build_drafter
-from ngramspec.drafters.null import NullDrafter
+from ngramspec.drafters.known import NullDrafter
 from ngramspec.measure.compare import compare
 from ngramspec.measure.knowledge import Earlier, Knowledge, documents_of
 from ngramspec.measure.replay import Plan
