@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec.costs.learned import (
     KNOTS,
@@ -50,19 +51,27 @@ MAX_SAVED_COST_FACTOR = 1.5
 MIN_WIDTH_MEASUREMENTS = 4  # measurements of a width that suffice for that
 
 
+def extended(
+    at: NDArray[np.integer], known: Mapping[int, float], slope: float | None = None
+) -> Float64:
+    """Costs at widths ``at``, linear between the ``known`` ones, which are in ascending order.
+
+    After the last one, each position adds ``slope``; None: as between the last two.
+    """
+    widths, costs = np.array(list(known)), np.array(list(known.values()))
+    if slope is None:
+        slope = (costs[-1] - costs[-2]) / (widths[-1] - widths[-2])
+    curve: Float64 = np.interp(at, widths, costs) + slope * np.maximum(at - widths[-1], 0)
+    return curve
+
+
 def assumed_cost(machine: str, gamma_max: int, rows: int = 1, dtype: str = BFLOAT16) -> Float32:
     """A cost curve from ``initial_costs``, float32 (gamma_max + 2,).
 
     [n] is the cost of a forward of n positions per row, relative to one position per row. It is
     extrapolated linearly after the last point.
     """
-    points, costs = (
-        np.array(each) for each in zip(*initial_costs(machine, dtype).items(), strict=True)
-    )
-    per_position = (costs[-1] - costs[-2]) / (points[-1] - points[-2])
-    positions = rows * np.arange(gamma_max + 2)
-    curve = np.interp(positions, points, costs)
-    curve += per_position * np.maximum(positions - points[-1], 0)
+    curve = extended(rows * np.arange(gamma_max + 2), initial_costs(machine, dtype))
     cost: Float32 = (curve / curve[1]).astype(np.float32)
     if rows > 1 and dtype != BFLOAT16:
         cost[2:] += BATCH_SURCHARGE

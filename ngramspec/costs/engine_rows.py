@@ -8,10 +8,11 @@ per number of rows, over the drafted tokens of all rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from ngramspec.costs.curve import extended
 from ngramspec.costs.engine_steps import EngineStepCosts
 from ngramspec.draft import Float32
 
@@ -43,7 +44,7 @@ class GivenEngineCosts:
     Args:
         table: number of rows -> drafted tokens in all rows -> time of the step relative to a step
             of equally many rows without a draft. Interpolated and extrapolated linearly. Other
-            numbers of rows use the nearest entry.
+            numbers of rows use the nearest entry. Numbers may be strings, as in JSON.
 
     Raises:
         ValueError: an entry is wrong. The message names it.
@@ -53,7 +54,7 @@ class GivenEngineCosts:
         [1.0, 1.25, 1.75, 2.25]
     """
 
-    def __init__(self, table: Mapping[int, Mapping[int, float]]) -> None:
+    def __init__(self, table: Mapping[Any, Mapping[Any, float]]) -> None:
         if not table:
             raise ValueError("costs must name at least one number of rows, got none")
         self._curves = {int(rows): _given(int(rows), points) for rows, points in table.items()}
@@ -65,7 +66,7 @@ class GivenEngineCosts:
         return None
 
 
-def _given(rows: int, points: Mapping[int, float]) -> Float32:
+def _given(rows: int, points: Mapping[Any, float]) -> Float32:
     if rows < 1:
         raise ValueError(f"costs: rows must be >= 1, got {rows}")
     known = sorted((int(drafted), float(cost)) for drafted, cost in points.items())
@@ -77,11 +78,9 @@ def _given(rows: int, points: Mapping[int, float]) -> Float32:
             )
     if not known:
         raise ValueError(f"costs of {rows} rows must have at least one entry, got none")
-    x, y = (np.array(each) for each in zip((0, 1.0), *known, strict=True))
-    at = np.arange(MAX_DRAFTED_TOKENS + 1)
-    slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
-    curve: Float32 = (np.interp(at, x, y) + slope * np.maximum(at - x[-1], 0)).astype(np.float32)
-    return curve
+    curve = extended(np.arange(MAX_DRAFTED_TOKENS + 1), {0: 1.0, **dict(known)})
+    given: Float32 = curve.astype(np.float32)
+    return given
 
 
 class LearnedEngineCosts:

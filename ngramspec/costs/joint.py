@@ -24,11 +24,7 @@ class JointShare:
 
     A drafted token costs what it adds to the joint forward. The unit is one generation's share of
     a joint step without drafts. Once all drafts are known, ``worthwhile_rows`` cuts them further.
-
-    Args:
-        tracker: costs of joint steps of this many generations.
-        generations: number of generations that share the forward.
-        plain: whether the step must have no drafts.
+    ``plain``: the step must have no drafts.
     """
 
     def __init__(self, tracker: StepCostTracker, generations: int, plain: bool) -> None:
@@ -62,11 +58,7 @@ class JointShare:
 
 
 class JointCosts:
-    """The costs of one model's joint steps, per number of generations. Not thread-safe.
-
-    Args:
-        model: the model that runs the forwards.
-    """
+    """The costs of one model's joint steps, per number of generations. Not thread-safe."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -88,11 +88,9 @@ def instruction_set() -> str:
 
 
 def best_set(flags: Collection[str], architecture: str) -> str:
-    """The most capable instruction set that a CPU reports.
+    """The most capable instruction set of a CPU, by the feature flags that it reports.
 
-    Args:
-        flags: the features that it reports; empty if unknown.
-        architecture: name of the architecture, as ``platform.machine`` returns it.
+    ``architecture`` is what ``platform.machine`` returns.
     """
     if architecture.lower() in ("arm64", "aarch64"):
         return ARM

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec.costs.curve import extended
 from ngramspec.costs.processors import processor
 from ngramspec.draft import Float32
 
@@ -19,9 +20,7 @@ FORMAT = "ngramspec costs 1"
 def described(model: Any, attention: str) -> dict[str, Any]:
     """What the costs of a model's forwards depend on, as JSON values.
 
-    Args:
-        model: a transformers model.
-        attention: name of the attention implementation of its decoder.
+    ``attention`` is the name of the attention implementation of its decoder.
     """
     import torch
 
@@ -101,11 +100,9 @@ class SavedCosts:
         Linear between the measured widths. After the last one, each position adds its mean cost.
         """
         nearest = min(self.seconds, key=lambda at: abs(np.log(max(at, 1) / max(length, 1))))
-        times = dict(sorted(self.seconds[nearest].items()))
-        widths = np.array(list(times))
-        costs = np.array(list(times.values())) / times[1]
-        positions = np.arange(limit + 1)
-        curve = np.interp(positions, widths, costs)
-        curve += costs[-1] / widths[-1] * np.maximum(positions - widths[-1], 0)
+        times = self.seconds[nearest]
+        costs = {width: times[width] / times[1] for width in sorted(times)}
+        widest = max(costs)
+        curve = extended(np.arange(limit + 1), costs, slope=costs[widest] / widest)
         cost: Float32 = curve.astype(np.float32)
         return cost

@@ -234,12 +234,9 @@ class StepCostTracker:
         return best if cost[best] < MAX_PADDED_COST * cost[positions] else positions
 
     def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
-        """Record a step's time. Steps that compiled something must not be recorded.
+        """Record the time of a step whose forward had ``width`` positions, and maybe a tree mask.
 
-        Args:
-            width: positions of the forward.
-            seconds: duration of the step.
-            tree: whether the forward had a tree mask.
+        Steps that compiled something must not be recorded.
         """
         self._cost = None
         if self._steps < 2:  # caches are cold in the first step after a prefill

@@ -150,11 +150,7 @@ class DraftSession(ABC):
 
 
 class ForwardingSession(DraftSession):
-    """Base of sessions that wrap another session. Every call is forwarded to it.
-
-    Args:
-        inner: the wrapped session.
-    """
+    """Base of sessions that wrap another session, ``inner``. Every call is forwarded to it."""
 
     def __init__(self, inner: DraftSession) -> None:
         self.inner = inner

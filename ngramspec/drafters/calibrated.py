@@ -12,7 +12,7 @@ import numpy as np
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.draft_length.optimal import reach_of, worthwhile_nodes
 from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession, LearningDrafter
-from ngramspec.drafters.prefix_tree import order
+from ngramspec.drafters.prefix_tree import order, path_along
 from ngramspec.drafters.validation import check_source_names
 
 DEPTH_CELLS = 16  # depths with separate counts; deeper nodes share the last
@@ -127,19 +127,12 @@ class CalibratedDrafter(LearningDrafter):
 
         ``committed``, int32 (n,), are the tokens committed after the draft.
         """
-        verified: list[int] = []
-        agree: list[bool] = []
-        children, tokens, parent = draft.children(), draft.tokens.tolist(), -1
-        for token in committed.tolist():
-            below = children[parent + 1]
-            verified += below
-            agree += [tokens[node] == token for node in below]
-            parent = next((node for node in below if tokens[node] == token), -1)
-            if parent == -1:
-                break
+        path, children = path_along(draft, committed.tolist()), draft.children()
+        parents = [-1, *path][: len(committed)]
+        verified = [node for parent in parents for node in children[parent + 1]]
         cells = tuple(each[verified] for each in self._cells(draft))
         with self._lock:
-            np.add.at(self._accepted, cells, agree)
+            np.add.at(self._accepted, cells, np.isin(verified, path))
             np.add.at(self._verified, cells, 1)
             faded = self._verified > HALVE_AT_VERIFIED
             self._accepted[faded] /= 2

@@ -67,12 +67,8 @@ class HeadedSession(ForwardingSession):
     In sampled requests a token is sampled from the head's distribution where it is accepted with
     a higher probability than the best token of the tables. Whether it is drafted is decided before
     it is sampled. The head's rows and the sampled tokens are kept until tokens are committed, so a
-    draft that is proposed again needs no further forward.
-
-    Args:
-        drafter: its drafter.
-        inner: drafts from the tables. The head is not consulted inside tool calls.
-        tokens: the prompt, int32 (n,).
+    draft that is proposed again needs no further forward. The head is not consulted inside tool
+    calls, which ``inner`` predicts.
     """
 
     def __init__(self, drafter: HeadedDrafter, inner: ValueSession, tokens: Int32) -> None:

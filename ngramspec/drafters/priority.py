@@ -27,10 +27,6 @@ class PrioritySession(DraftSession):
     When a drafter fails after another one's tokens, only its own part is lost, and the step's
     ``extend`` raises its error. If the whole draft were lost, tokens sampled by an earlier drafter
     would decide whether they are verified, which would bias the output.
-
-    Args:
-        drafter: its drafter.
-        sessions: one per drafter, highest priority first.
     """
 
     def __init__(self, drafter: PriorityDrafter, sessions: list[DraftSession]) -> None:

@@ -21,6 +21,7 @@ from ngramspec.stores.fingerprint import encode, vocabulary_of
 logger = logging.getLogger("ngramspec")
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
+OPENING_TOKENS = 16  # last tokens in which an opening is searched
 MAX_CALL_TOKENS = 4096  # of a call that is read; a longer one is not predicted
 MAX_ROWS = 64
 MAX_CANDIDATES = 8  # per row
@@ -75,10 +76,9 @@ class ToolCalls:
         self.format = tokenizer if isinstance(tokenizer, CallFormat) else CallFormat(tokenizer)
 
     def predictor(self, tokens: Int32) -> CallPredictor:
-        """Predictions for one sequence.
+        """Predictions for one sequence, which begin with the style of calls in its prompt.
 
-        Args:
-            tokens: the prompt, int32 (n,); what its calls show of the model's style is used.
+        ``tokens`` are the prompt's, int32 (n,).
         """
         return CallPredictor(self.tools, self.format, tokens)
 
@@ -149,13 +149,13 @@ class CallPredictor:
                 reader = self._text.reader().read(call + closes)
                 if closes and reader.state == "done":
                     self._text.learn(reader)
-            self._recent = tokens[-16:].tolist()
+            self._recent = tokens[-OPENING_TOKENS:].tolist()
         except Exception as error:
             self._fail(error)
 
     def _extend(self, token: int) -> None:
         if self._reader is None:
-            self._recent = [*self._recent[-15:], token]
+            self._recent = [*self._recent, token][-OPENING_TOKENS:]
             if token in self._calls.ends:
                 self._open()
             return
@@ -186,7 +186,7 @@ class CallPredictor:
             self._reader = None
         elif self._reader.state == "done" and self._calls.closes in text:
             self._text.learn(self._reader)
-            self._reader, self._recent = None, self._call[-16:]
+            self._reader, self._recent = None, self._call[-OPENING_TOKENS:]
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of a continuation, as the tokenizer splits the whole call if that fits."""

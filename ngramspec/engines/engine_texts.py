@@ -16,9 +16,6 @@ class EngineTexts:
     def __init__(self) -> None:
         self._texts: dict[Hashable, tuple[Int32, int]] = {}
 
-    def __len__(self) -> int:
-        return len(self._texts)
-
     def known(self, key: Hashable) -> int:
         """Number of known tokens of a request."""
         return self._texts[key][1] if key in self._texts else 0

@@ -37,9 +37,6 @@ class LlamaCosts(LearnedEngineCosts):
     what is left of it. Gains of drafts are added to the budget, and losses are subtracted. This
     bounds the total loss of a text. The unit is the evaluation of one token. The constants were
     chosen on recorded texts with the costs of five types of weights.
-
-    Args:
-        k: maximum number of drafted tokens.
     """
 
     # Assumed cost of a drafted token. Each timed drafted step halves its excess over the measured.

@@ -97,10 +97,7 @@ class EngineOptions:
     def batch_costs(self, k: int, device: str, dtype: str) -> EngineCosts | None:
         """The step costs that ``costs`` selects, or None; a ValueError if it is wrong."""
         if isinstance(self.costs, Mapping):
-            table = self.costs.items()
-            return GivenEngineCosts(
-                {int(rows): {int(n): cost for n, cost in row.items()} for rows, row in table}
-            )
+            return GivenEngineCosts(self.costs)
         if self.costs not in ("learned", "none"):
             raise ValueError(f"costs must be 'learned', 'none' or a table, got {self.costs!r}")
         return LearnedEngineCosts(k, device, dtype) if self.costs == "learned" else None

@@ -53,10 +53,7 @@ class RowTexts:
     A row with an id continues the text of that id. A row without an id continues the text that the
     same row had in the last call, if its tokens begin with that text. Otherwise it continues any
     text equal to its tokens before the new ones, since equal texts are interchangeable. No text is
-    used for two rows in one call.
-
-    Args:
-        make_session: makes the guarded session of a new text.
+    used for two rows in one call. ``make_session`` makes the guarded session of a new text.
     """
 
     def __init__(self, make_session: Callable[[], GuardedSession]) -> None:
