@@ -103,7 +103,7 @@ class CallPredictor:
     @property
     def predicts(self) -> bool:
         """Whether a call is open."""
-        return self._reader is not None and not self._broken
+        return self._reader is not None
 
     def extend(self, tokens: Int32) -> None:
         """Read committed tokens, int32 (n,)."""
@@ -124,20 +124,20 @@ class CallPredictor:
         Returns:
             For each position (ids int32 (k,), log-probabilities float32 (k,)), the likeliest first.
         """
-        if self._reader is None or self._broken or most < 1:
+        if self._reader is None or most < 1:
             return []
         try:
             choice = self._text.chooses(self._reader)
             if choice or not self._paths:
                 paths = map(self._tokens, self._text.after(self._reader))
                 self._paths = [path for path in paths if path]
-            return _rows(self._paths, choice, min(most, MAX_ROWS)) if self._paths else []
+            return _rows(self._paths, choice, min(most, MAX_ROWS))
         except Exception as error:
             self._fail(error)
             return []
 
     def _fail(self, error: Exception) -> None:
-        self._broken = True
+        self._broken, self._reader = True, None
         logger.warning("tool calls are no longer predicted after an error: %r", error)
 
     def _read_prompt(self, tokens: Int32) -> None:
@@ -199,7 +199,7 @@ class CallPredictor:
 
 def _rows(paths: list[list[int]], choice: bool, most: int) -> list[Row]:
     """The rows along the likeliest path, with the other paths' tokens as alternatives."""
-    path = paths[0][:most]
+    path = paths[0][:most] if paths else []
     rows = []
     for depth, token in enumerate(path):
         also = (each[depth] for each in paths if each[:depth] == path[:depth] and each[depth:])
