@@ -132,9 +132,8 @@ class StepCostTracker:
         self._margin = DraftMargin()
         self._since_plain = 0  # consecutive rejected drafts since the last plain step
         self._chains: tuple[tuple[int, int], Float32] | None = None
-        self._seen: tuple[Float32, float, float] | None = None
-        self._cost: Float32 | None = None  # of the next step
-        self._envelope: Float32  # of ``_seen``
+        # Chains' costs, the other things that the next step's costs depend on, and these costs.
+        self._cost: tuple[Float32, tuple[Any, ...], Float32] | None = None
         self.curve = curve_of(model, kind, saved)
         self._deviation = self._uncertainty()
 
@@ -148,7 +147,6 @@ class StepCostTracker:
             prefill: whether the next step is the prefill. A draft only adds its own positions.
         """
         self._length, self._pending, self._prefill = length, pending, prefill
-        self._cost = None
 
     def _uncertainty(self) -> float:
         """Standard deviation of the log cost of a draft."""
@@ -180,14 +178,12 @@ class StepCostTracker:
 
         Every value is at least 1, because a draft never makes a forward cheaper.
         """
-        if self._cost is not None:
-            return self._cost
-        seen = self._priced(), self._deviation, self._margin.rejections
-        if self._seen is None or self._seen[0] is not seen[0] or self._seen[1:] != seen[1:]:
-            self._seen = seen
-            self._envelope = self._required(seen[0])
-        self._cost = self._envelope
-        return self._cost
+        pending = None if self._pending is None else (self._pending, self._undone)
+        state = self._prefill, pending, self._deviation, self._margin.rejections
+        chains = self.chains()
+        if self._cost is None or self._cost[0] is not chains or self._cost[1] != state:
+            self._cost = chains, state, self._required(self._priced(chains))
+        return self._cost[2]
 
     def _required(self, cost: Float32) -> Float32:
         """The minimum cost of n or more positions, with the larger of the two margins."""
@@ -198,14 +194,13 @@ class StepCostTracker:
         required[2:] = np.maximum(required[2:], (1.0 + margin) * cheapest[2:])
         return required
 
-    def _priced(self) -> Float32:
-        """``chains`` plus the cost of pending tokens, in steps without a draft.
+    def _priced(self, cost: Float32) -> Float32:
+        """The costs of ``chains`` plus the cost of pending tokens, in steps without a draft.
 
         In a prefill, a position costs what the widest forwards take for a further one.
         Pending tokens widen the forward of any step. A plain step leaves none. A draft that is not
         accepted whole leaves them and its own accepted tokens to the next step.
         """
-        cost = self.chains()
         last = len(cost) - 1
         if self._prefill:
             slope = (cost[last] - cost[(last + 1) // 2]) / max(last // 2, 1)
@@ -238,7 +233,6 @@ class StepCostTracker:
 
         Steps that compiled something must not be recorded.
         """
-        self._cost = None
         if self._steps < 2:  # caches are cold in the first step after a prefill
             return
         forward = Forward(int(self._run[min(width, self.limit)]), self._length, tree)
@@ -254,7 +248,6 @@ class StepCostTracker:
 
     def record_acceptance(self, drafted: int, accepted: int) -> None:
         """Record a step's drafted and accepted tokens over all rows. Call after ``record_time``."""
-        self._cost = None
         if drafted:
             self._undone += (1 - self.WHOLE_MEMORY) * ((accepted < drafted) - self._undone)
         if drafted and self._last is not None:
