@@ -209,11 +209,9 @@ class ModelDrafter(LearningDrafter):
             MAX_PROPOSAL_IDS if most is None else check_int("most", most, 1, MAX_PROPOSAL_IDS)
         )
         self.settings = f"gamma={gamma},threshold={self.threshold},most={most},tables={tables}"
-        speeds_up = check_bool("tables", tables)
-        self.tables: Drafter
-        self.tables = (
-            PriorityDrafter([CopyDrafter(), NGramDrafter()]) if speeds_up else NullDrafter()
-        )
+        self.tables: Drafter = NullDrafter()
+        if check_bool("tables", tables):
+            self.tables = PriorityDrafter([CopyDrafter(), NGramDrafter()])
         if isinstance(path, str):
             self.spec = f"model({path},{self.settings})"
         self.forget()

@@ -87,20 +87,20 @@ class RecycleSession(DraftSession):
     def _tree(self, gamma: int) -> Draft:
         """The static tree, without nodes that the table does not have."""
         assert self.last is not None
-        rows = [self.table.get(self.last)]  # by node + 1
+        rows = [self.table.get(self.last, [])]  # by node + 1; empty: not known
         places = [-1]  # in the draft, by node + 1; -1: the root or not known
         tokens: list[int] = []
         parents: list[int] = []
         for parent, rank in static_tree(gamma, self.top_k):
             row = rows[parent + 1]
-            if row is None or rank >= len(row):
-                rows.append(None)
+            if rank >= len(row):
+                rows.append([])
                 places.append(-1)
                 continue
             parents.append(places[parent + 1])
             places.append(len(tokens))
             tokens.append(row[rank])
-            rows.append(self.table.get(row[rank]))
+            rows.append(self.table.get(row[rank], []))
         if not tokens:
             return EMPTY_DRAFT
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32))

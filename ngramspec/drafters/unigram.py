@@ -64,7 +64,7 @@ class SamplingUnigramSession(GatedSession, SamplingSession):
     """Samples one token from all counts, while the drafter is open. O(distinct tokens) a draft."""
 
     def __init__(self, drafter: UnigramDrafter, tokens: Int32, temperature: float | str) -> None:
-        SamplingSession.__init__(self, temperature)
+        super().__init__(temperature)
         self.drafter = drafter
         self._counts: Counter[int] = Counter()
         self.extend(tokens)
@@ -76,7 +76,7 @@ class SamplingUnigramSession(GatedSession, SamplingSession):
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         if gamma < 1 or not self.drafter.open():
             return EMPTY_DRAFT
-        return SamplingSession.propose_after(self, drafted, 1)
+        return super().propose_after(drafted, 1)
 
     def extend(self, tokens: Int32) -> None:
         self._counts.update(tokens.tolist())
