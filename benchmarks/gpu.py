@@ -299,8 +299,8 @@ def syncs(
     """(e) How often a step waits for the device."""
     found = []
     for prompt in examples(prompts):
-        with forcing(prompt):
-            counted = syncs_per_step(model, prompt.ids, arguments.new)
+        forcing(prompt)
+        counted = syncs_per_step(model, prompt.ids, arguments.new)
         found.append({"task": prompt.task, **counted})
         print(f"syncs a step, {prompt.task}: median {counted['median']}, most {counted['most']}")
     return found

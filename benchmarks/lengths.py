@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -138,14 +137,12 @@ def _cell(
         set_text = stack.enter_context(
             forced_model(loaded.model, length + plan.new + POSITIONS_AFTER_TEXT)
         )
-        forced = by_model(set_text)
+        force = by_model(set_text)
 
-        @contextmanager
-        def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
+        def forcing(prompt: Prompt) -> None:
             set_text(None)
             read(prompt.ids)
-            with forced(prompt) as given:
-                yield given
+            force(prompt)
 
         with usable():
             measured = EndToEnd(loaded.model, compared(), plan, forcing=forcing).run(prompts)

@@ -6,7 +6,7 @@ with the coloured text and every step."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,11 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not found.traces:
             raise UsageError("the model ends after one token on every prompt; give others")
         rungs, advice = ladder(found), advise(found)
-    for shown in (rung_table(rungs), found.noise_says, acceptance_table(found)):
+    in_batches = batches(found)
+    for shown in results(found, rungs, advice, in_batches):
         screen.print(shown)
-    screen.print(advice_table(advice))
-    if found.row_seconds:
-        screen.print(rows_table(batches(found)))
     fields = {
         "where": machine(),
         "model": found.model,
@@ -106,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         "rungs": [asdict(rung) for rung in rungs],
         "advice": [asdict(each) for each in advice],
         "row_seconds": found.row_seconds,
-        "by_rows": [asdict(each) for each in batches(found)],
+        "by_rows": [asdict(each) for each in in_batches],
         "by_depth": {depth: asdict(share) for depth, share in by_depth(found.steps).items()},
         "by_source": {source: asdict(share) for source, share in by_source(found).items()},
         "steps": found.steps,
@@ -142,38 +140,31 @@ def encoded_prompts(
         ]
 
 
-def rung_table(rungs: Sequence[Rung]) -> Table:
-    """A table of the predictions and their differences."""
-    from ngramspec.measure.explain_predict import rung_rows
+def results(
+    run: Run, rungs: Sequence[Rung], advice: Sequence[Advice], in_batches: Sequence[Batch]
+) -> Iterator[Table | str]:
+    """What is printed: tables of the predictions, acceptance, changes, and batches if measured."""
+    from ngramspec.measure.explain_predict import by_depth, by_source, rung_rows
 
-    names = ("takes into account", "speed", "change", "from")
-    return _table("speedup over baseline", names, rung_rows(rungs))
-
-
-def acceptance_table(run: Run) -> Table:
-    """A table of acceptance by source and by position."""
-    from ngramspec.measure.explain_predict import by_depth, by_source
-
+    names: Sequence[str] = ("takes into account", "speed", "change", "from")
+    yield _table("speedup over baseline", names, rung_rows(rungs))
+    yield run.noise_says
     depths = list(by_depth(run.steps).items())[:8]
     shares = by_source(run) | {f"position {depth + 1}": share for depth, share in depths}
+    names = ("of", "accepted / verified", "verified")
     rows = [(name, f"{each.rate:.3f}", f"{each.verified:,}") for name, each in shares.items()]
-    return _table("acceptance", ("of", "accepted / verified", "verified"), rows)
-
-
-def advice_table(advice: Sequence[Advice]) -> Table:
-    """A table of changes, sorted by gain."""
+    yield _table("acceptance", names, rows)
+    names = ("change", "predicted gain", "by")
     rows = [(each.name, f"{each.gain:.2f}", each.basis) for each in advice]
-    return _table("what would help most", ("change", "predicted gain", "by"), rows)
-
-
-def rows_table(found: Sequence[Batch]) -> Table:
-    """A table of predictions for batches."""
-    names = ("rows", "cost(n)", "speed", "tokens/s, plain", "tokens/s")
-    rows = []
-    for each in found:
-        figures = (f"{each.plain:.1f}", f"{each.speculative:.1f}")
-        rows.append((str(each.rows), f"{each.cost:.2f}", f"{each.speed:.2f}", *figures))
-    return _table("batches, predicted", names, rows)
+    yield _table("what would help most", names, rows)
+    if run.row_seconds:
+        names = ("rows", "cost(n)", "speed", "tokens/s, plain", "tokens/s")
+        figures = [
+            (each.rows, each.cost, each.speed, each.plain, each.speculative) for each in in_batches
+        ]
+        forms = ("d", ".2f", ".2f", ".1f", ".1f")
+        cells = [[*map(format, values, forms)] for values in figures]
+        yield _table("batches, predicted", names, cells)
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

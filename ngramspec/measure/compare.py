@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ngramspec.drafters.base import Drafter
 from ngramspec.measure.knowledge import Known
-from ngramspec.measure.replay import Acceptance, Plan, Player, Share, Tally, geometric_mean
+from ngramspec.measure.replay import Acceptance, Plan, Share, geometric_mean, replay
 from ngramspec.measure.traces import Trace, halves
 
 RATIOS = ("tokens_per_call", "tokens_per_cost")
@@ -42,11 +43,12 @@ def compare(
     traces = list(traces)
     if shuffle is not None:
         random.Random(shuffle).shuffle(traces)
-    groups = _play(make, plan, traces, fresh, None, knowledge)
+    play = partial(replay, make, plan, fresh=fresh, knowledge=knowledge)
+    groups = play(traces)
     steps = np.concatenate([tally.nanoseconds for tally in groups.values()]) / 1000
-    parts = [_play(make, plan, part, fresh, None, knowledge) for part in halves(traces)]
+    parts = [play(part) for part in halves(traces)]
     acceptance = Acceptance()
-    _play(make, plan, traces, fresh, acceptance, knowledge)
+    play(traces, acceptance=acceptance)
     return {
         "groups": {name: tally.to_dict() for name, tally in sorted(groups.items())},
         "mean": {
@@ -63,22 +65,6 @@ def compare(
             for name in ("sources", "matches", "positions", "confidence")
         },
     }
-
-
-def _play(
-    make: Callable[[], Drafter],
-    plan: Plan,
-    traces: Sequence[Trace],
-    fresh: bool,
-    acceptance: Acceptance | None,
-    knowledge: Known | None,
-) -> dict[str, Tally]:
-    player = Player(make(), plan, acceptance, knowledge)
-    for trace in traces:
-        if fresh:
-            player.drafter = make()
-        player.play([trace])
-    return player.groups
 
 
 def _shares(shares: dict[Any, Share]) -> dict[str, dict[str, float]]:

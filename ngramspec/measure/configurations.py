@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,14 +88,10 @@ def usual_configurations(
     for each in speculators:
         named = ", ".join(f"{name} {value}" for name, value in each.items())
         found.append(Configuration(f"ngramspec, {named}", {}, dict(each)))
-    if compiled:
-        settings = {"": {}, **{f", width {n}": {"width": n} for n in widths}}
-        found += [
-            Configuration(
-                f"ngramspec{name}, compiled", static, {**each, "compiled": True}, compiled=True
-            )
-            for name, each in settings.items()
-        ]
+    for width in (None, *widths) if compiled else ():
+        name = "ngramspec, compiled" if width is None else f"ngramspec, width {width}, compiled"
+        settings = {"compiled": True} if width is None else {"width": width, "compiled": True}
+        found.append(Configuration(name, static, settings, compiled=True))
     return found
 
 
@@ -118,25 +114,22 @@ class Caller:
         ids: Sequence[int],
         new: int,
         on_step: Callable[[StepEvent], None] = lambda event: None,
-        **arguments: Any,
     ) -> Outcome:
-        """Generate at most ``new`` tokens after a prompt, greedily unless ``arguments`` differ.
+        """Generate at most ``new`` tokens after a prompt, greedily if the configuration does not.
 
-        ``on_step`` is called with each step of a Speculator. ``arguments`` are those of
-        ``generate``.
+        ``on_step`` is called with each step of a Speculator.
         """
         prompt = torch.tensor([list(ids)], device=self.model.device)
-        own = configuration.arguments | self._compiling(configuration)
-        arguments = {"do_sample": False} | arguments | own
-        arguments |= {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+        arguments = {"do_sample": False, "max_new_tokens": new, "input_ids": prompt}
+        arguments |= {"attention_mask": torch.ones_like(prompt), **configuration.arguments}
+        arguments |= self._compiling(configuration)
         events: list[StepEvent] = []
 
         def note(event: StepEvent) -> None:
             events.append(event)
             on_step(event)
 
-        call = self.model.generate
-        speculator = self._speculator(configuration)
+        call, speculator = self.model.generate, self._speculator(configuration)
         if speculator is not None:
             speculator.on_step = note
             call = partial(generate, self.model, speculator=speculator)
@@ -144,7 +137,7 @@ class Caller:
         with forwards_of(self.model, watch="prompt_lookup_num_tokens" in arguments) as seen:
             synchronize(self.model.device)
             begin = perf_counter()
-            output = call(max_new_tokens=new, **arguments)
+            output = call(**arguments)
             tokens: list[int] = output[0, len(ids) :].tolist()
             seconds = perf_counter() - begin
         peak = self.memory.read()
@@ -191,19 +184,14 @@ def forwards_of(model: Any, *, watch: bool) -> Iterator[list[tuple[int, int]]]:
     The model is not compiled. Without ``watch``, no hook is set, and the list stays empty.
     """
     seen: list[tuple[int, int]] = []
-    if not watch:
-        yield seen
-        return
 
     def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         cache = kwargs["past_key_values"]
         seen.append((kwargs["input_ids"].shape[1], int(cache.get_seq_length())))
 
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    handle = model.register_forward_pre_hook(note, with_kwargs=True) if watch else nullcontext()
+    with handle:  # a hook's handle removes it
         yield seen
-    finally:
-        handle.remove()
 
 
 @contextmanager

@@ -29,19 +29,17 @@ Calls = dict[str, Callable[[Sequence[int]], Outcome]]
 
 @dataclass(slots=True)
 class Run:
-    """The measurements of one model and Speculator.
+    """The measurements of one model and Speculator; lists of figures have one for each prompt.
 
     Attributes:
-        model: name of the model.
         settings: settings of the Speculator and of the run.
         seconds: seconds of a forward of n positions, by n, with ``context`` positions in the cache.
-        context: see above.
         traces: the prompts and the outputs of speculation in the last repeat.
-        same: whether the output is the baseline's, for each prompt.
+        same: whether the output is the baseline's.
         steps: steps of the last repeat as JSON values; see ``step_of``.
         stats: statistics of the last repeat.
-        plain_seconds, speculative_seconds: median seconds of whole calls, for each prompt.
-        plain_first_seconds: median seconds of calls for one token (the prefill), for each prompt.
+        plain_seconds, speculative_seconds: median seconds of whole calls.
+        plain_first_seconds: median seconds of calls for one token (the prefill).
         row_seconds: ``seconds`` of batches, by rows; empty if not requested.
         plain_rounds, speculative_rounds: seconds of every timed call, by prompt and round.
     """
@@ -172,27 +170,27 @@ def explain(
 def _measure_prompt(
     run: Run, loaded: LoadedModel, calls: Calls, name: str, ids: Sequence[int], repeats: int
 ) -> None:
-    turns = take_turns(
-        {each: partial(call, ids) for each, call in calls.items()}, repeats, warm_up=0
-    )
-    output, plain = (turns.last(each) for each in (OURS, PLAIN))
+    """Add the calls of one prompt to the run, unless fewer than two tokens were generated."""
+    each_call = {each: partial(call, ids) for each, call in calls.items()}
+    results = take_turns(each_call, repeats, warm_up=0).results
+    output, plain = results[OURS][-1], results[PLAIN][-1]
     if len(output.tokens) < 2:
         return
     assert output.stats is not None
-    seconds = {
-        each: [outcome.seconds for outcome in outcomes] for each, outcomes in turns.results.items()
-    }
+    first, plain_rounds, rounds = (
+        [outcome.seconds for outcome in results[each]] for each in (FIRST, PLAIN, OURS)
+    )
     number = len(run.traces)
     recorded = np.array(output.tokens, np.int32)
     run.traces.append(Trace(name, str(number), np.array(ids, np.int32), recorded))
     run.same.append(output.tokens == plain.tokens)
     run.steps += [step_of(event, number, loaded.tokenizer) for event in output.events]
     run.stats.add(output.stats)
-    run.plain_rounds.append(seconds[PLAIN])
-    run.speculative_rounds.append(seconds[OURS])
-    run.plain_seconds.append(median(seconds[PLAIN]))
-    run.speculative_seconds.append(median(seconds[OURS]))
-    run.plain_first_seconds.append(min(median(seconds[FIRST]), median(seconds[PLAIN])))
+    run.plain_rounds.append(plain_rounds)
+    run.speculative_rounds.append(rounds)
+    run.plain_seconds.append(median(plain_rounds))
+    run.speculative_seconds.append(median(rounds))
+    run.plain_first_seconds.append(min(median(first), median(plain_rounds)))
 
 
 def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ngramspec.draft import Float32
 from ngramspec.drafters.base import Drafter
 from ngramspec.measure.explain import Run
 from ngramspec.measure.explain_predict import acceptance_of, batches, by_depth, decoding_steps
-from ngramspec.measure.replay import Acceptance, Plan, Player
+from ngramspec.measure.replay import Acceptance, Plan, replay
 from ngramspec.measure.traces import Trace
 from ngramspec.theory.walltime import oracle_improvement_at
 
@@ -49,8 +50,7 @@ def advise(run: Run) -> list[Advice]:
 def reliability(run: Run) -> Acceptance:
     """Detailed acceptance, including confidences, of the drafter replayed on the texts."""
     acceptance = Acceptance()
-    for trace in run.traces:
-        Player(_drafter(run)(), _plan(run), acceptance).play([trace])
+    replay(_drafter(run), _plan(run), run.traces, fresh=True, acceptance=acceptance)
     return acceptance
 
 
@@ -60,10 +60,7 @@ def _settings(run: Run) -> Iterator[Advice]:
     if not now:
         return
     if run.settings["drafter"] != build_drafter("auto").spec:
-
-        def auto() -> Drafter:
-            return build_drafter("auto")
-
+        auto = partial(build_drafter, "auto")
         yield Advice('drafter="auto"', _speed(auto, plan, run.traces) / now, "replay")
     for gamma in (*GAMMAS, "heuristic", "threshold", "auto"):
         if gamma != run.settings["gamma"]:
@@ -118,8 +115,7 @@ def _fewer_rows(run: Run) -> Iterator[Advice]:
 
 
 def _drafter(run: Run) -> Callable[[], Drafter]:
-    spec, policy = run.settings["drafter"], run.settings["policy"]
-    return lambda: build_drafter(spec, policy=policy)
+    return partial(build_drafter, run.settings["drafter"], policy=run.settings["policy"])
 
 
 def _plan(run: Run) -> Plan:
@@ -132,8 +128,6 @@ def _plan(run: Run) -> Plan:
 
 def _speed(drafter: Callable[[], Drafter], plan: Plan, traces: list[Trace]) -> float:
     """Tokens per cost over all traces, each with a new drafter."""
-    found = [
-        tally for trace in traces for tally in Player(drafter(), plan).play([trace]).groups.values()
-    ]
+    found = replay(drafter, plan, traces, fresh=True).values()
     spent = sum(tally.cost for tally in found)
     return sum(tally.emitted for tally in found) / spent if spent else 0.0

@@ -16,6 +16,7 @@ from ngramspec.measure.explain_advice import Advice, reliability
 from ngramspec.measure.explain_charts import bars, points, timeline
 from ngramspec.measure.explain_predict import (
     Rung,
+    Share,
     batches,
     by_depth,
     by_source,
@@ -62,26 +63,33 @@ svg text { font-size: 11px; fill: var(--ink); text-anchor: middle; }
 def page(run: Run, rungs: Sequence[Rung], advice: Sequence[Advice]) -> str:
     """The page as HTML 5; ``rungs`` are those of ``ladder``, ``advice`` that of ``advise``."""
     sources = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(by_source(run))}
+    changes = [(each.name, f"{each.gain:.2f}", "", each.basis) for each in advice]
     parts = [
         f"<h1>{escape(run.model)}: {run.measured:.2f} times as fast as plain</h1>",
         f"<p>{escape(_summary(run))}</p>",
         "<h2>Predicted and measured speed</h2>",
-        _ladder_table(rungs),
+        _table(("takes into account", "speed", "change", "from"), rung_rows(rungs)),
         bars([(rung.name, rung.speed, rung.says) for rung in rungs if rung.resolved], mark=1.0),
         f"<p>{escape(run.noise_says)}</p>",
         "<h2>What would help most</h2>",
-        _advice_table(advice),
-        *_batches(run),
-        "<h2>The text</h2>",
-        _legend(sources),
+        _table(("change", "predicted gain", "", "by"), changes),
     ]
+    if run.row_seconds:
+        rows = [
+            (str(each.rows), f"{each.speed:.2f}", f"{each.cost:.2f}", f"{each.speculative:.1f}")
+            for each in batches(run)
+        ]
+        heads = ("rows", "predicted speed", "cost(n)", "tokens/s of all rows")
+        parts += ["<h2>Batches</h2>", _table(heads, rows)]
+    parts += ["<h2>The text</h2>", _legend(sources)]
     for number, trace in enumerate(run.traces):
         steps = [step for step in run.steps if step["prompt"] == number]
         parts.append(f"<h3>{escape(trace.group)}</h3>")
         if not run.same[number]:
             note = "The baseline's text differs here; see What is guaranteed about the text."
             parts.append(f"<p>{note}</p>")
-        parts.append(_text(steps, sources))
+        spans = "".join(_step(step, sources) for step in steps)
+        parts.append(f'<pre class="text">{spans}</pre>')
         parts.append(timeline(steps))
     parts += _acceptance(run)
     body = "\n".join(parts)
@@ -102,38 +110,14 @@ def _summary(run: Run) -> str:
     )
 
 
-def _ladder_table(rungs: Sequence[Rung]) -> str:
-    return _table(("takes into account", "speed", "change", "from"), rung_rows(rungs))
-
-
-def _advice_table(advice: Sequence[Advice]) -> str:
-    rows = [(each.name, f"{each.gain:.2f}", "", each.basis) for each in advice]
-    return _table(("change", "predicted gain", "", "by"), rows)
-
-
-def _batches(run: Run) -> list[str]:
-    """A table of the measured batches; empty without any."""
-    if not run.row_seconds:
-        return []
-    rows = [
-        (str(each.rows), f"{each.speed:.2f}", f"{each.cost:.2f}", f"{each.speculative:.1f}")
-        for each in batches(run)
-    ]
-    heads = ("rows", "predicted speed", "cost(n)", "tokens/s of all rows")
-    return ["<h2>Batches</h2>", _table(heads, rows)]
-
-
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table with numbers in its second and third columns."""
     top = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{' class=n' if 0 < column < 3 else ''}>{escape(cell)}</td>"
-            for column, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
-    )
+    classes = ("", " class=n", " class=n", "")
+    body = ""
+    for row in rows:
+        cells = zip(classes, row, strict=True)
+        body += f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in cells)}</tr>"
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -148,11 +132,6 @@ def _legend(sources: Mapping[str, str]) -> str:
         " the height is the forward's width."
     )
     return f"<p>accepted from {', '.join(words)}. {hint}</p>"
-
-
-def _text(steps: Sequence[Mapping[str, Any]], sources: Mapping[str, str]) -> str:
-    spans = "".join(_step(step, sources) for step in steps)
-    return f'<pre class="text">{spans}</pre>'
 
 
 def _step(step: Mapping[str, Any], sources: Mapping[str, str]) -> str:
@@ -197,30 +176,25 @@ def tree_text(step: Mapping[str, Any]) -> str:
 
 
 def _acceptance(run: Run) -> list[str]:
-    depths = [
-        (str(depth + 1), share.rate, f"{share.accepted} of {share.verified}")
-        for depth, share in by_depth(run.steps).items()
-        if depth < MAX_SHOWN_DEPTHS
-    ]
-    sources = [
-        (name, share.rate, f"{share.accepted} of {share.verified}")
-        for name, share in by_source(run).items()
-    ]
-    shares = reliability(run).confidence
-    dots = [
-        (
-            share.expected / share.verified,
-            share.accepted / share.verified,
-            f"{share.verified} verified",
-        )
-        for _, share in sorted(shares.items())
-        if share.verified
-    ]
+    """Charts of acceptance by position and by source, and of the confidences' reliability."""
+
+    def heights(shares: Mapping[str, Share]) -> list[tuple[str, float, str]]:
+        return [
+            (name, share.rate, f"{share.accepted} of {share.verified}")
+            for name, share in shares.items()
+        ]
+
+    depths = by_depth(run.steps).items()
+    shown = {str(depth + 1): share for depth, share in depths if depth < MAX_SHOWN_DEPTHS}
+    dots = []
+    for _, share in sorted(reliability(run).confidence.items()):
+        at, up = share.expected / share.verified, share.accepted / share.verified
+        dots.append((at, up, f"{share.verified} verified"))
     return [
         "<h2>Acceptance by position in the draft</h2>",
-        bars(depths, top=1.0),
+        bars(heights(shown), top=1.0),
         "<h2>Acceptance by source</h2>",
-        bars(sources, top=1.0),
+        bars(heights(by_source(run)), top=1.0),
         f"<h2>Reliability of the confidences ({CONFIDENCE_BINS} bins, replayed)</h2>",
         points(dots) if dots else "<p>This drafter reports no confidences.</p>",
     ]

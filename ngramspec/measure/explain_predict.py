@@ -6,6 +6,7 @@ replaces an assumption by a measurement. Their differences are the parts of the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,65 +58,47 @@ def ladder(run: Run) -> list[Rung]:
     other work during one of the measurements, and the rungs that combine them are not resolved.
     """
     stats, steps = run.stats, decoding_steps(run.steps)
-    calls = max(stats.target_calls, 1)
+    calls, runs = max(stats.target_calls, 1), max(stats.runs, 1)
     cost, one = run.cost(), run.seconds[1]
     gamma = stats.drafted / calls
     drafting = stats.draft_seconds / calls / one  # gamma c: forwards that a step's drafting takes
     tokens = stats.tokens_per_call or 1.0
     wide = float(np.mean([cost[step["width"]] for step in steps])) if steps else 1.0
-    forwards = wide * one * calls
-    plain, noise = run.plain_token_seconds, run.noise or MIN_NOISE
-    resolved = plain - one >= -noise * one
-    decode = forwards + stats.draft_seconds + stats.other_seconds
-    emitted = max(stats.emitted, 1)
+    decode = wide * one * calls + stats.draft_seconds + stats.other_seconds
     paper = _at_gamma(stats.alpha, gamma) / (1 + drafting)
     whole = sum(run.plain_seconds) / (stats.prefill_seconds + decode)
+    plain, noise = run.plain_token_seconds, run.noise or MIN_NOISE
+    resolved = plain - one >= -noise * one
+    if resolved:
+        plain_says = f"below the noise of {1000 * noise * one:.2f} ms"
+        if plain - one > noise * one:
+            plain_says = f"{1000 * (plain - one):.2f} ms"
+        overhead_says = (
+            f"{1000 * stats.other_seconds / calls:.2f} ms a step outside of drafting and forwards;"
+            f" plain: {plain_says}"
+        )
+        prefill_says = (
+            f"{stats.prefill_seconds / runs:.3f} s a call; plain:"
+            f" {sum(run.plain_first_seconds) / runs:.3f} s"
+        )
+    else:
+        overhead_says = (
+            f"not resolved: plain calls leave {1000 * plain:.2f} ms a step after the prefill, but a"
+            f" forward alone took {1000 * one:.2f} ms; repeat on an idle machine"
+        )
+        prefill_says = "not resolved, for the same reason"
+    acceptance_says = f"{tokens:.2f} tokens a step: by depth, branches, steps without a draft"
+    cost_says = f"a forward costs {wide:.2f} on average"
+    overhead = max(stats.emitted, 1) * plain / decode
+    rest = "the rest: forwards whose times differ from cost(n)"
     return [
         Rung("Theorem 3.8", paper, f"alpha {stats.alpha:.3f}, gamma {gamma:.2f}, flat cost"),
-        Rung(
-            "acceptance as measured",
-            tokens / (1 + drafting),
-            f"{tokens:.2f} tokens a step: by depth, branches, steps without a draft",
-        ),
-        Rung(
-            "cost(n)", tokens / (wide + drafting), f"a forward costs {wide:.2f} on average", noise
-        ),
-        Rung(
-            "overhead",
-            emitted * plain / decode,
-            f"{1000 * stats.other_seconds / calls:.2f} ms a step outside of drafting and forwards;"
-            f" plain: {_overhead(plain, one, noise)}"
-            if resolved
-            else _contradiction(plain, one),
-            noise,
-            resolved,
-        ),
-        Rung(
-            "prefill",
-            whole,
-            f"{stats.prefill_seconds / max(stats.runs, 1):.3f} s a call; plain:"
-            f" {sum(run.plain_first_seconds) / max(stats.runs, 1):.3f} s"
-            if resolved
-            else "not resolved, for the same reason",
-            noise,
-            resolved,
-        ),
-        Rung("measured", run.measured, "the rest: forwards whose times differ from cost(n)", noise),
+        Rung("acceptance as measured", tokens / (1 + drafting), acceptance_says),
+        Rung("cost(n)", tokens / (wide + drafting), cost_says, noise),
+        Rung("overhead", overhead, overhead_says, noise, resolved),
+        Rung("prefill", whole, prefill_says, noise, resolved),
+        Rung("measured", run.measured, rest, noise),
     ]
-
-
-def _overhead(plain: float, one: float, noise: float) -> str:
-    """A plain step's time outside its forward in words, without a figure if the noise is larger."""
-    if plain - one <= noise * one:
-        return f"below the noise of {1000 * noise * one:.2f} ms"
-    return f"{1000 * (plain - one):.2f} ms"
-
-
-def _contradiction(plain: float, one: float) -> str:
-    return (
-        f"not resolved: plain calls leave {1000 * plain:.2f} ms a step after the prefill, but a"
-        f" forward alone took {1000 * one:.2f} ms; repeat on an idle machine"
-    )
 
 
 def rung_rows(rungs: Sequence[Rung]) -> list[tuple[str, str, str, str]]:
@@ -187,43 +170,33 @@ def parents_of(step: Mapping[str, Any]) -> list[int]:
     return list(range(-1, len(step["drafted"]) - 1)) if parents is None else parents
 
 
-def depths_of(parents: Sequence[int]) -> list[int]:
-    """The depth of each node, from 0 on."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    return depths
-
-
 def judged(step: Mapping[str, Any]) -> list[tuple[int, int, bool]]:
     """(node, depth, accepted) of the nodes that a step verified; one per depth at most is accepted.
 
     These are the children of the last committed token and of accepted nodes.
     """
-    parents = parents_of(step)
-    depths = depths_of(parents)
-    above, right = {-1, *step["accepted"]}, set(step["accepted"])
-    found = [
-        (node, depths[node], node in right)
-        for node, parent in enumerate(parents)
-        if parent in above
-    ]
-    ended = len(step["emitted"]) <= len(step["accepted"])  # by a stop criterion
-    return [each for each in found if each[2] or not (ended and each[1] >= len(right))]
+    right = set(step["accepted"])
+    above = {-1, *right}
+    ended = len(step["emitted"]) <= len(right)  # by a stop criterion
+    depths: list[int] = []
+    found = []
+    for node, parent in enumerate(parents_of(step)):
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+        unseen = ended and depths[node] >= len(right)
+        if node in right or (parent in above and not unseen):
+            found.append((node, depths[node], node in right))
+    return found
 
 
 def by_depth(steps: Sequence[Mapping[str, Any]]) -> dict[int, Share]:
     """By depth: steps that verified a token there, and those that accepted one."""
-    found: dict[int, list[int]] = {}
+    verified: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
     for step in decoding_steps(steps):
-        hits: dict[int, bool] = {}
-        for _, depth, right in judged(step):
-            hits[depth] = hits.get(depth, False) or right
-        for depth, right in hits.items():
-            share = found.setdefault(depth, [0, 0])
-            share[0] += 1
-            share[1] += right
-    return {depth: Share(*found[depth]) for depth in sorted(found)}
+        nodes = judged(step)
+        verified.update({depth for _, depth, _ in nodes})
+        accepted.update({depth for _, depth, right in nodes if right})
+    return {depth: Share(verified[depth], accepted[depth]) for depth in sorted(verified)}
 
 
 def by_source(run: Run) -> dict[str, Share]:
@@ -231,12 +204,9 @@ def by_source(run: Run) -> dict[str, Share]:
     return {name: Share(each.verified, each.accepted) for name, each in run.stats.sources.items()}
 
 
-def acceptance_of(shares: Mapping[int, Share], least: int = 1) -> Float32:
-    """P(accepted | all before accepted) by depth, up to the first with < ``least`` tokens."""
-    rates = []
-    for depth in range(len(shares)):
-        share = shares.get(depth)
-        if share is None or share.verified < least:
-            break
+def acceptance_of(shares: Mapping[int, Share]) -> Float32:
+    """P(accepted | all before accepted) by depth, up to the first that was never verified."""
+    rates: list[float] = []
+    while (share := shares.get(len(rates))) is not None:
         rates.append(share.rate)
     return np.array(rates, np.float32)

@@ -213,6 +213,24 @@ class Player:
         session.close()
 
 
+def replay(
+    make: Callable[[], Drafter],
+    plan: Plan,
+    traces: Iterable[Trace],
+    *,
+    fresh: bool = False,
+    acceptance: Acceptance | None = None,
+    knowledge: Known | None = None,
+) -> dict[str, Tally]:
+    """Replay traces, each through a new drafter if ``fresh``; return the tallies by group."""
+    player = Player(make(), plan, acceptance, knowledge)
+    for trace in traces:
+        if fresh:
+            player.drafter = make()
+        player.play([trace])
+    return player.groups
+
+
 def accepted_path(
     tokens: Sequence[int], draft: Draft, recorded: Sequence[int], at: int
 ) -> Sequence[int]:

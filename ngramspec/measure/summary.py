@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
 from ngramspec.measure.turns import PLAIN
 from ngramspec.measure.whole_calls import Call, Measured
 
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The figures of one configuration for one prompt: medians over repeats.
-
-    Attributes:
-        rate: new tokens / s of a whole call.
-        ratio: rate / the baseline's in the same repeat, so that a slow moment affects both.
-        decode_ratio: the same without prefill: tokens emitted after it / (seconds of a call -
-            seconds of a baseline call of one token); None if that is not positive.
-        tokens_per_call: emitted tokens / forwards after the prefill; None where not counted.
-        mean_cost: mean of cost(n) = seconds of an n-position forward / of a one-position forward,
-            over the widths that were run; None where not measured.
-        first_difference: earliest of any repeat, or None.
-    """
-
-    rate: float
-    ratio: float
-    decode_ratio: float | None
-    tokens_per_call: float | None
-    mean_cost: float | None
-    peak: int | None
-    first_difference: int | None
-
-    @property
-    def limit_share(self) -> float | None:
-        """decode_ratio / limit, which is tokens_per_call / mean_cost.
-
-        The limit is the speed of baseline steps that each emit this number of tokens at this cost.
-        """
-        if self.decode_ratio is None or not self.tokens_per_call or self.mean_cost is None:
-            return None
-        return self.decode_ratio * self.mean_cost / self.tokens_per_call
+MEANS = (  # fields of a row that are geometric means over prompts
+    *("tokens_per_second", "ratio", "decode_ratio"),
+    *("tokens_per_call", "mean_cost", "limit_share"),
+)
 
 
 def summarize(measured: Measured) -> list[dict[str, Any]]:
@@ -74,24 +44,39 @@ def summarize(measured: Measured) -> list[dict[str, Any]]:
 
 def _figures(
     calls: Sequence[Call], plain: Sequence[Call], prefill: float, costs: dict[int, float]
-) -> Figures:
+) -> dict[str, Any]:
+    """The figures of one configuration for one prompt: medians over repeats.
+
+    Rates are new tokens / s of a whole call, and ``ratio`` is to the baseline's rate in the same
+    repeat, so that a slow moment affects both. ``decode_ratio`` is that without the prefill.
+    ``mean_cost`` is the mean of cost(n) = seconds of an n-position forward / of a one-position
+    forward over the widths that were run. The limit is ``tokens_per_call`` / ``mean_cost``, the
+    speed of baseline steps that each emit this number of tokens at this cost. What was not measured
+    is None. ``first_difference`` is the earliest of any repeat.
+    """
     widths: Counter[int] = Counter()
     for call in calls:
         widths.update(call.widths)
     forwards = widths.total()
-    known = forwards and all(width in costs for width in (1, *widths))
-    spent = sum(count * costs[width] for width, count in widths.items()) if known else 0.0
-    peaks = [call.peak for call in calls if call.peak is not None]
+    tokens_per_call = sum(call.emitted for call in calls) / forwards if forwards else None
+    mean_cost = limit_share = None
+    if forwards and all(width in costs for width in (1, *widths)):
+        spent = sum(count * costs[width] for width, count in widths.items())
+        mean_cost = spent / forwards / costs[1]
+    decode_ratio = _decode_ratio(calls, plain, prefill)
+    if decode_ratio is not None and tokens_per_call and mean_cost is not None:
+        limit_share = decode_ratio * mean_cost / tokens_per_call
     differences = [each for call in calls if (each := call.first_difference) is not None]
-    return Figures(
-        rate=median(_rate(call) for call in calls),
-        ratio=_ratio(calls, plain, _rate),
-        decode_ratio=_decode_ratio(calls, plain, prefill),
-        tokens_per_call=sum(call.emitted for call in calls) / forwards if forwards else None,
-        mean_cost=spent / forwards / costs[1] if known else None,
-        peak=max(peaks, default=None),
-        first_difference=min(differences, default=None),
-    )
+    return {
+        "tokens_per_second": median(_rate(call) for call in calls),
+        "ratio": _ratio(calls, plain, _rate),
+        "decode_ratio": decode_ratio,
+        "tokens_per_call": tokens_per_call,
+        "mean_cost": mean_cost,
+        "limit_share": limit_share,
+        "peak": max((call.peak for call in calls if call.peak is not None), default=None),
+        "first_difference": min(differences, default=None),
+    }
 
 
 def _rate(call: Call) -> float:
@@ -111,35 +96,28 @@ def _decode_ratio(calls: Sequence[Call], plain: Sequence[Call], prefill: float) 
     return _ratio(calls, plain, lambda call: call.emitted / (call.seconds - prefill))
 
 
-def _row(figures: dict[str, Figures]) -> dict[str, Any]:
-    def mean(value: Callable[[Figures], float | None]) -> float | None:
-        return _mean(value(each) for each in figures.values())
-
-    ratios = [each.ratio for each in figures.values()]
-    peaks = [each.peak for each in figures.values() if each.peak is not None]
+def _row(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A row from the figures of each prompt."""
+    means = {name: _mean([each[name] for each in figures.values()]) for name in MEANS}
+    ratios = [each["ratio"] for each in figures.values()]
+    peaks = [each["peak"] for each in figures.values() if each["peak"] is not None]
     different = {
-        prompt: each.first_difference
+        prompt: each["first_difference"]
         for prompt, each in figures.items()
-        if each.first_difference is not None
+        if each["first_difference"] is not None
     }
     return {
         "prompts": len(figures),
-        "tokens_per_second": mean(lambda each: each.rate),
-        "ratio": mean(lambda each: each.ratio),
+        **means,
         "ratio_median": median(ratios),
         "ratio_worst": min(ratios),
-        "decode_ratio": mean(lambda each: each.decode_ratio),
-        "tokens_per_call": mean(lambda each: each.tokens_per_call),
-        "mean_cost": mean(lambda each: each.mean_cost),
-        "limit_share": mean(lambda each: each.limit_share),
         "peak_bytes": max(peaks, default=None),
         "same": len(figures) - len(different),
         "first_differences": different,
     }
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean(values: Sequence[float | None]) -> float | None:
     """Geometric mean; None if one is missing."""
-    known = list(values)
-    numbers = [each for each in known if each]
-    return geometric_mean(numbers) if numbers and len(numbers) == len(known) else None
+    numbers = [each for each in values if each]
+    return geometric_mean(numbers) if numbers and len(numbers) == len(values) else None

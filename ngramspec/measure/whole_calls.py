@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from statistics import median
 from typing import Any
 
@@ -19,27 +19,23 @@ from ngramspec.measure.turns import PLAIN, take_turns
 
 PROBE_TOKENS = 8
 WARM_UPS = 2  # calls before a compiled configuration is timed; the second may record graphs
-
 MAX_COMPILING_CALLS = 16  # consecutive calls that may be repeated because they compiled
 
-# Forces the text of a prompt's call: a context around it, which yields arguments of generate.
-Forcing = Callable[[Prompt], AbstractContextManager[dict[str, Any]]]
+# Called before each call for a prompt: makes the model generate the prompt's text.
+Forcing = Callable[[Prompt], None]
 
 
-def unforced(prompt: Prompt) -> AbstractContextManager[dict[str, Any]]:
+def unforced(prompt: Prompt) -> None:
     """Let the model generate its own text."""
-    return nullcontext({})
 
 
 def by_model(set_text: Callable[[Sequence[int] | None], None]) -> Forcing:
     """Have the model's own logits force a prompt's text, if it has one, by ``forced_model``."""
 
-    @contextmanager
-    def forcing(prompt: Prompt) -> Iterator[dict[str, Any]]:
+    def force(prompt: Prompt) -> None:
         set_text(None if prompt.text is None else [*prompt.ids, *prompt.text])
-        yield {}
 
-    return forcing
+    return force
 
 
 @contextmanager
@@ -234,7 +230,22 @@ class EndToEnd:
             }
             found = take_turns(calls, 1, warm_up=0, first=first + repeat)
             for name, (outcome,) in found.results.items():
-                self.measured.calls.append(_record(prompt, name, repeat, outcome, plain))
+                call = Call(
+                    task=prompt.task,
+                    length=prompt.length,
+                    prompt=prompt.id,
+                    prompt_tokens=len(prompt.ids),
+                    way=name,
+                    repeat=repeat,
+                    seconds=outcome.seconds,
+                    new_tokens=len(outcome.tokens),
+                    first_difference=first_difference(outcome.tokens, plain),
+                    peak=outcome.peak,
+                    widths=outcome.widths,
+                    emitted=outcome.emitted,
+                    stats=None if outcome.stats is None else asdict(outcome.stats),
+                )
+                self.measured.calls.append(call)
 
     def timed(self, configuration: Configuration, prompt: Prompt) -> Outcome:
         """A call that is counted. If something was compiled in it, it is repeated instead."""
@@ -253,26 +264,23 @@ class EndToEnd:
     def call(self, configuration: Configuration, prompt: Prompt, new: int) -> Outcome:
         """One call. If the prompt has a text, it is forced, and the call ends with it."""
         new = new if prompt.text is None else min(new, len(prompt.text))
-        with self.forcing(prompt) as arguments:
-            return self.caller.call(configuration, prompt.ids, new, **arguments)
+        self.forcing(prompt)
+        return self.caller.call(configuration, prompt.ids, new)
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     """Index of the first token where two texts diverge or one ends; None: they are the same."""
-    for at, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return at
-    return None if len(left) == len(right) else min(len(left), len(right))
+    pairs = enumerate(zip_longest(left, right))
+    return next((at for at, (one, other) in pairs if one != other), None)
 
 
 def to_dict(measured: Measured) -> dict[str, Any]:
     """Everything measured, as JSON values."""
-    prefills = measured.prefills.items()
     return {
         "calls": [asdict(each) for each in measured.calls],
         "prefills": [
             {"task": task, "length": length, "prompt": prompt, "seconds": seconds}
-            for (task, length, prompt), seconds in prefills
+            for (task, length, prompt), seconds in measured.prefills.items()
         ],
         "costs": [
             {"task": task, "length": length, "context": context, "seconds": seconds}
@@ -282,21 +290,3 @@ def to_dict(measured: Measured) -> dict[str, Any]:
         "left_out": measured.left_out,
         "skipped": measured.skipped,
     }
-
-
-def _record(prompt: Prompt, way: str, repeat: int, outcome: Outcome, plain: Sequence[int]) -> Call:
-    return Call(
-        task=prompt.task,
-        length=prompt.length,
-        prompt=prompt.id,
-        prompt_tokens=len(prompt.ids),
-        way=way,
-        repeat=repeat,
-        seconds=outcome.seconds,
-        new_tokens=len(outcome.tokens),
-        first_difference=first_difference(outcome.tokens, plain),
-        peak=outcome.peak,
-        widths=outcome.widths,
-        emitted=outcome.emitted,
-        stats=None if outcome.stats is None else asdict(outcome.stats),
-    )

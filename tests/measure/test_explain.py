@@ -215,7 +215,7 @@ def test_acceptance_by_depth_counts_steps():
         step(drafted=2, accepted=(1,), emitted=2, parents=[-1, -1]),
     ]
     assert by_depth(steps) == {0: Share(3, 2), 1: Share(1, 1), 2: Share(1, 0)}
-    assert acceptance_of(by_depth(steps), least=2).tolist() == pytest.approx([2 / 3])
+    assert acceptance_of(by_depth(steps)).tolist() == pytest.approx([2 / 3, 1, 0])
 
 
 def test_advice_knows_a_better_gamma_and_its_limits():
