@@ -6,8 +6,10 @@ paper's Table 3 that need no second model, and this package's own. --lenience me
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ngramspec.cli.options import (
     add_count,
@@ -24,6 +26,7 @@ from ngramspec.errors import check_real
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ngramspec.measure.alpha import Alpha
     from ngramspec.measure.alpha_run import Plan, Row
     from ngramspec.measure.models import LoadedModel
     from ngramspec.measure.record import Prompt
@@ -107,14 +110,15 @@ def check(arguments: argparse.Namespace) -> None:
     """Check the numbers; a UsageError names one that is out of bounds."""
     need_plots(arguments.plots)
     check_least(arguments, count=1, train=0, tokens=2, gamma=1)
+    bounds = {
+        "--temperatures": ([each for each in arguments.temperatures if each], math.inf),
+        "--draft-temperatures": (arguments.draft_temperatures, math.inf),
+        "--lenience": (arguments.lenience, 1.0),
+    }
     with usable():
-        for value in arguments.temperatures:
-            if value:
-                check_real("--temperatures", value, 0.0, float("inf"))
-        for value in arguments.draft_temperatures:
-            check_real("--draft-temperatures", value, 0.0, float("inf"))
-        for value in arguments.lenience:
-            check_real("--lenience", value, 0.0, 1.0)
+        for option, (values, most) in bounds.items():
+            for value in values:
+                check_real(option, value, 0.0, most)
 
 
 def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
@@ -139,7 +143,6 @@ def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
         new=arguments.tokens,
         gamma=arguments.gamma,
         leniences=leniences,
-        change=len(leniences) > 1,
         observed=not arguments.no_observed,
         sampling={name: value for name, value in given.items() if value is not None},
         draft_model=load_model(draft, option="--draft-model").model if draft.model else None,
@@ -182,52 +185,50 @@ def tables(rows: list[Row], plan: Plan) -> list[tuple[str, Table]]:
     return found
 
 
-def _table(*names: str) -> Table:
-    return make_table(("drafter", "T", *names), left=("drafter",))
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    return make_table(("drafter", "T", *names), rows, left=("drafter",))
+
+
+def _key(row: Row) -> tuple[str, str]:
+    """The first cells of a row."""
+    return row.drafter, f"{row.temperature:g}"
 
 
 def _overview(rows: list[Row]) -> Table:
     names = ("positions", "drafted", "alpha", "± s.e.", "match", "observed", "tokens per call")
-    table = _table(*names)
+    cells = []
     for row in rows:
         alpha = row.alpha
         seen = [f"{each:.3f}" for o in row.observed[:1] for each in (o.alpha, o.tokens_per_call)]
-        table.add_row(
-            row.drafter,
-            f"{row.temperature:g}",
-            f"{alpha.positions:,}",
-            f"{alpha.drafted:.3f}",
-            f"{_first(alpha.alpha):.4f}",
-            f"{_first(alpha.error):.4f}",
-            f"{alpha.match:.4f}",
-            *(seen or ("", "")),
-        )
-    return table
+        mean, error = _first(alpha)
+        figures = (f"{alpha.drafted:.3f}", f"{mean:.4f}", f"{error:.4f}", f"{alpha.match:.4f}")
+        cells.append((*_key(row), f"{alpha.positions:,}", *figures, *(seen or ("", ""))))
+    return _table(names, cells)
 
 
 def _by_depth(rows: list[Row]) -> Table:
     depths = max((len(row.alpha.by_depth) for row in rows), default=0)
-    table = _table(*(str(depth + 1) for depth in range(depths)))
-    for row in rows:
-        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error, _ in row.alpha.by_depth]
-        table.add_row(row.drafter, f"{row.temperature:g}", *cells)
-    return table
+    cells = [
+        (*_key(row), *(f"{mean:.3f} ± {error:.3f}" for mean, error, _ in row.alpha.by_depth))
+        for row in rows
+    ]
+    return _table([str(depth + 1) for depth in range(depths)], cells)
 
 
 def _by_group(rows: list[Row]) -> Table:
-    groups = list(dict.fromkeys(row.group for row in rows))
-    table = _table(*groups)
-    of = {(row.drafter, row.temperature, row.group): row.alpha for row in rows}
-    for drafter, temperature in dict.fromkeys((row.drafter, row.temperature) for row in rows):
-        found = [of[drafter, temperature, group] for group in groups]
-        cells = [f"{_first(a.alpha):.3f} ± {_first(a.error):.3f} of {a.drafted:.2f}" for a in found]
-        table.add_row(drafter, f"{temperature:g}", *cells)
-    return table
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        mean, error = _first(row.alpha)
+        cell = f"{mean:.3f} ± {error:.3f} of {row.alpha.drafted:.2f}"
+        lines.setdefault(_key(row), {})[row.group] = cell
+    cells = [(*key, *found.values()) for key, found in lines.items()]
+    return _table(list(dict.fromkeys(row.group for row in rows)), cells)
 
 
-def _lenient(rows: list[Row], leniences: Any) -> Table:
+def _lenient(rows: list[Row], leniences: Sequence[float]) -> Table:
     decoding = ("observed", "tokens per call", "its variation", "its perplexity", "of texts")
-    table = _table("l", "alpha", "± s.e.", "total variation", "perplexity", *decoding)
+    names = ("l", "alpha", "± s.e.", "total variation", "perplexity", *decoding)
+    lines = []
     for row in rows:
         for k, lenience in enumerate(leniences):
             alpha = row.alpha
@@ -239,9 +240,10 @@ def _lenient(rows: list[Row], leniences: Any) -> Table:
                 found = (seen.alpha, seen.tokens_per_call, seen.moved, seen.perplexity)
                 cells += ["" if each is None else f"{each:.3f}" for each in found]
                 cells += ["" if seen.text_moved is None else f"{seen.text_moved:.2f}"]
-            table.add_row(row.drafter, f"{row.temperature:g}", f"{lenience:g}", *cells)
-    return table
+            lines.append((*_key(row), f"{lenience:g}", *cells))
+    return _table(names, lines)
 
 
-def _first(values: tuple[float, ...]) -> float:
-    return values[0] if values else 0.0
+def _first(alpha: Alpha) -> tuple[float, float]:
+    """Alpha and its standard error without lenience, 0 without any text."""
+    return (alpha.alpha[0], alpha.error[0]) if alpha.alpha else (0.0, 0.0)

@@ -154,11 +154,10 @@ def play(
         played.positions += 1
         accepted = 0
         for depth, token in enumerate(tokens):
-            p = generated.probs[at + depth]
-            ids, q = _proposed(draft, depth)
+            chances, match = _acceptance(draft, depth, generated, at + depth, leniences)
             played.depth.append(depth)
-            played.chances.append([_chance(p, ids, q, each, generated) for each in leniences])
-            played.match.append(_match(p, ids, q, generated))
+            played.chances.append(chances)
+            played.match.append(match)
             if token != text[at + depth]:
                 break
             accepted += 1
@@ -178,16 +177,19 @@ def _proposed(draft: Draft, node: int) -> tuple[Int32, Float32]:
     return draft.tokens[node : node + 1], np.ones(1, np.float32)
 
 
-def _chance(p: Float32, ids: Int32, q: Float32, lenience: float, generated: TargetText) -> float:
+def _acceptance(
+    draft: Draft, node: int, generated: TargetText, at: int, leniences: Sequence[float]
+) -> tuple[list[float], float]:
+    """P(a node is accepted) at each lenience, and P(it equals the target's choice)."""
+    p = generated.probs[at]
+    ids, q = _proposed(draft, node)
     if not generated.temperature:  # q is standardised to its most probable token, as p is
-        return float(p[ids[q.argmax()]] >= lenience * p.max())
-    return float(np.minimum(p[ids] / lenience, q).sum(dtype=np.float64))
-
-
-def _match(p: Float32, ids: Int32, q: Float32, generated: TargetText) -> float:
-    if not generated.temperature:
-        return float(ids[q.argmax()] == p.argmax())
-    return float((p[ids].astype(np.float64) * q).sum())
+        drafted, highest = ids[q.argmax()], p.max()
+        chances = [float(p[drafted] >= lenience * highest) for lenience in leniences]
+        return chances, float(drafted == p.argmax())
+    mine = p[ids]
+    chances = [float(np.minimum(mine / each, q).sum(dtype=np.float64)) for each in leniences]
+    return chances, float((mine.astype(np.float64) * q).sum())
 
 
 def dense_proposal(draft: Draft, node: int, vocab: int) -> Float64:
@@ -253,8 +255,8 @@ def summarize(played: Sequence[Played], seed: int = 0) -> Alpha:
     """Means over the positions of all texts, with standard errors over the texts."""
     positions = sum(each.positions for each in played)
     depths = 1 + max((depth for each in played for depth in each.depth), default=-1)
-    first = [_at_depth(each, 0) for each in played]
-    leniences = max((chances.shape[1] for chances in first), default=0)
+    first = [_at_depth(each, 0) for each in played]  # each (tokens, leniences)
+    leniences = first[0].shape[1] if first else 0
     found = [mean_and_error([each[:, k] for each in first], seed) for k in range(leniences)]
     match = [m for each in played for m, d in zip(each.match, each.depth, strict=True) if not d]
     by_depth = []
@@ -278,10 +280,8 @@ def summarize(played: Sequence[Played], seed: int = 0) -> Alpha:
 
 def _at_depth(played: Played, depth: int) -> Float64:
     """float64 (tokens, leniences): the chances of the tokens at a depth."""
-    chances = np.array(played.chances, np.float64)
-    if not len(chances):
-        return np.zeros((0, played.leniences))
-    return np.asarray(chances[np.array(played.depth) == depth])
+    chances = np.array(played.chances, np.float64).reshape(-1, played.leniences)
+    return np.asarray(chances[np.array(played.depth, np.int64) == depth])
 
 
 def mean_and_error(texts: Sequence[Float64], seed: int = 0) -> tuple[float, float]:

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32, Proposal
+from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.sampling import proposal_of, sampled
 
 
 class CountModel:
@@ -55,25 +56,12 @@ def _frequencies(counts: Counter[int]) -> tuple[Int32, Float32]:
 class RandomModel:
     """Every token of a vocabulary with the same probability (ibid., section 3.6)."""
 
-    order = 0
-
     def __init__(self, vocab: int) -> None:
         self._all = np.arange(vocab, dtype=np.int32), np.full(vocab, 1 / vocab, np.float32)
 
     def following(self, last: int | None) -> tuple[Int32, Float32]:
         """All ids with equal probabilities."""
         return self._all
-
-
-class ModelDrafter(Drafter):
-    """Draws each token from a model, or its most probable one in requests without sampling."""
-
-    def __init__(self, model: CountModel | RandomModel, name: str) -> None:
-        self.model = model
-        self.source_names = (name,)
-
-    def start(self, tokens: Int32) -> DraftSession:
-        return _ModelSession(self.model, tokens)
 
 
 class _SamplingSession(DraftSession):
@@ -87,6 +75,35 @@ class _SamplingSession(DraftSession):
         self._temperature = temperature
         self._rng = np.random.default_rng(seed)
 
+    def _choose(self, ids: Int32, probs: Float32) -> tuple[int, Int32, Float32]:
+        """A token of q at the temperature, and q without ids that have no probability then."""
+        if not self._temperature:
+            return int(ids[probs.argmax()]), ids, probs
+        weights = (probs.astype(np.float64) / probs.max()) ** (1 / self._temperature)
+        heated = (weights / weights.sum()).astype(np.float32)
+        ids, heated = ids[heated > 0], heated[heated > 0]
+        return sampled(ids, heated, self._rng), ids, heated
+
+    def _draft(self, found: Sequence[tuple[int, Int32, Float32]]) -> Draft:
+        """The draft of chosen tokens and their q."""
+        if not found:
+            return EMPTY_DRAFT
+        tokens = np.array([token for token, _, _ in found], np.int32)
+        if not self._temperature:
+            return Draft(tokens)
+        return Draft(tokens, proposal=proposal_of([(ids, probs) for _, ids, probs in found]))
+
+
+class ModelDrafter(Drafter):
+    """Draws each token from a model, or its most probable one in requests without sampling."""
+
+    def __init__(self, model: CountModel | RandomModel, name: str) -> None:
+        self.model = model
+        self.source_names = (name,)
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return _ModelSession(self.model, tokens)
+
 
 class _ModelSession(_SamplingSession):
     def __init__(self, model: CountModel | RandomModel, tokens: Int32) -> None:
@@ -95,13 +112,11 @@ class _ModelSession(_SamplingSession):
         self._last = int(tokens[-1]) if len(tokens) else None
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        last, drawn, parts = self._last, [], []
+        last, found = self._last, []
         for _ in range(gamma):
-            ids, probs = self.model.following(last)
-            ids, probs, last = _chosen(ids, probs, self._temperature, self._rng)
-            drawn.append(last)
-            parts.append((ids, probs))
-        return _draft(drawn, parts, self._temperature)
+            found.append(self._choose(*self.model.following(last)))
+            last = found[-1][0]
+        return self._draft(found)
 
     def extend(self, tokens: Int32) -> None:
         if len(tokens):
@@ -139,47 +154,20 @@ class _SmallModelSession(_SamplingSession):
         if self._ahead is None:
             return EMPTY_DRAFT
         committed = self._cache.get_seq_length()
-        logits, drawn, parts = self._ahead, [], []
+        logits, found = self._ahead, []
         for number in range(gamma):
             probs = torch.softmax(logits.float(), dim=-1).cpu().numpy()
             ids = np.flatnonzero(probs).astype(np.int32)
-            ids, kept, token = _chosen(ids, probs[ids], self._temperature, self._rng)
-            drawn.append(token)
-            parts.append((ids, kept))
+            found.append(self._choose(ids, probs[ids]))
             if number + 1 < gamma:
-                logits = self._forward([token])
+                logits = self._forward([found[-1][0]])
         if (drafted := self._cache.get_seq_length() - committed) > 0:
             self._cache.crop(-drafted)
-        return _draft(drawn, parts, self._temperature)
+        return self._draft(found)
 
+    @torch.no_grad()
     def _forward(self, tokens: list[int]) -> torch.Tensor:
-        with torch.no_grad():
-            ids = torch.tensor([tokens], device=self.model.device)
-            out = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True)
+        ids = torch.tensor([tokens], device=self.model.device)
+        out = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True)
         logits: torch.Tensor = out.logits[0, -1]
         return logits
-
-
-def _chosen(
-    ids: Int32, probs: Float32, temperature: float, generator: np.random.Generator
-) -> tuple[Int32, Float32, int]:
-    """q at a temperature, without what it leaves no probability, and a token of it."""
-    if not temperature:
-        return ids, probs, int(ids[probs.argmax()])
-    weights = (probs.astype(np.float64) / probs.max()) ** (1 / temperature)
-    heated = (weights / weights.sum()).astype(np.float32)
-    ids, heated = ids[heated > 0], heated[heated > 0]
-    drawn = generator.choice(len(ids), p=heated / heated.sum(dtype=np.float64))
-    return ids, heated, int(ids[drawn])
-
-
-def _draft(drawn: list[int], parts: Sequence[tuple[Int32, Float32]], temperature: float) -> Draft:
-    if not drawn:
-        return EMPTY_DRAFT
-    tokens = np.array(drawn, np.int32)
-    if not temperature:
-        return Draft(tokens)
-    starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)
-    ids = np.concatenate([ids for ids, _ in parts])
-    probs = np.concatenate([probs for _, probs in parts])
-    return Draft(tokens, proposal=Proposal(starts, ids, probs))

@@ -13,6 +13,7 @@ from ngramspec import Speculator, build_drafter, generate
 from ngramspec.drafters.base import Drafter
 from ngramspec.measure.alpha import (
     Alpha,
+    Played,
     TargetText,
     inputs_of,
     play,
@@ -45,10 +46,8 @@ class Plan:
         train: token ids of other prompts, whose outputs train the count models.
         new: tokens after each prompt, at most.
         leniences: each in (0, 1], the first one 1.
-        change: whether to measure how far lenience moves the distribution.
         observed: whether to decode speculatively as well, and count.
         sampling: further arguments of ``generate``.
-        seed: of the first prompt; the others' are those after it.
     """
 
     prompts: Sequence[tuple[str, Sequence[int]]]
@@ -56,11 +55,14 @@ class Plan:
     new: int = 128
     gamma: int = 4
     leniences: Sequence[float] = (1.0,)
-    change: bool = False
     observed: bool = True
     sampling: dict[str, Any] = field(default_factory=dict)
     draft_model: Any = None
-    seed: int = 0
+
+    @property
+    def change(self) -> bool:
+        """Whether to measure how far lenience moves the distribution."""
+        return len(self.leniences) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One drafter at one temperature, on one group of texts.
-
-    Attributes:
-        group: the texts' group, or ALL.
-        observed: of all groups together; empty for single ones.
-    """
+    """One drafter at one temperature, on one group of texts or ALL; only ALL has ``observed``."""
 
     drafter: str
     temperature: float
@@ -139,120 +136,108 @@ def measure(
     Raises:
         ValueError: a drafter is unknown, or the plan lacks what it needs.
     """
-    makers = _makers(model, plan, temperature, drafters, on_stage)
-    texts = []
-    for number, (group, ids) in enumerate(plan.prompts):
-        on_stage(f"T={temperature:g}: text {number + 1} of {len(plan.prompts)}")
-        generated = target_text(
-            model,
-            ids,
-            new=plan.new,
-            temperature=temperature,
-            group=group,
-            seed=plan.seed + number,
-            sampling=plan.sampling,
-        )
-        texts += [generated] if len(generated.output) > 1 else []
+    measurement = _Measurement(model, plan, temperature, on_stage)
+    makers = {name: measurement.maker(name) for name in drafters}
+    texts = list(measurement.texts())
     for name, make in makers.items():
         on_stage(f"T={temperature:g}: {name}")
-        yield from _rows(model, plan, temperature, name, make, texts)
+        yield from measurement.rows(name, make, texts)
 
 
-def _rows(
-    model: Any,
-    plan: Plan,
-    temperature: float,
-    name: str,
-    make: Callable[[], Drafter],
-    texts: Sequence[TargetText],
-) -> Iterator[Row]:
-    drafter = make()  # what it learns of acceptance it learns over all texts
-    played = [
-        play(
-            drafter,
-            generated,
-            plan.gamma,
-            leniences=plan.leniences,
-            change=plan.change,
-            seed=plan.seed + number,
-        )
-        for number, generated in enumerate(texts)
-    ]
-    seen = tuple(observe(model, plan, temperature, make)) if plan.observed else ()
-    yield Row(name, temperature, ALL, summarize(played), seen)
-    groups = dict.fromkeys(generated.group for generated in texts)
-    for group in groups if len(groups) > 1 else ():
-        pairs = zip(played, texts, strict=True)
-        mine = [each for each, generated in pairs if generated.group == group]
-        yield Row(name, temperature, group, summarize(mine))
+@dataclass(slots=True)
+class _Measurement:
+    """A plan at one temperature; ``outputs`` are the texts that train count models, if needed."""
 
+    model: Any
+    plan: Plan
+    temperature: float
+    on_stage: Callable[[str], None]
+    outputs: list[list[int]] = field(default_factory=list)
 
-def observe(
-    model: Any, plan: Plan, temperature: float, make: Callable[[], Drafter]
-) -> Iterator[Observed]:
-    """Decode speculatively, with chains, at each lenience, and count."""
-    for lenience in plan.leniences:
-        drafter = Recorder(make()) if plan.change else make()
-        speculator = Speculator(drafter, plan.gamma, tree=None, lenience=lenience)
-        change = Change()
-        for number, (_, ids) in enumerate(plan.prompts):
-            torch.manual_seed(plan.seed + number)
-            arguments = sampling_arguments(temperature, plan.sampling)
-            arguments["max_new_tokens"] = plan.new
-            if plan.change:
-                decode(model, ids, speculator, change, **arguments)
-            else:
-                generate(model, **inputs_of(model, ids), speculator=speculator, **arguments)
-        stats = speculator.stats
-        of_texts = (change.mean_moved, change.perplexity, change.text_moved) if plan.change else ()
-        yield Observed(lenience, stats.verified, stats.alpha, stats.tokens_per_call, *of_texts)
+    def texts(self) -> Iterator[TargetText]:
+        """The target's texts of two tokens or more."""
+        for number, (group, ids) in enumerate(self.plan.prompts):
+            self.on_stage(f"T={self.temperature:g}: text {number + 1} of {len(self.plan.prompts)}")
+            generated = target_text(
+                self.model,
+                ids,
+                new=self.plan.new,
+                temperature=self.temperature,
+                group=group,
+                seed=number,
+                sampling=self.plan.sampling,
+            )
+            if len(generated.output) > 1:
+                yield generated
 
+    def rows(
+        self, name: str, make: Callable[[], Drafter], texts: Sequence[TargetText]
+    ) -> Iterator[Row]:
+        """A drafter's row of all texts, and one of each group if there are several."""
+        plan, drafter = self.plan, make()  # what it learns of acceptance it learns over all texts
+        replayed = partial(play, drafter, leniences=plan.leniences, change=plan.change)
+        played = [replayed(each, plan.gamma, seed=number) for number, each in enumerate(texts)]
+        seen = tuple(self.observe(make)) if plan.observed else ()
+        yield Row(name, self.temperature, ALL, summarize(played), seen)
+        groups: dict[str, list[Played]] = {}
+        for each, generated in zip(played, texts, strict=True):
+            groups.setdefault(generated.group, []).append(each)
+        for group, mine in groups.items() if len(groups) > 1 else ():
+            yield Row(name, self.temperature, group, summarize(mine))
 
-def _makers(
-    model: Any,
-    plan: Plan,
-    temperature: float,
-    names: Sequence[str],
-    on_stage: Callable[[str], None],
-) -> dict[str, Callable[[], Drafter]]:
-    """A factory of each drafter."""
-    makers: dict[str, Callable[[], Drafter]] = {}
-    outputs: list[list[int]] = []
-    for name in names:
+    def observe(self, make: Callable[[], Drafter]) -> Iterator[Observed]:
+        """Decode speculatively, with chains, at each lenience, and count."""
+        plan = self.plan
+        for lenience in plan.leniences:
+            drafter = Recorder(make()) if plan.change else make()
+            speculator = Speculator(drafter, plan.gamma, tree=None, lenience=lenience)
+            change = Change()
+            for number, (_, ids) in enumerate(plan.prompts):
+                torch.manual_seed(number)
+                arguments = sampling_arguments(self.temperature, plan.sampling)
+                arguments["max_new_tokens"] = plan.new
+                if plan.change:
+                    decode(self.model, ids, speculator, change, **arguments)
+                else:
+                    inputs = inputs_of(self.model, ids)
+                    generate(self.model, **inputs, speculator=speculator, **arguments)
+            of_texts = (change.mean_moved, change.perplexity, change.text_moved)
+            stats = speculator.stats
+            counts = (stats.verified, stats.alpha, stats.tokens_per_call)
+            yield Observed(lenience, *counts, *(of_texts if plan.change else ()))
+
+    def maker(self, name: str) -> Callable[[], Drafter]:
+        """What makes a drafter; a ValueError if it is unknown, or the plan lacks what it needs."""
         if name in TRAINED:
-            if not outputs:
-                on_stage(f"T={temperature:g}: texts to train on")
-                outputs = _train_texts(model, plan, temperature)
-            counts = CountModel(outputs, TRAINED[name])
-            makers[name] = partial(ModelDrafter, counts, name)
-        elif name == RANDOM:
-            uniform = RandomModel(model.config.get_text_config().vocab_size)
-            makers[name] = partial(ModelDrafter, uniform, RANDOM)
-        elif name == MODEL:
-            if plan.draft_model is None:
+            counts = CountModel(self.train_texts(), TRAINED[name])
+            return partial(ModelDrafter, counts, name)
+        if name == RANDOM:
+            uniform = RandomModel(self.model.config.get_text_config().vocab_size)
+            return partial(ModelDrafter, uniform, RANDOM)
+        if name == MODEL:
+            if self.plan.draft_model is None:
                 raise ValueError(f"{MODEL} needs a model")
-            makers[name] = partial(SmallModelDrafter, plan.draft_model)
-        else:
-            policy = "value" if name == "auto" or "+" in name else "priority"
-            build_drafter(name, policy=policy)
-            makers[name] = partial(build_drafter, name, policy=policy)
-    return makers
+            return partial(SmallModelDrafter, self.plan.draft_model)
+        policy = "value" if name == "auto" or "+" in name else "priority"
+        build_drafter(name, policy=policy)
+        return partial(build_drafter, name, policy=policy)
 
-
-def _train_texts(model: Any, plan: Plan, temperature: float) -> list[list[int]]:
-    """The target's outputs for the plan's training prompts; a ValueError if there are none."""
-    if not plan.train:
-        raise ValueError("trained drafters need prompts to train on")
-    found = []
-    for number, ids in enumerate(plan.train):
-        torch.manual_seed(plan.seed - 1 - number)
-        out = generate(
-            model,
-            **inputs_of(model, ids),
-            max_new_tokens=plan.new,
-            speculator=Speculator(tree=None),
-            **sampling_arguments(temperature, plan.sampling),
-        )
-        begin = 1 if model.config.is_encoder_decoder else len(ids)
-        found.append(out[0, begin:].tolist())
-    return found
+    def train_texts(self) -> list[list[int]]:
+        """The target's outputs for the plan's training prompts, generated once."""
+        if self.outputs:
+            return self.outputs
+        self.on_stage(f"T={self.temperature:g}: texts to train on")
+        if not self.plan.train:
+            raise ValueError("trained drafters need prompts to train on")
+        for number, ids in enumerate(self.plan.train):
+            torch.manual_seed(-1 - number)
+            out = generate(
+                self.model,
+                **inputs_of(self.model, ids),
+                max_new_tokens=self.plan.new,
+                speculator=Speculator(tree=None),
+                **sampling_arguments(self.temperature, self.plan.sampling),
+            )
+            begin = 1 if self.model.config.is_encoder_decoder else len(ids)
+            self.outputs.append(out[0, begin:].tolist())
+        return self.outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,46 +132,47 @@ def figure_5(folder: Path, run: Mapping[str, Any] | None = None) -> list[Path]:
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
     unit = "seconds" if run is not None else "forwards of the target"
-    title = "Figure 5: drafting (blue) and the target (purple)"
-    axes.set(xlabel=unit, title=title)
+    axes.set(xlabel=unit, title="Figure 5: drafting (blue) and the target (purple)")
     return save(figure, folder, "figure-5")
 
 
 Bars = list[tuple[str, float, float]]  # (what, begin, length)
 
 
+def _bars(parts: Iterable[tuple[str, float]]) -> Bars:
+    """Parts (what, length) one after another; "other" is a gap."""
+    bars: Bars = []
+    at = 0.0
+    for what, length in parts:
+        bars.append((what, at, length))
+        at += length
+    return bars
+
+
 def _simulated_rows() -> dict[str, Bars]:
     hits = np.random.default_rng(0).random(4 * TRACE_TOKENS) < TRACE_ALPHA
     rows: dict[str, Bars] = {}
     for gamma in TRACE_GAMMAS:
-        bars: Bars = []
-        at, tokens = 0.0, 0
+        parts: list[tuple[str, float]] = []
+        tokens = 0
         while tokens < TRACE_TOKENS:
-            for _ in range(gamma):
-                bars.append(("draft", at, TRACE_C))
-                at += TRACE_C
-            bars.append(("forward", at, 1.0))
-            at += 1
+            parts += [("draft", TRACE_C)] * gamma + [("forward", 1.0)]
             run = hits[tokens : tokens + gamma]
             tokens += 1 + (gamma if run.all() else int(run.argmin()))
-        rows[f"gamma {gamma}"] = bars
-    rows["baseline"] = [("forward", float(number), 1.0) for number in range(TRACE_TOKENS)]
+        rows[f"gamma {gamma}"] = _bars(parts)
+    rows["baseline"] = _bars([("forward", 1.0)] * TRACE_TOKENS)
     return rows
 
 
 def _measured_rows(run: Mapping[str, Any]) -> dict[str, Bars]:
     steps = [step for step in run["steps"] if step["prompt"] == 0 and step["index"]]
-    bars: Bars = []
-    at = 0.0
-    for step in steps:
-        for kind in ("draft", "forward"):
-            bars.append((kind, at, step[f"{kind}_seconds"]))
-            at += step[f"{kind}_seconds"]
-        at += step["other_seconds"]
+    kinds = ("draft", "forward", "other")
+    ours = _bars((kind, step[f"{kind}_seconds"]) for step in steps for kind in kinds)
     tokens = sum(len(step["emitted"]) for step in steps)
-    each = run["plain_token_seconds"]
-    plain = [("forward", number * each, each) for number in range(tokens)]
-    return {"speculative": bars, "baseline": plain}
+    return {
+        "speculative": ours,
+        "baseline": _bars([("forward", run["plain_token_seconds"])] * tokens),
+    }
 
 
 def plot_alpha(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:

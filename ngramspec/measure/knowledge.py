@@ -148,7 +148,6 @@ def documents_of(corpus: Corpus) -> list[Int32]:
     """The documents of a corpus, in order."""
     found, at, end = [], 1, corpus.index.n
     while at < end:
-        document = corpus.index.tokens_at(at, end - at)
-        found.append(document.copy())
-        at += len(document) + 1
+        found.append(corpus.index.tokens_at(at, end - at).copy())
+        at += len(found[-1]) + 1
     return found

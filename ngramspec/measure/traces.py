@@ -118,9 +118,9 @@ def halves(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
 def _trace(fields: Any, where: str) -> Trace:
     if not isinstance(fields, dict):
         raise ValueError(f"{where}: must be an object, got {type(fields).__name__}")
-    missing = [name for name in ("group", "id", "prompt", "output") if name not in fields]
-    if missing:
-        raise ValueError(f"{where}: {missing[0]!r} is missing")
+    for name in ("group", "id", "prompt", "output"):
+        if name not in fields:
+            raise ValueError(f"{where}: {name!r} is missing")
     prompt, output = (_ids(fields[name], f"{where}: {name}") for name in ("prompt", "output"))
     return Trace(
         str(fields["group"]),

@@ -67,7 +67,7 @@ def test_decoding_with_lenience_moves_texts_and_without_it_does_not(temperature)
     model = tiny_llama(vocab=23)
     plain = target_text(model, IDS, new=40, temperature=temperature, seed=0)
     prompts, seen = [("a", IDS)], {}
-    plan = Plan(prompts, new=40, gamma=4, leniences=(1.0, 0.1), change=True)
+    plan = Plan(prompts, new=40, gamma=4, leniences=(1.0, 0.1))
     for row in measure(model, plan, temperature, ["ngram(order=2)"]):
         seen = {each.lenience: each for each in row.observed}
     exact, lenient = seen[1.0], seen[0.1]
