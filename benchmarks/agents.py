@@ -116,9 +116,8 @@ def tokenizer(folder: str | None) -> Any:
         source = locate(folder)
     except (FileNotFoundError, ModuleNotFoundError) as error:
         raise UsageError(f"--tokenizer: {error}") from error
-    extra = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     with gguf_read_once():
-        return AutoTokenizer.from_pretrained(source.path, **extra)
+        return AutoTokenizer.from_pretrained(source.path, **source.arguments)
 
 
 def arctic() -> tuple[Contenders, dict[str, str]]:

@@ -339,7 +339,7 @@ def examples(prompts: list[Prompt]) -> list[Prompt]:
 def smollm2(arguments: argparse.Namespace) -> Any:
     """(d) SmolLM2 with its own text, if its weights are installed."""
     from ngramspec.measure.models import load, locate
-    from ngramspec.measure.workload import sample_prompts
+    from ngramspec.measure.tasks import sample_prompts
 
     try:
         locate(None)

@@ -19,12 +19,11 @@ from benchmarks.prefilled import prefilled_model
 from ngramspec.cli.options import add_count, add_device, add_model, load_model
 from ngramspec.cli.output import console
 from ngramspec.cli.usage import UsageError, check_least, usable
-from ngramspec.measure import workload
 from ngramspec.measure.configurations import Configuration, usual_configurations
 from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.summary import summarize
-from ngramspec.measure.tasks import Prompt
+from ngramspec.measure.tasks import Prompt, fit, read_workload
 from ngramspec.measure.whole_calls import EndToEnd, Measured, Plan, by_model
 
 LENGTHS = (500, 1000, 2000, 4000, 8000)
@@ -175,11 +174,11 @@ def _prompts(
         UsageError: the file cannot be read, or has no such task.
     """
     with usable("--prompts"):
-        pool = workload.read_workload(arguments.prompts, loaded, chat=False)
+        pool = read_workload(arguments.prompts, loaded, chat=False)
     mine = [each for each in pool if each.task == task]
     if not mine:
         raise UsageError(f"--tasks: the file has no prompts of {task}")
-    return workload.of_exact_lengths(mine, [length])[0]
+    return fit(mine, length)
 
 
 def line_of(cell: dict[str, Any]) -> str:

@@ -27,8 +27,7 @@ from ngramspec.decoding.observer import (
 )
 from ngramspec.measure.forced import forced_model
 from ngramspec.measure.machine import synchronize
-from ngramspec.measure.tasks import Prompt
-from ngramspec.measure.workload import sample_prompts, with_random_texts
+from ngramspec.measure.tasks import Prompt, sample_prompts, unpredictable
 
 FORWARD, PYTHON = "forward", "rest of Python"
 SECTIONS = (DRAFTING, INPUT_PREPARATION, FORWARD, VERIFICATION, ROLLBACK, STREAMING, PYTHON)
@@ -248,7 +247,8 @@ def run(arguments: argparse.Namespace) -> int:
     new = arguments.max_new_tokens
     with usable():
         copying = [each for each in sample_prompts(loaded) if each.task == "code_edit"]
-    prompts = with_random_texts(copying, new, loaded)
+    vocab = loaded.model.config.vocab_size
+    prompts = [*copying, *unpredictable(copying, new, vocab, loaded.eos_ids)]
     with screen.status("profiling"):
         rows = profile(loaded.model, prompts, new, arguments.repeats)
     screen.print(table(rows))

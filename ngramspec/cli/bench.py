@@ -181,27 +181,28 @@ def _check_given(arguments: argparse.Namespace) -> None:
 
 def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:
     """The prompts of the tasks and lengths asked for, and random texts after them."""
-    from ngramspec.measure import workload
-    from ngramspec.measure.tasks import of_length
+    from ngramspec.measure import tasks
 
     path = arguments.prompts
     if arguments.chat and (path is None or not loaded.tokenizer.chat_template):
         raise UsageError("--chat needs --prompts, and a model that has a chat template")
     with usable("--prompts"):
         if path is None:
-            pool = workload.sample_prompts(loaded)
+            pool = tasks.sample_prompts(loaded)
         else:
-            pool = workload.read_workload(path, loaded, chat=arguments.chat)
+            pool = tasks.read_workload(path, loaded, chat=arguments.chat)
     with usable("--tasks"):
-        tasks = workload.known_tasks(pool, arguments.tasks or ())
+        wanted = tasks.known_tasks(pool, arguments.tasks or ())
     sets = [pool]
     if arguments.lengths:
-        sets = workload.of_exact_lengths(pool, arguments.lengths)
+        sets = [tasks.fit(pool, length) for length in arguments.lengths]
     elif path is not None:
-        sets = [of_length(pool, arguments.prompt_tokens)]
-    new = arguments.max_new_tokens
-    found = [each for same in sets for each in workload.with_random_texts(same, new, loaded)]
-    return [each for each in found if each.task in tasks]
+        sets = [tasks.of_length(pool, arguments.prompt_tokens)]
+    new, vocab = arguments.max_new_tokens, loaded.model.config.vocab_size
+    found: list[Prompt] = []
+    for same in sets:
+        found += [*same, *tasks.unpredictable(same, new, vocab, loaded.eos_ids)]
+    return [each for each in found if each.task in wanted]
 
 
 def _measure(

@@ -204,5 +204,4 @@ def load_tokenizer(model: str | None) -> Any:
         source = locate(model)
     except ModuleNotFoundError as error:
         raise UsageError(f"{error} (or give --tokenizer)") from error
-    extra = {"gguf_file": source.gguf_file} if source.gguf_file else {}
-    return AutoTokenizer.from_pretrained(source.path, **extra)
+    return AutoTokenizer.from_pretrained(source.path, **source.arguments)

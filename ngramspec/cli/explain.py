@@ -129,7 +129,7 @@ def encoded_prompts(
 ) -> list[tuple[str, Sequence[int]]]:
     """(name, token ids) of the prompts; a UsageError if the file or a prompt cannot be used."""
     from ngramspec.measure.record import read_prompts
-    from ngramspec.measure.workload import sample_prompts
+    from ngramspec.measure.tasks import sample_prompts
 
     with usable("--prompts"):
         if arguments.prompts is None:

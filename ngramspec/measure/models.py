@@ -26,17 +26,16 @@ STAGES = ("libraries", "tokenizer", "weights")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model is stored.
-
-    Attributes:
-        path: a folder, or a hub id.
-        embedded: whether it is the installed default, because no model was named.
-    """
+    """Where a model is stored: a folder or a hub id; only the embedded one has a ``gguf_file``."""
 
     path: str
     name: str
     gguf_file: str | None = None
-    embedded: bool = False
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Further arguments of transformers' ``from_pretrained``."""
+        return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ def locate(model: str | None) -> Source:
     if package is None or package.origin is None or not readers:
         commands = f"{INSTALL_MODEL} && {INSTALL_DEMO}"
         raise ModuleNotFoundError(f"{EMBEDDED} is not installed; run: {commands}")
-    return Source(str(Path(package.origin).parent), EMBEDDED, EMBEDDED_FILE, embedded=True)
+    return Source(str(Path(package.origin).parent), EMBEDDED, EMBEDDED_FILE)
 
 
 def load(
@@ -114,7 +113,7 @@ def load(
         ValueError: it cannot be loaded; the message says why.
     """
     source = locate(model)
-    if source.embedded:
+    if source.gguf_file is not None:
         os.environ["HF_HUB_OFFLINE"] = "1"
     on_stage(STAGES[0])
     import torch
@@ -123,14 +122,15 @@ def load(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    extra = {"gguf_file": source.gguf_file} if source.gguf_file else {}
     try:
         with redirect_stderr(StringIO()), gguf_read_once():  # its progress bar has no switch
             on_stage(STAGES[1])
-            tokenizer = AutoTokenizer.from_pretrained(source.path, **extra)
+            tokenizer = AutoTokenizer.from_pretrained(source.path, **source.arguments)
             on_stage(STAGES[2])
             kind = getattr(torch, dtype)
-            loaded = AutoModelForCausalLM.from_pretrained(source.path, dtype=kind, **extra)
+            loaded = AutoModelForCausalLM.from_pretrained(
+                source.path, dtype=kind, **source.arguments
+            )
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"cannot load the model {model or source.name}: {reason}") from error

@@ -12,28 +12,30 @@ class SampleText:
 
     Attributes:
         prompt: the prompt itself, without a newline at its end.
+        task: the task as which ``ngramspec bench`` reports it.
         chat: whether it is a user's message; False: text to continue as it is.
     """
 
     name: str
     title: str
     prompt: str
+    task: str = ""
     chat: bool = True
 
 
 def demo_texts() -> list[SampleText]:
     """The four texts of the demo."""
     return [
-        SampleText("summarize", "Summarize an article", _read("summarize.txt")),
-        SampleText("answer", "Answer from a context", _read("answer.txt")),
-        SampleText("code", "Go on with code", _read("code.py.txt"), chat=False),
-        SampleText("rewrite", "Rewrite a file", _read("rewrite.txt")),
+        SampleText("summarize", "Summarize an article", _read("summarize.txt"), "summarization"),
+        SampleText("answer", "Answer from a context", _read("answer.txt"), "context_qa"),
+        SampleText("code", "Go on with code", _read("code.py.txt"), "code_completion", chat=False),
+        SampleText("rewrite", "Rewrite a file", _read("rewrite.txt"), "code_edit"),
     ]
 
 
 def sample_texts() -> list[SampleText]:
     """The demo's texts and a letter to answer."""
-    return [*demo_texts(), SampleText("chat", "Answer a letter", _read("chat.txt"))]
+    return [*demo_texts(), SampleText("chat", "Answer a letter", _read("chat.txt"), "chat")]
 
 
 def _read(name: str) -> str:

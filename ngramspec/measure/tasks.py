@@ -1,4 +1,4 @@
-"""The prompts of whole-call measurements, by task and length."""
+"""The prompts of whole-call measurements: their tasks and their lengths."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, cycle, zip_longest
 from pathlib import Path
 
+from ngramspec.measure.models import LoadedModel
+from ngramspec.measure.sample_texts import sample_texts
 from ngramspec.measure.traces import json_lines
 
 NOTHING = "nothing to predict"
@@ -60,6 +62,34 @@ def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
     return prompts
 
 
+def sample_prompts(loaded: LoadedModel) -> list[Prompt]:
+    """The package's own texts as prompts, one for each task."""
+    return [
+        Prompt(text.task, text.name, tuple(loaded.encode(text.prompt, chat=text.chat)))
+        for text in sample_texts()
+    ]
+
+
+def read_workload(path: Path, loaded: LoadedModel, *, chat: bool) -> list[Prompt]:
+    """The prompts of a file of JSON lines, see ``read_tasks``.
+
+    ``chat``: apply the model's chat template to prompts with turns marked by [INST].
+    """
+    prompts = read_tasks(path, lambda text: loaded.encode(text, chat=True))
+    return [in_chat_template(each, loaded) for each in prompts] if chat else prompts
+
+
+def in_chat_template(prompt: Prompt, loaded: LoadedModel) -> Prompt:
+    """The prompt in the model's chat template; unchanged if no turns are marked in it."""
+    turns = messages(loaded.tokenizer.decode(prompt.ids))
+    if not turns:
+        return prompt
+    encoded = loaded.tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, return_dict=True
+    )
+    return replace(prompt, ids=tuple(encoded["input_ids"]))
+
+
 def messages(text: str) -> list[dict[str, str]]:
     """The turns of a chat with user turns between [INST] and [/INST]; none without such marks."""
     found = []
@@ -69,6 +99,19 @@ def messages(text: str) -> list[dict[str, str]]:
         if answer.strip():
             found.append({"role": "assistant", "content": answer.strip()})
     return found
+
+
+def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
+    """The requested tasks; without a request, those of all prompts, and NOTHING ("nothing").
+
+    A ValueError is raised for an unknown name.
+    """
+    tasks = [*dict.fromkeys(each.task for each in prompts)]
+    names = {"nothing": NOTHING, **{task: task for task in tasks}, NOTHING: NOTHING}
+    if unknown := [each for each in wanted if each not in names]:
+        choices = ", ".join(["nothing", *tasks])
+        raise ValueError(f"unknown task {unknown[0]!r}; choose from {choices}")
+    return [names[each] for each in wanted] or [*tasks, NOTHING]
 
 
 def of_length(prompts: Iterable[Prompt], lengths: Sequence[int] | None = None) -> list[Prompt]:
@@ -89,14 +132,12 @@ def fit(prompts: Sequence[Prompt], length: int) -> list[Prompt]:
     """
     fitted = []
     for at, prompt in enumerate(prompts):
-        missing = length - len(prompt.ids)
-        front: list[int] = []
-        for other in cycle([*prompts[at + 1 :], *prompts[: at + 1]]):
-            if len(front) >= missing:
-                break
-            front = [*other.ids, *front]
-        ids = (*front, *prompt.ids)[-length:]
-        fitted.append(replace(prompt, ids=ids, length=length))
+        others = [*prompts[at + 1 :], *prompts[: at + 1]]
+        same = cycle(each.ids for each in others if each.task == prompt.task)
+        ids = prompt.ids
+        while len(ids) < length:
+            ids = (*next(same), *ids)
+        fitted.append(replace(prompt, ids=ids[-length:], length=length))
     return fitted
 
 

@@ -33,17 +33,17 @@ class Turns(Generic[Result]):
         """The median of a configuration's seconds."""
         return median(self.seconds[name])
 
-    def speedups(self, name: str, baseline: str = PLAIN) -> list[float]:
+    def speedups(self, name: str) -> list[float]:
         """Seconds of the baseline / seconds of a configuration, for each repeat.
 
         A repeat in which the machine was slow affects both, so these ratios vary less than seconds.
         """
-        pairs = zip(self.seconds[baseline], self.seconds[name], strict=True)
+        pairs = zip(self.seconds[PLAIN], self.seconds[name], strict=True)
         return [theirs / own for theirs, own in pairs]
 
-    def speedup(self, name: str, baseline: str = PLAIN) -> float:
+    def speedup(self, name: str) -> float:
         """The median of ``speedups``."""
-        return median(self.speedups(name, baseline))
+        return median(self.speedups(name))
 
 
 def take_turns(

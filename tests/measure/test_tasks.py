@@ -11,12 +11,14 @@ from ngramspec.measure.tasks import (
     NOTHING,
     Prompt,
     fit,
+    in_chat_template,
+    known_tasks,
     messages,
     of_length,
     read_tasks,
+    sample_prompts,
     unpredictable,
 )
-from ngramspec.measure.workload import in_chat_template, known_tasks, sample_prompts
 
 
 def test_prompts_of_texts_and_of_ids(tmp_path):
