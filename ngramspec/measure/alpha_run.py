@@ -39,24 +39,15 @@ MAX_REPORTED_GAMMA = 64  # limit of the optimal gamma in the rows
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        prompts: (group, token ids) of each.
-        train: token ids of other prompts, whose outputs train the count models.
-        new: tokens after each prompt, at most.
-        leniences: each in (0, 1], the first one 1.
-        observed: whether to decode speculatively as well, and count.
-        sampling: further arguments of ``generate``.
-    """
-
-    prompts: Sequence[tuple[str, Sequence[int]]]
-    train: Sequence[Sequence[int]] = ()
-    new: int = 128
+    prompts: Sequence[tuple[str, Sequence[int]]]  # (group, token ids) of each
+    train: Sequence[Sequence[int]] = ()  # other prompts, whose outputs train the count models
+    new: int = 128  # most tokens after each prompt
     gamma: int = 4
-    leniences: Sequence[float] = (1.0,)
-    observed: bool = True
-    sampling: dict[str, Any] = field(default_factory=dict)
+    leniences: Sequence[float] = (1.0,)  # each in (0, 1], the first one 1
+    observed: bool = True  # whether to decode speculatively as well, and count
+    sampling: dict[str, Any] = field(default_factory=dict)  # further arguments of ``generate``
     draft_model: Any = None
 
     @property

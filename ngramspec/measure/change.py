@@ -89,10 +89,8 @@ def decode(
 ) -> list[int]:
     """Generate the new tokens of one text with chains, and add its measurements to ``change``.
 
-    Args:
-        prompt: token ids; for an encoder-decoder model, those of the encoder.
-        speculator: its drafter is a Recorder, its verification "exact".
-        arguments: of ``generate``; "do_sample" is among them.
+    The speculator's drafter is a Recorder, its verification "exact". ``arguments`` are those of
+    ``generate``; "do_sample" is among them.
     """
     recorder = speculator.drafter
     assert isinstance(recorder, Recorder)
@@ -131,10 +129,9 @@ def add(
 ) -> None:
     """Add the measurements of one text to ``change``.
 
-    Args:
-        scores: of each float32 (1, vocab), after all processors.
-        verified: for each the draft and its node that the token was compared with, or None.
-        do_sample: False: the target's distribution is its most probable token.
+    Each token has scores, float32 (1, vocab), after all processors, and the draft and its node that
+    it was compared with, or None. Without sampling, the target's distribution is its most probable
+    token.
     """
     ratio = 0.0  # log P(text) - log Q(text)
     sampled = False

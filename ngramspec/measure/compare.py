@@ -30,10 +30,7 @@ def compare(
 ) -> dict[str, Any]:
     """Replay traces through one drafter, and once more to count acceptance in detail.
 
-    Args:
-        fresh: whether each trace gets a new drafter, so that nothing carries over.
-        shuffle: seed of another order, or None.
-        knowledge: what the drafters know in addition to each request, or None.
+    ``shuffle`` is the seed of another order, or None. For the others see ``replay``.
 
     Returns:
         ``groups``: Tally.to_dict by group; ``mean``: geometric means over groups, and the times of

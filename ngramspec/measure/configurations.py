@@ -21,11 +21,9 @@ from ngramspec.measure.turns import PLAIN
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """How to generate: the arguments of ``generate``, and a Speculator or none.
+    """How to generate: arguments of ``generate``, and a Speculator or the arguments of new ones.
 
-    Attributes:
-        speculator: arguments of a new Speculator for each call; or one for all calls; None: none.
-        compiled: whether ``generate`` must compile the forward, on a CPU, too.
+    ``compiled``: ``generate`` must compile the forward, on a CPU, too.
     """
 
     name: str
@@ -41,23 +39,15 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one call.
-
-    Attributes:
-        seconds: wall time of the whole call, prefill included.
-        peak: most bytes in use, or None.
-        widths: forwards after the prefill by their number of positions; empty if not counted.
-        emitted: tokens of those forwards.
-        events: its steps, the prefill among them.
-    """
+    """The result of one call."""
 
     tokens: list[int]
-    seconds: float
-    peak: int | None
-    widths: dict[int, int]
-    emitted: int
+    seconds: float  # of the whole call, prefill included
+    peak: int | None  # most bytes in use
+    widths: dict[int, int]  # forwards after the prefill by their positions; empty: not counted
+    emitted: int  # tokens of those forwards
     stats: DecodeStats | None = None
-    events: list[StepEvent] = field(default_factory=list)
+    events: list[StepEvent] = field(default_factory=list)  # its steps, the prefill among them
 
 
 def usual_configurations(

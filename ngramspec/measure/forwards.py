@@ -22,15 +22,9 @@ def forward_seconds(
 ) -> dict[int, float]:
     """Median wall time in seconds of a forward of n >= 1 positions, for each n in ``widths``.
 
-    The widths take turns, so that a slow moment of the machine affects all of them. After each
-    forward the cache is truncated to ``context`` positions.
-
-    Args:
-        model: a causal language model of transformers, with a dynamic cache.
-        context: positions in the cache.
-        widths: numbers of positions.
-        repeats: timed turns, after one to warm up.
-        rows: sequences in the batch.
+    The widths take turns, so that a slow moment of the machine affects all of them; a turn before
+    the ``repeats`` timed ones warms up. After each forward the dynamic cache of the causal language
+    model is truncated to ``context`` positions.
     """
     from transformers import DynamicCache
 

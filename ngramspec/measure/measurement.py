@@ -24,33 +24,24 @@ WARM_UP_TOKENS = 8
 class Difference:
     """Where speculative text first diverges from the baseline's.
 
-    Attributes:
-        token: the first new token that differs, counted from 1.
-        plain, speculative: the tokens there, decoded; ``plain`` is the baseline's.
-        ulps: distance of the two best logits of a baseline forward there, in units in the last
-            place of the larger one in the model's dtype.
+    ``ulps`` is the distance of the two best logits of a baseline forward there, in units in the
+    last place of the larger one in the model's dtype.
     """
 
-    token: int
-    plain: str
+    token: int  # the first new token that differs, counted from 1
+    plain: str  # the baseline's token there, decoded
     speculative: str
     ulps: float
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The measurement of one text.
-
-    Attributes:
-        stats: counts and times of the last speculative run.
-        plain_rate, speculative_rate: generated tokens per second of a whole call, medians.
-        difference: None if the token ids are those of plain ``generate``.
-    """
+    """The measurement of one text; rates are generated tokens per second of a whole call."""
 
     name: str
     new_tokens: int
-    stats: DecodeStats
-    plain_rate: float
+    stats: DecodeStats  # of the last speculative run
+    plain_rate: float  # a median over repeats
     speculative_rate: float
     difference: Difference | None
 
@@ -130,8 +121,6 @@ class Measurement:
 
 def ulps_apart(left: float, right: float, dtype: torch.dtype) -> float:
     """The distance of two numbers, in units in the last place of the larger in magnitude.
-
-    That unit is the step from one number of the type to the next at that magnitude.
 
     Example:
         >>> ulps_apart(1.0, 1.015625, torch.bfloat16)

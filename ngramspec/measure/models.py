@@ -78,9 +78,7 @@ class LoadedModel:
 
 
 def locate(model: str | None) -> Source:
-    """Find a model, a folder or a hub id, without loading it.
-
-    None is the embedded SmolLM2-135M-Instruct.
+    """Find a model, a folder or a hub id, without loading it; None is the embedded one.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -104,13 +102,8 @@ def load(
 ) -> LoadedModel:
     """Load a model and its tokenizer without any output, and the embedded one offline.
 
-    Args:
-        model: see ``locate``, whose errors are raised.
-        dtype: the parameters' type, as torch names it.
-        on_stage: called with each of STAGES, before that is loaded.
-
-    Raises:
-        ValueError: it cannot be loaded; the message says why.
+    ``on_stage`` is called with each of STAGES, before that is loaded. A ValueError says why a model
+    cannot be loaded; errors of ``locate`` are raised, too.
     """
     source = locate(model)
     if source.gguf_file is not None:

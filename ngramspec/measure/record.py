@@ -50,10 +50,8 @@ def record(
 ) -> Iterator[Trace]:
     """One trace for each prompt, as it is generated.
 
-    Args:
-        generate: returns the tokens that the model greedily generates after token ids.
-        take: called after ``generate`` with the output's length; returns the target's most probable
-            tokens at its positions, or None.
+    ``generate`` returns the tokens that the model greedily generates after token ids. ``take`` is
+    then called with their number, and returns the target's most probable tokens at them, or None.
     """
     for prompt in prompts:
         ids = encode(prompt.text)

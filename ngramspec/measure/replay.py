@@ -106,11 +106,8 @@ class Acceptance:
 class Plan:
     """How drafts are requested from a drafter.
 
-    Attributes:
-        gamma: tokens asked for: an integer; "heuristic"; "threshold"; or "auto", gamma_max with the
-            cost for a drafter that estimates, else heuristic.
-        cost: float32 (gamma_max + 2,), cost[n] of a forward of n positions.
-        tree: whether trees are asked for, of gamma_max nodes where gamma is "auto".
+    ``cost``, float32 (gamma_max + 2,), has at n the cost of a forward of n positions. With gamma
+    "auto", chains are asked for by the cost, and trees have up to gamma_max nodes.
     """
 
     cost: Float32

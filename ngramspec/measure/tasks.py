@@ -20,19 +20,13 @@ LENGTHS_OF = {"code_edit": (300, 1200)}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to continue.
+    """A text to continue."""
 
-    Attributes:
-        task: the group in which its figures are reported.
-        text: token ids that the model is forced to generate; None: its own text.
-        length: the length it was cut or filled up to, or None.
-    """
-
-    task: str
+    task: str  # the group in which its figures are reported
     id: str
     ids: tuple[int, ...]
-    text: tuple[int, ...] | None = None
-    length: int | None = None
+    text: tuple[int, ...] | None = None  # what the model is forced to generate; None: its own text
+    length: int | None = None  # what it was cut or filled up to
 
 
 def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:

@@ -30,23 +30,15 @@ class TopTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """One recorded generation.
+    """One recorded generation."""
 
-    Attributes:
-        group: what kind of text it is; figures are given per group.
-        repo: the repository it was taken from; empty: none.
-        prompt, output: token ids, int32 (n,); the output has at least two.
-        top_tokens: the target's most probable tokens, or None.
-        session: the conversation of which it is a turn; empty: none.
-    """
-
-    group: str
+    group: str  # the kind of text, for which figures are given
     id: str
-    prompt: Int32
-    output: Int32
-    repo: str = ""
+    prompt: Int32  # token ids (n,)
+    output: Int32  # token ids (n,), at least two
+    repo: str = ""  # the repository it was taken from, if any
     top_tokens: TopTokens | None = None
-    session: str = ""
+    session: str = ""  # the conversation of which it is a turn, if any
 
 
 def read_traces(path: Path) -> list[Trace]:
@@ -66,11 +58,7 @@ def read_traces(path: Path) -> list[Trace]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The number and the value of each line that is not blank; errors name the line's number.
-
-    Raises:
-        OSError, ValueError: the file cannot be read, or a line is not JSON.
-    """
+    """The number and the value of each line that is not blank; a ValueError names a bad line."""
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():

@@ -15,12 +15,7 @@ PLAIN = "plain"  # the name of the baseline, ``generate`` without speculation
 
 @dataclass(frozen=True, slots=True)
 class Turns(Generic[Result]):
-    """What ``take_turns`` measured; all lists have one entry for each repeat.
-
-    Attributes:
-        seconds: wall time of each call, by configuration.
-        results: what each call returned, by configuration.
-    """
+    """The seconds and the results of each configuration's calls, with an entry for each repeat."""
 
     seconds: dict[str, list[float]]
     results: dict[str, list[Result]]

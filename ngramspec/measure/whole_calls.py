@@ -57,22 +57,16 @@ def forced_texts(model: Any, prompts: Sequence[Prompt], plan: Plan) -> Iterator[
 class Plan:
     """How to measure.
 
-    Attributes:
-        repeats: timed calls of each configuration and prompt.
-        least: prompts after which the baseline generates fewer tokens are left out.
-        prompts: most prompts of a task and length.
-        keep: one Speculator for all calls of a configuration, instead of a new one for each.
-        cost_repeats: timed forwards for each cost(n).
-        same_text: whether the baseline's text is forced in all configurations. Otherwise texts
-            diverge at near ties, and then contain other repetitions to draft from.
+    ``same_text``: the baseline's text is forced in all configurations. Otherwise texts diverge at
+    near ties, and then contain other repetitions to draft from.
     """
 
-    repeats: int = 3
-    new: int = 96
-    least: int = 48
-    prompts: int = 8
-    keep: bool = False
-    cost_repeats: int = 7
+    repeats: int = 3  # timed calls of each configuration and prompt
+    new: int = 96  # most tokens of a call
+    least: int = 48  # prompts with a shorter baseline output are left out
+    prompts: int = 8  # most of a task and length
+    keep: bool = False  # one Speculator for all calls of a configuration
+    cost_repeats: int = 7  # timed forwards for each cost(n)
     same_text: bool = False
 
 
@@ -97,7 +91,7 @@ class Call:
 
 @dataclass(slots=True)
 class Measured:
-    """Everything measured, in JSON values.
+    """Everything measured.
 
     Attributes:
         prefills: seconds of baseline calls for one token, by (task, length, prompt).
