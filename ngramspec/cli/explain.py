@@ -118,9 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plots is not None:
         from ngramspec.measure.figures import figure_1, figure_5
 
-        first = [step for step in found.steps if step["prompt"] == 0]
-        print_paths(figure_1(first, arguments.plots))
-        print_paths(figure_5(arguments.plots, fields))
+        for figure in (figure_1, figure_5):
+            print_paths(figure(arguments.plots, fields))
     return 0
 
 

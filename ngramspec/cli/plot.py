@@ -13,7 +13,7 @@ from ngramspec.cli.output import print_paths
 from ngramspec.cli.usage import UsageError, need, usable, writable
 
 SUMMARY = "draw Figures 1 to 5 of Leviathan et al. 2023"
-FIGURES = (1, 2, 3, 4, 5)
+FIGURES, OF_RUNS = (1, 2, 3, 4, 5), (1, 5)
 NEEDED = ("steps", "plain_token_seconds")
 
 
@@ -55,23 +55,18 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.measure import figures
 
     for number in wanted:
+        draw = getattr(figures, f"figure_{number}")
+        run = (source,) if number in OF_RUNS else ()
         with writable("--plots", arguments.plots):
-            if number == 1 and source is not None:
-                steps = [step for step in source["steps"] if step["prompt"] == 0]
-                paths = figures.figure_1(steps, arguments.plots)
-            elif number == 5:
-                paths = figures.figure_5(arguments.plots, source)
-            else:
-                paths = getattr(figures, f"figure_{number}")(arguments.plots)
-            print_paths(paths)
+            print_paths(draw(arguments.plots, *run))
     return 0
 
 
 def read_run(path: Path) -> dict[str, Any]:
     """Read a file of ``ngramspec explain --json``; a UsageError if it is not one."""
     with usable("--run"):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        missing = [name for name in NEEDED if name not in found]
-        if missing:
-            raise ValueError(f"{path} has no {missing[0]!r}")
-    return dict(found)
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        for name in NEEDED:
+            if name not in found:
+                raise ValueError(f"{path} has no {name!r}")
+    return found

@@ -31,7 +31,6 @@ class Advice:
     """A possible change.
 
     Attributes:
-        name: the change.
         gain: predicted speed with the change / without it.
         basis: "replay", or "closed form" for changes that no setting makes.
     """
@@ -43,7 +42,11 @@ class Advice:
 
 def advise(run: Run) -> list[Advice]:
     """All evaluated changes, sorted by decreasing gain. A gain below 1 is a loss."""
-    found = [*_settings(run), *_limits(run), *_fewer_rows(run)]
+    found = [*_settings(run), *_limits(run)]
+    in_batches = batches(run)
+    for batch in in_batches[:-1]:  # their speedup relative to that of the largest measured batch
+        name = f"fewer rows: {batch.rows} in place of {in_batches[-1].rows}"
+        found.append(Advice(name, batch.speed / in_batches[-1].speed, "closed form"))
     return sorted(found, key=lambda each: -each.gain)
 
 
@@ -55,23 +58,23 @@ def reliability(run: Run) -> Acceptance:
 
 
 def _settings(run: Run) -> Iterator[Advice]:
-    drafter, plan = _drafter(run), _plan(run)
-    now = _speed(drafter, plan, run.traces)
+    drafter, plan, traces = _drafter(run), _plan(run), run.traces
+    now = _speed(drafter, plan, traces)
     if not now:
         return
+    found: dict[str, float] = {}
     if run.settings["drafter"] != build_drafter("auto").spec:
-        auto = partial(build_drafter, "auto")
-        yield Advice('drafter="auto"', _speed(auto, plan, run.traces) / now, "replay")
+        found['drafter="auto"'] = _speed(partial(build_drafter, "auto"), plan, traces)
     for gamma in (*GAMMAS, "heuristic", "threshold", "auto"):
         if gamma != run.settings["gamma"]:
             other = replace(plan, gamma=gamma, tree=False)
-            yield Advice(f"gamma={gamma!r}", _speed(drafter, other, run.traces) / now, "replay")
-    toggled = _speed(drafter, replace(plan, gamma="auto", tree=not plan.tree), run.traces)
+            found[f"gamma={gamma!r}"] = _speed(drafter, other, traces)
     name = "tree=None (chains)" if plan.tree else "trees"
-    yield Advice(name, toggled / now, "replay")
-    if len(run.traces) > 1:
-        stored = _speed(drafter, plan, with_store(run.traces))
-        yield Advice("a store of the other prompts' texts", stored / now, "replay")
+    found[name] = _speed(drafter, replace(plan, gamma="auto", tree=not plan.tree), traces)
+    if len(traces) > 1:
+        found["a store of the other prompts' texts"] = _speed(drafter, plan, with_store(traces))
+    for name, speed in found.items():
+        yield Advice(name, speed / now, "replay")
 
 
 def with_store(traces: list[Trace]) -> list[Trace]:
@@ -104,14 +107,6 @@ def _limits(run: Run) -> Iterator[Advice]:
             oracle * now / run.stats.tokens_per_call,
             "closed form",
         )
-
-
-def _fewer_rows(run: Run) -> Iterator[Advice]:
-    """Batches of fewer rows: their speedup relative to that of the largest measured batch."""
-    found = batches(run)
-    for batch in found[:-1]:
-        name = f"fewer rows: {batch.rows} in place of {found[-1].rows}"
-        yield Advice(name, batch.speed / found[-1].speed, "closed form")
 
 
 def _drafter(run: Run) -> Callable[[], Drafter]:

@@ -20,11 +20,9 @@ from ngramspec.theory.walltime import improvement_at
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One prediction.
+    """One prediction: the speedup over the baseline with one more cause, ``name``.
 
     Attributes:
-        name: the cause that it adds to the rungs before.
-        speed: speedup over the baseline.
         says: the inputs, in words.
         noise: a relative change of the speed from the rung before is noise if it is not larger.
         resolved: whether the measurements determine the speed. If not, ``says`` gives the reason.
@@ -103,17 +101,17 @@ def ladder(run: Run) -> list[Rung]:
 
 def rung_rows(rungs: Sequence[Rung]) -> list[tuple[str, str, str, str]]:
     """(name, speed, change from the last resolved rung, inputs) of each rung."""
-    rows, before = [], None
+    rows: list[tuple[str, str, str, str]] = []
+    before = None
     for rung in rungs:
-        speed, change = "-", "-"
-        if rung.resolved:
-            speed, change = f"{rung.speed:.2f}", ""
-            if before is not None:
-                change = f"{rung.speed - before:+.2f}"
-                if rung.noise and abs(rung.speed - before) <= rung.noise * before:
-                    change += " (noise)"
-            before = rung.speed
-        rows.append((rung.name, speed, change, rung.says))
+        if not rung.resolved:
+            rows.append((rung.name, "-", "-", rung.says))
+            continue
+        change = "" if before is None else f"{rung.speed - before:+.2f}"
+        if before is not None and rung.noise and abs(rung.speed - before) <= rung.noise * before:
+            change += " (noise)"
+        rows.append((rung.name, f"{rung.speed:.2f}", change, rung.says))
+        before = rung.speed
     return rows
 
 
@@ -122,7 +120,6 @@ class Batch:
     """The prediction for a batch whose rows draft as the measured sequence did.
 
     Attributes:
-        rows: number of rows of the batch.
         cost: mean cost(n) of its forwards, relative to one position per row.
         speed: tokens per cost, the speedup over the baseline.
         plain, speculative: tokens per second of all rows, without prefill and overhead.

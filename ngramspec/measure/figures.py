@@ -69,12 +69,12 @@ def figure_4(folder: Path) -> list[Path]:
     return save(figure, folder, "figure-4")
 
 
-def figure_1(steps: Sequence[Step], folder: Path) -> list[Path]:
-    """The text of one run, a line for each step: accepted, rejected, corrected.
+def figure_1(folder: Path, run: Mapping[str, Any]) -> list[Path]:
+    """The text of a run's first prompt, a line for each step: accepted, rejected, corrected.
 
-    The steps are those of one prompt, in order; the first lines are drawn.
+    The run is what ``ngramspec explain --json`` wrote. Only the first lines are drawn.
     """
-    shown = steps[:MAX_LINES]
+    shown = [step for step in run["steps"] if step["prompt"] == 0][:MAX_LINES]
     figure = plt.figure(figsize=(13, 0.27 * len(shown) + 0.7))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, COLUMNS), ylim=(len(shown) + 0.2, -1.2))
@@ -116,10 +116,9 @@ def _write(axes: Any, line: float, parts: Sequence[tuple[str, str]]) -> None:
 
 
 def figure_5(folder: Path, run: Mapping[str, Any] | None = None) -> list[Path]:
-    """Traces: drafting and the target's forwards over time.
+    """Traces: drafting and the target's forwards over time, of a run as in ``figure_1``.
 
-    The run is what ``ngramspec explain --json`` wrote, of which the first prompt is drawn; None:
-    the paper's diagram, simulated with alpha 0.75 and c 0.05.
+    None: the paper's diagram, simulated with alpha 0.75 and c 0.05.
     """
     rows = _measured_rows(run) if run is not None else _simulated_rows()
     figure, axes = plt.subplots(figsize=(WIDTH, 0.8 * len(rows) + 1), layout="constrained")
