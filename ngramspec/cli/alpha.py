@@ -157,11 +157,12 @@ def read_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prom
 
     count, train = arguments.count, arguments.train
     if arguments.prompts == TYPES:
-        each = -(-train // len(KINDS))
-        found = content_prompts(count + each)
-        parts = [found[at : at + count + each] for at in range(0, len(found), count + each)]
-        chosen = [prompt for part in parts for prompt in part[:count]]
-        return chosen, [prompt for part in parts for prompt in part[count:]]
+        each = count + -(-train // len(KINDS))  # prompts of each type, one type after another
+        chosen: list[Prompt] = []
+        others: list[Prompt] = []
+        for at, prompt in enumerate(content_prompts(each)):
+            (chosen if at % each < count else others).append(prompt)
+        return chosen, others
     if arguments.prompts == LIBRARY:
         found = library_prompts(count + train)
         return found[:count], found[count:]

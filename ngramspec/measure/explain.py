@@ -24,8 +24,6 @@ CURVE_POSITIONS = 4097  # entries of a cost curve
 MIN_NOISE = 0.01  # share of a time; no measurement here is more precise; not tuned
 FIRST, OURS = "first token", "speculative"  # FIRST: calls of the baseline for a single token
 
-Calls = dict[str, Callable[[Sequence[int]], Outcome]]
-
 
 @dataclass(slots=True)
 class Run:
@@ -148,16 +146,15 @@ def explain(
     baseline, ours = Configuration(PLAIN), Configuration(OURS, speculator=speculator)
     for each in (baseline, ours):
         caller.call(each, prompts[0][1], min(new, 8))
-    calls: Calls = {
-        FIRST: lambda ids: caller.call(baseline, ids, 1),
-        PLAIN: lambda ids: caller.call(baseline, ids, new),
-        OURS: lambda ids: caller.call(ours, ids, new),
-    }
+    ways = {FIRST: (baseline, 1), PLAIN: (baseline, new), OURS: (ours, new)}
     for number, (name, ids) in enumerate(prompts):
         on_stage(f"prompt {number + 1} of {len(prompts)}: forwards")
         found.append(forward_seconds(loaded.model, context, WIDTHS, repeats))
         on_stage(f"prompt {number + 1} of {len(prompts)}: whole calls")
-        _measure_prompt(run, loaded, calls, name, ids, repeats)
+        calls = {each: partial(caller.call, way, ids, most) for each, (way, most) in ways.items()}
+        results = take_turns(calls, repeats, warm_up=0).results
+        if len(results[OURS][-1].tokens) >= 2:
+            _add(run, name, ids, results, loaded.tokenizer)
     run.seconds = {width: median(each[width] for each in found) for width in WIDTHS}
     while rows > 1:
         on_stage(f"forwards of {rows} rows")
@@ -167,15 +164,11 @@ def explain(
     return run
 
 
-def _measure_prompt(
-    run: Run, loaded: LoadedModel, calls: Calls, name: str, ids: Sequence[int], repeats: int
+def _add(
+    run: Run, name: str, ids: Sequence[int], results: dict[str, list[Outcome]], tokenizer: Any
 ) -> None:
-    """Add the calls of one prompt to the run, unless fewer than two tokens were generated."""
-    each_call = {each: partial(call, ids) for each, call in calls.items()}
-    results = take_turns(each_call, repeats, warm_up=0).results
+    """Add the calls of one prompt to the run."""
     output, plain = results[OURS][-1], results[PLAIN][-1]
-    if len(output.tokens) < 2:
-        return
     assert output.stats is not None
     first, plain_rounds, rounds = (
         [outcome.seconds for outcome in results[each]] for each in (FIRST, PLAIN, OURS)
@@ -184,7 +177,7 @@ def _measure_prompt(
     recorded = np.array(output.tokens, np.int32)
     run.traces.append(Trace(name, str(number), np.array(ids, np.int32), recorded))
     run.same.append(output.tokens == plain.tokens)
-    run.steps += [step_of(event, number, loaded.tokenizer) for event in output.events]
+    run.steps += [step_of(event, number, tokenizer) for event in output.events]
     run.stats.add(output.stats)
     run.plain_rounds.append(plain_rounds)
     run.speculative_rounds.append(rounds)
@@ -194,12 +187,7 @@ def _measure_prompt(
 
 
 def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:
-    """A step as JSON values, with tokens decoded one by one.
-
-    These are ``prompt``, ``index`` and ``width``; the texts ``drafted`` and ``emitted``; the
-    drafted tokens' ``source`` and ``parents``; the indices ``accepted``; ``verified``, the
-    number of verified tokens; ``draft_seconds``, ``forward_seconds`` and ``other_seconds``.
-    """
+    """A prompt's step as JSON values: the fields of its event, with tokens decoded one by one."""
 
     def texts(tokens: Sequence[int]) -> list[str]:
         return [tokenizer.decode([token]) for token in tokens]

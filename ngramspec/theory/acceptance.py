@@ -19,10 +19,6 @@ def divergence(p: ArrayLike, q: ArrayLike) -> Float64:
     It is half of the summed absolute difference: symmetric, 0 if p = q, and 1 if p and q have no
     token in common (Corollary 3.4).
 
-    Args:
-        p: (..., vocab).
-        q: (..., vocab).
-
     Returns:
         float64 (...), in 0..1.
     """

@@ -38,11 +38,7 @@ def whole(name: str, value: ArrayLike, low: int) -> Float64:
 
 
 def distribution(name: str, value: ArrayLike) -> Float64:
-    """``value`` (..., vocab) as float64, >= 0, each last axis summing to 1 (within 1e-4).
-
-    Raises:
-        ValueError: no last axis, a negative entry, or another sum.
-    """
+    """``value`` (..., vocab) as float64, >= 0, each last axis summing to 1; else a ValueError."""
     array = np.asarray(value, np.float64)
     if not array.ndim or not array.shape[-1]:
         raise ValueError(f"{name} must have shape (..., vocab), got {array.shape}")
@@ -54,11 +50,7 @@ def distribution(name: str, value: ArrayLike) -> Float64:
 
 
 def chain(name: str, value: ArrayLike) -> Float64:
-    """``value`` as float64 (n,), probabilities of a chain's positions.
-
-    Raises:
-        ValueError: another shape, or an entry outside of 0..1.
-    """
+    """``value`` as float64 (n,), probabilities of a chain's positions; else a ValueError."""
     array = probability(name, value)
     if array.ndim != 1:
         raise ValueError(f"{name} must have shape (n,), got {array.shape}")
@@ -66,10 +58,9 @@ def chain(name: str, value: ArrayLike) -> Float64:
 
 
 def costs(name: str, value: ArrayLike, positions: int) -> Float64:
-    """``value`` as float64, cost[n] of a forward of n positions; cost[0] is ignored.
+    """``value`` as float64, cost[n] > 0 of a forward of n positions, up to ``positions`` at least.
 
-    Raises:
-        ValueError: fewer than positions + 1 entries, or a cost that is not > 0.
+    A ValueError is raised for others. cost[0] is ignored.
     """
     array = np.asarray(value, np.float64)
     if array.ndim != 1 or len(array) <= positions:

@@ -13,8 +13,7 @@ def operations_factor(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike = 0.0
     """The expected increase in the total of arithmetic operations (Theorem 3.11).
 
     Args:
-        alpha: in 0..1.
-        gamma: whole, >= 0.
+        alpha, gamma: as in ``expected_tokens``.
         c_hat: >= 0, operations of drafting one token / of one token of the target.
 
     Returns:
@@ -34,8 +33,7 @@ def memory_factor(alpha: ArrayLike, gamma: ArrayLike, draft_ratio: ArrayLike = 0
     A step reads the target's weights and cache once, so Equation 1 divides these reads.
 
     Args:
-        alpha: in 0..1.
-        gamma: whole, >= 0.
+        alpha, gamma: as in ``expected_tokens``.
         draft_ratio: >= 0, bytes read to draft one token / to run the target once.
 
     Returns:

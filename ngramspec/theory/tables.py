@@ -17,9 +17,7 @@ class Tradeoff:
     """A row of Table 1, with c = c_hat = 0.
 
     Attributes:
-        alpha, gamma: as in the closed forms.
-        operations: arithmetic operations / the baseline's, as printed.
-        speed: inference speed / the baseline's, as printed.
+        operations, speed: arithmetic operations and inference speed / the baseline's, as printed.
     """
 
     alpha: float
@@ -37,11 +35,9 @@ class Tradeoff:
 
 @dataclass(frozen=True, slots=True)
 class Walltime:
-    """A row of Table 4: the speed of T5-XXL with a smaller T5.
+    """A row of Table 4: the speed of T5-XXL with a smaller T5, at temperature 0 (argmax) or 1.
 
     Attributes:
-        task, draft: the task, and the approximation model.
-        temperature: 0 (argmax) or 1.
         gamma, alpha, c: inputs of the prediction; alpha and c are rounded to two digits.
         expected, measured: improvement factors, as printed, rounded to one digit.
     """

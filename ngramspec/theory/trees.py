@@ -70,9 +70,9 @@ def expected_tokens_of_tree(parents: ArrayLike, acceptance: ArrayLike) -> float:
 def best_tree(acceptance: ArrayLike, nodes: int) -> Tree:
     """The tree of a number of nodes with the highest expected tokens (Sequoia, section 3.1).
 
-    A child of rank r requires its siblings of lower ranks. The best subtree of k nodes under a node
-    of depth d splits k - 1 of them between its first child's subtree and those
-    of the further children. Time: depths x ranks x nodes^2.
+    A child of rank r requires its siblings of lower ranks. The best subtree of k nodes splits k - 1
+    of them between its first child's subtree and those of the further children. Time: depths x
+    ranks x nodes^2.
 
     Args:
         acceptance: (depths, ranks): P(the child of that rank is the accepted one | its parent is),
@@ -90,8 +90,23 @@ def best_tree(acceptance: ArrayLike, nodes: int) -> Tree:
         ([-1, 0, -1], [0, 0, 1], 2.26)
     """
     rates = _rates(acceptance, nodes)
-    _, splits = _programme(rates, nodes)
-    return _built(rates, splits, nodes)
+    totals, splits = _programme(rates, nodes)
+    room = int(np.isfinite(totals).sum()) - 1  # nodes of the largest possible tree
+    parents: list[int] = []
+    ranks: list[int] = []
+    values: list[float] = []
+    open_ = [(-1, 0, 0, room, 1.0)]  # parent, depth, rank, nodes to share, reach
+    while open_:
+        parent, depth, rank, left, above = open_.pop()
+        if not left:
+            continue
+        taken = int(splits[depth, rank, left])
+        open_.append((parent, depth, rank + 1, left - taken, above))
+        parents.append(parent)
+        ranks.append(rank)
+        values.append(above * rates[depth, rank])
+        open_.append((len(parents) - 1, depth + 1, 0, taken - 1, values[-1]))
+    return Tree(np.asarray(parents, np.int32), np.asarray(ranks, np.int32), float(1 + sum(values)))
 
 
 def best_tree_values(acceptance: ArrayLike, nodes: int) -> Float64:
@@ -139,9 +154,9 @@ def _programme(rates: Float64, nodes: int) -> tuple[Float64, NDArray[np.int64]]:
     """The value of every number of nodes, and its best split.
 
     Returns:
-        float64 (nodes + 1,), the summed reach below the root; and int64 (depths, ranks, nodes + 1):
-        if children of this depth from this rank on share m nodes, [m] is the number of nodes in the
-        subtree of the first of these children.
+        float64 (nodes + 1,), the summed reach below the root, -infinity if there is no such tree;
+        and int64 (depths, ranks, nodes + 1): if children of this depth from this rank on share m
+        nodes, [m] is the number of nodes in the subtree of the first of these children.
     """
     depths, ranks = rates.shape
     splits = np.zeros((depths, ranks, nodes + 1), np.int64)
@@ -153,39 +168,11 @@ def _programme(rates: Float64, nodes: int) -> tuple[Float64, NDArray[np.int64]]:
         shared = none_left  # by children from this rank on
         subtree = np.concatenate(([-np.inf], 1 + below[:-1]))  # of k nodes, its root accepted
         for rank in reversed(range(ranks)):
-            value = rates[depth, rank] * subtree if rates[depth, rank] else _worthless(subtree)
+            possible = np.isfinite(subtree)  # 0 * -infinity is undefined
+            value = np.multiply(rates[depth, rank], subtree, out=subtree.copy(), where=possible)
             split = np.where(rest >= 0, value[None, :] + shared[np.maximum(rest, 0)], -np.inf)
             split[0, 0] = 0.0  # no nodes, no child
             splits[depth, rank] = split.argmax(axis=1)
             shared = split.max(axis=1)
         below = shared
     return below, splits
-
-
-def _worthless(subtree: Float64) -> Float64:
-    """0 * value, but -infinity where there is no such subtree."""
-    return np.where(np.isinf(subtree), -np.inf, 0.0)
-
-
-def _built(rates: Float64, splits: NDArray[np.int64], nodes: int) -> Tree:
-    room = _room(*rates.shape)
-    parents: list[int] = []
-    ranks: list[int] = []
-    values: list[float] = []
-    open_ = [(-1, 0, 0, min(nodes, room), 1.0)]  # parent, depth, rank, nodes to share, reach
-    while open_:
-        parent, depth, rank, left, above = open_.pop()
-        if not left:
-            continue
-        taken = int(splits[depth, rank, left])
-        open_.append((parent, depth, rank + 1, left - taken, above))
-        parents.append(parent)
-        ranks.append(rank)
-        values.append(above * rates[depth, rank])
-        open_.append((len(parents) - 1, depth + 1, 0, taken - 1, values[-1]))
-    return Tree(np.asarray(parents, np.int32), np.asarray(ranks, np.int32), float(1 + sum(values)))
-
-
-def _room(depths: int, ranks: int) -> int:
-    """Nodes of the full tree."""
-    return sum(ranks**depth for depth in range(1, depths + 1))

@@ -9,7 +9,7 @@ take acceptance by position and the measured cost(n) instead.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ngramspec.theory.arrays import Float64, Int64, chain, costs, probability, product, real, whole
 
@@ -47,8 +47,7 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike = 0.0) -> Float
     """The expected improvement factor in walltime (Theorem 3.8).
 
     Args:
-        alpha: in 0..1.
-        gamma: whole, >= 0.
+        alpha, gamma: as in ``expected_tokens``.
         c: >= 0, the cost of drafting one token in forwards of the target.
 
     Returns:
@@ -120,15 +119,11 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, most: int | None = None) -> In
     low = np.zeros_like(high)
     while (low < high).any():
         middle = np.floor((low + high) / 2)
-        helps = _another_helps(rate, middle, cost)
+        gain = rate ** (middle + 1) * (1 + cost * middle)
+        helps = gain > cost * expected_tokens(rate, middle)
         low = np.where((low < high) & helps, middle + 1, low)
         high = np.where((low < high) & ~helps, middle, high)
     return np.asarray(low, np.int64)
-
-
-def _another_helps(alpha: Float64, gamma: Float64, c: Float64) -> NDArray[np.bool_]:
-    gain = alpha ** (gamma + 1) * (1 + c * gamma)
-    return np.asarray(gain > c * expected_tokens(alpha, gamma))
 
 
 def oracle_improvement(alpha: ArrayLike, c: ArrayLike = 0.0) -> Float64:
@@ -196,9 +191,7 @@ def oracle_improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0
     raises r until it is constant (Dinkelbach's method for a ratio).
 
     Args:
-        acceptance: (n,), P(position i accepted | those before it accepted).
-        cost: (n + 2,) or longer, cost[k] of a forward of k positions, any unit.
-        c: >= 0, the cost of drafting one token in forwards of one position.
+        acceptance, cost, c: as in ``improvement_at``.
 
     Returns:
         E(tokens) / E(cost of the forward over just these positions, and of drafting them).
