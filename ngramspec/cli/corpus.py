@@ -155,14 +155,13 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
             files = list(find_files(paths, recipe.get("glob") or (), left_out))
             with Progress(console=console, transient=True) as bar:
                 task = bar.add_task("reading", total=len(files))
-
-                def show_stage(stage: str) -> None:
-                    bar.update(task, description=stage)
-
                 tracked = bar.track(files, task_id=task)
-                texts = read_texts(tracked, recipe.get("jsonl"), left_out, recipe["max_file"])
                 corpus = Corpus.build(
-                    texts, out, tokenizer=tokenizer, recipe=recipe, on_stage=show_stage
+                    read_texts(tracked, recipe.get("jsonl"), left_out, recipe["max_file"]),
+                    out,
+                    tokenizer=tokenizer,
+                    recipe=recipe,
+                    on_stage=lambda stage: bar.update(task, description=stage),
                 )
     finally:  # if nothing is left, this says why
         left_out.show(console)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import count
 from typing import Any
 
 import torch
@@ -128,15 +129,8 @@ class View:
             transient=True,
         )
         with bar:
-            task = bar.add_task(title, total=total, name="")
-            begun = 0
-
-            def step(name: str) -> None:
-                nonlocal begun
-                bar.update(task, completed=begun, name=name)
-                begun += 1
-
-            yield step
+            task, done = bar.add_task(title, total=total, name=""), count()
+            yield lambda name: bar.update(task, completed=next(done), name=name)
 
     def header(self, model: str, drafter: str, gamma: int | str) -> None:
         """Print the versions and the legend of the colours."""

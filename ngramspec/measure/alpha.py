@@ -251,18 +251,18 @@ class Alpha:
     perplexity: tuple[float, ...]
 
 
-def summarize(played: Sequence[Played], seed: int = 0) -> Alpha:
+def summarize(played: Sequence[Played]) -> Alpha:
     """Means over the positions of all texts, with standard errors over the texts."""
     positions = sum(each.positions for each in played)
     depths = 1 + max((depth for each in played for depth in each.depth), default=-1)
     first = [_at_depth(each, 0) for each in played]  # each (tokens, leniences)
     leniences = first[0].shape[1] if first else 0
-    found = [mean_and_error([each[:, k] for each in first], seed) for k in range(leniences)]
+    found = [mean_and_error([each[:, k] for each in first]) for k in range(leniences)]
     match = [m for each in played for m, d in zip(each.match, each.depth, strict=True) if not d]
     by_depth = []
     for depth in range(depths):
         values = [_at_depth(each, depth)[:, 0] for each in played]
-        by_depth.append((*mean_and_error(values, seed), sum(map(len, values))))
+        by_depth.append((*mean_and_error(values), sum(map(len, values))))
     moved = np.array([row for each in played for row in each.moved])
     surprise = np.array([row for each in played for row in each.surprise])
     return Alpha(
@@ -284,7 +284,7 @@ def _at_depth(played: Played, depth: int) -> Float64:
     return np.asarray(chances[np.array(played.depth, np.int64) == depth])
 
 
-def mean_and_error(texts: Sequence[Float64], seed: int = 0) -> tuple[float, float]:
+def mean_and_error(texts: Sequence[Float64]) -> tuple[float, float]:
     """The mean over the positions of all texts, and its standard error by bootstrap over the texts.
 
     Positions of one text depend on each other. So whole texts are resampled with replacement, and
@@ -295,8 +295,7 @@ def mean_and_error(texts: Sequence[Float64], seed: int = 0) -> tuple[float, floa
     counts = np.array([len(each) for each in texts], np.float64)
     if not counts.sum():
         return 0.0, 0.0
-    generator = np.random.default_rng(seed)
-    which = generator.integers(0, len(texts), (RESAMPLES, len(texts)))
+    which = np.random.default_rng(0).integers(0, len(texts), (RESAMPLES, len(texts)))
     totals = counts[which].sum(axis=1)
     some = totals > 0
     means = sums[which].sum(axis=1)[some] / totals[some]

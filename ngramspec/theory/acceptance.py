@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ngramspec.theory.arrays import Float64, distribution, real
+from ngramspec.theory.arrays import Float64, distribution, probability
 
 
 def divergence(p: ArrayLike, q: ArrayLike) -> Float64:
@@ -143,7 +143,7 @@ def iterative_acceptance(p: ArrayLike, proposals: ArrayLike) -> Float64:
 
 
 def _lenience(lenience: float) -> float:
-    value = float(real("lenience", lenience, 0.0, 1.0))
+    value = float(probability("lenience", lenience))
     if not value:
         raise ValueError("lenience must be > 0, got 0")
     return value

@@ -23,7 +23,7 @@ def operations_factor(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike = 0.0
         >>> round(float(operations_factor(0.6, 2)), 2)
         1.53
     """
-    length, ratio = whole("gamma", gamma, 0), real("c_hat", c_hat, 0.0, np.inf)
+    length, ratio = whole("gamma", gamma), real("c_hat", c_hat)
     return np.asarray((product(length, ratio) + length + 1) / expected_tokens(alpha, gamma))
 
 
@@ -39,7 +39,7 @@ def memory_factor(alpha: ArrayLike, gamma: ArrayLike, draft_ratio: ArrayLike = 0
     Returns:
         float64, (gamma draft_ratio + 1) / Equation 1; below 1, memory traffic is saved.
     """
-    length, ratio = whole("gamma", gamma, 0), real("draft_ratio", draft_ratio, 0.0, np.inf)
+    length, ratio = whole("gamma", gamma), real("draft_ratio", draft_ratio)
     return np.asarray((product(length, ratio) + 1) / expected_tokens(alpha, gamma))
 
 
@@ -49,4 +49,4 @@ def wasted_share(alpha: ArrayLike, gamma: ArrayLike) -> Float64:
     Returns:
         float64 in 0..1: 1 - Equation 1 / (gamma + 1).
     """
-    return np.asarray(1 - expected_tokens(alpha, gamma) / (whole("gamma", gamma, 0) + 1))
+    return np.asarray(1 - expected_tokens(alpha, gamma) / (whole("gamma", gamma) + 1))

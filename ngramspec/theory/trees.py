@@ -128,12 +128,12 @@ def best_tree_size(acceptance: ArrayLike, nodes: int, cost: ArrayLike) -> int:
         cost: (nodes + 2,) or longer, cost[k] of a forward of k positions, any unit.
     """
     values = best_tree_values(acceptance, nodes)
-    return int((values / costs("cost", cost, nodes + 1)[1 : nodes + 2]).argmax())
+    return int((values / costs(cost, nodes + 1)[1 : nodes + 2]).argmax())
 
 
 def _rates(acceptance: ArrayLike, nodes: int) -> Float64:
     """float64 (depths, ranks), without depths and ranks that ``nodes`` nodes cannot reach."""
-    whole("nodes", nodes, 0)
+    whole("nodes", nodes)
     rates = probability("acceptance", acceptance)
     if rates.ndim == 1:
         rates = np.broadcast_to(rates, (max(nodes, 1), len(rates)))

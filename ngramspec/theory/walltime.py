@@ -28,7 +28,7 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Float64:
         >>> round(float(expected_tokens(0.8, 5)), 2)
         3.69
     """
-    rate, length = np.broadcast_arrays(probability("alpha", alpha), whole("gamma", gamma, 0))
+    rate, length = np.broadcast_arrays(probability("alpha", alpha), whole("gamma", gamma))
     with np.errstate(divide="ignore", invalid="ignore"):
         power = -np.expm1((length + 1) * np.log(rate))  # 1 - alpha^(gamma + 1), exact near 1
         return np.asarray(np.where(rate < 1, power / (1 - rate), length + 1.0))
@@ -57,8 +57,8 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike = 0.0) -> Float
         >>> round(float(improvement(0.75, 7, 0.02)), 1)
         3.2
     """
-    cost = real("c", c, 0.0, np.inf)
-    return np.asarray(expected_tokens(alpha, gamma) / (product(whole("gamma", gamma, 0), cost) + 1))
+    cost = real("c", c)
+    return np.asarray(expected_tokens(alpha, gamma) / (product(whole("gamma", gamma), cost) + 1))
 
 
 def least_improvement(alpha: ArrayLike, c: ArrayLike) -> Float64:
@@ -66,7 +66,7 @@ def least_improvement(alpha: ArrayLike, c: ArrayLike) -> Float64:
 
     It is above 1 exactly if alpha > c. Otherwise no gamma gives an improvement.
     """
-    return np.asarray((1 + probability("alpha", alpha)) / (1 + real("c", c, 0.0, np.inf)))
+    return np.asarray((1 + probability("alpha", alpha)) / (1 + real("c", c)))
 
 
 def gamma_bound(alpha: ArrayLike, c: ArrayLike) -> Float64:
@@ -79,7 +79,7 @@ def gamma_bound(alpha: ArrayLike, c: ArrayLike) -> Float64:
     Returns:
         float64, whole, >= 0; infinity where c = 0 or alpha = 1.
     """
-    rate, cost = np.broadcast_arrays(probability("alpha", alpha), real("c", c, 0.0, np.inf))
+    rate, cost = np.broadcast_arrays(probability("alpha", alpha), real("c", c))
     least = np.maximum(1.0, least_improvement(rate, cost))
     with np.errstate(divide="ignore", invalid="ignore"):
         bound = np.floor((1 / ((1 - rate) * least) - 1) / cost)
@@ -110,10 +110,10 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, most: int | None = None) -> In
         >>> int(optimal_gamma(0.8, 0.05))
         8
     """
-    rate, cost = np.broadcast_arrays(probability("alpha", alpha), real("c", c, 0.0, np.inf))
+    rate, cost = np.broadcast_arrays(probability("alpha", alpha), real("c", c))
     high = np.where((rate == 0) | (cost >= rate), 0.0, gamma_bound(rate, cost))
     if most is not None:
-        high = np.minimum(high, whole("most", most, 0))
+        high = np.minimum(high, whole("most", most))
     elif np.isinf(high).any():
         raise ValueError("most must be given where c is 0 or alpha is 1: every gamma helps")
     low = np.zeros_like(high)
@@ -136,7 +136,7 @@ def oracle_improvement(alpha: ArrayLike, c: ArrayLike = 0.0) -> Float64:
     Returns:
         float64, >= 1; infinity where alpha = 1 and c = 0.
     """
-    rate, cost = probability("alpha", alpha), real("c", c, 0.0, np.inf)
+    rate, cost = probability("alpha", alpha), real("c", c)
     with np.errstate(divide="ignore"):
         return np.asarray(1 / (1 - rate + np.minimum(cost, 1.0) * rate))
 
@@ -154,7 +154,7 @@ def expected_tokens_at(acceptance: ArrayLike) -> Float64:
         >>> expected_tokens_at([0.5, 0.5]).tolist()
         [1.0, 1.5, 1.75]
     """
-    reach = np.cumprod(chain("acceptance", acceptance))
+    reach = np.cumprod(chain(acceptance))
     return np.concatenate(([1.0], 1 + np.cumsum(reach)))
 
 
@@ -170,8 +170,8 @@ def improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> Fl
         float64 (n + 1,): the improvement with drafts of 0 to n tokens; 1 without a draft.
     """
     tokens = expected_tokens_at(acceptance)
-    forward = costs("cost", cost, len(tokens))[1 : len(tokens) + 1]
-    drafting = float(real("c", c, 0.0, np.inf)) * np.arange(len(tokens))
+    forward = costs(cost, len(tokens))[1 : len(tokens) + 1]
+    drafting = float(real("c", c)) * np.arange(len(tokens))
     return np.asarray(tokens / (forward / forward[0] + drafting))
 
 
@@ -196,12 +196,12 @@ def oracle_improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0
     Returns:
         E(tokens) / E(cost of the forward over just these positions, and of drafting them).
     """
-    rates = chain("acceptance", acceptance)
+    rates = chain(acceptance)
     reach = np.concatenate(([1.0], np.cumprod(rates), [0.0]))
     exactly = reach[:-1] - reach[1:]  # (n + 1,): P(just i tokens are accepted)
     lengths = np.arange(len(exactly))
-    forward = costs("cost", cost, len(exactly))[1 : len(exactly) + 1]
-    spent = forward / forward[0] + float(real("c", c, 0.0, np.inf)) * lengths
+    forward = costs(cost, len(exactly))[1 : len(exactly) + 1]
+    spent = forward / forward[0] + float(real("c", c)) * lengths
     found, ratio = 0.0, 1.0
     while ratio > found:
         found = ratio
