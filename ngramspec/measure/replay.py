@@ -8,8 +8,10 @@ only, if it was recorded. What the target computed after rejected tokens was not
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
@@ -35,12 +37,6 @@ class Share:
     verified: int = 0
     accepted: int = 0
     expected: float = 0.0
-
-    def add(self, accepted: bool, expected: float = 0.0) -> None:
-        """Count one verified token."""
-        self.verified += 1
-        self.accepted += accepted
-        self.expected += expected
 
 
 @dataclass(slots=True)
@@ -82,24 +78,32 @@ class Acceptance:
         confidence: by the drafter's confidence, in ``CONFIDENCE_BINS`` equal bins.
     """
 
-    sources: dict[str, Share] = field(default_factory=dict)
-    matches: dict[int, Share] = field(default_factory=dict)
-    positions: dict[int, Share] = field(default_factory=dict)
-    confidence: dict[int, Share] = field(default_factory=dict)
+    sources: dict[str, Share] = field(default_factory=partial(defaultdict, Share))
+    matches: dict[int, Share] = field(default_factory=partial(defaultdict, Share))
+    positions: dict[int, Share] = field(default_factory=partial(defaultdict, Share))
+    confidence: dict[int, Share] = field(default_factory=partial(defaultdict, Share))
 
     def count(self, draft: Draft, path: Sequence[int], match: int, names: Sequence[str]) -> None:
-        """Add one step's draft, of which the nodes of ``path`` were accepted."""
-        source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+        """Add one step's draft, of which the nodes of ``path`` were accepted.
+
+        The recording shows the children of the last committed token and of every accepted node to
+        be right or wrong, whatever their order: confidence does not cover the siblings before.
+        """
         bucket = max(each for each in MATCH_BUCKETS if each <= match)
-        for node, depth in known_nodes(draft, path):
-            right = node in path
-            expected = 0.0 if draft.confidence is None else float(draft.confidence[node])
-            self.sources.setdefault(names[source[node]], Share()).add(right, expected)
-            self.matches.setdefault(bucket, Share()).add(right, expected)
-            self.positions.setdefault(depth, Share()).add(right, expected)
-            if draft.confidence is not None:
-                bin = min(int(expected * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)
-                self.confidence.setdefault(bin, Share()).add(right, expected)
+        children = draft.children()
+        for depth, above in enumerate((-1, *path)):
+            for node in children[above + 1]:
+                name = names[0 if draft.source is None else int(draft.source[node])]
+                shares = [self.sources[name], self.matches[bucket], self.positions[depth]]
+                expected = 0.0
+                if draft.confidence is not None:
+                    expected = float(draft.confidence[node])
+                    bin = min(int(expected * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)
+                    shares.append(self.confidence[bin])
+                for share in shares:
+                    share.verified += 1
+                    share.accepted += node in path
+                    share.expected += expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class Plan:
     tree: bool = False
 
 
+@dataclass(slots=True)
 class Player:
     """Replays traces through one drafter and keeps the tallies by group.
 
@@ -126,20 +131,12 @@ class Player:
         head: makes the drafting model of a trace, whose cost is not counted; None: it runs none.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        plan: Plan,
-        acceptance: Acceptance | None = None,
-        knowledge: Known | None = None,
-        head: Callable[[Trace], DraftModel] | None = None,
-    ) -> None:
-        self.head = head
-        self.drafter = drafter
-        self.knowledge = knowledge
-        self.plan = plan
-        self.acceptance = acceptance
-        self.groups: dict[str, Tally] = {}
+    drafter: Drafter
+    plan: Plan
+    acceptance: Acceptance | None = None
+    knowledge: Known | None = None
+    head: Callable[[Trace], DraftModel] | None = None
+    groups: dict[str, Tally] = field(default_factory=dict)
 
     def play(self, traces: Iterable[Trace]) -> Player:
         """Replay traces, in order; returns itself."""
@@ -148,13 +145,11 @@ class Player:
         return self
 
     def _play(self, trace: Trace, tally: Tally) -> None:
-        plan, output = self.plan, trace.output
+        plan, output, knowledge = self.plan, trace.output, self.knowledge
         recorded = output.tolist()
         committed = np.concatenate((trace.prompt, output[:1]))
         margin = DraftMargin()
-        drafter = self.drafter
-        if self.knowledge is not None:
-            drafter = self.knowledge.given_to(drafter, trace)
+        drafter = self.drafter if knowledge is None else knowledge.given_to(self.drafter, trace)
         estimates = drafter.estimates
         controller: GammaController
         if plan.gamma != "auto":
@@ -163,10 +158,10 @@ class Player:
             controller = FixedGamma(plan.gamma_max)
         else:
             controller = CostGamma(plan.gamma_max, lambda: margin.required(plan.cost))
-        seen = None if self.acceptance is None else CopyIndex()
-        if seen is not None:
+        seen = CopyIndex()  # for the length of a match
+        if self.acceptance is not None:
             seen.extend(committed)
-        if self.knowledge is not None and self.knowledge.shares:
+        if knowledge is not None and knowledge.shares:
             session = drafter.start(trace.prompt)
             session.extend(output[:1])
         else:
@@ -202,7 +197,7 @@ class Player:
             verdict = Verdict(path, verified, new.tolist())
             tally.count_step(draft, verdict, drafter.source_names)
             tally.cost += float(plan.cost[count + 1])
-            if self.acceptance is not None and seen is not None:
+            if self.acceptance is not None:
                 match = seen.longest_match()[0]
                 self.acceptance.count(draft, path, match, drafter.source_names)
                 seen.extend(new)
@@ -248,17 +243,6 @@ def accepted_path(
             path.append(node)
             parent = node
     return path
-
-
-def known_nodes(draft: Draft, path: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """(node, depth) of the nodes that the recording shows to be right or wrong.
-
-    Those are the children of the last committed token and of every accepted node, whatever their
-    order: confidence does not cover the siblings before.
-    """
-    children = draft.children()
-    for depth, parent in enumerate((-1, *path)):
-        yield from ((node, depth) for node in children[parent + 1])
 
 
 def geometric_mean(tallies: Iterable[Tally], name: str) -> float:
