@@ -24,15 +24,11 @@ STORE_BYTES = 256 << 20  # bytes of a store of earlier requests
 class Known(ABC):
     """Text that drafters know in addition to each request.
 
-    Attributes:
-        shares: whether requests add their text. Then the first token of an output is not part of
-            the prompt.
+    If it ``shares``, requests add their text, and an output's first token is not in the prompt.
     """
 
     shares = False
-
-    def __init__(self) -> None:
-        self._last: tuple[Drafter, str, Drafter] | None = None
+    _last: tuple[Drafter, str, Drafter] | None = None
 
     def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
         """A drafter that knows what belongs to a trace; all such traces share it."""
@@ -61,7 +57,6 @@ class Earlier(Known):
     shares = True
 
     def __init__(self, write: str) -> None:
-        super().__init__()
         self.write = write
 
     def with_text(self, drafter: Any, which: str) -> Drafter:
@@ -78,7 +73,6 @@ class Tools(Known):
     """
 
     def __init__(self, tools: Sequence[Any], tokenizer: Any, also: Known | None) -> None:
-        super().__init__()
         self._calls = ToolCalls(tools, tokenizer)
         self._also = also
         self.shares = also is not None and also.shares
@@ -108,7 +102,6 @@ class Knowledge(Known):
     """
 
     def __init__(self, place: Path) -> None:
-        super().__init__()
         self.place = place
         self._corpora: dict[str, Corpus] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -106,37 +107,28 @@ class Measured:
     prefills: dict[tuple[str, int | None, str], list[float]] = field(default_factory=dict)
     costs: dict[tuple[str, int | None], tuple[int, dict[int, float]]] = field(default_factory=dict)
     static: list[str] = field(default_factory=list)
-    compiling: dict[str, int] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
+    compiling: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass
 class EndToEnd:
-    """Compares configurations of ``generate`` with the first of them, the baseline.
+    """Compares configurations of ``generate`` with the first of them, the baseline PLAIN.
 
     ``model`` is in eval mode; ``progress`` is called with a line of text for each stage.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        configurations: Sequence[Configuration],
-        plan: Plan,
-        *,
-        forcing: Forcing = unforced,
-        progress: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        if configurations[0].name != PLAIN:
-            raise ValueError(
-                f"the first configuration must be {PLAIN!r}, got {configurations[0].name!r}"
-            )
-        self.model = model
-        self.configurations = list(configurations)
-        self.plan = plan
-        self.forcing = forcing
-        self.progress = progress
-        self.caller = Caller(model, keep=plan.keep)
-        self.measured = Measured(static=[each.name for each in configurations if each.static])
+    model: Any
+    configurations: list[Configuration]
+    plan: Plan
+    forcing: Forcing = unforced
+    progress: Callable[[str], None] = lambda line: None
+
+    def __post_init__(self) -> None:
+        self.configurations = [*self.configurations]  # without those that are skipped
+        self.caller = Caller(self.model, keep=self.plan.keep)
+        self.measured = Measured(static=[each.name for each in self.configurations if each.static])
 
     def run(self, prompts: Iterable[Prompt]) -> Measured:
         """Measure all prompts, grouped by task and length in their order.
@@ -189,7 +181,7 @@ class EndToEnd:
             if prompt.text is not None and plain != [*prompt.text[: len(plain)]]:
                 raise RuntimeError(f"{task} {prompt.id}: the forced text was not generated")
             if len(plain) < self.plan.least:
-                self.measured.left_out[task] = self.measured.left_out.get(task, 0) + 1
+                self.measured.left_out[task] += 1
                 continue
             self.progress(f"{task}, {len(prompt.ids)} tokens: {prompt.id}")
             forced = replace(prompt, text=tuple(plain)) if self.plan.same_text else prompt
@@ -248,9 +240,7 @@ class EndToEnd:
             outcome = self.call(configuration, prompt, self.plan.new)
             if compilations() == before:
                 return outcome
-            self.measured.compiling[configuration.name] = (
-                self.measured.compiling.get(configuration.name, 0) + 1
-            )
+            self.measured.compiling[configuration.name] += 1
         raise RuntimeError(
             f"{configuration.name} compiles again in each of {MAX_COMPILING_CALLS} calls"
         )
