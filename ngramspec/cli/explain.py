@@ -158,12 +158,14 @@ def results(
     yield _table("what would help most", names, rows)
     if run.row_seconds:
         names = ("rows", "cost(n)", "speed", "tokens/s, plain", "tokens/s")
-        figures = [
-            (each.rows, each.cost, each.speed, each.plain, each.speculative) for each in in_batches
+        lines = [
+            (
+                *(str(each.rows), f"{each.cost:.2f}", f"{each.speed:.2f}"),
+                *(f"{each.plain:.1f}", f"{each.speculative:.1f}"),
+            )
+            for each in in_batches
         ]
-        forms = ("d", ".2f", ".2f", ".1f", ".1f")
-        cells = [[*map(format, values, forms)] for values in figures]
-        yield _table("batches, predicted", names, cells)
+        yield _table("batches, predicted", names, lines)
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -1,1 +1,1 @@
-"""Measuring drafters without a model: replay of recorded outputs, time and memory; and peers."""
+"""What the measuring commands need: replay, whole calls, alpha, explanations, figures."""

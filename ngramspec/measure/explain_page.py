@@ -116,8 +116,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     classes = ("", " class=n", " class=n", "")
     body = ""
     for row in rows:
-        cells = zip(classes, row, strict=True)
-        body += f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in cells)}</tr>"
+        cells = (f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(classes, row, strict=True))
+        body += f"<tr>{''.join(cells)}</tr>"
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
