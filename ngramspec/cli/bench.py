@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.bench_view import show
 from ngramspec.cli.options import (
     Parser,
     add_count,
@@ -22,9 +22,11 @@ from ngramspec.cli.options import (
 from ngramspec.cli.output import console, print_paths, write_json
 from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
 from ngramspec.errors import check_int
+from ngramspec.measure.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from ngramspec.measure.configurations import Configuration
     from ngramspec.measure.models import LoadedModel
@@ -32,6 +34,15 @@ if TYPE_CHECKING:
     from ngramspec.measure.whole_calls import Measured, Plan
 
 SUMMARY = "compare whole calls with plain generate and prompt lookup"
+NUMBERS = {  # by title: a field of a row, and its format
+    "tokens/s": ("tokens_per_second", ".1f"),
+    "speedup": ("ratio", ".3f"),
+    "median": ("ratio_median", ".3f"),
+    "worst": ("ratio_worst", ".3f"),
+    "tokens/call": ("tokens_per_call", ".2f"),
+    "mean cost": ("mean_cost", ".3f"),
+    "of limit": ("limit_share", ".1%"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -230,3 +241,45 @@ def _fields(text: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
     return fields
+
+
+def show(screen: Console, rows: Sequence[dict[str, Any]], measured: Measured) -> None:
+    """Print the tables, and what was not measured."""
+    for table in tables(rows):
+        screen.print(table)
+    for way, reason in measured.skipped.items():
+        screen.print(f"skipped: {way}: {reason}", markup=False, highlight=False)
+    for way, count in measured.compiling.items():
+        screen.print(f"{way}: {counted(count, 'call')} repeated, something was compiled in them")
+    for task, count in measured.left_out.items():
+        left_out = counted(count, "prompt")
+        screen.print(f"{task}: {left_out} left out because the plain output is too short")
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """A table for each task and length."""
+    from rich.table import Table
+
+    for task, length in dict.fromkeys((row["task"], row["length"]) for row in rows):
+        same = [row for row in rows if (row["task"], row["length"]) == (task, length)]
+        prompts = same[0]["prompts"]
+        title = f"{task}, {counted(prompts, 'prompt')}"
+        title += f" of {counted(length, 'token')}" if length else ""
+        table = Table("", title=title, title_justify="left")
+        for name in (*NUMBERS, "peak MB", "same text"):
+            table.add_column(name, justify="right")
+        for row in same:
+            table.add_row(*cells(row))
+        yield table
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of a table."""
+    numbers = [
+        "-" if row[name] is None else format(row[name], form) for name, form in NUMBERS.values()
+    ]
+    peak = row["peak_bytes"]
+    same = f"{row['same']}/{row['prompts']}"
+    if differences := row["first_differences"]:
+        same += f", first at {min(differences.values())}"
+    return [row["way"], *numbers, "-" if peak is None else f"{peak / 1e6:.0f}", same]

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.divergence import Comparison, summary
 from ngramspec import DecodeStats
-from ngramspec.cli import bench_view
+from ngramspec.cli import bench
 from ngramspec.cli.demo_view import View
 from ngramspec.measure.wording import counted
 
@@ -24,7 +24,7 @@ def test_the_report_of_whole_calls(capsys):
     from ngramspec.cli.output import console
 
     measured = SimpleNamespace(skipped={}, compiling={"plain": 1}, left_out={"edit": 1, "chat": 2})
-    bench_view.show(console(), [], measured)
+    bench.show(console(), [], measured)
     assert capsys.readouterr().out.splitlines() == [
         "plain: 1 call repeated, something was compiled in them",
         "edit: 1 prompt left out because the plain output is too short",
