@@ -231,11 +231,11 @@ def _lenient(rows: list[Row], leniences: Sequence[float]) -> Table:
     names = ("l", "alpha", "± s.e.", "total variation", "perplexity", *decoding)
     lines = []
     for row in rows:
+        alpha = row.alpha
+        exact = [(alpha.alpha, ".4f"), (alpha.error, ".4f"), (alpha.moved, ".4f")]
+        exact.append((alpha.perplexity, ".3f"))
         for k, lenience in enumerate(leniences):
-            alpha = row.alpha
-            cells = [f"{alpha.alpha[k]:.4f}", f"{alpha.error[k]:.4f}"] if alpha.alpha else ["", ""]
-            cells += [f"{alpha.moved[k]:.4f}"] if alpha.moved else [""]
-            cells += [f"{alpha.perplexity[k]:.3f}"] if alpha.perplexity else [""]
+            cells = [format(each[k], form) if each else "" for each, form in exact]
             if row.observed:
                 seen = row.observed[k]
                 found = (seen.alpha, seen.tokens_per_call, seen.moved, seen.perplexity)

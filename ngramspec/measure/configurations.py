@@ -21,9 +21,10 @@ from ngramspec.measure.turns import PLAIN
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """How to generate: arguments of ``generate``, and a Speculator or the arguments of new ones.
+    """How to generate: arguments of ``generate``, and how to speculate, if at all.
 
-    ``compiled``: ``generate`` must compile the forward, on a CPU, too.
+    ``speculator`` is one for all calls, or the arguments of a new one for each call. ``compiled``:
+    ``generate`` must compile the forward, on a CPU, too.
     """
 
     name: str
@@ -145,11 +146,9 @@ class Caller:
         if given is None:
             return None
         if not isinstance(given, Speculator):
-            if not self.keep:
-                return Speculator(**given)
-            if configuration.name not in self._kept:
-                self._kept[configuration.name] = Speculator(**given)
-            given = self._kept[configuration.name]
+            given = self._kept.get(configuration.name) or Speculator(**given)
+        if self.keep:
+            self._kept[configuration.name] = given
         given.reset()
         return given
 
