@@ -39,8 +39,7 @@ from ngramspec.draft import Int32
 from ngramspec.measure.measurement import ulps_apart
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.prompts import library_prompts
-from ngramspec.measure.record import Prompt, read_prompts
-from ngramspec.measure.traces import Trace, by_group, read_traces
+from ngramspec.measure.traces import Prompt, Trace, by_group, read_prompts, read_traces
 from ngramspec.measure.whole_calls import first_difference
 from ngramspec.measure.wording import counted
 

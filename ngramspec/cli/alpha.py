@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ngramspec.measure.alpha import Alpha
     from ngramspec.measure.alpha_run import Plan, Row
     from ngramspec.measure.models import LoadedModel
-    from ngramspec.measure.record import Prompt
+    from ngramspec.measure.traces import Prompt
 
 SUMMARY = "measure alpha of any drafter on a model"
 SETTINGS = ("dtype", "tokens", "gamma", "train", "lenience", "top_k", "top_p", "repetition_penalty")
@@ -153,7 +153,7 @@ def read_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prom
     """The prompts to measure, and those to train on; the latter are empty if a file is given."""
     from ngramspec.measure.prompts import TYPES as KINDS
     from ngramspec.measure.prompts import content_prompts, library_prompts
-    from ngramspec.measure.record import read_prompts
+    from ngramspec.measure.traces import read_prompts
 
     count, train = arguments.count, arguments.train
     if arguments.prompts == TYPES:

@@ -127,8 +127,8 @@ def encoded_prompts(
     arguments: argparse.Namespace, loaded: LoadedModel
 ) -> list[tuple[str, Sequence[int]]]:
     """(name, token ids) of the prompts; a UsageError if the file or a prompt cannot be used."""
-    from ngramspec.measure.record import read_prompts
     from ngramspec.measure.tasks import sample_prompts
+    from ngramspec.measure.traces import read_prompts
 
     with usable("--prompts"):
         if arguments.prompts is None:

@@ -38,9 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Load the model and write a trace for each prompt."""
     from ngramspec import Speculator, build_drafter
     from ngramspec.measure.measurement import Measurement
-    from ngramspec.measure.record import read_prompts, record
     from ngramspec.measure.top_tokens import RecordingDrafter
-    from ngramspec.measure.traces import write_traces
+    from ngramspec.measure.traces import read_prompts, record, write_traces
 
     check_least(arguments, max_new_tokens=2, top_k=0)
     with usable("--prompts"):

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from ngramspec.measure.record import Prompt
+from ngramspec.measure.traces import Prompt
 
 CODE_TASKS = (
     "Repeat this function exactly:\n\n{}",

@@ -10,7 +10,7 @@ from forced_text import tiny_loaded
 
 from ngramspec.cli import main
 from ngramspec.measure.prompts import TYPES
-from ngramspec.measure.record import Prompt
+from ngramspec.measure.traces import Prompt
 
 FEW = ["--count", "2", "--train", "2", "--tokens", "9"]
 

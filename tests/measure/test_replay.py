@@ -13,9 +13,8 @@ from ngramspec.draft import Draft
 from ngramspec.drafters import NullDrafter, ValueDrafter
 from ngramspec.measure.compare import compare
 from ngramspec.measure.costs import cost_curve
-from ngramspec.measure.record import read_prompts, record
 from ngramspec.measure.replay import Acceptance, Plan, Player, accepted_path, judged_nodes
-from ngramspec.measure.traces import Trace, halves, read_traces, write_traces
+from ngramspec.measure.traces import Trace, halves, read_prompts, read_traces, record, write_traces
 
 
 def ids(*tokens):
