@@ -178,7 +178,7 @@ def requests_and_readers(
         "eos": service.eos,
         "hidden": None if tools is None else tools.hidden.union(service.eos),
         "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        "reference": service.reference(body.ngramspec, body.prediction).before(prompt),
+        "reference": service.reference(body.ngramspec, body.prediction)(prompt),
         "stores": service.stores(body.ngramspec, client),
         "speculate": body.ngramspec.speculate,
         "session": body.prompt_cache_key or None,

@@ -27,7 +27,7 @@ from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import ChatBody
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.tool_parsers import Parser, Part
-from ngramspec.server.usage import timings_of, usage_of
+from ngramspec.server.usage import ending, timings_of
 
 
 class Reader:
@@ -77,14 +77,8 @@ def whole(
         )
         for index, (deltas, reader) in enumerate(zip(found, readers, strict=True))
     ]
-    ends = _ending(answers, body)
-    return json_response(ChatCompletion(object="chat.completion", choices=choices, **ends, **head))
-
-
-def _ending(answers: Answers, body: ChatBody) -> dict[str, Any]:
-    """The fields of a response whose answers have ended."""
-    usage = usage_of(answers.jobs, [len(answers.jobs[0].request.prompt)], body)
-    return {"usage": usage, "timings": timings_of(answers.jobs)}
+    end = ending(answers.jobs, body)
+    return json_response(ChatCompletion(object="chat.completion", choices=choices, **end, **head))
 
 
 def message_of(parts: Sequence[Part]) -> ChatCompletionMessage:
@@ -136,7 +130,7 @@ async def chunks(
                 head["timings"] = timings_of(answers.jobs)
             yield ChatCompletionChunk.construct(choices=[choice], **head)
     if body.streams_usage:
-        yield ChatCompletionChunk.construct(choices=[], **(head | _ending(answers, body)))
+        yield ChatCompletionChunk.construct(choices=[], **(head | ending(answers.jobs, body)))
 
 
 def _deltas(parts: Sequence[Part], reader: Reader) -> list[ChoiceDelta]:

@@ -127,7 +127,7 @@ def requests_of(
         "indent": body.n_indent,
         "eos": eos,
         "seconds": body.t_max_predict_ms / 1000 or None,
-        "reference": service.reference(body.ngramspec).before(prompt),
+        "reference": service.reference(body.ngramspec)(prompt),
         "stores": service.stores(body.ngramspec, client),
         "speculate": body.ngramspec.speculate,
     }

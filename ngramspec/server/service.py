@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,23 +41,6 @@ SAMPLING_FIELDS = (  # with OpenAI's names, passed on unless they are null
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Text that an answer will probably resemble, and text that it probably is, int32 (n,) each."""
-
-    like: Int32
-    predicted: Int32
-
-    def before(self, prompt: Int32) -> Int32 | None:
-        """The reference text for a prompt, or None.
-
-        A prediction follows the prompt's last tokens, so that its beginning is drafted, too.
-        """
-        joined = prompt[-JOINED_TOKENS:] if len(self.predicted) else self.predicted
-        whole = np.concatenate((self.like, joined, self.predicted))
-        return whole if len(whole) else None
 
 
 class Service:
@@ -232,12 +214,22 @@ class Service:
             refuse_unless(name in corpora, "ngramspec.stores", message)
         return (*own, *(corpora[name] for name in names))
 
-    def reference(self, extras: Extras, prediction: Prediction | None = None) -> Reference:
-        """The reference text of a request."""
-        return Reference(
-            self._reference_ids("ngramspec.reference", extras.reference),
-            self._reference_ids("prediction", None if prediction is None else prediction.text),
-        )
+    def reference(
+        self, extras: Extras, prediction: Prediction | None = None
+    ) -> Callable[[Int32], Int32 | None]:
+        """A function from a prompt to the text that its answers will probably resemble, or None.
+
+        A prediction follows the prompt's last tokens, so that its beginning is drafted, too.
+        """
+        like = self._reference_ids("ngramspec.reference", extras.reference)
+        predicted = self._reference_ids("prediction", prediction and prediction.text)
+
+        def reference_for(prompt: Int32) -> Int32 | None:
+            joined = prompt[-JOINED_TOKENS:] if len(predicted) else predicted
+            whole = np.concatenate((like, joined, predicted))
+            return whole if len(whole) else None
+
+        return reference_for
 
     def _reference_ids(self, name: str, given: str | list[int] | None) -> Int32:
         try:

@@ -17,19 +17,25 @@ SPECULATION_FIELDS = (  # of DecodeStats, in the field ``ngramspec`` of a respon
 )
 
 
-def usage_of(jobs: Sequence[Job], prompts: Sequence[int], body: Common) -> CompletionUsage:
-    """The usage of one request with prompts of these numbers of tokens.
+def ending(jobs: Sequence[Job], body: Common) -> dict[str, Any]:
+    """The fields of a response whose answers have ended."""
+    return {"usage": usage_of(jobs, body), "timings": timings_of(jobs)}
+
+
+def usage_of(jobs: Sequence[Job], body: Common) -> CompletionUsage:
+    """The usage of one request; several answers to one prompt share its array.
 
     With a prediction, the accepted and the rejected draft tokens that continue it (or
     ``ngramspec.reference``) are counted.
     """
-    made, read = sum(len(job.progress.tokens) for job in jobs), sum(prompts)
-    first = {id(job.request.prompt): job.progress.reused for job in reversed(jobs)}
+    first = {id(job.request.prompt): job for job in reversed(jobs)}.values()  # of each prompt
+    made = sum(len(job.progress.tokens) for job in jobs)
+    read = sum(len(job.request.prompt) for job in first)
     fields: dict[str, Any] = {
         "prompt_tokens": read,
         "completion_tokens": made,
         "total_tokens": read + made,
-        "prompt_tokens_details": {"cached_tokens": sum(first.values())},
+        "prompt_tokens_details": {"cached_tokens": sum(job.progress.reused for job in first)},
     }
     if body.prediction is not None:
         stats = stats_of(jobs)
