@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Annotated, Any
 
@@ -18,17 +18,22 @@ from pydantic import BaseModel
 
 from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
-from ngramspec.server import chat, completions, infill, llama_views
+from ngramspec.server import chat, completions, llama
 from ngramspec.server.auth import Client
 from ngramspec.server.engine import Engine
 from ngramspec.server.errors import add_handlers
-from ngramspec.server.fields import check_fields
 from ngramspec.server.job import CompletionRequest, ModelRunner
 from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
-from ngramspec.server.llama_views import TokenizeBody
 from ngramspec.server.metrics import Metrics
 from ngramspec.server.middleware import Front
-from ngramspec.server.openai_types import ChatBody, CompletionBody, InfillBody, LlamaBody
+from ngramspec.server.openai_types import (
+    ChatBody,
+    CompletionBody,
+    InfillBody,
+    LlamaBody,
+    TokenizeBody,
+)
+from ngramspec.server.reading import check_fields
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Service
 from ngramspec.server.settings import ServerSettings
@@ -75,8 +80,12 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
         if service.eos:  # a grammar needs a token that ends the text
             await asyncio.to_thread(service.grammars.prepare)
         engine.start()
-        with without_collections():
-            yield
+        # Exclude existing objects from garbage collection, which large requests trigger: a full
+        # collection visits every object of torch and transformers, and stops all threads for up to
+        # a second.
+        gc.freeze()
+        yield
+        gc.unfreeze()
         await asyncio.to_thread(engine.close)
         if running:
             await asyncio.wait(running, timeout=SHUTDOWN_GRACE_SECONDS)
@@ -90,20 +99,6 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
         _add_answer(app, service, path)
     _add_views(app, service, metrics)
     return app
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, which large requests trigger.
-
-    A full collection visits every object of torch and transformers, and stops all threads for up
-    to a second.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _client(
@@ -120,10 +115,10 @@ Asker = Annotated[Client, Depends(_client)]
 BODY_ROUTES: dict[str, tuple[type[BaseModel], Callable[..., Awaitable[Any]]]] = {
     "/v1/completions": (CompletionBody, completions.complete),
     "/v1/chat/completions": (ChatBody, chat.chat),
-    "/infill": (InfillBody, infill.infill),
-    "/completion": (LlamaBody, infill.completion),
-    "/completions": (LlamaBody, infill.completion),
-    "/tokenize": (TokenizeBody, llama_views.tokenize),
+    "/infill": (InfillBody, llama.infill),
+    "/completion": (LlamaBody, llama.completion),
+    "/completions": (LlamaBody, llama.completion),
+    "/tokenize": (TokenizeBody, llama.tokenize),
 }
 
 
@@ -167,7 +162,7 @@ def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @view("/props")
     async def props(client: Asker) -> dict[str, Any]:
-        return llama_views.props(service)
+        return llama.props(service)
 
     @view("/metrics")
     async def page(client: Asker) -> Response:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ngramspec.server.encoding import pieces
-from ngramspec.server.special_tokens import Span, TextEncoder, random_digits, replaced
+from ngramspec.server.encoding import Span, TextEncoder, pieces, random_digits, replaced
 
 VEIL = "\ue000"  # from the private use area; no control token's name contains it
 COMPARED_FIELDS = ("role", "type")  # templates compare their values, so they are not veiled

@@ -16,11 +16,10 @@ from openai.types.completion_choice import CompletionChoice, Logprobs
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
 from ngramspec.server.job import STOP, CompletionRequest, Delta, answers_of
-from ngramspec.server.json_text import json_response
 from ngramspec.server.openai_types import CompletionBody
+from ngramspec.server.responses import json_response, stream_of
 from ngramspec.server.sampling import TokenLogprobs
 from ngramspec.server.service import Answers, Service
-from ngramspec.server.sse import stream_of
 from ngramspec.server.usage import ending, timings_of
 
 STREAMED_ROWS = 32  # tokens with log-probabilities in one event; not tuned

@@ -1,12 +1,25 @@
-"""Encoding text of any size without blocking other threads."""
+"""Encoding texts of any size without blocking other threads.
+
+A tokenizer reads the name of a special token in a text as that token. In a prompt that combines a
+template with users' texts, only the template may write such tokens, so ``TextEncoder`` can also
+encode these names as text.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ngramspec.server.fim_families import FAMILIES
+from ngramspec.server.tool_parsers import CLOSE, OPEN, THINK, THOUGHT
+
 PIECE_CHARACTERS = 1 << 15  # of a text in one operation that holds the GIL; not tuned
+TAGS = (OPEN, CLOSE, THINK, THOUGHT)  # earlier answers contain them
+
+Span = tuple[int, int]
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -22,23 +35,140 @@ class TooManyTokensError(ValueError):
         self.count = count
 
 
-def prompt_encoder(tokenizer: Any) -> Callable[[str, bool, int | None], list[int]]:
-    """A function that encodes a prompt, in which names of special tokens become these tokens.
+class NotTextError(ValueError):
+    """A tokenizer cannot encode the name of a special token as text."""
 
-    Its arguments are the text, whether to add the tokens that the tokenizer adds to every text, and
-    the maximum number of tokens (see ``without_gil``). It is thread-safe. The tokenizer is copied.
+    def __init__(self) -> None:
+        super().__init__(
+            "they have the name of a special token, which the model's tokenizer cannot encode as"
+            " text; remove it"
+        )
+
+
+class TextEncoder:
+    """Encodes texts with a copy of a tokenizer. Thread-safe.
+
+    ``names`` and ``ids`` are those of the control tokens, see ``control_names``. ``longest`` is an
+    upper bound on the characters of text that one token represents: a vocabulary entry has at least
+    one character for each byte or character of its token's text. It does not hold for a tokenizer
+    that drops characters or encodes a run of unknown characters as one token.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.names = control_names(tokenizer)
+        self.ids = frozenset(tokenizer.convert_tokens_to_ids(list(self.names)))
+        self._pattern = re.compile(pattern_of(self.names))
+        self._longest_name = max(map(len, self.names), default=0)
+        self._tokenizer = tokenizer
+        self.longest = max(map(len, tokenizer.get_vocab()))
+        self._aliases: dict[str, str] = {}
+        self._named: dict[int, int] = {}  # ids of aliases to ids of their control tokens
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend = None if backend is None else self._copy(backend)
+        self._of_prompts = None if backend is None else untruncated(backend)
+        if self._of_prompts is not None:
+            split = bool(getattr(tokenizer, "split_special_tokens", False))
+            self._of_prompts.encode_special_tokens = split
+
+    def spans(self, text: str) -> list[Span]:
+        """Start and end of each name of a control token in a text."""
+        found: list[Span] = []
+        at = 0
+        while at < len(text):
+            end = at + PIECE_CHARACTERS
+            match = self._pattern.search(text, at, end + self._longest_name)
+            if match is None or match.start() >= end:  # then the name may be cut off here
+                at = end
+            else:
+                found.append(match.span())
+                at = match.end()
+        return found
+
+    def encode_prompt(self, text: str, framed: bool, most: int | None) -> list[int]:
+        """The ids of a text in which names of special tokens become these tokens.
+
+        ``framed``: add the tokens that the tokenizer adds to every text. A TooManyTokensError is
+        raised if there are more than ``most`` ids.
+        """
+        if self._of_prompts is None:
+            return list(self._tokenizer(text, add_special_tokens=framed)["input_ids"])
+        return without_gil(self._of_prompts, text, add_special_tokens=framed, most=most)
+
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """The ids of a text, without control tokens; see ``encode_with``."""
+        if most is not None and len(text) > most * self.longest:
+            raise TooManyTokensError(len(text) // self.longest)
+        if self._backend is None:
+            from transformers import PreTrainedTokenizer
+
+            split = {}
+            if isinstance(self._tokenizer, PreTrainedTokenizer):  # others have no such argument
+                split = {"split_special_tokens": True}
+            return list(self._tokenizer(text, add_special_tokens=False, **split)["input_ids"])
+        return without_gil(self._backend, text, add_special_tokens=False, most=most)
+
+    def encode_with(
+        self, text: str, spans: Sequence[Span], marks: Mapping[str, str], most: int
+    ) -> list[int]:
+        """The ids of a text that has control tokens only at the given spans.
+
+        Args:
+            text: the text.
+            spans: the names to encode as control tokens, in order.
+            marks: replacements, by the text to be replaced.
+            most: maximum number of tokens.
+
+        Raises:
+            NotTextError: the tokenizer cannot encode a name as text.
+            TooManyTokensError: the text has more than ``most`` tokens.
+        """
+        if self._backend is None:
+            raise NotTextError
+        whole = replaced(text, spans, self._aliases.__getitem__)
+        for mark, name in marks.items():
+            whole = whole.replace(mark, name)
+        ids = self.encode(whole, most)
+        if self.count(ids):  # the tokenizer's model has the name as ordinary text
+            raise NotTextError
+        return [self._named.get(id, id) for id in ids]
+
+    def count(self, ids: Sequence[int]) -> int:
+        """Number of control tokens among ids."""
+        return sum(id in self.ids for id in ids)
+
+    def _copy(self, backend: Any) -> Any:
+        """A copy of the tokenizer that reads control tokens only by their aliases.
+
+        In the copy, every control token is special, and special tokens are ignored. The aliases are
+        not special. They are random, so no user's text contains one.
+        """
+        from tokenizers import AddedToken
+
         backend = untruncated(backend)
-        backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-
-    def encode(text: str, framed: bool, most: int | None) -> list[int]:
-        if backend is None:
-            return list(tokenizer(text, add_special_tokens=framed)["input_ids"])
-        return without_gil(backend, text, add_special_tokens=framed, most=most)
-
-    return encode
+        backend.encode_special_tokens = True
+        known = {each.content: each for each in backend.get_added_tokens_decoder().values()}
+        given = [known[name] for name in self.names]
+        self._aliases = {name: random_digits() for name in self.names}
+        backend.add_special_tokens(
+            [AddedToken(each.content, normalized=each.normalized, special=True) for each in given]
+        )
+        backend.add_tokens(
+            [
+                AddedToken(
+                    self._aliases[each.content],
+                    normalized=False,
+                    single_word=each.single_word,
+                    lstrip=each.lstrip,
+                    rstrip=each.rstrip,
+                )
+                for each in given
+            ]
+        )
+        self._named = {
+            backend.token_to_id(alias): backend.token_to_id(name)
+            for name, alias in self._aliases.items()
+        }
+        return backend
 
 
 def untruncated(backend: Any) -> Any:
@@ -63,11 +193,59 @@ def without_gil(
     return list(found.ids)
 
 
-def longest_token(tokenizer: Any) -> int:
-    """An upper bound on the characters of text that one token represents.
+def control_names(tokenizer: Any) -> tuple[str, ...]:
+    """The special tokens, and other added tokens that the template or a fill-in format uses.
 
-    A vocabulary entry has at least one character for each byte or character of its token's text.
-    The bound does not hold for a tokenizer that drops characters or encodes a run of unknown
-    characters as one token.
+    They must not become tokens in a user's text. TAGS are excluded.
     """
-    return max(map(len, tokenizer.get_vocab()))
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    known = {name for family in FAMILIES for name in (*family.tokens, *family.ends)}
+    known.update(getattr(tokenizer, "chat_control_tokens", None) or ())
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return tuple(
+        each.content
+        for each in added
+        if each.content.strip()
+        and (
+            each.special
+            or each.content in known
+            or (each.content in template and each.content not in TAGS)
+        )
+    )
+
+
+def pattern_of(names: Sequence[str]) -> str:
+    """A regular expression for any of some names, the longest where several begin alike.
+
+    It is a prefix tree, so a search reads each character of a text about once.
+    """
+    tree: dict[str, Any] = {}
+    for name in names:
+        node = tree
+        for character in name:
+            node = node.setdefault(character, {})
+        node[""] = {}  # a name ends here
+    return _alternatives(tree) if tree else r"(?!)"
+
+
+def _alternatives(node: dict[str, Any]) -> str:
+    found = [re.escape(each) + _alternatives(rest) for each, rest in node.items() if each]
+    if not found:
+        return ""
+    if len(found) == 1 and "" not in node:
+        return found[0]
+    return f"(?:{'|'.join(found)})" + "?" * ("" in node)
+
+
+def replaced(text: str, spans: Sequence[Span], by: Callable[[str], str]) -> str:
+    """A text in which ``by`` gives what replaces the text of each span."""
+    parts, at = [], 0
+    for start, end in spans:
+        parts += [text[at:start], by(text[start:end])]
+        at = end
+    return "".join((*parts, text[at:]))
+
+
+def random_digits() -> str:
+    """A text that users cannot guess and that templates do not change."""
+    return f"{secrets.randbelow(10**32):032}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -56,39 +57,35 @@ def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", code="shutting_down")
 
 
-def answer_of(error: ApiError) -> JSONResponse:
-    """The HTTP response of an error."""
-    return JSONResponse(error.body(), error.status, ERROR_HEADERS.get(error.status))
+def answer_of(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The HTTP response of an error, by default with the headers that belong to its status."""
+    return JSONResponse(error.body(), error.status, headers or ERROR_HEADERS.get(error.status))
 
 
 def add_handlers(app: FastAPI) -> None:
     """Answer every error of an application in this format."""
 
-    async def on_api_error(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, ApiError)
-        return answer_of(error)
+    async def answered(request: Request, error: Exception) -> JSONResponse:
+        headers = error.headers if isinstance(error, HTTPException) else None
+        return answer_of(_api_error_of(error), headers)
 
-    async def on_invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return answer_of(_of_validation(max(error.errors(), key=_depth)))
+    kinds = (ApiError, RequestValidationError, HTTPException, ClientDisconnect, Exception)
+    for kind in kinds:
+        app.add_exception_handler(kind, answered)
 
-    async def on_http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        found = ApiError(error.status_code, str(error.detail))
-        return JSONResponse(found.body(), found.status, error.headers)
 
-    async def on_disconnect(request: Request, error: Exception) -> JSONResponse:
-        # No client reads this answer. It keeps the disconnection out of the log and counts.
-        return answer_of(ApiError(400, "the client disconnected before it had sent the body"))
-
-    async def on_other(request: Request, error: Exception) -> JSONResponse:
-        return answer_of(ApiError(500, "the server failed on this request; its log says why"))
-
-    app.add_exception_handler(ApiError, on_api_error)
-    app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(ClientDisconnect, on_disconnect)
-    app.add_exception_handler(Exception, on_other)
+def _api_error_of(error: Exception) -> ApiError:
+    """The ApiError that reports an error."""
+    match error:
+        case ApiError():
+            return error
+        case RequestValidationError():
+            return _of_validation(max(error.errors(), key=_depth))
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail))
+        case ClientDisconnect():  # no client reads it, but the log and the counts have no error 500
+            return ApiError(400, "the client disconnected before it had sent the body")
+    return ApiError(500, "the server failed on this request; its log says why")
 
 
 def _depth(found: Any) -> tuple[bool, int]:

@@ -13,8 +13,8 @@ from typing import Any
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
 from ngramspec.server.grammar_pool import UnusableGrammarError
-from ngramspec.server.json_text import json_parts
 from ngramspec.server.openai_types import ChatBody
+from ngramspec.server.responses import json_parts
 from ngramspec.server.service import Service
 from ngramspec.server.tool_parsers import CLOSE, OPEN
 

@@ -83,34 +83,26 @@ class Lease:
 
 
 @dataclass(slots=True)
-class PoolCounts:
-    """Counts of caches since the server's start.
-
-    ``afresh`` are requests that started from an empty cache because the model's caches cannot be
-    kept. ``evicted`` caches were dropped to make room.
-    """
-
-    copies: int = 0
-    afresh: int = 0
-    evicted: int = 0
-
-
-@dataclass(slots=True)
 class CachePool:
     """The caches of one model. Used by one thread.
 
     Invariant: a busy cache is never cropped, evicted or lent. Idle caches use at most
     ``max_bytes``, and those of each user at most ``max_bytes_of_user``.
 
-    ``make`` returns an empty cache. ``why_afresh`` is why this model's caches cannot be kept, or
-    None.
+    Attributes:
+        make: returns an empty cache.
+        why_afresh: why this model's caches cannot be kept, or None.
+        copies, evicted: number of caches that were copied, and dropped to make room.
+        afresh: number of requests that got an empty cache because of ``why_afresh``.
     """
 
     make: Callable[[], Any]
     max_bytes: int
     max_bytes_of_user: int
     why_afresh: str | None = None
-    counts: PoolCounts = field(default_factory=PoolCounts)
+    copies: int = 0
+    evicted: int = 0
+    afresh: int = 0
     _caches: list[Lease] = field(default_factory=list)
     _clock: int = 0
 
@@ -119,7 +111,7 @@ class CachePool:
 
         ``afresh``: start from an empty cache, because every position must be computed.
         """
-        self.counts.afresh += self.why_afresh is not None
+        self.afresh += self.why_afresh is not None
         lease = None if afresh or self.why_afresh else self._find(user, prompt)
         if lease is None:
             lease = Lease(user, self.make())
@@ -181,7 +173,7 @@ class CachePool:
         copy = Lease(source.user, self.make(), source.tokens[:length].copy())
         _give(copy.cache, source, length)
         copy.marks = [each for each in source.marks if each.length <= length]
-        self.counts.copies += 1
+        self.copies += 1
         self._caches.append(copy)
         return copy
 
@@ -192,7 +184,7 @@ class CachePool:
             if total <= limit:
                 return
             total -= each.bytes
-            self.counts.evicted += 1
+            self.evicted += 1
             self.drop(each)
 
 

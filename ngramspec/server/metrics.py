@@ -75,10 +75,10 @@ class Metrics:
         active, waiting = engine.load
         self.active.set(active)
         self.waiting.set(waiting)
-        counts = engine.pool.counts
-        self.pool_bytes.set(engine.pool.bytes)
-        self.pool_copies.set(counts.copies)
-        self.pool_evicted.set(counts.evicted)
-        self.pool_afresh.set(counts.afresh)
+        pool = engine.pool
+        self.pool_bytes.set(pool.bytes)
+        self.pool_copies.set(pool.copies)
+        self.pool_evicted.set(pool.evicted)
+        self.pool_afresh.set(pool.afresh)
         page: bytes = generate_latest(self.registry)
         return page

@@ -97,7 +97,7 @@ class StreamOptions(BaseModel):
 class Common(BaseModel):
     """The fields that completions and chats share."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see fields.py
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see reading.py
 
     model: Name | None = None
     max_tokens: Count | None = None
@@ -226,7 +226,7 @@ class ExtraFile(BaseModel):
 class LlamaBody(BaseModel):
     """The fields that llama.cpp's ``/completion`` and ``/infill`` share."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see fields.py
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see reading.py
 
     model: Name | None = None
     prompt: str | Tokens = ""
@@ -262,3 +262,14 @@ class InfillBody(LlamaBody):
         default_factory=list
     )
     filename: Path = ""
+
+
+class TokenizeBody(BaseModel):
+    """The body of ``/tokenize``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False

@@ -7,7 +7,9 @@ that holds the GIL blocks the event loop, so the size of each such operation is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar
+from urllib.parse import quote
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -17,13 +19,29 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from ngramspec._native.json_shape import json_shape
-from ngramspec.server.errors import ApiError
+from ngramspec.server.errors import ApiError, bad
 from ngramspec.server.settings import Limits
 
 LARGE_BODY_BYTES = 64 << 10  # reading a larger body can take many milliseconds; not tuned
 SMALL_THREADS, LARGE_THREADS = 2, 1
 MAX_DIGITS = 400  # consecutive digits of a number: parsing n of them takes O(n * n)
 MAX_MEMBERS = 4096  # of an object
+MAX_NAMED_FIELDS = 8  # in a warning's header; not tuned
+MIN_SIMILARITY = 0.75  # of an unknown field to the one that an error suggests; not tuned
+# Names of one thing in OpenAI's and llama.cpp's APIs, to suggest the other one.
+SAME_FIELDS = {
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), ("n_predict",)),
+    "n_predict": ("max_completion_tokens", "max_tokens"),
+    "json_schema": ("response_format",),
+}
+# Fields of OpenAI's and llama.cpp's APIs that do not change the answer's text, so they can be
+# ignored: they concern the user, billing, storage, and the slot or cache to use.
+IGNORABLE_FIELDS = {
+    *("metadata", "prompt_cache_retention"),
+    *("safety_identifier", "service_tier", "store"),
+    *("cache_prompt", "id_slot", "n_cache_reuse", "samplers", "sse_ping_interval"),
+    *("t_max_prompt_ms", "timings_per_token"),
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -122,9 +140,9 @@ def json_value(raw: bytes, limits: Limits, place: str) -> Any:
     """
     values, containers, members, digits = json_shape(raw)
     for name, most, given in (
-        ("JSON arrays and objects", limits.containers, containers),
-        ("JSON values", limits.values, values),
-        ("members of JSON objects", limits.members, members),
+        ("JSON arrays and objects", most_of(128, limits), containers),
+        ("JSON values", most_of(16, limits), values),
+        ("members of JSON objects", most_of(64, limits), members),
         ("digits in a row of a number", MAX_DIGITS, digits),
     ):
         if given > most:
@@ -135,6 +153,11 @@ def json_value(raw: bytes, limits: Limits, place: str) -> Any:
     value = from_json(raw, allow_inf_nan=False, cache_strings="none")
     check_members(value, place)
     return value
+
+
+def most_of(size: int, limits: Limits) -> int:
+    """How many things of a JSON body are allowed: one for every ``size`` bytes of the limit."""
+    return max(limits.body // size, 1024)
 
 
 def check_members(value: Any, place: str) -> None:
@@ -150,3 +173,24 @@ def check_members(value: Any, place: str) -> None:
             )
         children = each.values() if isinstance(each, dict) else each
         containers += [child for child in children if isinstance(child, dict | list)]
+
+
+def check_fields(body: BaseModel, request: Request, mode: str) -> None:
+    """Refuse unknown fields that might change the answer, or name them in the response's headers.
+
+    ``mode`` is "refuse" or "warn".
+    """
+    given = body.model_extra or {}
+    unknown = [name for name in given if given[name] is not None and name not in IGNORABLE_FIELDS]
+    if not unknown:
+        return
+    if mode == "warn":
+        named = [quote(name[:100], safe="") for name in unknown[:MAX_NAMED_FIELDS]]
+        request.scope["state"]["ignored"] = ", ".join(named)
+        return
+    name = unknown[0]
+    fields = type(body).model_fields
+    same = [each for each in SAME_FIELDS.get(name, ()) if each in fields]
+    known = same or get_close_matches(name[:100], fields, 1, cutoff=MIN_SIMILARITY)
+    hint = f"; did you mean {known[0]!r}?" if known else ""
+    raise bad(name[:100], f"this server does not know the field{hint}", "unknown_parameter")

@@ -15,7 +15,7 @@ from ngramspec.drafters.tool_calls import CallFormat
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.traits import embedding_count
 from ngramspec.server.auth import ANYONE, Client
-from ngramspec.server.encoding import TooManyTokensError, longest_token, prompt_encoder
+from ngramspec.server.encoding import TextEncoder, TooManyTokensError
 from ngramspec.server.engine import Engine
 from ngramspec.server.errors import ApiError, bad, refuse_unless, shutting_down
 from ngramspec.server.fim import FillInTheMiddle, family_of
@@ -26,8 +26,7 @@ from ngramspec.server.reading import Reading
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.scheduler import QueueFullError
 from ngramspec.server.settings import ServerSettings
-from ngramspec.server.shelf import Shelf
-from ngramspec.server.special_tokens import TextEncoder
+from ngramspec.server.shared import Shelf
 from ngramspec.server.text import Detokenizer
 from ngramspec.server.token_bytes import TokenBytes
 from ngramspec.server.tool_format import find_format
@@ -59,8 +58,7 @@ class Service:
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)
         plain = self.tool_format is not None and self.tool_format.template is None
         self.call_format = CallFormat(tokenizer) if plain else None
-        self.encode_prompt = prompt_encoder(tokenizer)
-        self._longest = longest_token(tokenizer)
+        self.encode_prompt = self.text.encode_prompt
         self.reading = Reading(settings.limits)
         self.vocabulary = embedding_count(model) or len(tokenizer)
         limits, users = settings.limits, list(settings.keys) or [ANYONE]
@@ -132,12 +130,12 @@ class Service:
 
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
-        most = self.context * self._longest
+        most = self.context * self.text.longest
         if len(text) > most:
             raise bad(
                 param,
                 f"it must have at most {most} characters, which is {self.context} tokens of at most"
-                f" {self._longest} characters each, got {len(text)}",
+                f" {self.text.longest} characters each, got {len(text)}",
                 "context_length_exceeded",
             )
 
@@ -222,7 +220,9 @@ class Service:
         A prediction follows the prompt's last tokens, so that its beginning is drafted, too.
         """
         like = self._reference_ids("ngramspec.reference", extras.reference)
-        predicted = self._reference_ids("prediction", prediction and prediction.text)
+        predicted = self._reference_ids(
+            "prediction", None if prediction is None else prediction.text
+        )
 
         def reference_for(prompt: Int32) -> Int32 | None:
             joined = prompt[-JOINED_TOKENS:] if len(predicted) else predicted

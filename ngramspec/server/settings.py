@@ -41,21 +41,6 @@ class Limits:
     chunk: int = 128
     grammar_seconds: float = 10.0
 
-    @property
-    def values(self) -> int:
-        """Maximum number of JSON values of a body: one for every 16 bytes of ``body``."""
-        return max(self.body // 16, 1024)
-
-    @property
-    def containers(self) -> int:
-        """Maximum number of JSON arrays and objects: one for every 128 bytes of ``body``."""
-        return max(self.body // 128, 1024)
-
-    @property
-    def members(self) -> int:
-        """Maximum number of members of JSON objects: one for every 64 bytes of ``body``."""
-        return max(self.body // 64, 1024)
-
     def __post_init__(self) -> None:
         for name in ("body", "answers", "active", "waiting", "chunk"):
             check_int(name, getattr(self, name), 1)

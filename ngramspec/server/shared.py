@@ -1,13 +1,17 @@
-"""Text that a user's requests share: the server's recent answers, to draft from."""
+"""Text to draft from that outlives a request: each user's recent answers, and corpora."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ngramspec.server.auth import ANYONE_NAMESPACE
-from ngramspec.stores import SharedStore
+from ngramspec.stores import Corpus, SharedStore
 from ngramspec.stores.redis_sync import RedisSync
+
+logger = logging.getLogger("ngramspec.server")
 
 
 class SharedText:
@@ -32,3 +36,40 @@ class SharedText:
     def __getitem__(self, namespace: str) -> Any:
         """The store of the namespace USER or USER/NAME, to be passed as ``stores``."""
         return self._stores[namespace.partition("/")[0]][namespace]
+
+
+class Shelf(Mapping[str, Corpus]):
+    """Corpora by name. Each access compares the file's state, which takes microseconds.
+
+    A request that uses a corpus keeps it: a replaced file exists while it is mapped. If the new
+    file cannot be opened, this is logged and the old corpus is kept.
+    """
+
+    def __init__(self, corpora: Mapping[str, Corpus]) -> None:
+        self._held = {name: (corpus, _state(corpus)) for name, corpus in corpora.items()}
+
+    def __getitem__(self, name: str) -> Corpus:
+        corpus, known = self._held[name]
+        state = _state(corpus)
+        if state is not None and state != known:
+            try:
+                corpus = Corpus.open(corpus.path)
+            except (OSError, ValueError) as error:
+                logger.warning("the corpus %s cannot be opened again: %s", name, error)
+            self._held[name] = corpus, state
+        return corpus
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+def _state(corpus: Corpus) -> tuple[int, int, int] | None:
+    """Inode, time and size, which change when a file is replaced; None: it does not exist."""
+    try:
+        found = os.stat(corpus.path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

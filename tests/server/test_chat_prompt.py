@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from ngramspec.server.chat_prompt import chat_ids
-from ngramspec.server.special_tokens import NotTextError, TextEncoder
+from ngramspec.server.encoding import NotTextError, TextEncoder
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]

@@ -6,6 +6,7 @@ import pytest
 from serving import letters
 from tokenizers import AddedToken, pre_tokenizers
 
+from ngramspec.server.encoding import TextEncoder
 from ngramspec.server.fim import (
     FillInTheMiddle,
     Snippet,
@@ -14,7 +15,6 @@ from ngramspec.server.fim import (
     leading_tokens,
 )
 from ngramspec.server.fim_families import FAMILIES
-from ngramspec.server.special_tokens import TextEncoder
 
 # Each family's form as its model card or paper writes it: prefix P, suffix S, another file F.
 FORMS = {

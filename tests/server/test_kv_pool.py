@@ -56,7 +56,7 @@ def test_a_keystroke_prefills_what_changed_only(tiny):
         lease, tokens = fill(pool, tiny, "a", prompt)
         assert tokens.tolist() == fresh(tiny, prompt).tolist()
         assert lease.reused == {100: 0, 104: 100, 103: 103, 110: 103}[end]
-    assert pool.counts.copies == 0
+    assert pool.copies == 0
 
 
 def test_a_prompt_that_is_there_already_leaves_one_token_to_prefill(tiny):
@@ -83,7 +83,7 @@ def test_a_cache_in_use_is_copied_and_not_touched(tiny):
     assert tokens.tolist() == expected.tolist()
     for layer, was in zip(first.cache.layers, before, strict=True):
         assert torch.equal(layer.keys, was)
-    assert pool.counts.copies == 1
+    assert pool.copies == 1
 
 
 def test_a_cache_that_would_lose_most_is_copied_so_that_both_stay(tiny):
@@ -91,7 +91,7 @@ def test_a_cache_that_would_lose_most_is_copied_so_that_both_stay(tiny):
     fill(pool, tiny, "a", TEXT[:150])
     other = np.concatenate((TEXT[:40], TEXT[101:121]))
     lease, tokens = fill(pool, tiny, "a", other)
-    assert (lease.reused, pool.counts.copies) == (40, 1)
+    assert (lease.reused, pool.copies) == (40, 1)
     assert tokens.tolist() == fresh(tiny, other).tolist()
     again, _ = fill(pool, tiny, "a", TEXT[:151])
     assert again.reused == 150
@@ -113,7 +113,7 @@ def test_idle_caches_stay_within_their_bytes_and_the_oldest_go(tiny):
     for prompt in starts:
         fill(pool, tiny, "a", prompt)
         assert pool.bytes <= room
-    assert pool.counts.evicted > 0
+    assert pool.evicted > 0
     kept = [fill(pool, tiny, "a", prompt)[0].reused > 0 for prompt in starts[::-1]]
     assert kept[0]
     assert not kept[-1]

@@ -14,8 +14,8 @@ pytest_plugins = ["server_fixtures"]
 
 def test_large_texts_are_searched_and_translated_in_pieces(tokenizer, monkeypatch):
     """Each piece is one operation that holds the GIL."""
-    from ngramspec.server import chat_prompt, encoding, special_tokens
-    from ngramspec.server.special_tokens import TextEncoder
+    from ngramspec.server import chat_prompt, encoding
+    from ngramspec.server.encoding import TextEncoder
 
     encoder = TextEncoder(tokenizer)
     name = encoder.names[0]
@@ -26,7 +26,7 @@ def test_large_texts_are_searched_and_translated_in_pieces(tokenizer, monkeypatc
 
     class Searched:
         def search(self, text, start, end):
-            assert end - start <= special_tokens.PIECE_CHARACTERS + len(max(encoder.names, key=len))
+            assert end - start <= encoding.PIECE_CHARACTERS + len(max(encoder.names, key=len))
             return pattern.search(text, start, end)
 
         def finditer(self, text):
@@ -40,7 +40,6 @@ def test_large_texts_are_searched_and_translated_in_pieces(tokenizer, monkeypatc
 
     encoder._pattern = Searched()
     for size in (1, 2, 5, len(name), 40):
-        monkeypatch.setattr(special_tokens, "PIECE_CHARACTERS", size)
         monkeypatch.setattr(encoding, "PIECE_CHARACTERS", size)
         assert encoder.spans(text) == spans
         assert chat_prompt.veiled([Text(text)], veil) == [text.translate(veil)]
@@ -60,7 +59,7 @@ def test_responses_are_written_in_pieces(client, monkeypatch):
 def test_a_response_is_the_json_that_pydantic_writes():
     from openai.types.completion_choice import CompletionChoice, Logprobs
 
-    from ngramspec.server.json_text import json_response
+    from ngramspec.server.responses import json_response
 
     rows = Logprobs.construct(tokens=["é", "\x00"], top_logprobs=[{"a": -0.5}, None])
     choice = CompletionChoice(index=0, text='"\n😀', finish_reason="stop", logprobs=rows)

@@ -50,7 +50,7 @@ def test_the_event_loop_goes_on_while_a_request_is_encoded(model, tokenizer):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, monkeypatch, route):
-    from ngramspec.server import chat, chat_answer, completions, infill, reading
+    from ngramspec.server import chat, chat_answer, completions, llama, reading
 
     threads = []
 
@@ -66,12 +66,12 @@ def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, m
     for module, name in (
         (reading, "from_json"),
         (completions, "read"),
-        (completions, "requests_of"),
+        (completions, "answers_of"),
         (completions, "whole"),
         (chat, "encoded"),
         (chat, "requests_and_readers"),
         (chat_answer, "whole"),
-        (infill, "requests_of"),
+        (llama, "requests_of"),
     ):
         watched(module, name)
     with served(model, tokenizer) as client:
@@ -131,9 +131,9 @@ def test_a_body_of_too_many_values_is_not_parsed(client, monkeypatch, route, for
     from ngramspec.server import reading
 
     limits = client.app.state.service.settings.limits
-    most = limits.containers if entry[0] in "[{" else limits.values
+    most = max(limits.body // (128 if entry[0] in "[{" else 16), 1024)
     if entry == '"a":1':
-        most = limits.members
+        most = max(limits.body // 64, 1024)
     monkeypatch.setattr(reading, "from_json", lambda raw: pytest.fail("the body was parsed"))
     body = form % ",".join([entry] * (most + 1))
     assert len(body) < limits.body
@@ -262,6 +262,7 @@ def test_a_list_of_ids_is_made_of_no_text_that_is_too_long():
 
 
 def test_files_that_have_no_place_are_not_encoded(tokenizer):
+    from ngramspec.server.encoding import TextEncoder
     from ngramspec.server.fim import (
         MAX_CHARACTERS_PER_TOKEN,
         FillInTheMiddle,
@@ -269,7 +270,6 @@ def test_files_that_have_no_place_are_not_encoded(tokenizer):
         family_of,
         shortened,
     )
-    from ngramspec.server.special_tokens import TextEncoder
 
     encoder = TextEncoder(tokenizer)
     fim = FillInTheMiddle(family_of(tokenizer), tokenizer, encoder.encode)

@@ -183,7 +183,7 @@ def test_several_answers_to_one_prompt_read_it_once(tiny, engine_of):
     heard.wait()
     assert {heard.text(index) for index in range(3)} == {expected(tiny, prompt)}
     assert [job.progress.reused for job in jobs] == [0, 199, 199]
-    assert engine.pool.counts.copies == 2
+    assert engine.pool.copies == 2
 
 
 def test_an_error_ends_its_own_request_only(tiny, engine_of):

@@ -9,7 +9,7 @@ import pytest
 from serving import letters
 
 from ngramspec import Corpus
-from ngramspec.server.shelf import Shelf
+from ngramspec.server.shared import Shelf
 from ngramspec.server.watch import watch
 
 LONG = 60  # seconds: only against hanging for ever

@@ -1,4 +1,4 @@
-"""llama.cpp's ``/infill`` and ``/completion``, as far as llama.vim and llama.vscode use them.
+"""llama.cpp's routes, as far as llama.vim, llama.vscode and other clients of it use them.
 
 Differences: ``/infill`` without ``temperature`` is greedy, because llama.cpp's sampler ``infill``
 nearly is; that sampler's merging of tokens is not implemented. ``t_max_prompt_ms``, ``id_slot`` and
@@ -13,18 +13,23 @@ from typing import Any
 from anyio.to_thread import run_sync
 from fastapi import Request, Response
 
+from ngramspec import __version__
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import refuse_unless
-from ngramspec.server.fim import Snippet
+from ngramspec.server.fim import Snippet, leading_tokens
 from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
-from ngramspec.server.json_text import json_response
-from ngramspec.server.openai_types import InfillBody, LlamaBody
+from ngramspec.server.openai_types import InfillBody, LlamaBody, TokenizeBody
+from ngramspec.server.responses import json_response, stream_of
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Answers, Service
-from ngramspec.server.sse import stream_of
 from ngramspec.server.usage import speculation_of, timings_of
 
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's default
+MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``; not tuned
+SAMPLING_FIELDS = {
+    *("n_predict", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
+    *("repeat_penalty", "presence_penalty", "frequency_penalty"),
+}
 
 
 async def infill(service: Service, body: InfillBody, client: Client, request: Request) -> Any:
@@ -185,3 +190,42 @@ def picked(answer: dict[str, Any], fields: Sequence[str] | None) -> dict[str, An
         if value is not None:
             found[name] = value
     return found
+
+
+def props(service: Service) -> dict[str, Any]:
+    """The context size, the template and the default parameters."""
+    tokenizer, name = service.tokenizer, service.settings.name
+    params = LlamaBody().model_dump(include=SAMPLING_FIELDS) | {"temperature": DEFAULT_TEMPERATURE}
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):  # several templates by name
+        template = template.get("default")
+    return {
+        "default_generation_settings": {"n_ctx": service.context, "params": params},
+        "total_slots": service.settings.limits.active,
+        "model_alias": name,
+        "model_path": name,  # the path itself is of no use to a client
+        "chat_template": template or "",
+        "bos_token": tokenizer.bos_token or "",
+        "eos_token": tokenizer.eos_token or "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"ngramspec {__version__}",
+    }
+
+
+async def tokenize(
+    service: Service, body: TokenizeBody, client: Client, request: Request
+) -> Response:
+    """The ids of a text; an ApiError if ``with_pieces`` is set, or the text is too long."""
+    refuse_unless(not body.with_pieces, "with_pieces", "not supported here")
+    message = f"at most {MAX_TEXT_CHARACTERS} characters, got {len(body.content)}"
+    refuse_unless(len(body.content) <= MAX_TEXT_CHARACTERS, "content", message)
+    return await service.reading.run(request, _tokenized, service, body)
+
+
+def _tokenized(service: Service, body: TokenizeBody) -> Response:
+    if body.parse_special:
+        ids = service.encode_prompt(body.content, body.add_special, None)
+    else:
+        before = leading_tokens(service.tokenizer) if body.add_special else []
+        ids = before + service.text.encode(body.content)
+    return json_response({"tokens": ids})

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.server.special_tokens import pattern_of
+from ngramspec.server.encoding import pattern_of
 
 NAMES = st.lists(st.text("<|ab>", min_size=1, max_size=5), max_size=8, unique=True)
 

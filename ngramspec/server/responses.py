@@ -1,16 +1,44 @@
-"""Streams of server-sent events, encoded by FastAPI."""
+"""Responses of any size: JSON, written without blocking other threads, and event streams."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from fastapi import Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Message, Receive, Scope, Send
 
 from ngramspec.server.errors import ApiError, shutting_down
+
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict
+)
+PART_PIECES = 4096  # pieces of few characters that are joined at once; not tuned
+DONE = format_sse_event(data_str="[DONE]")
+
+
+def json_parts(value: Any) -> Iterator[str]:
+    """Parts of a value's JSON text, each written without holding the GIL for long.
+
+    Args:
+        value: a JSON value; it may contain pydantic models.
+    """
+    pieces = []
+    for piece in _ENCODER.iterencode(value):
+        pieces.append(piece)
+        if len(pieces) == PART_PIECES:
+            yield "".join(pieces)
+            pieces.clear()
+    yield "".join(pieces)
+
+
+def json_response(value: Any) -> Response:
+    """The response with a value's JSON text. For a large value this can take seconds."""
+    parts = b"".join([part.encode() for part in json_parts(value)])
+    return Response(parts, media_type="application/json")
 
 
 class Stream(EventSourceResponse):
@@ -42,9 +70,6 @@ class Stream(EventSourceResponse):
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._at_end()
-
-
-DONE = format_sse_event(data_str="[DONE]")
 
 
 def error_event(error: ApiError) -> bytes:
