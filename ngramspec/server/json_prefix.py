@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-import re
-
-WHITESPACE = frozenset(" \t\n\r")
-LITERALS = ("true", "false", "null")
-NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-NUMBER_CHARACTERS = frozenset("-+.eE0123456789")
+DIGITS, HEX_DIGITS = "0123456789", "0123456789abcdefABCDEF"
 CLOSERS = {"{": "}", "[": "]"}
+SPACED = {"first value", "value", "first key", "key", "colon", "value end"}  # whitespace may follow
+# A state, the characters that it reads, and the state after them. A literal's states are its parts.
+_ROWS = [
+    *(("colon", ":", "value"), ("key", '"', "string"), ("value", '"', "string")),
+    *(("string", '"', "string end"), ("string", "\\", "escape")),
+    *(("escape", '"\\/bfnrt', "string"), ("escape", "u", "hex")),
+    *(("hex", HEX_DIGITS, "hex 1"), ("hex 1", HEX_DIGITS, "hex 2")),
+    *(("hex 2", HEX_DIGITS, "hex 3"), ("hex 3", HEX_DIGITS, "string")),
+    *(("value", "-", "minus"), ("value", "0", "zero"), ("value", "123456789", "integer")),
+    *(("minus", "0", "zero"), ("minus", "123456789", "integer"), ("integer", DIGITS, "integer")),
+    *(("zero", ".", "point"), ("integer", ".", "point"), ("point", DIGITS, "fraction")),
+    *(("fraction", DIGITS, "fraction"), ("zero", "eE", "e"), ("integer", "eE", "e")),
+    *(("fraction", "eE", "e"), ("e", "+-", "sign"), ("e", DIGITS, "exponent")),
+    *(("sign", DIGITS, "exponent"), ("exponent", DIGITS, "exponent")),
+]
+for _word in ("true", "false", "null"):
+    _ROWS += [(_word[:at] or "value", _word[at], _word[: at + 1]) for at in range(len(_word))]
+NEXT = {(state, letter): after for state, letters, after in _ROWS for letter in letters}
+ENDS = {"string end", "zero", "integer", "fraction", "exponent", "true", "false", "null"}
 
 
 class JsonPrefix:
@@ -26,98 +40,40 @@ class JsonPrefix:
         self.end: int | None = None
         self._read = 0
         self._open: list[str] = []  # closing brackets of the open arrays and objects
-        self._next = self._begin  # the method that reads the next character
-        self._word = ""  # the characters read of a literal or a number
-        self._key = False  # whether the current string is a key
+        self._state = "begin"
+        self._key = False  # whether the current or the last scalar is a key
 
     def add(self, text: str) -> None:
         """Read more text, up to the end or to the first illegal character."""
         for letter in text:
             if self.end is not None or not self.legal:
                 return
-            self.legal = self._next(letter)
+            state = self._after(letter)
             self._read += 1
-            if self.legal and not self._open and self._next == self._after_value:
-                self.end = self._read
+            if state is None:
+                self.legal = False
+            else:
+                self._state = state
+                self.end = None if self._open or state == "begin" else self._read
 
-    def _begin(self, letter: str) -> bool:
-        """Before the array or object, which may follow any whitespace."""
-        return letter.isspace() or self._nest(letter)
-
-    def _nest(self, letter: str) -> bool:
-        if letter not in CLOSERS:
-            return False
-        self._open.append(CLOSERS[letter])
-        self._next = self._first_key if letter == "{" else self._first
-        return True
-
-    def _close(self, letter: str) -> bool:
-        if letter != self._open[-1]:
-            return False
-        self._open.pop()
-        self._next = self._after_value
-        return True
-
-    def _first(self, letter: str) -> bool:
-        """After ``[``: a value or the end."""
-        return self._close(letter) or self._value(letter)
-
-    def _first_key(self, letter: str) -> bool:
-        """After ``{``: a key or the end."""
-        return self._close(letter) or self._a_key(letter)
-
-    def _a_key(self, letter: str) -> bool:
-        return letter in WHITESPACE or (letter == '"' and self._quote(key=True))
-
-    def _value(self, letter: str) -> bool:
-        if letter in WHITESPACE or self._nest(letter):
-            return True
-        if letter == '"':
-            return self._quote(key=False)
-        self._word, self._next = "", self._in_word
-        return self._in_word(letter)
-
-    def _quote(self, *, key: bool) -> bool:
-        self._key, self._next = key, self._in_string
-        return True
-
-    def _in_string(self, letter: str) -> bool:
-        if letter == '"':
-            self._next = self._colon if self._key else self._after_value
-        elif letter == "\\":
-            self._next = self._escape
-        return letter >= " "
-
-    def _escape(self, letter: str) -> bool:
-        self._word, self._next = "", self._hex if letter == "u" else self._in_string
-        return letter in '"\\/bfnrtu'
-
-    def _hex(self, letter: str) -> bool:
-        self._word += letter
-        if len(self._word) == 4:
-            self._next = self._in_string
-        return letter in "0123456789abcdefABCDEF"
-
-    def _colon(self, letter: str) -> bool:
-        if letter == ":":
-            self._next = self._value
-        return letter == ":" or letter in WHITESPACE
-
-    def _in_word(self, letter: str) -> bool:
-        """In a literal or a number, or at the character after it."""
-        word = self._word + letter
-        if (letter in NUMBER_CHARACTERS and set(word) <= NUMBER_CHARACTERS) or any(
-            literal.startswith(word) for literal in LITERALS
-        ):
-            self._word = word
-            return True
-        whole = self._word in LITERALS or NUMBER.fullmatch(self._word) is not None
-        self._next = self._after_value
-        return whole and self._after_value(letter)
-
-    def _after_value(self, letter: str) -> bool:
-        """After a value inside an array or object."""
-        if letter == ",":
-            self._next = self._a_key if self._open[-1] == "}" else self._value
-            return True
-        return letter in WHITESPACE or self._close(letter)
+    def _after(self, letter: str) -> str | None:
+        """The state after a character; None: the character is illegal."""
+        state = self._state
+        if state == "string" and letter not in '"\\':
+            return state if letter >= " " else None
+        if state in ENDS and (state, letter) not in NEXT:
+            state = "colon" if self._key else "value end"
+        if (state in SPACED and letter in " \t\n\r") or (state == "begin" and letter.isspace()):
+            return state
+        if state in ("first value", "first key", "value end") and letter == self._open[-1]:
+            self._open.pop()
+            return "value end"
+        if state == "value end" and letter == ",":
+            return "key" if self._open[-1] == "}" else "value"
+        state = state.removeprefix("first ")
+        if state in ("begin", "value") and letter in CLOSERS:
+            self._open.append(CLOSERS[letter])
+            return "first key" if letter == "{" else "first value"
+        if state in ("key", "value"):
+            self._key = state == "key"
+        return NEXT.get((state, letter))

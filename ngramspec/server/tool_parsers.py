@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic_core import from_json
+
 from ngramspec.server.json_prefix import JsonPrefix
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -139,12 +141,12 @@ def begun(text: str, tag: str) -> int:
 def calls_of(text: str) -> list[Call]:
     """The calls that a JSON text describes; empty if it does not describe calls."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError:
         return []
-    found = [call_of(each) for each in (value if isinstance(value, list) else [value])]
-    calls = [call for call in found if call is not None]
-    return calls if len(calls) == len(found) else []
+    calls = [call_of(each) for each in (value if isinstance(value, list) else [value])]
+    known = [call for call in calls if call is not None]
+    return known if len(known) == len(calls) else []
 
 
 def call_of(value: Any) -> Call | None:
@@ -154,21 +156,13 @@ def call_of(value: Any) -> Call | None:
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
     if not isinstance(name, str) or not name:
         return None
-    if arguments is None or isinstance(arguments, dict):
-        return Call(name, json.dumps(arguments or {}, ensure_ascii=False))
-    return Call(name, arguments) if isinstance(arguments, str) and _is_object(arguments) else None
-
-
-def _is_object(text: str) -> bool:
-    """Whether a text is a JSON object."""
+    if not isinstance(arguments, str):
+        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
     try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not valid JSON")
+        parsed = from_json(arguments, allow_inf_nan=False)
+    except ValueError:
+        return None
+    return Call(name, arguments) if isinstance(parsed, dict) else None
 
 
 class TemplateParser:

@@ -71,7 +71,7 @@ def test_it_reads_what_json_reads():
     assert 500 < whole < 2500
 
 
-WRONG = ['{"a" 1', "{1", "[1,]", '{"a":1,}', "[01 ", "[tru,", '["\\x', '["\n', "x", '"', "[-,"]
+WRONG = ['{"a" 1', "{1", "[1,]", '{"a":1,}', "[01", "[tru,", '["\\x', '["\n', "x", '"', "[-,"]
 
 
 @pytest.mark.parametrize("text", WRONG)

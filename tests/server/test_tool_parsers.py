@@ -49,6 +49,9 @@ ANSWERS = [
     ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', None, []),
     ('<tool_call>{"name": "f"} and more</tool_call>', None, []),
     ("<tool_call>[]</tool_call>", None, []),
+    # What a response cannot hold as JSON: half a character, and a number that is infinite.
+    ('<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>', None, []),
+    ('<tool_call>{"name": "f", "arguments": {"x": 1e999}}</tool_call>', None, []),
     ("<tool_call>" + "[" * 200_000 + "</tool_call>", None, []),
     # No calls are looked for in thoughts.
     (f"<think>{ONE}</think>\n{ONE}", f"<think>{ONE}</think>", [ADD]),
