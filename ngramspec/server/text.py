@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Sequence
+from functools import cached_property
 from typing import Any
 
 REPLACEMENT_CHARACTER = "�"  # an incomplete character decodes to it
@@ -62,14 +64,18 @@ class BegunStop:
             self._borders.append(self.count)
         self.count = 0
 
-    def add(self, text: str) -> None:
-        """Add text."""
+    def add(self, text: str) -> int | None:
+        """Add text up to the first end of the stop string, and return this place in it, if any."""
         stop, borders, count = self._stop, self._borders, self.count
-        for letter in text:
+        for at, letter in enumerate(text, 1):
             while count and (count == len(stop) or stop[count] != letter):
                 count = borders[count - 1]
             count += stop[count] == letter
+            if count == len(stop):
+                self.count = count
+                return at
         self.count = count
+        return None
 
 
 class StopText:
@@ -84,11 +90,14 @@ class StopText:
     """
 
     def __init__(self, stops: Sequence[str], indent: int = 0) -> None:
-        self._stops, self._indent = tuple(stops), indent
-        self._longest = max(map(len, stops), default=0)
-        self._begun: list[BegunStop] | None = None  # made when the first text is added
+        self._stops = tuple(stops)
+        self._outdented = re.compile(rf"\n[ \t]{{0,{indent - 1}}}[^ \t\n]") if indent else None
         self._text, self._shown = "", 0
         self.found: str | None = None
+
+    @cached_property
+    def _begun(self) -> list[BegunStop]:
+        return [BegunStop(each) for each in self._stops]
 
     def add(self, text: str, *, last: bool = False) -> str:
         """Add text, and return what becomes visible.
@@ -97,14 +106,18 @@ class StopText:
         """
         if self.found is not None:
             return ""
-        if self._begun is None:
-            self._begun = [BegunStop(each) for each in self._stops]
-        for each in self._begun:
-            each.add(text)
-        searched = max(self._shown - self._longest, 0)
+        before = len(self._text)
         self._text += text
-        end = self._first_stop(searched)
-        if self.found is None:
+        places = []  # end, start and string of each stop: the first to end wins
+        for stop, begun in zip(self._stops, self._begun, strict=True):
+            at = begun.add(text)
+            if at is not None:
+                places.append((before + at, before + at - len(stop), stop))
+        if self._outdented and (line := self._outdented.search(self._text, self._shown)):
+            places.append((line.start(), line.start(), ""))
+        if places:
+            _, end, self.found = min(places)
+        else:
             end = len(self._text) - (0 if last else self._held())
         shown = self._text[self._shown : end]
         self._shown = max(self._shown, end)
@@ -115,34 +128,10 @@ class StopText:
         """Whether the text has a line end."""
         return "\n" in self._text
 
-    def _first_stop(self, start: int) -> int:
-        """Start of the first stop that is complete, independent of how the text is split."""
-        found = ((self._text.find(stop, start), stop) for stop in self._stops)
-        places = [(at + len(stop), at, stop) for at, stop in found if at >= 0]
-        line = self._outdented()
-        places += [(line, line, "")] if line >= 0 else []
-        _, at, self.found = min(places, default=(-1, -1, None))
-        return at
-
-    def _outdented(self) -> int:
-        """Position of the line end before the first insufficiently indented line, or -1."""
-        if not self._indent:
-            return -1
-        at = self._text.find("\n")
-        while at >= 0:
-            end = self._text.find("\n", at + 1)
-            line = self._text[at + 1 : end if end >= 0 else None]
-            bare = line.lstrip(" \t")
-            if bare and len(line) - len(bare) < self._indent:
-                return at
-            at = end
-        return -1
-
     def _held(self) -> int:
         """Number of characters at the end that may belong to a stop."""
-        count = max((each.count for each in self._begun or ()), default=0)
-        if self._indent:
-            line = self._text.rfind("\n")
-            if line >= 0 and not self._text[line + 1 :].strip(" \t"):
-                count = max(count, len(self._text) - line)
+        count = max((each.count for each in self._begun), default=0)
+        line = self._text.rfind("\n")
+        if self._outdented and line >= 0 and not self._text[line + 1 :].strip(" \t"):
+            count = max(count, len(self._text) - line)
         return count
