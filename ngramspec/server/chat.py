@@ -45,13 +45,7 @@ async def chat(service: Service, body: ChatBody, client: Client, request: Reques
 
 
 def prompt_of(service: Service, body: ChatBody) -> Int32:
-    """Check a request and encode its prompt. This can take seconds."""
-    check(service, body)
-    return service.check_prompt(encoded(service, body), "messages")
-
-
-def check(service: Service, body: ChatBody) -> None:
-    """Refuse unsupported fields by name."""
+    """Check a request's fields and encode its prompt. This can take seconds."""
     service.check_model(body.model)
     service.check_count(body.n or 1, "n")
     refuse_unless(not body.functions, "functions", "not supported here; use tools")
@@ -70,6 +64,7 @@ def check(service: Service, body: ChatBody) -> None:
     refuse_unless(all(names), "tools", "a function must have a name")
     refuse_unless(bool(names) or not body.must_call, "tool_choice", "there are no tools to call")
     refuse_unless(body.chosen in (None, *names), "tool_choice", f"there is no tool {body.chosen!r}")
+    return service.check_prompt(encoded(service, body), "messages")
 
 
 def encoded(service: Service, body: ChatBody) -> list[int]:

@@ -8,6 +8,7 @@ veiled in the messages.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,31 +16,6 @@ from ngramspec.server.encoding import Span, TextEncoder, pieces, random_digits, 
 
 VEIL = "\ue000"  # from the private use area; no control token's name contains it
 COMPARED_FIELDS = ("role", "type")  # templates compare their values, so they are not veiled
-
-
-class Marks:
-    """Replaces the names of control tokens by marks; ``names`` has the name of each mark."""
-
-    def __init__(self, encoder: TextEncoder) -> None:
-        self._encoder = encoder
-        self.names: dict[str, str] = {}
-        self._marks: dict[str, str] = {}
-
-    def put(self, value: Any) -> Any:
-        """A JSON value with marks in all of its strings, including the names of fields."""
-        if isinstance(value, str):
-            return replaced(value, self._encoder.spans(value), self._mark)
-        if isinstance(value, list):
-            return [self.put(each) for each in value]
-        if isinstance(value, dict):
-            return {self.put(name): self.put(each) for name, each in value.items()}
-        return value
-
-    def _mark(self, name: str) -> str:
-        if name not in self._marks:
-            self._marks[name] = random_digits()
-            self.names[self._marks[name]] = name
-        return self._marks[name]
 
 
 def chat_ids(
@@ -67,16 +43,30 @@ def chat_ids(
         TooManyTokensError: the prompt has more than ``most`` tokens.
         Exception: any error that the template raises.
     """
-    marks = Marks(encoder)
-    messages, tools = marks.put(messages), marks.put(tools)
+    marks: dict[str, str] = defaultdict(random_digits)  # by the name that each replaces
+    messages, tools = marked(messages, encoder, marks), marked(tools, encoder, marks)
     text = prompt_text(tokenizer, messages, tools)
     every = encoder.spans(text)
     own = own_spans(tokenizer, encoder, messages, tools, text)
-    if own == every and not marks.names:
+    if own == every and not marks:
         ids = encode(text)
         if encoder.count(ids) <= len(own):
             return ids
-    return encoder.encode_with(text, own, marks.names, most)
+    return encoder.encode_with(text, own, marks, most)
+
+
+def marked(value: Any, encoder: TextEncoder, marks: dict[str, str]) -> Any:
+    """A JSON value with marks for control tokens' names in all strings, including fields' names."""
+    if isinstance(value, str):
+        return replaced(value, encoder.spans(value), marks.__getitem__)
+    if isinstance(value, list):
+        return [marked(each, encoder, marks) for each in value]
+    if isinstance(value, dict):
+        return {
+            marked(name, encoder, marks): marked(each, encoder, marks)
+            for name, each in value.items()
+        }
+    return value
 
 
 def own_spans(

@@ -115,7 +115,7 @@ class TextEncoder:
         Args:
             text: the text.
             spans: the names to encode as control tokens, in order.
-            marks: replacements, by the text to be replaced.
+            marks: what the text has in place of each name that is to be encoded as text.
             most: maximum number of tokens.
 
         Raises:
@@ -125,7 +125,7 @@ class TextEncoder:
         if self._backend is None:
             raise NotTextError
         whole = replaced(text, spans, self._aliases.__getitem__)
-        for mark, name in marks.items():
+        for name, mark in marks.items():
             whole = whole.replace(mark, name)
         ids = self.encode(whole, most)
         if self.count(ids):  # the tokenizer's model has the name as ordinary text

@@ -6,6 +6,7 @@ several files of a repository. A family is recognized by the special tokens of t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ class FillInTheMiddle:
         line: str = "",
         files: Sequence[Snippet] = (),
         name: str = "",
-        room: int | None = None,
+        room: int = sys.maxsize,
     ) -> list[int]:
         """The token ids of a prompt whose continuation is the middle.
 
@@ -56,22 +57,19 @@ class FillInTheMiddle:
             files: files to show first, the most recent last.
             name: name of the edited file.
             room: maximum number of tokens. The least recent files are left out first; then the
-                prefix loses its beginning and the suffix its end. None: no limit.
+                prefix loses its beginning and the suffix its end.
         """
         outside, inside = self._own(name) if files else ([], [])
-        if room is not None:
-            prefix, line = shortened(prefix, -room), shortened(line, -room)
-            suffix = shortened(suffix, room)
+        prefix, line = shortened(prefix, -room), shortened(line, -room)
+        suffix = shortened(suffix, room)
         parts = [
             self._encode_after_text(prefix) if inside else self.encode(prefix),
             self._encode_after_text(line) if prefix else self.encode(line),
             self._encode_after_text(suffix),
         ]
-        if room is not None:
-            parts = fitted(parts, room - len(self._join(([], [], []), [], outside, inside)))
+        parts = fitted(parts, room - len(self._join(([], [], []), [], outside, inside)))
         least = len(self._join(parts, [[]], outside, inside)) if files else 0
-        shown = self._fitting(files, None if room is None else room - least)
-        return self._join(parts, shown, outside, inside)
+        return self._join(parts, self._fitting(files, room - least), outside, inside)
 
     def asked(self, prompt: Int32) -> bool:
         """Whether a prompt, int32 (n,), is a fill-in-the-middle prompt, whoever made it."""
@@ -102,17 +100,16 @@ class FillInTheMiddle:
         both = [*back, *front] if family.suffix_first else [*front, *back]
         return [*self._lead, *around, *outside, *both, *middle]
 
-    def _fitting(self, files: Sequence[Snippet], room: int | None) -> list[list[int]]:
-        """The ids of the last files that fit into ``room`` tokens; None: of all files."""
+    def _fitting(self, files: Sequence[Snippet], room: int) -> list[list[int]]:
+        """The ids of the last files that fit into ``room`` tokens."""
         shown: list[list[int]] = []
         for each in reversed(files):
-            if room is not None and len(each.text) > max(room, 0) * MAX_CHARACTERS_PER_TOKEN:
+            if len(each.text) > max(room, 0) * MAX_CHARACTERS_PER_TOKEN:
                 break
             ids = self._file(each)
-            if room is not None:
-                room -= len(ids)
-                if room < 0:
-                    break
+            room -= len(ids)
+            if room < 0:
+                break
             shown.append(ids)
         return shown[::-1]
 

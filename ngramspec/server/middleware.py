@@ -79,7 +79,11 @@ class Front:
         given: list[str | None] = [*headers.getlist("host")]
         for host in given or [None]:
             if not self._hosts.allow(host):
-                raise _misdirected(host)
+                message = "the request must have a Host header"
+                if host is not None:
+                    refused = f"this server does not answer to the host {host[:200]!r}"
+                    message = f"{refused}; see --allowed-hosts"
+                raise ApiError(421, message, code="host_not_allowed")
         user = ANYONE
         if scope["path"] not in PUBLIC_PATHS:
             user = authenticate(self._keys, headers.get("authorization"), headers.get("x-api-key"))
@@ -100,11 +104,3 @@ class Front:
             return message
 
         return limited
-
-
-def _misdirected(host: str | None) -> ApiError:
-    if host is None:
-        message = "the request must have a Host header"
-    else:
-        message = f"this server does not answer to the host {host[:200]!r}; see --allowed-hosts"
-    return ApiError(421, message, code="host_not_allowed")

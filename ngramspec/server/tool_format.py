@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ngramspec.server.chat_prompt import prompt_text
 from ngramspec.server.tool_parsers import (
     CLOSE,
     OPEN,
@@ -77,12 +78,9 @@ def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
 def rendered(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str | None:
     """The text that the model's template renders; None if it fails or there is none."""
     try:
-        text: str = tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, tokenize=False
-        )
+        return prompt_text(tokenizer, messages, tools)
     except Exception:  # templates raise errors of any type
         return None
-    return text
 
 
 def known_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
