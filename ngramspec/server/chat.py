@@ -22,7 +22,7 @@ from ngramspec.server.grammars import grammar_of
 from ngramspec.server.job import CompletionRequest, answers_of
 from ngramspec.server.openai_types import ChatBody, Message
 from ngramspec.server.reading import json_value
-from ngramspec.server.responses import stream_of
+from ngramspec.server.responses import Stream
 from ngramspec.server.service import Answers, Service, while_connected
 from ngramspec.server.settings import Limits
 from ngramspec.server.tool_parsers import PlainParser
@@ -39,7 +39,7 @@ async def chat(service: Service, body: ChatBody, client: Client, request: Reques
     head = service.head(f"chatcmpl-{uuid4().hex}")
     if body.stream:
         events = chat_answer.chunks(service, body, answers, readers, head)
-        return stream_of(events, answers.cancel)
+        return Stream(events, answers.cancel)
     found = await answers.whole(request)
     return await run_sync(chat_answer.whole, service, body, answers, found, readers, head)
 

@@ -17,7 +17,7 @@ from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
 from ngramspec.server.job import STOP, CompletionRequest, Delta, answers_of
 from ngramspec.server.openai_types import CompletionBody
-from ngramspec.server.responses import json_response, stream_of
+from ngramspec.server.responses import Stream, json_response
 from ngramspec.server.sampling import TokenLogprobs
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.usage import ending, timings_of
@@ -31,7 +31,7 @@ async def complete(service: Service, body: CompletionBody, client: Client, reque
     answers = Answers(service.engine, completions, client)
     head = service.head(f"cmpl-{uuid4().hex}")
     if body.stream:
-        return stream_of(chunks(service, body, answers, echoes, head), answers.cancel)
+        return Stream(chunks(service, body, answers, echoes, head), answers.cancel)
     found = await answers.whole(request)
     return await run_sync(whole, service, body, answers, found, echoes, head)
 

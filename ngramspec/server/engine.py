@@ -99,7 +99,7 @@ class Engine:
             if len(jobs) > 1:
                 turn_together(jobs, self._runner)
             else:
-                jobs[0].turn(self._runner, alone)
+                jobs[0].turn(self._runner, alone=alone)
             for job in jobs:
                 if job.ended:
                     self._leave(job)

@@ -152,27 +152,23 @@ class Job:
         generation = self.generation
         return generation is not None and not self.cancelled and generation.why_alone is None
 
-    def turn(self, runner: ModelRunner, alone: bool = False) -> None:
+    def turn(self, runner: ModelRunner, *, alone: bool = False, added: Added | None = None) -> None:
         """Run one forward: a chunk of the prompt or a step. An error ends the job and is reported.
 
-        ``alone``: whether no other job waits for a turn.
+        ``alone``: whether no other job waits for a turn. ``added``: the result of a joint step that
+        was run already, tokens or the error that closed the generation.
         """
         try:
-            if self.cancelled:
+            if isinstance(added, Exception):
+                raise added
+            if added is not None:
+                self._add(runner, added)
+            elif self.cancelled:
                 self._end(runner, Delta(ended=CANCELLED))
             elif self.generation is not None:
                 self._add(runner, self.generation.step())
             else:
                 self._prefill(runner, runner.chunk * (LONE_CHUNK_FACTOR if alone else 1))
-        except Exception as error:
-            self._fail(runner, error)
-
-    def take(self, runner: ModelRunner, added: Added) -> None:
-        """Use the result of a joint step: tokens, or the error that closed the generation."""
-        try:
-            if isinstance(added, Exception):
-                raise added
-            self._add(runner, added)
         except Exception as error:
             self._fail(runner, error)
 
@@ -295,7 +291,7 @@ def turn_together(jobs: Sequence[Job], runner: ModelRunner) -> None:
     generations = [job.generation for job in jobs if job.generation is not None]
     added = runner.steps.step(generations)
     for job, each in zip(jobs, added, strict=True):
-        job.take(runner, each)
+        job.turn(runner, added=each)
 
 
 class ModelRunner:

@@ -19,7 +19,7 @@ from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import Snippet, leading_tokens
 from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
 from ngramspec.server.openai_types import InfillBody, LlamaBody, TokenizeBody
-from ngramspec.server.responses import json_response, stream_of
+from ngramspec.server.responses import Stream, json_response
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Answers, Service
 from ngramspec.server.usage import speculation_of, timings_of
@@ -85,7 +85,7 @@ async def _answer(
     )
     answers = Answers(service.engine, completions, client)
     if body.stream:
-        return stream_of(chunks(service, body, answers), answers.cancel, done=False)
+        return Stream(chunks(service, body, answers), answers.cancel, done=False)
     found = await answers.whole(request)
     return await run_sync(whole, service, body, answers, found)
 

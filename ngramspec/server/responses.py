@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import Response
 from fastapi.sse import EventSourceResponse, format_sse_event
+from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from ngramspec.server.errors import ApiError, shutting_down
@@ -42,16 +43,28 @@ def json_response(value: Any) -> Response:
 
 
 class Stream(EventSourceResponse):
-    """A stream that always calls ``at_end``, even if it never began.
+    """Streams pydantic models, without unset fields, or JSON values as events.
 
-    If its task is cancelled, as at the server's shutdown, the stream ends with an error event.
+    An error after the first event, or the server's shutdown, which cancels the task, is sent as an
+    event with the error's JSON. ``at_end`` is always called: when the stream has ended, when the
+    client has disconnected, and when the stream never began. ``done``: end with ``[DONE]``, as
+    OpenAI's API.
     """
 
     def __init__(
-        self, content: AsyncIterator[bytes], at_end: Callable[[], None], done: bool
+        self, events: AsyncIterator[Any], at_end: Callable[[], None], *, done: bool = True
     ) -> None:
-        super().__init__(content, headers={"Cache-Control": "no-cache"})
-        self._at_end, self._done = at_end, done
+        super().__init__(self._encoded(events), headers={"Cache-Control": "no-cache"})
+        self._at_end, self._end = at_end, DONE if done else b""
+
+    async def _encoded(self, events: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+        try:
+            async for event in events:
+                yield event_of(event)
+        except ApiError as error:
+            yield event_of(error.body())
+        if self._end:
+            yield self._end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = False
@@ -66,42 +79,14 @@ class Stream(EventSourceResponse):
         except asyncio.CancelledError:
             if not began:
                 raise
-            last = error_event(shutting_down()) + (DONE if self._done else b"")
+            last = event_of(shutting_down().body()) + self._end
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._at_end()
 
 
-def error_event(error: ApiError) -> bytes:
-    """An error as an event."""
-    return format_sse_event(data_str=json.dumps(error.body()))
-
-
-def stream_of(
-    events: AsyncIterator[Any], at_end: Callable[[], None], *, done: bool = True
-) -> Stream:
-    """The response that streams pydantic models or JSON values as events.
-
-    An error after the first event is sent as an event with the error's JSON. ``at_end`` is called
-    when the stream has ended or the client has disconnected. ``done``: end with ``[DONE]``, as
-    OpenAI's API.
-    """
-
-    async def encoded() -> AsyncIterator[bytes]:
-        try:
-            async for event in events:
-                yield format_sse_event(data_str=as_json(event))
-        except ApiError as error:
-            yield error_event(error)
-        if done:
-            yield DONE
-
-    return Stream(encoded(), at_end, done)
-
-
-def as_json(event: Any) -> str:
-    """An event's JSON, without unset fields."""
-    if hasattr(event, "model_dump_json"):
-        text: str = event.model_dump_json(exclude_unset=True)
-        return text
-    return json.dumps(event)
+def event_of(value: Any) -> bytes:
+    """A server-sent event with the JSON of a value."""
+    if isinstance(value, BaseModel):
+        return format_sse_event(data_str=value.model_dump_json(exclude_unset=True))
+    return format_sse_event(data_str=json.dumps(value))

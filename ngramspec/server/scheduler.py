@@ -1,8 +1,4 @@
-"""Choose which jobs run next: completions before chats.
-
-Prompts are read in turn, one chunk at a time. All answers that are being decoded share one forward
-per step where the model allows it.
-"""
+"""Choose which jobs run next: completions before chats."""
 
 from __future__ import annotations
 
@@ -21,9 +17,10 @@ class QueueFullError(Exception):
 class Scheduler:
     """Waiting jobs and active jobs. Not thread-safe.
 
-    Each turn is one forward. Completions (``CompletionRequest.first``) take turns among themselves.
-    Chats run while there are no completions, and once after every MAX_TURNS_BEFORE_CHAT turns of
-    completions.
+    Each turn is one forward: a chunk of one job's prompt, or a step, shared by all answers that are
+    being decoded if ``joint``. Completions (``CompletionRequest.first``) take turns among
+    themselves. Chats run while there are no completions, and once after every MAX_TURNS_BEFORE_CHAT
+    turns of completions.
 
     Args:
         active: maximum number of jobs that take turns.

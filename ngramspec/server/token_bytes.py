@@ -24,7 +24,7 @@ class TokenBytes:
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._piece = tokenizer.convert_ids_to_tokens
-        self._read = None if backend is None else reader_of(decoder_of(backend))
+        self._read = None if backend is None else reader_of(backend.decoder)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._added: dict[int, bytes] = {id: each.content.encode() for id, each in added.items()}
         self._special = hidden_ids(tokenizer, ()) if backend is not None else frozenset()
@@ -41,19 +41,19 @@ class TokenBytes:
         return None if piece is None else self._read(piece)
 
 
-def decoder_of(backend: Any) -> list[dict[str, Any]]:
-    """The steps of a decoder of the tokenizers package, in the format of its files."""
-    if backend.decoder is None:
-        return []
-    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+def reader_of(decoder: Any) -> Reader | None:
+    """A function from a vocabulary entry to its bytes, for a decoder of the tokenizers package.
+
+    None: the decoder is unknown, or there is none.
+    """
+    if decoder is None:
+        return None
+    state: dict[str, Any] = json.loads(decoder.__getstate__())
     steps: list[dict[str, Any]] = state["decoders"] if state["type"] == "Sequence" else [state]
-    return steps
-
-
-def reader_of(steps: list[dict[str, Any]]) -> Reader | None:
-    """A function from a vocabulary entry to its bytes; None for unknown decoders."""
     kinds = [each["type"] for each in steps]
-    if kinds and set(kinds) <= {"ByteLevel", "Fuse"} and "ByteLevel" in kinds:
+    if not kinds:
+        return None
+    if set(kinds) <= {"ByteLevel", "Fuse"} and "ByteLevel" in kinds:
         return byte_level_reader()
     signs: dict[str, str] = {}
     for at, (kind, step) in enumerate(zip(kinds, steps, strict=True)):
@@ -65,8 +65,6 @@ def reader_of(steps: list[dict[str, Any]]) -> Reader | None:
             kind == "Strip" and "Fuse" in kinds[:at]
         ):
             return None  # unknown, or it strips the whole text
-    if not kinds:
-        return None
     fallback = "ByteFallback" in kinds
 
     def read(piece: str) -> bytes:
