@@ -17,13 +17,14 @@ from ngramspec.server.auth import Client
 from ngramspec.server.chat_answer import Reader
 from ngramspec.server.chat_prompt import chat_ids
 from ngramspec.server.encoding import NotTextError, TooManyTokensError
+from ngramspec.server.engine import Answers, while_connected
 from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.grammars import grammar_of
 from ngramspec.server.job import CompletionRequest, answers_of
 from ngramspec.server.openai_types import ChatBody, Message
 from ngramspec.server.reading import json_value
 from ngramspec.server.responses import Stream
-from ngramspec.server.service import Answers, Service, while_connected
+from ngramspec.server.service import Service
 from ngramspec.server.settings import Limits
 from ngramspec.server.tool_parsers import PlainParser
 

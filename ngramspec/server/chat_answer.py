@@ -22,10 +22,11 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 )
 from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
 
+from ngramspec.server.engine import Answers
 from ngramspec.server.job import STOP, Delta
 from ngramspec.server.openai_types import ChatBody
 from ngramspec.server.responses import json_response
-from ngramspec.server.service import Answers, Service
+from ngramspec.server.service import Service
 from ngramspec.server.tool_parsers import Parser, Part
 from ngramspec.server.usage import ending, timings_of
 

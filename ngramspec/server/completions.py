@@ -14,12 +14,13 @@ from openai.types import Completion
 from openai.types.completion_choice import CompletionChoice, Logprobs
 
 from ngramspec.server.auth import Client
+from ngramspec.server.engine import Answers
 from ngramspec.server.errors import bad, refuse_unless
 from ngramspec.server.job import STOP, CompletionRequest, Delta, answers_of
 from ngramspec.server.openai_types import CompletionBody
 from ngramspec.server.responses import Stream, json_response
 from ngramspec.server.sampling import TokenLogprobs
-from ngramspec.server.service import Answers, Service
+from ngramspec.server.service import Service
 from ngramspec.server.usage import ending, timings_of
 
 STREAMED_ROWS = 32  # tokens with log-probabilities in one event; not tuned

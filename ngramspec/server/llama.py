@@ -15,13 +15,14 @@ from fastapi import Request, Response
 
 from ngramspec import __version__
 from ngramspec.server.auth import Client
+from ngramspec.server.engine import Answers
 from ngramspec.server.errors import refuse_unless
 from ngramspec.server.fim import Snippet, leading_tokens
 from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
 from ngramspec.server.openai_types import InfillBody, LlamaBody, TokenizeBody
 from ngramspec.server.responses import Stream, json_response
 from ngramspec.server.sampling import Sampling
-from ngramspec.server.service import Answers, Service
+from ngramspec.server.service import Service
 from ngramspec.server.usage import speculation_of, timings_of
 
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's default

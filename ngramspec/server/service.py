@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-from fastapi import Request
 
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import CallFormat
-from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.traits import embedding_count
 from ngramspec.server.auth import ANYONE, Client
 from ngramspec.server.encoding import TextEncoder, TooManyTokensError
 from ngramspec.server.engine import Engine
-from ngramspec.server.errors import ApiError, bad, refuse_unless, shutting_down
+from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.fim import FillInTheMiddle, family_of
 from ngramspec.server.grammar_pool import GrammarPool
-from ngramspec.server.job import CANCELLED, CompletionRequest, Delta, Job
+from ngramspec.server.job import CompletionRequest
 from ngramspec.server.openai_types import Common, Extras, Prediction
 from ngramspec.server.reading import Reading
 from ngramspec.server.sampling import Sampling
-from ngramspec.server.scheduler import QueueFullError
 from ngramspec.server.settings import ServerSettings
 from ngramspec.server.shared import Shelf
 from ngramspec.server.text import Detokenizer
@@ -39,7 +35,6 @@ SAMPLING_FIELDS = (  # with OpenAI's names, passed on unless they are null
     *("temperature", "top_p", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-T = TypeVar("T")
 
 
 class Service:
@@ -244,118 +239,17 @@ class Service:
     def sampling(self, body: Common, grammar: Any = None) -> Sampling:
         """The sampling of an OpenAI request."""
         given = {name: getattr(body, name) for name in SAMPLING_FIELDS}
+        biases = body.logit_bias or {}
+        for name in biases:
+            known = name.isascii() and name.isdigit() and int(name) < self.vocabulary
+            refuse_unless(known, "logit_bias", f"{name!r} is no token id below {self.vocabulary}")
         return Sampling(
             top_k=max(body.top_k or 0, 0),
-            logit_bias=self._logit_bias(body.logit_bias or {}),
+            logit_bias={int(name): bias for name, bias in biases.items() if bias},
             seed=None if body.seed is None else body.seed % 2**63,
             grammar=grammar,
             **{name: value for name, value in given.items() if value is not None},
         )
-
-    def _logit_bias(self, given: Mapping[str, float]) -> dict[int, float]:
-        found: dict[int, float] = {}
-        for name, bias in given.items():
-            known = name.isascii() and name.isdigit() and int(name) < self.vocabulary
-            refuse_unless(known, "logit_bias", f"{name!r} is no token id below {self.vocabulary}")
-            if bias:
-                found[int(name)] = bias
-        return found
-
-
-class Answers:
-    """The answers of one client request, as a stream of deltas. Used in one event loop.
-
-    Creating it starts them; an ApiError is raised if too many requests are waiting.
-    """
-
-    def __init__(
-        self, engine: Engine, requests: Sequence[CompletionRequest], client: Client
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self._engine = engine
-        self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-        session = None if client.session is None else (client.user, client.session)
-
-        def put(index: int, delta: Delta) -> None:
-            loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
-
-        try:
-            self.jobs: list[Job] = engine.submit(requests, put, session)
-        except QueueFullError as error:
-            if engine.closing:
-                raise shutting_down() from error
-            raise ApiError(
-                429, "too many requests wait already; try again", code="queue_full"
-            ) from error
-        self._left = len(self.jobs)  # answers whose last delta was not read
-
-    def cancel(self) -> None:
-        """Cancel the answers that have not ended."""
-        if not all(job.ended for job in self.jobs):
-            self._engine.cancel(self.jobs)
-
-    @property
-    def ended(self) -> bool:
-        """Whether all answers have ended."""
-        return self._left == 0
-
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Each answer's index and deltas, until all answers have ended.
-
-        Leaving the iteration early cancels the answers that have not ended.
-
-        Raises:
-            ApiError: an answer failed, or was ended by a newer request of its session or by the
-                server's shutdown.
-        """
-        try:
-            while self._left:
-                index, delta = await self._deltas.get()
-                if isinstance(delta.error, UnsupportedError):
-                    raise ApiError(400, str(delta.error))
-                if delta.error is not None:  # its text is internal
-                    raise ApiError(500, "the answer failed; the server's log says why")
-                if delta.ended == CANCELLED and self._engine.closing:
-                    raise shutting_down()
-                if delta.ended == CANCELLED:
-                    raise ApiError(499, "a newer request of the session ended this one")
-                self._left -= delta.ended is not None
-                yield index, delta
-        finally:
-            self.cancel()
-
-    async def whole(self, request: Request) -> list[list[Delta]]:
-        """All deltas of each answer; generation stops when the client disconnects."""
-        try:
-            return await while_connected(request, self._collect())
-        finally:
-            self.cancel()
-
-    async def _collect(self) -> list[list[Delta]]:
-        found: list[list[Delta]] = [[] for _ in self.jobs]
-        async for index, delta in self.deltas():
-            found[index].append(delta)
-        return found
-
-
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine, and cancel it with an ApiError if the client closes the connection."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ApiError(499, "the client closed the connection")
-        return await working
-    finally:
-        for task in (working, watching):
-            task.cancel()
-
-
-async def _gone(request: Request) -> None:
-    """Wait until the client closes the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

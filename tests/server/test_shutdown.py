@@ -16,10 +16,10 @@ from serving import VOCAB, listening
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 
 from ngramspec.server.auth import Client
+from ngramspec.server.engine import Answers
 from ngramspec.server.errors import ApiError
 from ngramspec.server.job import CANCELLED, Delta
 from ngramspec.server.scheduler import QueueFullError
-from ngramspec.server.service import Answers
 
 LONG = 120  # seconds, against hanging for ever only
 
