@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -30,58 +29,52 @@ async def grammar_of(service: Service, body: ChatBody, client: Client) -> Callab
     Raises:
         ApiError: xgrammar is not installed, or cannot compile the schema within the time limit.
     """
-    form = await asyncio.to_thread(form_asked, service, body)
-    if form is None:
+    source = await asyncio.to_thread(source_of, service, body)
+    if source is None:
         return None
+    param, kind, text = source
     try:
-        grammar = await service.grammars.compile(client.user, form.kind, form.text)
+        grammar = await service.grammars.compile(client.user, kind, text)
     except UnusableGrammarError as error:
-        raise bad(form.param, f"the schema cannot be used: {error}") from error
+        raise bad(param, f"the schema cannot be used: {error}") from error
     import xgrammar
 
     return partial(xgrammar.contrib.hf.LogitsProcessor, grammar)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The source of a grammar (``kind`` and ``text``), and the request's field that requires it.
+def source_of(service: Service, body: ChatBody) -> tuple[str, str, str] | None:
+    """The grammar that a request asks for, or an ApiError if it is not supported; None: any text.
 
-    See ``grammar_worker.compiled``.
+    Returns the request's field that requires the grammar, and the grammar's kind and text, see
+    ``grammar_worker.compiled``.
     """
-
-    param: str
-    kind: str
-    text: str
-
-
-def form_asked(service: Service, body: ChatBody) -> Form | None:
-    """The form that a request asks for, or an ApiError if it is not supported; None: any text."""
     form, param = body.response_format, body.constrained_by
     if form is not None and form.type != "text":
-        refuse_unless(not body.offered, "response_format", "not supported together with tools")
-        check(service, "response_format", form.type)
+        param = "response_format"
+        refuse_unless(not body.offered, param, "not supported together with tools")
+        check_available(service, param, form.type)
         if form.type == "json_object":
-            return Form("response_format", "json", "")
+            return param, "json", ""
         schema = (form.json_schema or {}).get("schema")
-        refuse_unless(isinstance(schema, dict), "response_format", "json_schema has no schema")
-        return _bounded("response_format", "json_schema", schema)
+        refuse_unless(isinstance(schema, dict), param, "json_schema has no schema")
+        return param, "json_schema", bounded_json(param, schema)
     if param is None:
         return None
     assert service.tool_format is not None
     tagged = service.tool_format.template is None
     refuse_unless(tagged, param, "not supported for the form of this model's calls")
-    check(service, param, "this value")
-    return _bounded("tools", "structural_tag", form_of(body))
+    check_available(service, param, "this value")
+    return "tools", "structural_tag", bounded_json("tools", structural_tag(body))
 
 
-def check(service: Service, param: str, value: str) -> None:
+def check_available(service: Service, param: str, value: str) -> None:
     """Refuse a field that needs a grammar if grammars are not available."""
-    if find_spec("xgrammar") is None:
-        raise bad(param, f"{value} needs xgrammar on the server: {INSTALL}")
+    known = find_spec("xgrammar") is not None
+    refuse_unless(known, param, f"{value} needs xgrammar on the server: {INSTALL}")
     refuse_unless(bool(service.eos), param, "the model has no token that ends a text")
 
 
-def form_of(body: ChatBody) -> dict[str, Any]:
+def structural_tag(body: ChatBody) -> dict[str, Any]:
     """xgrammar's structural tag for the calls that a request allows.
 
     If the request requires a call, only calls are allowed; otherwise text that may contain calls.
@@ -109,10 +102,11 @@ def form_of(body: ChatBody) -> dict[str, Any]:
     return {"type": "structural_tag", "format": form}
 
 
-def _bounded(param: str, kind: str, given: Any) -> Form:
+def bounded_json(param: str, schema: Any) -> str:
+    """The JSON text of a schema, which is written only up to the limit."""
     text = ""
     try:
-        for part in json_parts(given):
+        for part in json_parts(schema):
             text += part
             refuse_unless(
                 len(text) <= MAX_SCHEMA_CHARACTERS,
@@ -121,4 +115,4 @@ def _bounded(param: str, kind: str, given: Any) -> Form:
             )
     except ValueError as error:
         raise bad(param, "the schema has a number that float64 cannot represent") from error
-    return Form(param, kind, text)
+    return text

@@ -111,22 +111,14 @@ def check_type(given: str) -> None:
 
 def validated(raw: bytes, kind: type[Body], limits: Limits) -> Body:
     """The body of a JSON text; see ``Reading.body``."""
+    found: list[Any]
     try:
-        return kind.model_validate(parsed(raw, limits))
+        return kind.model_validate(json_value(raw, limits, "the body"))
     except ValidationError as error:
         found = error.errors(include_url=False)
-        raise RequestValidationError(
-            [{**each, "loc": ("body", *each["loc"])} for each in found]
-        ) from None
-
-
-def parsed(raw: bytes, limits: Limits) -> Any:
-    """The value of a body's JSON text; raises as ``Reading.body`` does."""
-    try:
-        return json_value(raw, limits, "the body")
     except ValueError as error:
-        found = {"type": "json_invalid", "loc": ("body",), "msg": str(error)}
-        raise RequestValidationError([found]) from None
+        found = [{"type": "json_invalid", "loc": (), "msg": str(error)}]
+    raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in found])
 
 
 def json_value(raw: bytes, limits: Limits, place: str) -> Any:

@@ -70,7 +70,7 @@ def test_a_response_is_the_json_that_pydantic_writes():
 
 def test_a_large_schema_is_not_written_to_its_end():
     from ngramspec.server.errors import ApiError
-    from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, _bounded
+    from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, bounded_json
 
     class Endless(list):
         def __iter__(self):
@@ -78,9 +78,9 @@ def test_a_large_schema_is_not_written_to_its_end():
             pytest.fail("all of it was written")
 
     with pytest.raises(ApiError, match=f"at most {MAX_SCHEMA_CHARACTERS} characters"):
-        _bounded("response_format", "json_schema", {"enum": Endless(["x"])})
+        bounded_json("response_format", {"enum": Endless(["x"])})
     with pytest.raises(ApiError, match="float64"):
-        _bounded("response_format", "json_schema", {"enum": [float("inf")]})
+        bounded_json("response_format", {"enum": [float("inf")]})
 
 
 def test_long_prompts_are_decoded_in_pieces_after_they_were_checked(model, monkeypatch):

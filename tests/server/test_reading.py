@@ -379,12 +379,12 @@ def test_a_body_is_not_read_without_a_key(model, monkeypatch):
 @pytest.mark.parametrize("field", ["ngramspec", "logit_bias", "unknown"])
 def test_an_object_of_very_many_members_is_refused_before_it_is_validated(field):
     from ngramspec.server.errors import ApiError
-    from ngramspec.server.reading import MAX_MEMBERS, parsed
+    from ngramspec.server.reading import MAX_MEMBERS, json_value
     from ngramspec.server.settings import Limits
 
     def body(members):
         return json.dumps({field: {str(each): 1 for each in range(members)}}).encode()
 
-    assert len(parsed(body(MAX_MEMBERS), Limits())[field]) == MAX_MEMBERS
+    assert len(json_value(body(MAX_MEMBERS), Limits(), "the body")[field]) == MAX_MEMBERS
     with pytest.raises(ApiError, match=f"at most {MAX_MEMBERS} members in an object, got"):
-        parsed(body(MAX_MEMBERS + 1), Limits())
+        json_value(body(MAX_MEMBERS + 1), Limits(), "the body")
