@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from openai.types.chat import ChatCompletionContentPartTextParam, ChatCompletionStreamOptionsParam
 from openai.types.chat.chat_completion_function_tool import ChatCompletionFunctionTool
 from openai.types.chat.chat_completion_named_tool_choice_param import (
     ChatCompletionNamedToolChoiceParam,
@@ -44,6 +45,9 @@ LogitBias = Annotated[
     Field(max_length=1000),
 ]
 Tools = Annotated[list[ChatCompletionFunctionTool], Field(max_length=128, fail_fast=True)]
+TextParts = Annotated[
+    list[ChatCompletionContentPartTextParam], Field(max_length=1000, fail_fast=True)
+]
 Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)]
 
 
@@ -67,31 +71,18 @@ class Extras(BaseModel):
     speculate: bool = True
 
 
-class TextPart(BaseModel):
-    """A part of a prediction's content."""
-
-    type: Literal["text"]
-    text: str
-
-
 class Prediction(BaseModel):
     """The field ``prediction``: text that the answer will probably resemble."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
+    content: str | TextParts
 
     @property
     def text(self) -> str:
         """The content; its parts are joined."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content)
-
-
-class StreamOptions(BaseModel):
-    """The field ``stream_options``."""
-
-    include_usage: bool = False
+        return "".join(part["text"] for part in self.content)
 
 
 class Common(BaseModel):
@@ -107,7 +98,7 @@ class Common(BaseModel):
     min_p: Probability | None = None
     n: Answers | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatCompletionStreamOptionsParam | None = None
     stop: Stop | Stops | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -122,7 +113,7 @@ class Common(BaseModel):
     @property
     def streams_usage(self) -> bool:
         """Whether a stream ends with an event for the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return bool(self.stream_options and self.stream_options.get("include_usage"))
 
     @property
     def stops(self) -> tuple[str, ...]:
