@@ -221,7 +221,7 @@ class Fuzz:
         return plain(self.model, self.tokenizer, ids, count, eos_token_id=list(ends))
 
     async def _check_left(self) -> None:
-        """Nothing may be left: no jobs, no caches in use."""
+        """Nothing may be left: no jobs (which hold their sessions) and no caches in use."""
         engine = self.service.engine
         for _ in range(600):
             if engine.load == (0, 0):
@@ -229,8 +229,8 @@ class Fuzz:
             await asyncio.sleep(0.05)
         left = {
             "jobs": engine.load != (0, 0),
-            "caches in use": any(each.busy for each in engine._runner.pool._caches),
-            "bytes of caches": engine.pool_bytes > MIB,
+            "caches in use": any(each.busy for each in engine.pool._caches),
+            "bytes of caches": engine.pool.bytes > MIB,
         }
         for name in (name for name, is_left in left.items() if is_left):
             self._found(Ask(0, ""), f"left at the end: {name}")
