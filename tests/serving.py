@@ -25,8 +25,7 @@ def letters(fim: bool = True):
     plain.decoder = decoders.Fuse()
     if fim:
         qwen = FAMILIES[0]
-        names = [qwen.prefix, qwen.suffix, qwen.middle, qwen.repository, qwen.file]
-        plain.add_special_tokens([AddedToken(each, special=True) for each in names])
+        plain.add_special_tokens([AddedToken(each, special=True) for each in qwen.tokens])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token=" ")
     tokenizer.chat_template = CHAT
     return tokenizer

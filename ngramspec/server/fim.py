@@ -6,6 +6,7 @@ several files of a repository. A family is recognized by the special tokens of t
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ class FillInTheMiddle:
         self.family = family
         self.encode = encode
         vocabulary = tokenizer.get_vocab()
-        self._ids: dict[str, int] = {name: vocabulary[name] for name in family.tokens}
+        self._ids: dict[str, str | list[int]] = {name: [vocabulary[name]] for name in family.tokens}
+        self._pieces = re.compile(rf"({'|'.join(map(re.escape, family.tokens))}|\{{\w+\}})")
         known = (each for each in (*family.ends, *family.tokens) if each in vocabulary)
         self.ends = tuple(vocabulary[each] for each in known)
         self._lead = leading_tokens(tokenizer)
@@ -59,46 +61,52 @@ class FillInTheMiddle:
             room: maximum number of tokens. The least recent files are left out first; then the
                 prefix loses its beginning and the suffix its end.
         """
-        outside, inside = self._own(name) if files else ([], [])
+        template = self.family.with_files if files else self.family.alone
+        named = not template.partition("{prefix}")[0].endswith(self.family.tokens)
         prefix, line = shortened(prefix, -room), shortened(line, -room)
         suffix = shortened(suffix, room)
         parts = [
-            self._encode_after_text(prefix) if inside else self.encode(prefix),
+            self._encode_after_text(prefix) if named else self.encode(prefix),
             self._encode_after_text(line) if prefix else self.encode(line),
             self._encode_after_text(suffix),
         ]
-        parts = fitted(parts, room - len(self._join(([], [], []), [], outside, inside)))
-        least = len(self._join(parts, [[]], outside, inside)) if files else 0
-        return self._join(parts, self._fitting(files, room - least), outside, inside)
+        parts = fitted(parts, room - len(self._join(template, name, [[], [], []], [])))
+        shown: list[list[int]] = []
+        if files:
+            shown = self._fitting(files, room - len(self._join(template, name, parts, [[]])))
+        return self._join(template, name, parts, shown)
 
     def asked(self, prompt: Int32) -> bool:
         """Whether a prompt, int32 (n,), is a fill-in-the-middle prompt, whoever made it."""
-        return bool((prompt == self._ids[self.family.prefix]).any())
+        return bool((prompt == self._ids[self.family.tokens[0]]).any())
 
     def _join(
-        self,
-        parts: Sequence[list[int]],
-        files: Sequence[list[int]],
-        outside: list[int],
-        inside: list[int],
+        self, template: str, name: str, parts: Sequence[list[int]], files: Sequence[list[int]]
     ) -> list[int]:
-        """A prompt's parts (prefix, line and suffix) in the family's order, after the other files.
-
-        ``outside`` and ``inside`` are the ids of the edited file's name, before and after the
-        prefix token.
-        """
-        family, ids = self.family, self._ids
-        before, line, after = parts
+        """A prompt of its parts (prefix, line and suffix) and the other files."""
+        prefix, line, suffix = parts
         shown = [token for each in files for token in each]
-        if family.repository is not None and files:
-            name = self.encode(f"repository{family.after_repository}")
-            shown = [ids[family.repository], *name, *shown]
-        within, around = (shown, []) if family.files_inside else ([], shown)
-        front = [ids[family.prefix], *within, *inside, *before, *line]
-        back = [ids[family.suffix], *after]
-        middle = [] if family.middle is None else [ids[family.middle]]
-        both = [*back, *front] if family.suffix_first else [*front, *back]
-        return [*self._lead, *around, *outside, *both, *middle]
+        if files:
+            shown = self._ids_of(self.family.before_files) + shown
+        slots = {"prefix": prefix + line, "suffix": suffix, "files": shown}
+        return self._lead + self._ids_of(template, name=name, **slots)
+
+    def _ids_of(self, template: str, **slots: str | list[int]) -> list[int]:
+        """The ids of a template. Text is joined with the slots that are text before encoding."""
+        found: list[int] = []
+        values = self._ids | {f"{{{name}}}": value for name, value in slots.items()} | {"{end}": []}
+        text, token_before, follows_text = "", False, False
+        for piece in self._pieces.split(template + "{end}"):
+            value = values.get(piece, piece)
+            if isinstance(value, str):
+                text += value
+                continue
+            if text:
+                found += self._encode_after_text(text) if follows_text else self.encode(text)
+            found += value
+            follows_text = token_before and piece not in self._ids
+            text, token_before = "", token_before or piece in self._ids
+        return found
 
     def _fitting(self, files: Sequence[Snippet], room: int) -> list[list[int]]:
         """The ids of the last files that fit into ``room`` tokens."""
@@ -114,26 +122,10 @@ class FillInTheMiddle:
         return shown[::-1]
 
     def _file(self, file: Snippet) -> list[int]:
-        """The ids of another file: its name, its text and the separator."""
-        family = self.family
-        end = "" if file.text.endswith(family.after_file) else family.after_file
-        after = [] if family.separator is None else [self._ids[family.separator]]
-        if family.file is None:
-            named = family.file_text.format(file.name)
-            return [*self.encode(named + file.text + end), *after]
-        text = self.encode(f"{file.name}\n{file.text}{end}")
-        return [self._ids[family.file], *text, *after]
-
-    def _own(self, name: str) -> tuple[list[int], list[int]]:
-        """The edited file's name: its ids before and after the prefix token."""
-        family = self.family
-        mark = [] if family.file is None else [self._ids[family.file]]
-        if not family.own_name:
-            return self.encode("\n"), []
-        text = f"{name}\n" if family.file is not None else family.file_text.format(name)
-        if not family.name_inside:
-            return [*mark, *self.encode(text)], []
-        return mark, self._encode_after_text(text) if family.files_inside else self.encode(text)
+        """The ids of another file."""
+        end = self.family.after_file
+        text = file.text if file.text.endswith(end) else file.text + end
+        return self._ids_of(self.family.file, name=file.name, text=text)
 
     def _encode_after_text(self, text: str) -> list[int]:
         """The ids of a text that follows other text."""

@@ -7,81 +7,64 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for families without a format for files
+FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+FIM = "<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>"
+STARCODER_TOKENS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
+STARCODER = "<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>"
+DEEPSEEK_TOKENS = ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>")
+DEEPSEEK = "<\uff5cfim▁begin\uff5c>{prefix}<\uff5cfim▁hole\uff5c>{suffix}<\uff5cfim▁end\uff5c>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """The fill-in-the-middle format of one family of models.
 
+    In the templates, ``{files}`` are the other files, ``{name}`` is the name of a file, and
+    ``{text}`` its text.
+
     Attributes:
-        name: the family's name.
-        prefix, suffix: the tokens before the prefix and before the suffix.
-        middle: the token after both, or None.
-        suffix_first: whether the suffix comes before the prefix.
-        repository: the token before a repository's name, or None.
-        after_repository: text after that name.
-        file: the token before the name of each file, or None.
-        file_text: text before a file's content if there is no ``file`` token; ``{}`` is replaced by
-            the file's name.
-        after_file: text after each other file, unless the file ends with it.
-        separator: the token after each other file, or None.
-        own_name: whether the edited file's name is written before its text if there are other
-            files.
-        name_inside: whether that name comes after the token ``prefix``.
-        files_inside: whether the other files also come after the token ``prefix``.
-        ends: tokens that end the middle, in addition to those above and the end of the text.
-        bare: whether text that follows other text is encoded without a leading space.
+        tokens: the special tokens of the templates, which a tokenizer must have; the first is the
+            one before the prefix.
+        alone: template of a prompt without other files.
+        with_files: template of a prompt with other files.
+        before_files: text before the other files if there are any, with its tokens.
+        file: template of each other file.
+        after_file: text at the end of each other file, unless it ends with it.
+        ends: tokens that end the middle, in addition to ``tokens`` and the end of the text.
+        bare: whether text that follows other text after a token is encoded without a leading space.
     """
 
     name: str
-    prefix: str
-    suffix: str
-    middle: str | None
-    suffix_first: bool = False
-    repository: str | None = None
-    after_repository: str = ""
-    file: str | None = None
-    file_text: str = SNIPPET
+    tokens: tuple[str, ...]
+    alone: str
+    with_files: str
+    before_files: str = ""
+    file: str
     after_file: str = ""
-    separator: str | None = None
-    own_name: bool = False
-    name_inside: bool = False
-    files_inside: bool = False
     ends: tuple[str, ...] = ()
     bare: bool = False
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """The tokens that a tokenizer must have."""
-        needed, used = (self.prefix, self.suffix), (self.middle, self.repository, self.file)
-        return tuple(each for each in (*needed, *used, self.separator) if each is not None)
 
 
 FAMILIES = (
     # https://github.com/QwenLM/Qwen2.5-Coder/blob/main/examples/Qwen2.5-Coder-repolevel-fim.py
     Family(
         name="Qwen2.5-Coder",
-        prefix="<|fim_prefix|>",
-        suffix="<|fim_suffix|>",
-        middle="<|fim_middle|>",
-        repository="<|repo_name|>",
-        after_repository="\n",
-        file="<|file_sep|>",
+        tokens=(*FIM_TOKENS, "<|repo_name|>", "<|file_sep|>"),
+        alone=FIM,
+        with_files="{files}<|file_sep|>{name}\n" + FIM,
+        before_files="<|repo_name|>repository\n",
+        file="<|file_sep|>{name}\n{text}",
         after_file="\n",
-        own_name=True,
         ends=("<|endoftext|>", "<|fim_pad|>", "<|im_end|>"),
     ),
     # Tokens: https://ai.google.dev/gemma/docs/codegemma/prompt-structure
     # Names and several files: figures 2 and 4 of https://arxiv.org/abs/2406.11409
     Family(
         name="CodeGemma",
-        prefix="<|fim_prefix|>",
-        suffix="<|fim_suffix|>",
-        middle="<|fim_middle|>",
-        file_text="{}\n",
-        separator="<|file_separator|>",
-        own_name=True,
+        tokens=(*FIM_TOKENS, "<|file_separator|>"),
+        alone=FIM,
+        with_files="{files}{name}\n" + FIM,
+        file="{name}\n{text}<|file_separator|>",
         ends=("<end_of_turn>",),
     ),
     # Order: https://www.ibm.com/granite/docs/models/granite#fim, as Continue's template cites it
@@ -89,57 +72,53 @@ FAMILIES = (
     # the tokens of repository and file; their use is not documented, so StarCoder's is assumed.
     Family(
         name="Granite 4",
-        prefix="<|fim_prefix|>",
-        suffix="<|fim_suffix|>",
-        middle="<|fim_middle|>",
-        repository="<|reponame|>",
-        file="<|filename|>",
-        own_name=True,
+        tokens=(*FIM_TOKENS, "<|reponame|>", "<|filename|>"),
+        alone=FIM,
+        with_files="{files}<|filename|>{name}\n" + FIM,
+        before_files="<|reponame|>repository",
+        file="<|filename|>{name}\n{text}",
         ends=("<|fim_pad|>",),
     ),
     # Sections 5.1 and table 5 of https://arxiv.org/abs/2402.19173
     Family(
         name="StarCoder2",
-        prefix="<fim_prefix>",
-        suffix="<fim_suffix>",
-        middle="<fim_middle>",
-        repository="<repo_name>",
-        file="<file_sep>",
-        own_name=True,
-        name_inside=True,
+        tokens=(*STARCODER_TOKENS, "<repo_name>", "<file_sep>"),
+        alone=STARCODER,
+        with_files="{files}<file_sep><fim_prefix>{name}\n{prefix}<fim_suffix>{suffix}<fim_middle>",
+        before_files="<repo_name>repository",
+        file="<file_sep>{name}\n{text}",
         ends=("<fim_pad>",),
     ),
     # Tokens: https://huggingface.co/spaces/Fisharp/starcoder-playground (static/formats.md), and
     # llama.cpp's src/llama-vocab.cpp for Granite Code. Infilling with files: not documented.
     Family(
         name="StarCoder and Granite Code",
-        prefix="<fim_prefix>",
-        suffix="<fim_suffix>",
-        middle="<fim_middle>",
-        repository="<reponame>",
-        file="<filename>",
-        own_name=True,
+        tokens=(*STARCODER_TOKENS, "<reponame>", "<filename>"),
+        alone=STARCODER,
+        with_files="{files}<filename>{name}\n" + STARCODER,
+        before_files="<reponame>repository",
+        file="<filename>{name}\n{text}",
         ends=("<fim_pad>",),
     ),
     # https://github.com/deepseek-ai/DeepSeek-Coder (README, code insertion and repository level);
     # both at once: not documented.
     Family(
         name="DeepSeek-Coder",
-        prefix="<\uff5cfim▁begin\uff5c>",  # with full-width bars
-        suffix="<\uff5cfim▁hole\uff5c>",
-        middle="<\uff5cfim▁end\uff5c>",
-        file_text="#{}\n",
+        tokens=DEEPSEEK_TOKENS,  # with full-width bars
+        alone=DEEPSEEK,
+        with_files="{files}#{name}\n" + DEEPSEEK,
+        file="#{name}\n{text}",
         after_file="\n",
-        own_name=True,
         ends=("<|EOT|>",),
     ),
     # https://huggingface.co/codellama/CodeLlama-7b-hf (tokenizer_config.json) and transformers'
     # tokenizer of it; several files as llama.cpp's server shows them (tools/server).
     Family(
         name="CodeLlama",
-        prefix="▁<PRE>",
-        suffix="▁<SUF>",
-        middle="▁<MID>",
+        tokens=("▁<PRE>", "▁<SUF>", "▁<MID>"),
+        alone="▁<PRE>{prefix}▁<SUF>{suffix}▁<MID>",
+        with_files="{files}\n▁<PRE>{prefix}▁<SUF>{suffix}▁<MID>",
+        file="\n\n--- snippet ---\n\n{text}",
         ends=("▁<EOT>",),
         bare=True,
     ),
@@ -147,15 +126,11 @@ FAMILIES = (
     # Several files: Continue's template (core/autocomplete/templating/AutocompleteTemplate.ts)
     Family(
         name="Codestral",
-        prefix="[PREFIX]",
-        suffix="[SUFFIX]",
-        middle=None,
-        suffix_first=True,
-        file_text="+++++ {}\n",
+        tokens=("[PREFIX]", "[SUFFIX]"),
+        alone="[SUFFIX]{suffix}[PREFIX]{prefix}",
+        with_files="[SUFFIX]{suffix}[PREFIX]{files}+++++ {name}\n{prefix}",
+        file="+++++ {name}\n{text}",
         after_file="\n\n",
-        own_name=True,
-        name_inside=True,
-        files_inside=True,
         bare=True,
     ),
 )
