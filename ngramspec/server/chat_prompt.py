@@ -33,7 +33,6 @@ def chat_ids(
     ``apply_chat_template(tokenize=True)``.
 
     Args:
-        tokenizer, encoder: the model's tokenizer and its TextEncoder.
         messages, tools: in the form for templates.
         encode: encodes a text with its control tokens; it bounds their number itself.
         most: maximum tokens of a prompt that contains names of control tokens.

@@ -113,7 +113,6 @@ class TextEncoder:
         """The ids of a text that has control tokens only at the given spans.
 
         Args:
-            text: the text.
             spans: the names to encode as control tokens, in order.
             marks: what the text has in place of each name that is to be encoded as text.
             most: maximum number of tokens.

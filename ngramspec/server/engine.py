@@ -61,7 +61,6 @@ class Engine:
         """Start the answers of one client request.
 
         Args:
-            requests: what each answer must be.
             put: receives each answer's index and its deltas, in the engine's thread.
             session: user and session; a newer request of the same session ends this one.
 

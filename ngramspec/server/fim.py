@@ -53,8 +53,6 @@ class FillInTheMiddle:
         """The token ids of a prompt whose continuation is the middle.
 
         Args:
-            prefix: the text before the middle.
-            suffix: the text after the middle.
             line: text between prefix and middle that is encoded separately: the line being typed.
             files: files to show first, the most recent last.
             name: name of the edited file.

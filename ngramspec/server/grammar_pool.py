@@ -41,7 +41,6 @@ class GrammarPool:
     Args:
         vocabulary: returns xgrammar's ``TokenizerInfo``; called once.
         seconds: time limit of one grammar's compilation.
-        users: names of the users.
         waiting: maximum number of a user's requests that wait for a grammar.
     """
 

@@ -111,7 +111,6 @@ class Job:
     """One answer, generated turn by turn.
 
     Args:
-        request: what the answer must be.
         put: receives every Delta; the last one says why the answer ended.
         after: a job with the same prompt, whose cache is copied after its prefill; or None.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ngramspec.server.auth import ANYONE_NAMESPACE
@@ -38,7 +39,7 @@ class SharedText:
         return self._stores[namespace.partition("/")[0]][namespace]
 
 
-class Shelf(Mapping[str, Corpus]):
+class Shelf(UserDict[str, Corpus]):
     """Corpora by name. Each access compares the file's state, which takes microseconds.
 
     A request that uses a corpus keeps it: a replaced file exists while it is mapped. If the new
@@ -46,24 +47,19 @@ class Shelf(Mapping[str, Corpus]):
     """
 
     def __init__(self, corpora: Mapping[str, Corpus]) -> None:
-        self._held = {name: (corpus, _state(corpus)) for name, corpus in corpora.items()}
+        super().__init__(corpora)
+        self._states = {name: _state(corpus) for name, corpus in corpora.items()}
 
     def __getitem__(self, name: str) -> Corpus:
-        corpus, known = self._held[name]
+        corpus = self.data[name]
         state = _state(corpus)
-        if state is not None and state != known:
+        if state not in (None, self._states[name]):
+            self._states[name] = state
             try:
-                corpus = Corpus.open(corpus.path)
+                self.data[name] = Corpus.open(corpus.path)
             except (OSError, ValueError) as error:
                 logger.warning("the corpus %s cannot be opened again: %s", name, error)
-            self._held[name] = corpus, state
-        return corpus
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
+        return self.data[name]
 
 
 def _state(corpus: Corpus) -> tuple[int, int, int] | None:
