@@ -115,9 +115,9 @@ Asker = Annotated[Client, Depends(_client)]
 BODY_ROUTES: dict[str, tuple[type[BaseModel], Callable[..., Awaitable[Any]]]] = {
     "/v1/completions": (CompletionBody, completions.complete),
     "/v1/chat/completions": (ChatBody, chat.chat),
-    "/infill": (InfillBody, llama.infill),
-    "/completion": (LlamaBody, llama.completion),
-    "/completions": (LlamaBody, llama.completion),
+    "/infill": (InfillBody, llama.respond),
+    "/completion": (LlamaBody, llama.respond),
+    "/completions": (LlamaBody, llama.respond),
     "/tokenize": (TokenizeBody, llama.tokenize),
 }
 

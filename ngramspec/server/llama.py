@@ -7,7 +7,7 @@ nearly is; that sampler's merging of tokens is not implemented. ``t_max_prompt_m
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -25,7 +25,7 @@ from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Service
 from ngramspec.server.usage import speculation_of, timings_of
 
-DEFAULT_TEMPERATURE = 0.8  # llama.cpp's default
+DEFAULT_TEMPERATURE = 0.8  # of ``/completion``, as in llama.cpp
 MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``; not tuned
 SAMPLING_FIELDS = {
     *("n_predict", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
@@ -33,62 +33,40 @@ SAMPLING_FIELDS = {
 }
 
 
-async def infill(service: Service, body: InfillBody, client: Client, request: Request) -> Any:
-    """Generate the text between ``input_prefix`` plus ``prompt`` and ``input_suffix``.
-
-    A prompt that is too long loses the oldest of ``input_extra`` first, then the beginning of the
-    prefix and the end of the suffix. An ApiError names the invalid field.
-    """
-    fim = service.filler("input_suffix")
-    refuse_unless(isinstance(body.prompt, str), "prompt", "it must be text here")
-
-    def encode() -> list[int]:
-        answer = body.n_predict if body.n_predict >= 0 else service.settings.max_tokens
-        return fim.prompt(
-            body.input_prefix,
-            body.input_suffix,
-            line=str(body.prompt),
-            files=[Snippet(each.text, each.filename) for each in body.input_extra],
-            name=body.filename,
-            room=max(service.context - min(answer, service.context // 2) - 1, 1),
-        )
-
-    return await _answer(service, body, encode, client, request, 0.0)
-
-
-async def completion(service: Service, body: LlamaBody, client: Client, request: Request) -> Any:
-    """Continue ``prompt``. An ApiError names the invalid field."""
-
-    def encode() -> list[int]:
-        return service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
-
-    return await _answer(service, body, encode, client, request, DEFAULT_TEMPERATURE)
-
-
-async def _answer(
-    service: Service,
-    body: LlamaBody,
-    encode: Callable[[], list[int]],
-    client: Client,
-    request: Request,
-    temperature: float,
-) -> Any:
-    """Answer a request whose prompt has the ids that ``encode`` returns.
-
-    ``temperature`` is the route's default.
-    """
+async def respond(service: Service, body: LlamaBody, client: Client, request: Request) -> Any:
+    """Answer a request, whole or as a stream. An ApiError names the invalid field."""
     service.check_model(body.model)
     for name in ("grammar", "json_schema"):
         refuse_unless(getattr(body, name) is None, name, "not supported on this route")
     refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
-    completions = await service.reading.run(
-        request, requests_of, service, body, encode, client, temperature
-    )
+    completions = await service.reading.run(request, requests_of, service, body, client)
     answers = Answers(service.engine, completions, client)
     if body.stream:
         return Stream(chunks(service, body, answers), answers.cancel, done=False)
     found = await answers.whole(request)
     return await run_sync(whole, service, body, answers, found)
+
+
+def encoded(service: Service, body: LlamaBody) -> list[int]:
+    """The ids of a prompt that continues ``prompt``, or whose continuation fills in the middle.
+
+    The middle is between ``input_prefix`` plus ``prompt`` and ``input_suffix``. A prompt for it
+    that is too long loses the oldest of ``input_extra`` first, then the beginning of the prefix and
+    the end of the suffix.
+    """
+    if not isinstance(body, InfillBody):
+        return service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
+    fim = service.filler("input_suffix")
+    refuse_unless(isinstance(body.prompt, str), "prompt", "it must be text here")
+    asked = body.n_predict if body.n_predict >= 0 else service.settings.max_tokens
+    return fim.prompt(
+        body.input_prefix,
+        body.input_suffix,
+        line=str(body.prompt),
+        files=[Snippet(each.text, each.filename) for each in body.input_extra],
+        name=body.filename,
+        room=max(service.context - min(asked, service.context // 2) - 1, 1),
+    )
 
 
 def whole(
@@ -102,20 +80,15 @@ def whole(
     return json_response(made[0] if len(made) == 1 else made)
 
 
-def requests_of(
-    service: Service,
-    body: LlamaBody,
-    encode: Callable[[], list[int]],
-    client: Client,
-    temperature: float,
-) -> list[CompletionRequest]:
+def requests_of(service: Service, body: LlamaBody, client: Client) -> list[CompletionRequest]:
     """The completion request of each answer. This can take seconds."""
     service.check_count(body.n_cmpl, "n_cmpl")
-    prompt = service.check_prompt(encode())
+    prompt = service.check_prompt(encoded(service, body))
     asked = body.n_predict if body.n_predict >= 0 else None
     eos = service.ends_of(prompt)
+    default = 0.0 if isinstance(body, InfillBody) else DEFAULT_TEMPERATURE
     sampling = Sampling(
-        temperature=temperature if body.temperature is None else max(body.temperature, 0.0),
+        temperature=default if body.temperature is None else max(body.temperature, 0.0),
         top_p=body.top_p or 1.0,
         top_k=max(body.top_k, 0),
         min_p=body.min_p,
