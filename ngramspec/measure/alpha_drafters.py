@@ -17,7 +17,7 @@ import torch
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.sampling import proposal_of, sampled
+from ngramspec.drafters.stochastic import proposal_of, sampled
 
 
 class CountModel:
