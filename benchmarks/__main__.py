@@ -33,6 +33,7 @@ BENCHMARKS = (
     "drafters",
     "record_heads",
     "heads",
+    "assisted",
     "corpus",
     "shared_store",
     "parity",

@@ -5,14 +5,15 @@
 A Llama of one layer (hidden size 64, vocabulary 32000) continues 200 random tokens with one thread.
 All configurations run in turn in one process. Each forward is timed by a wrapper, the same for all.
 The host time is the rest of the time from the end of the prefill to the end of the last forward. It
-is given per forward and per token (of one row), as medians of the repeats. The texts are:
+is given per forward and per token (of one row), as medians of the repeats. The host time of a step
+without a draft is the median time between two consecutive forwards of one position. The texts are:
 
 own     the model's own, without processors
 random  random tokens, which a logits processor forces, so that nothing can be predicted
 copy    the prompt again and again, which a logits processor forces, so that drafts are accepted
 
-Prompt lookup drafts 10 tokens. In the copies, ngramspec's chains have 10 tokens, and its trees 32
-nodes.
+Prompt lookup drafts 10 tokens. In the copies, ngramspec's chains have 10 or 32 tokens, and its
+trees 32 nodes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -40,6 +42,7 @@ LOOKUP_TOKENS = 10
 TREE_NODES = 32
 BATCH = 8
 CHAIN: dict[str, Any] = {"gamma": LOOKUP_TOKENS, "tree": None}
+LONG_CHAIN: dict[str, Any] = {"gamma": TREE_NODES, "tree": None}
 TREE: dict[str, Any] = {"gamma": TREE_NODES, "tree": TREE_NODES}
 # Assumed, not measured: milliseconds of a forward on a GPU, which the host time is compared with.
 ASSUMED_FORWARDS = (3, 6, 12, 25)
@@ -86,6 +89,7 @@ CELLS = (
     Cell(BASELINE, COPY),
     Cell(LOOKUP, COPY),
     ours("chain of 10", COPY, **CHAIN),
+    ours("chain of 32", COPY, **LONG_CHAIN),
     ours("tree of 32", COPY, **TREE),
     *(
         cell
@@ -123,12 +127,15 @@ class Host:
     Attributes:
         tokens: tokens of each row that they emitted, at most.
         drafted: share of the forwards that had a draft.
+        undrafted: median seconds between two consecutive forwards of one position; None: there are
+            none.
     """
 
     seconds: float
     forwards: int
     tokens: int
     drafted: float
+    undrafted: float | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,10 +150,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table, write the JSON."""
     torch.set_num_threads(1)
     rows = measure(arguments.max_new_tokens, arguments.repeats, chosen(arguments.only))
-    print(f"{'':<40}{'µs/forward':>11}{'± ':>6}{'µs/token':>10}{'drafted':>9}")
+    columns = f"{'µs/forward':>11}{'± ':>6}{'undrafted':>10}{'µs/token':>10}{'drafted':>9}"
+    print(f"{'':<40}{columns}")
     for row in rows:
+        alone = "-" if row["undrafted"] is None else f"{row['undrafted']:.0f}"
         print(
-            f"{row['name']:<40}{row['per_forward']:>11.0f}{row['spread']:>6.0f}"
+            f"{row['name']:<40}{row['per_forward']:>11.0f}{row['spread']:>6.0f}{alone:>10}"
             f"{row['per_token']:>10.0f}{row['drafted']:>8.0%}"
         )
     print("\nSpeed of steps without a draft to the baseline's, at assumed forwards of a GPU")
@@ -173,14 +182,14 @@ def measure(new: int, repeats: int, cells: Sequence[Cell]) -> list[dict[str, Any
     rows = {cell.name: row_of(cell, turns.results[cell.name]) for cell in cells}
     for cell in cells:
         baseline = rows.get(Cell(BASELINE, cell.text, cell.rows).name)
-        undrafted = cell.settings is not None and cell.text != COPY
-        hosts = (baseline["per_forward"], rows[cell.name]["per_forward"]) if baseline else None
-        rows[cell.name]["assumed"] = speeds(*hosts) if hosts and undrafted else []
+        hosts = (baseline["undrafted"], rows[cell.name]["undrafted"]) if baseline else (None, None)
+        known = cell.settings is not None and None not in hosts
+        rows[cell.name]["assumed"] = speeds(*hosts) if known else []
     return list(rows.values())
 
 
 def speeds(baseline: float, ours: float) -> list[float]:
-    """A step's speed to the baseline's at each of ``ASSUMED_FORWARDS``, for two host times in µs.
+    """An undrafted step's speed over the baseline's at ``ASSUMED_FORWARDS``, for host times in µs.
 
     The host works while the device waits, so a step takes the sum of both times.
     """
@@ -190,11 +199,13 @@ def speeds(baseline: float, ours: float) -> list[float]:
 def row_of(cell: Cell, calls: Sequence[Host]) -> dict[str, Any]:
     """A row of the results: medians over the calls, in microseconds."""
     per_forward = [1e6 * each.seconds / each.forwards for each in calls]
+    alone = [1e6 * each.undrafted for each in calls if each.undrafted is not None]
     return {
         "name": cell.name,
         "per_forward": median(per_forward),
         "least": min(per_forward),
         "spread": max(per_forward) - min(per_forward),
+        "undrafted": median(alone) if alone else None,
         "per_token": median(1e6 * each.seconds / each.tokens for each in calls),
         "drafted": median(each.drafted for each in calls),
         "forwards": median(each.forwards for each in calls),
@@ -244,7 +255,20 @@ def host_time(model: Any, prompt: list[int], new: int, cell: Cell) -> Host:
     whole = spans[-1][1] - spans[0][1]
     inside = sum(end - begin for begin, end, _ in spans[1:])
     wide = sum(positions > 1 for *_, positions in spans[1:])
-    return Host(whole - inside, forwards, new - 1, wide / forwards)
+    return Host(whole - inside, forwards, new - 1, wide / forwards, undrafted(spans[1:]))
+
+
+def undrafted(spans: Sequence[tuple[float, float, int]]) -> float | None:
+    """The median seconds between two consecutive forwards of one position; None: there are none.
+
+    ``spans`` are of ``timed_forwards``, without the prefill.
+    """
+    gaps = [
+        begin - end
+        for (_, end, before), (begin, _, positions) in pairwise(spans)
+        if before == positions == 1
+    ]
+    return median(gaps) if gaps else None
 
 
 @contextmanager

@@ -264,25 +264,31 @@ def native(raw: Raw) -> str:
 def host_time(raw: Raw) -> str:
     """Microseconds outside the forward, and the speed of steps without a draft."""
     assumed = raw["assumed_forwards_ms"]
+    times = ("undrafted", "per_forward", "spread", "per_token")
     rows = [
         (
             row["name"],
-            *(f"{row[each]:.0f}" for each in ("per_forward", "spread", "per_token")),
+            *("" if row[each] is None else f"{row[each]:.0f}" for each in times),
             f"{row['drafted']:.0%}",
             *([_speed(each, 3) for each in row["assumed"]] or [""] * len(assumed)),
         )
         for row in raw["rows"]
     ]
-    header = ("loop, text", "µs per forward", "spread", "µs per token", "steps with a draft")
+    header = (
+        *("loop, text", "µs per step without a draft", "µs per forward", "spread"),
+        *("µs per token", "steps with a draft"),
+    )
     return markdown((*header, *(f"speed at {each} ms" for each in assumed)), rows)
 
 
 def summaries(*files: Raw) -> str:
-    """Speedup of an encoder-decoder by group, beams and rows: means over the batches."""
-    cells: dict[tuple[str, int, int], list[Raw]] = {}
+    """Speedup of an encoder-decoder by text, dtype, beams and rows: means over the batches."""
+    cells: dict[tuple[str, str, int, int], list[Raw]] = {}
     for raw in files:
+        settings = raw["settings"]
+        text = "sentences of the article" if settings.get("extract") else "recorded"
         for row in raw["rows"]:
-            cell = (raw["settings"]["group"], row["beams"], row["batch"])
+            cell = (text, settings["dtype"], row["beams"], row["batch"])
             cells.setdefault(cell, []).append(row)
     rows = [
         (
@@ -294,7 +300,7 @@ def summaries(*files: Raw) -> str:
         )
         for cell, found in cells.items()
     ]
-    header = ("group", "beams", "rows", "ngramspec", "worst turn", "prompt lookup")
+    header = ("summary", "dtype", "beams", "rows", "ngramspec", "worst turn", "prompt lookup")
     more = ("tokens per call", "encoder's share of the baseline", "same text")
     return markdown((*header, *more), rows)
 
@@ -308,6 +314,24 @@ def samples(raw: Raw) -> str:
         calls = _mean(row[way]["tokens_per_call"] for row in raw["rows"])
         rows.append((name, len(speeds), _mean(speeds), _speed(min(speeds)), calls))
     return markdown(("drafted", "prompts", "speedup", "worst prompt", "tokens per call"), rows)
+
+
+def assisted(raw: Raw) -> str:
+    """Speedup with the same head by group: geometric means over the prompts."""
+    groups: dict[str, list[Raw]] = {}
+    for row in raw["rows"]:
+        groups.setdefault(row["group"], []).append(row)
+    ways = ("transformers", "ngramspec", "tables only")
+    rows = [
+        (
+            group,
+            *(_mean(row[way] for row in found) for way in ways),
+            f"{sum(row['same'] for row in found)} of {len(found)}",
+        )
+        for group, found in groups.items()
+    ]
+    header = ("task", "transformers' assisted generation", "ngramspec with the head")
+    return markdown((*header, "ngramspec without", "same text"), rows)
 
 
 def heads(raw: Raw) -> str:

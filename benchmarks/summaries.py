@@ -2,9 +2,10 @@
 
     python -m benchmarks summaries --traces traces.jsonl --json summaries.json
 
-The model has the shape of BART-large-CNN and random weights. It is forced to the recorded summary
-of each row's article: the logit of the next recorded token is raised, and that of another token of
-the article by almost as much at some positions, so that beams differ in a few tokens. All calls
+The model has the shape of BART-large-CNN and random weights. It is forced to a summary of each
+row's article, the recorded one or, with ``--extract``, every second sentence of the article: the
+logit of the summary's next token is raised, and that of another token of the article by almost as
+much at some positions, so that beams differ in a few tokens. All calls
 have the settings of that model's checkpoint. The baseline, ngramspec and, where it runs, prompt
 lookup take turns. Times are of a whole call, with the encoder. Compare the ratios of one turn.
 """
@@ -12,9 +13,10 @@ lookup take turns. Times are of a whole call, with the encoder. Compare the rati
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -33,6 +35,7 @@ LARGE = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "vocab_siz
 SETTINGS: dict[str, Any] = {"do_sample": False, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
 SETTINGS |= {"early_stopping": True, "min_length": 0, "forced_bos_token_id": None}
 EOS, PAD, SPECIAL_IDS = 2, 1, 4  # recorded ids are moved up by the number of special ones
+FULL_STOP = 30  # the token of SmolLM2
 LONGEST_ARTICLE = 1000  # tokens; the model has 1024 positions
 LONGEST_SUMMARY = 142  # tokens, as in the checkpoint
 # Logits of the recorded and of the other token, above the logarithm of the other tokens' sum.
@@ -52,18 +55,31 @@ def build(layers: int, dtype: torch.dtype) -> Any:
     return model
 
 
-def recorded(path: Path, group: str, rows: int) -> list[tuple[list[int], list[int]]]:
-    """The first articles of a group, with their summaries."""
+def recorded(
+    path: Path, group: str, rows: int, *, extract: bool
+) -> list[tuple[list[int], list[int]]]:
+    """The first articles of a group, with their recorded summaries or with extracts of them."""
     found = [each for each in read_traces(path) if each.group == group]
     if len(found) < rows:
         raise ValueError(f"{path} has {len(found)} traces of the group {group!r}, not {rows}")
-    return [
-        (
-            [token + SPECIAL_IDS for token in each.prompt.tolist()[-LONGEST_ARTICLE:]],
-            [token + SPECIAL_IDS for token in each.output.tolist()[: LONGEST_SUMMARY - 1]],
-        )
-        for each in found[:rows]
-    ]
+    pairs = []
+    for each in found[:rows]:
+        article = each.prompt.tolist()[-LONGEST_ARTICLE:]
+        summary = extracted(article) if extract else each.output.tolist()
+        pairs.append((moved(article), moved(summary[: LONGEST_SUMMARY - 1])))
+    return pairs
+
+
+def moved(tokens: Sequence[int]) -> list[int]:
+    """Recorded tokens, moved up by the number of special ones."""
+    return [token + SPECIAL_IDS for token in tokens]
+
+
+def extracted(article: Sequence[int]) -> list[int]:
+    """Every second sentence of an article, without the first and the text after the last."""
+    ends = [place + 1 for place, token in enumerate(article) if token == FULL_STOP]
+    sentences = [list(article[begin:end]) for begin, end in pairwise(ends)]
+    return [token for sentence in sentences[::2] for token in sentence]
 
 
 class Texts:
@@ -178,6 +194,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
     parser.add_argument("--group", default="summarization")
+    parser.add_argument(
+        "--extract", action="store_true", help="summaries of the article's own sentences"
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8], help="rows of a batch")
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
     add_count(parser, "--batches", 3, "batches of each size")
@@ -190,7 +209,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table, write the JSON."""
     model = build(arguments.layers, getattr(torch, arguments.dtype))
-    pairs = recorded(arguments.traces, arguments.group, arguments.batches * max(arguments.sizes))
+    rows_needed = arguments.batches * max(arguments.sizes)
+    pairs = recorded(arguments.traces, arguments.group, rows_needed, extract=arguments.extract)
     rows = []
     print(
         f"{'batch':>5}{'beams':>6}{'ours':>8}{'worst':>8}{'lookup':>8}{'encoder':>9}"

@@ -21,12 +21,26 @@ from benchmarks.host_time import (
 
 
 def test_a_row_has_medians_per_forward_and_per_token():
-    calls = [Host(seconds, 10, 40, 0.5) for seconds in (0.004, 0.001, 0.002)]
+    calls = [Host(seconds, 10, 40, 0.5, seconds / 20) for seconds in (0.004, 0.001, 0.002)]
     row = row_of(chosen(["auto, own"])[0], calls)
     assert row["per_forward"] == pytest.approx(200)
     assert row["least"] == pytest.approx(100)
     assert row["per_token"] == pytest.approx(50)
     assert row["drafted"] == 0.5
+    assert row["undrafted"] == pytest.approx(100)
+
+
+def test_steps_between_forwards_of_one_position_are_undrafted():
+    spans = [
+        (0.0, 1.0, 1),
+        (1.5, 2.0, 1),
+        (2.25, 3.0, 1),
+        (3.5, 4.0, 1),
+        (6.0, 7.0, 5),
+        (9.0, 10.0, 1),
+    ]
+    assert host_time.undrafted(spans) == 0.5
+    assert host_time.undrafted(spans[4:]) is None
 
 
 def test_the_speed_at_an_assumed_forward_counts_forward_and_host():

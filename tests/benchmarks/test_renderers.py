@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.renderers import (
+    assisted,
     beams,
     divergence,
     editor,
@@ -27,14 +28,14 @@ def cells(table: str) -> list[list[str]]:
 def test_host_time_has_the_assumed_speeds_of_undrafted_steps():
     known = {"per_forward": 240.4, "spread": 9.0, "per_token": 60.0, "drafted": 0.5}
     rows = [
-        {"name": "baseline, own", **known, "assumed": []},
-        {"name": "ngramspec none, own", **known, "assumed": [0.98765, 0.99]},
+        {"name": "chain, copy", **known, "undrafted": None, "assumed": []},
+        {"name": "ngramspec none, own", **known, "undrafted": 95.0, "assumed": [0.98765, 0.99]},
     ]
     table = host_time({"rows": rows, "assumed_forwards_ms": [3, 6]})
     assert "speed at 3 ms | speed at 6 ms" in table
     assert cells(table) == [
-        ["baseline, own", "240", "9", "60", "50%", "", ""],
-        ["ngramspec none, own", "240", "9", "60", "50%", "0.988", "0.990"],
+        ["chain, copy", "", "240", "9", "60", "50%", "", ""],
+        ["ngramspec none, own", "95", "240", "9", "60", "50%", "0.988", "0.990"],
     ]
 
 
@@ -42,11 +43,12 @@ def test_summaries_are_means_over_batches():
     known = {"beams": 4, "batch": 8, "worst": 1.0, "lookup": None, "tokens_per_call": 3.0}
     known["encoder_share"] = 0.2
     rows = [{**known, "speedup": 2.0, "same": True}, {**known, "speedup": 8.0, "same": False}]
-    settings = {"group": "news"}
-    files = [{"settings": settings, "rows": [row]} for row in rows]
-    assert cells(summaries(*files)) == [
-        ["news", "4", "8", "4.00", "1.00", "", "3.00", "0.20", "1 of 2"]
-    ]
+    files = [{"settings": {"dtype": "float32"}, "rows": [row]} for row in rows]
+    mean = ["float32", "4", "8", "4.00", "1.00", "", "3.00", "0.20", "1 of 2"]
+    assert cells(summaries(*files)) == [["recorded", *mean]]
+    for file in files:
+        file["settings"] |= {"extract": True}
+    assert cells(summaries(*files)) == [["sentences of the article", *mean]]
 
 
 def test_samples_are_means_over_prompts():
@@ -56,6 +58,12 @@ def test_samples_are_means_over_prompts():
         ["from each other", "2", "1.00", "0.50", "1.00"],
         ["separately", "2", "0.50", "0.50", "0.50"],
     ]
+
+
+def test_assisted_is_a_mean_of_each_group():
+    row = {"group": "chat", "transformers": 0.5, "tables only": 1.0}
+    rows = [{**row, "ngramspec": 2.0, "same": True}, {**row, "ngramspec": 8.0, "same": False}]
+    assert cells(assisted({"rows": rows})) == [["chat", "0.50", "4.00", "1.00", "1 of 2"]]
 
 
 def test_heads_are_means_over_groups():
