@@ -82,7 +82,7 @@ class _SamplingSession(DraftSession):
         weights = (probs.astype(np.float64) / probs.max()) ** (1 / self._temperature)
         heated = (weights / weights.sum()).astype(np.float32)
         ids, heated = ids[heated > 0], heated[heated > 0]
-        return sampled(ids, heated, self._rng), ids, heated
+        return sampled(ids, heated, self._rng)[0], ids, heated
 
     def _draft(self, found: Sequence[tuple[int, Int32, Float32]]) -> Draft:
         """The draft of chosen tokens and their q."""
