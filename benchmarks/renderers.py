@@ -316,24 +316,6 @@ def samples(raw: Raw) -> str:
     return markdown(("drafted", "prompts", "speedup", "worst prompt", "tokens per call"), rows)
 
 
-def assisted(raw: Raw) -> str:
-    """Speedup with the same head by group: geometric means over the prompts."""
-    groups: dict[str, list[Raw]] = {}
-    for row in raw["rows"]:
-        groups.setdefault(row["group"], []).append(row)
-    ways = ("transformers", "ngramspec", "tables only")
-    rows = [
-        (
-            group,
-            *(_mean(row[way] for row in found) for way in ways),
-            f"{sum(row['same'] for row in found)} of {len(found)}",
-        )
-        for group, found in groups.items()
-    ]
-    header = ("task", "transformers' assisted generation", "ngramspec with the head")
-    return markdown((*header, "ngramspec without", "same text"), rows)
-
-
 def heads(raw: Raw) -> str:
     """Tokens per cost of tables and a drafting head, alone and together, by the head's cost."""
     results = raw["results"]

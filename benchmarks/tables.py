@@ -72,11 +72,6 @@ _BATCH = (
     *("benchmarks", "batch", "--traces", PUBLIC, *_FLOAT32),
     *("--repeats", "2", "--sizes", "4", "8"),
 )
-_SUMMARIES = {
-    "recorded": _FLOAT32,
-    "extracts": (*_FLOAT32, "--extract"),
-    "extracts_bfloat16": ("--dtype", "bfloat16", "--extract"),
-}
 _PRESET = (*REPLAY, "--policy", "priority", "--curve", "cpu", "--curve", "gpu")
 _LENGTHS = {
     "lengths": (
@@ -217,12 +212,11 @@ TABLES: dict[str, Table] = {
     ),
     "summaries": Table(
         {
-            f"summaries_{name}_{size}_rows_{beams}_beams": (
+            f"summaries_{size}_rows_{beams}_beams": (
                 *("benchmarks", "summaries", "--traces", PUBLIC, "--group", "summary"),
                 *("--sizes", str(size), "--beams", str(beams), "--batches", str(batches)),
-                *(*options, "--repeats", "2", "--json", "OUT"),
+                *(*_FLOAT32, "--repeats", "2", "--json", "OUT"),
             )
-            for name, options in _SUMMARIES.items()
             for size, beams, batches in ((1, 1, 3), (1, 4, 3), (8, 1, 1), (8, 4, 1))
         },
         (*LOOP, "benchmarks/summaries.py"),
@@ -237,16 +231,6 @@ TABLES: dict[str, Table] = {
         {"heads": ("benchmarks", "heads", "--traces", PUBLIC, "--json", "OUT")},
         (*DRAFTERS, "benchmarks/heads.py", "benchmarks/recorded_heads.py"),
         renderers.heads,
-    ),
-    "assisted": Table(
-        {
-            "assisted": (
-                *("benchmarks", "assisted", "--traces", PUBLIC, "--early-exit", "20", *_FLOAT32),
-                *("--json", "OUT"),
-            )
-        },
-        (*LOOP, "benchmarks/assisted.py"),
-        renderers.assisted,
     ),
     "beams": Table(
         {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from benchmarks.renderers import (
-    assisted,
     beams,
     divergence,
     editor,
@@ -58,12 +57,6 @@ def test_samples_are_means_over_prompts():
         ["from each other", "2", "1.00", "0.50", "1.00"],
         ["separately", "2", "0.50", "0.50", "0.50"],
     ]
-
-
-def test_assisted_is_a_mean_of_each_group():
-    row = {"group": "chat", "transformers": 0.5, "tables only": 1.0}
-    rows = [{**row, "ngramspec": 2.0, "same": True}, {**row, "ngramspec": 8.0, "same": False}]
-    assert cells(assisted({"rows": rows})) == [["chat", "0.50", "4.00", "1.00", "1 of 2"]]
 
 
 def test_heads_are_means_over_groups():
