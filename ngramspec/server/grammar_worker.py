@@ -20,6 +20,18 @@ END_MARGIN_SECONDS = 5  # after the limit, before the process ends without the s
 SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*\) is false: )?")
 
 
+def compiler_of(vocabulary: str) -> Any:
+    """xgrammar's ``GrammarCompiler`` for a serialized ``TokenizerInfo``.
+
+    It uses half of the cores. The others stay free for answers and for other users' grammars.
+    """
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo.deserialize_json(vocabulary)
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    return xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
+
+
 def compiled(compiler: Any, kind: str, text: str) -> Any:
     """A grammar compiled by xgrammar's ``GrammarCompiler``; a RuntimeError if it cannot be used.
 
@@ -58,13 +70,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # output that a library prints must not be taken for an answer
-        import xgrammar
-
         seconds, vocabulary = json.loads(sys.stdin.readline())
-        info = xgrammar.TokenizerInfo.deserialize_json(vocabulary)
-        # Half of the cores stay free for the answers and for other users' workers.
-        threads = max(1, (os.cpu_count() or 1) // 2)
-        compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
+        compiler = compiler_of(vocabulary)
         print("null", file=answers, flush=True)
         for line in sys.stdin:
             kind, text = json.loads(line)

@@ -15,6 +15,7 @@ from serving import VOCAB, ask, letters, listening, served
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 xgrammar = pytest.importorskip("xgrammar", reason="pip install --no-deps xgrammar==0.2.8")
 
+from ngramspec.server import grammar_worker  # noqa: E402
 from ngramspec.server.errors import ApiError  # noqa: E402
 from ngramspec.server.grammar_pool import (  # noqa: E402
     GrammarPool,
@@ -175,6 +176,15 @@ def test_a_users_slow_grammar_does_not_stop_another_users(asked, stub):
         assert len(pool.workers) == 1
 
     pooled(test, waiting=3)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(8, 4), (3, 1), (1, 1), (None, 1)])
+def test_a_worker_uses_half_of_the_cores(monkeypatch, cores, threads):
+    made = []
+    monkeypatch.setattr(grammar_worker.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(xgrammar, "GrammarCompiler", lambda *given, **options: made.append(options))
+    grammar_worker.compiler_of(vocabulary().serialize_json())
+    assert [options["max_threads"] for options in made] == [threads]
 
 
 def test_compiled_grammars_are_kept_for_each_user_apart(asked, stub):
