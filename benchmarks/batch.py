@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
 from ngramspec import DecodeStats, Speculator
+from ngramspec.cli.usage import UsageError
 from ngramspec.measure.forced import forced_model
 from ngramspec.measure.models import load
 from ngramspec.measure.traces import read_traces
@@ -74,7 +75,10 @@ def prompts_of(group: str, arguments: argparse.Namespace) -> list[list[int]]:
         traces = read_traces(arguments.traces)
         first = next(each for each in traces if len(each.prompt) >= longest)
         return [first.prompt.tolist()[-longest:]] * most
-    return recorded_prompts(arguments.traces, group, longest, cut=True)[:most]
+    prompts = recorded_prompts(arguments.traces, group, longest, cut=True)
+    if len(prompts) < most:
+        raise UsageError(f"--sizes must be at most {len(prompts)} for {group!r}; got {most}")
+    return prompts[:most]
 
 
 def random_text(model: Any, prompt: list[int], new: int) -> list[int]:

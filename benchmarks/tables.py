@@ -212,11 +212,12 @@ TABLES: dict[str, Table] = {
     ),
     "summaries": Table(
         {
-            f"summaries_{size}_rows_{beams}_beams": (
-                *("benchmarks", "summaries", "--traces", PUBLIC, "--group", "summary"),
+            f"{name}_{size}_rows_{beams}_beams": (
+                *("benchmarks", "summaries", "--traces", PUBLIC, "--group", "summary", *text),
                 *("--sizes", str(size), "--beams", str(beams), "--batches", str(batches)),
                 *(*_FLOAT32, "--repeats", "2", "--json", "OUT"),
             )
+            for name, text in (("extracts", ("--extract",)), ("summaries", ()))
             for size, beams, batches in ((1, 1, 3), (1, 4, 3), (8, 1, 1), (8, 4, 1))
         },
         (*LOOP, "benchmarks/summaries.py"),
