@@ -24,7 +24,7 @@ VERSIONS = {
 @nox.session
 @nox.parametrize("transformers", list(VERSIONS))
 def tests(session: nox.Session, transformers: str) -> None:
-    """Run pytest, with the arguments behind ``--``."""
+    """Run pytest, with the arguments after ``--``."""
     constraints = Path(session.create_tmp(), "constraints.txt")
     constraints.write_text(pinned({"transformers": transformers} | VERSIONS[transformers]))
     session.install("-c", str(constraints), "torch", "setuptools", "wheel", "Cython", "numpy")
