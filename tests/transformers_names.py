@@ -85,7 +85,7 @@ PRIVATE = {
             "_is_stateful": "whether a model keeps a recurrent state",
         },
     ),
-    **rows("modeling_layers", {"_project_to_logits": "the logits of MTP layers"}, "5.23"),
+    **rows("modeling_layers", {"_project_to_logits": "the logits of MTP layers"}),
     **rows("distributed.mixin", {"_device_mesh": "the processes of tensor parallelism"}),
     "_commit_hash": Name(
         "_commit_hash", "configuration_utils", "the hub's commit of a config", until="5.18"
@@ -184,6 +184,7 @@ CLASS_MODULES = {
 CLASSES_SINCE = {
     "GgufHfQuantizer": "5.17",
     "HyperCLOVAXVisionV2ForConditionalGeneration": "5.18",
+    "MossTranscribeDiarizeForConditionalGeneration": "5.20",
 }
 # Folders of the modules that compute positions.
 POSITION_FOLDERS = {

@@ -50,6 +50,8 @@ def test_text_is_plain_generate_s(name):
 def test_static_caches(name):
     model = build(name)
     kwargs = GREEDY | {"cache_implementation": "static"}
+    if name == "bloom (alibi)" and before("5.20") and not before("5.17"):
+        pytest.skip("plain decoding fails in transformers 5.19")
     plain = model.generate(PROMPT, **kwargs)
     for drafter in drafters(name, plain[0].tolist()):
         ours = ngramspec.generate(model, PROMPT, speculator=Speculator(drafter, 9), **kwargs)

@@ -12,7 +12,7 @@ from transformers import DynamicCache, StoppingCriteria
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.versions import before
+from ngramspec.hf_model.compat.versions import PLACES_TOKENS, before, has
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30}
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -46,6 +46,8 @@ def git():
 
 @pytest.mark.parametrize("make", [lambda: build("gpt-neo (windows)"), git], ids=["gpt-neo", "git"])
 def test_no_fixed_width_where_tokens_are_found_by_their_slot(make):
+    if make is git and not has(PLACES_TOKENS):
+        pytest.skip("GIT verifies no draft before transformers 5.19")
     model = make()
     model.set_attn_implementation("eager")
     with pytest.raises(UnsupportedError, match=r"width=8 .* finds tokens by their slots"):

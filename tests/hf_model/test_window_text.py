@@ -12,6 +12,7 @@ import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat.versions import before
 from ngramspec.hf_model.model import Target
 
 LENGTH = 112  # tokens of prompt and text
@@ -128,6 +129,8 @@ def test_masks_over_a_cache_that_keeps_all():
 @pytest.mark.parametrize("name", WINDOWED)
 def test_static_caches(name, attention):
     """One row has trees, and a batch advances in lock-step."""
+    if name == "llama4 (chunks)" and before("5.20"):
+        pytest.skip("plain decoding fails before transformers 5.20")
     for rows in (1, 3):
         model, inputs = windowed(name, 8), batch(rows)
         if attention == "eager" or model._supports_sdpa:

@@ -29,21 +29,20 @@ def mtp_layers(model: Any) -> Any:
 
 
 def _load(model: Any) -> Any:
+    from transformers import modeling_layers
+
     what = f"use_mtp=True is not supported: {type(model).__name__}"
-    try:
-        from transformers.modeling_layers import MtpModel
-    except ImportError as error:
-        raise UnsupportedError(
-            "use_mtp=True needs a version of transformers with MtpModel (5.23)"
-        ) from error
     if not getattr(model.config.get_text_config(), "num_mtp_layers", None):
         raise UnsupportedError(f"{what} has no layers for multi-token prediction; remove it")
+    kind = getattr(modeling_layers, "MtpModel", None)
+    if not hasattr(kind, "forward_layer"):
+        raise UnsupportedError("use_mtp=True is not supported before transformers 5.20")
     kinds = set(getattr(model.config.get_mtp_config(), "layer_types", None) or ())
     if kinds - {"full_attention", "sliding_attention"}:
         raise UnsupportedError(f"{what}'s MTP layers keep a state that cannot be rolled back")
     device = next(model.get_decoder().layers[-1].parameters()).device
     try:
-        layers = MtpModel.from_pretrained(model, device_map={"": device})
+        layers = kind.from_pretrained(model, device_map={"": device})
     except (OSError, RuntimeError, ValueError) as error:
         raise UnsupportedError(f"{what}'s MTP layers cannot be read: {error}") from error
     return layers.eval()

@@ -14,12 +14,18 @@ from ngramspec import Speculator
 from ngramspec.hf_model.assistants.mtp import MtpHead, mtp_layers
 from ngramspec.hf_model.assistants.states import StateChannel
 
-import_module("transformers.modeling_layers").__dict__.get("MtpModel") or pytest.skip(
-    "this version of transformers has no MtpModel", allow_module_level=True
-)
+MTP = getattr(import_module("transformers.modeling_layers"), "MtpModel", None)
+if not hasattr(MTP, "forward_layer"):
+    pytest.skip("this version of transformers runs no single MTP layer", allow_module_level=True)
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 PADDED = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 9, 5, 6], [5, 6, 7, 8, 5, 6, 7, 9, 5, 7]])
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
+
+
+def test_a_version_without_single_layers_is_refused(model, monkeypatch):
+    monkeypatch.delattr(MTP, "forward_layer")
+    with pytest.raises(ngramspec.UnsupportedError, match=r"use_mtp=True .* transformers 5\.20"):
+        ngramspec.generate(model, PROMPT, use_mtp=True, **GREEDY)
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

@@ -12,6 +12,7 @@ import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.recurrent_state import MAX_PENDING_TOKENS, Checkpoint
+from ngramspec.hf_model.compat.versions import before
 from ngramspec.hf_model.recurrent_probe import why_not_continued
 
 ATTENTION = ("BambaForCausalLM", "Qwen3NextForCausalLM", "ZayaForCausalLM")  # beside the state,
@@ -151,8 +152,11 @@ def test_models_whose_wider_forward_is_another_are_refused_by_name(name, reason)
         ngramspec.generate(model_of(name), PROMPT, **GREEDY)
 
 
+@pytest.mark.skipif(
+    before("5.20") and not before("5.17"), reason="plain decoding fails in transformers 5.19"
+)
 def test_the_probe_leaves_alone_what_a_model_keeps_in_its_modules():
-    """Plain decoding goes on from it, behind a text that the caller has begun."""
+    """Plain decoding goes on from it, after a text that the caller has begun."""
     model = tiny.build(transformers.RecurrentGemmaForCausalLM)  # never probed before
     seen = []
     for speculator in (None, Speculator(unsupported="plain")):
