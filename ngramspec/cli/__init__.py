@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from ngramspec.cli.output import UNPRINTABLE, printable
 from ngramspec.cli.usage import UsageError, check_folders
 from ngramspec.errors import INSTALL
 
@@ -24,6 +27,7 @@ COMMANDS = (
 
 MAX_NAME_COLUMNS = 28  # before the descriptions in a help text
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
+CLOSED_PIPE = 1  # as rich exits, which prints some of the tables
 
 
 class Help(argparse.HelpFormatter):
@@ -39,14 +43,14 @@ class Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
+    """An ArgumentParser whose errors are one line without control characters."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": Help, **settings})
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` on stderr and exit with 2."""
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, error_line(self.prog, message) + "\n")
 
 
 def build_parser() -> Parser:
@@ -77,11 +81,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         and what the command returns otherwise.
 
     Raises:
-        SystemExit: from argparse, after ``--help``, ``--version`` and arguments it refuses.
+        SystemExit: from argparse, after ``--help``, ``--version`` and arguments it refuses; 1 if
+            the output is a closed pipe.
     """
     return execute(build_parser(), argv)
 
 
+@contextmanager
+def quiet_on_closed_pipe() -> Iterator[None]:
+    """Exit without a message if what reads the output ends before it, as in ``... | head``."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at exit
+        raise SystemExit(CLOSED_PIPE) from None
+
+
+@quiet_on_closed_pipe()
 def execute(parser: Parser, argv: Sequence[str] | None) -> int:
     """Parse the arguments and run the command that they name; return the exit code, see ``main``.
 
@@ -97,14 +116,18 @@ def execute(parser: Parser, argv: Sequence[str] | None) -> int:
         check_folders(arguments)
         return int(arguments.run(arguments))
     except UsageError as error:
-        print(f"{arguments.prog}: {error}", file=sys.stderr)
-        return 2
+        message = str(error)
     except ModuleNotFoundError as error:
         if error.name not in INSTALL:
             raise
-        needed = f"{error.name} is not installed; run: {INSTALL[error.name]}"
-        print(f"{arguments.prog}: {needed}", file=sys.stderr)
-        return 2
+        message = f"{error.name} is not installed; run: {INSTALL[error.name]}"
     except KeyboardInterrupt:
         print(file=sys.stderr)  # after the terminal's ^C
         return INTERRUPTED
+    print(error_line(arguments.prog, message), file=sys.stderr)
+    return 2
+
+
+def error_line(prog: str, message: str) -> str:
+    """An error as one line; file names in it may contain any character."""
+    return f"{prog}: {printable(message)}".replace("\n", UNPRINTABLE)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ngramspec.cli.output import printable
 from ngramspec.cli.usage import UsageError, need, usable
 from ngramspec.errors import check_int
 from ngramspec.measure.wording import counted
@@ -132,7 +133,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
         try:
             corpus.verify()
         except StoreFileError as error:
-            print(error)
+            print(printable(str(error)))
             return 1
         print(f"{arguments.corpus}: {counted(len(corpus), 'token')}, nothing broken")
     return 0
@@ -184,8 +185,6 @@ class LeftOut:
 
     def show(self, console: Any) -> None:
         """Print the number of files and the first names for each reason, the most files first."""
-        from ngramspec.cli.pieces import printable
-
         for why, paths in sorted(self.paths.items(), key=lambda each: -len(each[1])):
             names = ", ".join(printable(str(path)) for path in paths[:MAX_NAMED_FILES])
             more = ", ..." if len(paths) > MAX_NAMED_FILES else ""

@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec import DecodeStats, StepEvent, __version__
-from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pieces, printable
+from ngramspec.cli.output import printable
+from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pieces
 from ngramspec.measure.measurement import Row
 from ngramspec.measure.wording import counted
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("ngramspec", "numpy", "torch", "transformers", "arctic-inference")
 TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
+UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 def console() -> Console:
@@ -86,3 +87,9 @@ def print_paths(paths: Iterable[Path]) -> None:
     """Print the names of plots."""
     for path in paths:
         print(path)
+
+
+def printable(text: str) -> str:
+    """``text`` with tabs as spaces and without control characters except the newline."""
+    text = text.replace("\r\n", "\n").expandtabs(4)
+    return "".join(each if each.isprintable() or each == "\n" else UNPRINTABLE for each in text)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ngramspec import StepEvent
+from ngramspec.cli.output import printable
 from ngramspec.server.text import REPLACEMENT_CHARACTER, Detokenizer
 
 ACCEPTED, REJECTED, CORRECTED, PLAIN = "accepted", "rejected", "corrected", "plain"
@@ -40,11 +41,3 @@ class Pieces:
 
     def _add(self, token: int) -> str:
         return printable(self._text.add((token,)))
-
-
-def printable(text: str) -> str:
-    """``text`` with tabs as spaces and without control characters except the newline."""
-    text = text.replace("\r\n", "\n").expandtabs(4)
-    return "".join(
-        each if each.isprintable() or each == "\n" else REPLACEMENT_CHARACTER for each in text
-    )

@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         draw = getattr(figures, f"figure_{number}")
         run = (source,) if number in OF_RUNS else ()
         with writable("--plots", arguments.plots):
-            print_paths(draw(arguments.plots, *run))
+            written = draw(arguments.plots, *run)
+        print_paths(written)
     return 0
 
 

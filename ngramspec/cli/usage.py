@@ -27,7 +27,7 @@ def usable(name: str = "") -> Iterator[None]:
     prefix = f"{name}: " if name else ""
     try:
         yield
-    except UsageError:
+    except (UsageError, BrokenPipeError):  # the latter: what reads the output has ended
         raise
     except (ImportError, OSError, TypeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name in INSTALL:

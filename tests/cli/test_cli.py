@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from importlib import import_module
 
+import numpy as np
 import pytest
 from command import exit_code
 
 import ngramspec
 from ngramspec.cli import COMMANDS, demo, usage
 from ngramspec.measure import models
+from ngramspec.stores import Corpus
 
 
 @pytest.mark.parametrize(
@@ -102,3 +107,32 @@ def test_commands_declare_what_main_needs():
 def test_errors_name_the_subcommand(capsys):
     assert exit_code(["replay", "--traces", "nowhere"]) == 2
     assert capsys.readouterr().err.startswith("ngramspec replay: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["replay", "--traces", "\x1b[31m\nred"], ["\x1b[31m\nred"], ["demo", "\x1b[31m\nred"]],
+)
+def test_errors_print_no_control_characters_of_names(arguments, capsys):
+    assert exit_code(arguments) == 2
+    error = capsys.readouterr().err
+    assert "red" in error
+    assert error.count("\n") == 1
+    assert error.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_closed_pipe_ends_a_command_quietly(command, tmp_path):
+    path = tmp_path / "small.ngc"
+    Corpus.build([np.arange(3)], path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "ngramspec", "corpus", command, str(path)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert ended.returncode == 1
+    assert ended.stderr == b""

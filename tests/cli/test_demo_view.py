@@ -12,7 +12,8 @@ from rich.console import Console
 
 from ngramspec import DecodeStats, StepEvent, Verdict
 from ngramspec.cli import demo_view
-from ngramspec.cli.pieces import Pieces, printable
+from ngramspec.cli.output import printable
+from ngramspec.cli.pieces import Pieces
 from ngramspec.measure.measurement import Row
 
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other than the newline
