@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from ngramspec.cli.options import (
     add_count,
     add_device,
+    add_flag,
     add_model,
     add_numbers,
     add_outputs,
+    add_repeated,
     load_model,
 )
 from ngramspec.cli.output import console, make_table, print_paths, stages, write_json
@@ -41,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_model(parser, dtype="float32")
     add_device(parser)
-    parser.add_argument(
+    add_repeated(
+        parser,
         "--drafter",
-        action="append",
-        metavar="SPEC",
-        help="such as copy, 'ngram(order=3,sample=true)', trained-unigram, trained-bigram, random;"
+        "SPEC",
+        "such as copy, 'ngram(order=3,sample=true)', trained-unigram, trained-bigram, random;"
         " may be repeated (default: all of these)",
     )
     parser.add_argument("--draft-model", metavar="MODEL", help="a smaller model, as one drafter")
@@ -69,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, metavar="N", help="of the target (default: off)")
     parser.add_argument("--top-p", type=float, metavar="P", help="of the target (default: off)")
     parser.add_argument("--repetition-penalty", type=float, metavar="X", help="default: off")
-    parser.add_argument("--no-observed", action="store_true", help="do not decode speculatively")
+    add_flag(parser, "--no-observed", "do not decode speculatively")
     add_outputs(parser, plots=True)
 
 

@@ -7,16 +7,18 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import (
     Parser,
     add_count,
     add_device,
+    add_flag,
     add_model,
     add_numbers,
     add_outputs,
+    add_path,
+    add_repeated,
     load_model,
 )
 from ngramspec.cli.output import console, print_paths, write_json
@@ -57,16 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_prompts(parser: Parser) -> None:
     """Which prompts."""
-    parser.add_argument(
+    add_path(
+        parser,
         "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="JSON lines with group, id and prompt, a text or token ids (default: the demo's)",
+        "FILE",
+        "JSON lines with group, id and prompt, a text or token ids (default: the demo's)",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--chat",
-        action="store_true",
-        help="put prompts that are marked with [INST] into the model's own chat template",
+        "put prompts that are marked with [INST] into the model's own chat template",
     )
     parser.add_argument(
         "--tasks",
@@ -95,13 +97,11 @@ def _add_plan(parser: Parser) -> None:
     add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
     add_count(parser, "--least", 48, "leave out prompts with a shorter baseline output")
     add_count(parser, "--repeats", 3, "timed calls of each prompt and configuration")
-    parser.add_argument(
-        "--keep", action="store_true", help="one Speculator for all calls, which learns from them"
-    )
-    parser.add_argument(
+    add_flag(parser, "--keep", "one Speculator for all calls, which learns from them")
+    add_flag(
+        parser,
         "--same-text",
-        action="store_true",
-        help="have the model's logits prefer the baseline's text in all configurations, because"
+        "have the model's logits prefer the baseline's text in all configurations, because"
         " bfloat16 texts diverge at near ties",
     )
 
@@ -118,18 +118,15 @@ def _add_configurations(parser: Parser) -> None:
     )
     add_numbers(parser, "--width", [], "also with fixed widths")
     add_numbers(parser, "--tree", [], "also with trees of N nodes")
-    parser.add_argument("--chains", action="store_true", help="also with drafts that never branch")
-    parser.add_argument(
+    add_flag(parser, "--chains", "also with drafts that never branch")
+    add_repeated(
+        parser,
         "--speculator",
-        action="append",
-        default=[],
+        "JSON",
+        "also with these arguments of Speculator, such as '{\"gamma\": 8}'",
         type=_fields,
-        metavar="JSON",
-        help="also with these arguments of Speculator, such as '{\"gamma\": 8}'",
     )
-    parser.add_argument(
-        "--compiled", action="store_true", help="also with compiled static forwards"
-    )
+    add_flag(parser, "--compiled", "also with compiled static forwards")
 
 
 def run(arguments: argparse.Namespace) -> int:

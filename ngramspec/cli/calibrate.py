@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from ngramspec.cli.options import add_count, add_device, add_dtype, add_numbers, load_model
+from ngramspec.cli.options import add_count, add_model_argument, add_numbers, add_path, load_model
 from ngramspec.cli.usage import check_least, need, writable
 
 SUMMARY = "measure what wider forwards cost on this machine"
@@ -15,14 +14,10 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="folder or hub id (default: embedded SmolLM2)"
-    )
-    add_dtype(parser)
-    add_device(parser)
+    add_model_argument(parser)
     add_numbers(parser, "--contexts", [400, 900], "positions in the cache")
     add_count(parser, "--repeats", 9, "timed forwards of each width")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="save the costs")
+    add_path(parser, "--json", "OUT", "save the costs")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ngramspec.cli.options import add_path, add_repeated
 from ngramspec.cli.output import printable
 from ngramspec.cli.usage import UsageError, need, usable
 from ngramspec.errors import check_int
@@ -28,15 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Build a corpus from files and folders.",
     )
     build.set_defaults(run=run_build, prog=build.prog)
-    build.add_argument("out", type=Path, metavar="OUT", help="the file, .ngc by custom")
-    build.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="files and folders")
+    add_path(build, "out", "OUT", "the file, .ngc by custom")
+    add_path(build, "paths", "PATH", "files and folders", nargs="+")
     build.add_argument("--tokenizer", metavar="MODEL", help="folder or hub id (default: embedded)")
-    build.add_argument(
+    add_repeated(
+        build,
         "--glob",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="only files whose name or path in the folder matches; may be repeated",
+        "PATTERN",
+        "only files whose name or path in the folder matches; may be repeated",
     )
     build.add_argument(
         "--jsonl", metavar="FIELD", help="every line is a JSON object with a text in FIELD"
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         command.set_defaults(run=run, prog=command.prog)
-        command.add_argument("corpus", type=Path, metavar="CORPUS", help="the file")
+        add_path(command, "corpus", "CORPUS", "the file")
         if run in (run_watch, run_update):
             add_max_file(command, "as it was built")
 

@@ -12,6 +12,7 @@ from ngramspec.cli.options import (
     add_count,
     add_drafter,
     add_gamma,
+    add_path,
     load_model,
     make_speculator,
     usable_model,
@@ -48,11 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_drafter(parser)
     add_gamma(parser)
-    parser.add_argument(
+    add_path(
+        parser,
         "--prompt-file",
-        type=Path,
-        metavar="FILE",
-        help="one prompt, UTF-8, instead of the four texts; a user's message if the model chats",
+        "FILE",
+        "one prompt, UTF-8, instead of the four texts; a user's message if the model chats",
     )
     add_count(parser, "--max-new-tokens", MAX_NEW_TOKENS, "most tokens generated for each text")
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ngramspec.cli.options import (
     add_count,
-    add_device,
     add_drafter,
-    add_dtype,
+    add_flag,
     add_gamma,
+    add_model_argument,
     add_outputs,
+    add_path,
     load_model,
     make_speculator,
 )
@@ -40,25 +40,21 @@ MEASURED = (  # of a Run, under these names in the JSON file
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="folder or hub id (default: embedded SmolLM2)"
-    )
-    add_dtype(parser)
-    add_device(parser)
+    add_model_argument(parser)
     add_drafter(parser)
     add_gamma(parser)
-    parser.add_argument(
+    add_path(
+        parser,
         "--prompts",
-        type=Path,
-        metavar="FILE",
-        help="JSON lines as 'ngramspec record' reads them (default: the demo's texts)",
+        "FILE",
+        "JSON lines as 'ngramspec record' reads them (default: the demo's texts)",
     )
-    parser.add_argument("--raw", action="store_true", help="do not use the model's chat template")
+    add_flag(parser, "--raw", "do not use the model's chat template")
     add_count(parser, "--count", 8, "prompts at most")
     add_count(parser, "--tokens", 128, "new tokens of each")
     add_count(parser, "--repeats", 3, "timed rounds")
     add_count(parser, "--rows", 1, "of batches whose speed is predicted too")
-    parser.add_argument("--html", type=Path, metavar="OUT", help="write a self-contained page")
+    add_path(parser, "--html", "OUT", "write a self-contained page")
     add_outputs(parser, plots=True)
 
 

@@ -16,15 +16,21 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
+MODEL_HELP = "folder or hub id (default: the embedded SmolLM2)"
 GAMMA_HELP = "tokens drafted in a step: an integer, heuristic, threshold or auto (default: auto)"
 
 
 def add_model(parser: Parser, *, dtype: str = "bfloat16") -> None:
     """Declare ``--model`` and ``--dtype``."""
-    parser.add_argument(
-        "--model", metavar="MODEL", help="folder or hub id (default: the embedded SmolLM2)"
-    )
+    parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
     add_dtype(parser, dtype=dtype)
+
+
+def add_model_argument(parser: Parser) -> None:
+    """Declare the argument ``MODEL``, ``--dtype`` and ``--device``."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    add_dtype(parser)
+    add_device(parser)
 
 
 def add_dtype(parser: Parser, *, dtype: str = "bfloat16") -> None:
@@ -53,12 +59,8 @@ def add_drafter(parser: Parser) -> None:
 
 def add_drafters(parser: Parser) -> None:
     """Declare ``--drafter``, which may be repeated, and ``--policy``."""
-    parser.add_argument(
-        "--drafter",
-        action="append",
-        metavar="SPEC",
-        help='such as "copy+ngram"; may be repeated (default: auto)',
-    )
+    help = 'such as "copy+ngram"; may be repeated (default: auto)'
+    add_repeated(parser, "--drafter", "SPEC", help)
     add_policy(parser)
 
 
@@ -94,11 +96,26 @@ def add_numbers(
     )
 
 
+def add_flag(parser: Parser, option: str, help: str) -> None:
+    """Declare an option without a value."""
+    parser.add_argument(option, action="store_true", help=help)
+
+
+def add_path(parser: Parser, option: str, metavar: str, help: str, **settings: Any) -> None:
+    """Declare an option or argument that is a file or folder."""
+    parser.add_argument(option, type=Path, metavar=metavar, help=help, **settings)
+
+
+def add_repeated(parser: Parser, option: str, metavar: str, help: str, **settings: Any) -> None:
+    """Declare an option that may be repeated; the values are a list."""
+    parser.add_argument(option, action="append", default=[], metavar=metavar, help=help, **settings)
+
+
 def add_outputs(parser: Parser, *, plots: bool = False) -> None:
     """Declare ``--json``, and ``--plots`` if the command draws any."""
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+    add_path(parser, "--json", "OUT", "write everything measured")
     if plots:
-        parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw PNG and SVG files")
+        add_path(parser, "--plots", "FOLDER", "draw PNG and SVG files")
 
 
 def parse_gamma(text: str) -> int | str:

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ngramspec.cli.options import add_path
 from ngramspec.cli.output import print_paths
 from ngramspec.cli.usage import UsageError, need, usable, writable
 
@@ -26,19 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="1 to 5 (default: all; Figure 1 only with --run)",
     )
-    parser.add_argument(
-        "--run",
-        dest="from_file",
-        type=Path,
-        metavar="FILE",
-        help="what 'ngramspec explain --json FILE' wrote",
+    add_path(
+        parser, "--run", "FILE", "what 'ngramspec explain --json FILE' wrote", dest="from_file"
     )
-    parser.add_argument(
+    add_path(
+        parser,
         "--plots",
-        type=Path,
+        "FOLDER",
+        "where the files go (default: figures)",
         default=Path("figures"),
-        metavar="FOLDER",
-        help="where the files go (default: figures)",
     )
 
 

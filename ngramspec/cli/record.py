@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from ngramspec.cli.options import add_count, add_model, load_model
+from ngramspec.cli.options import add_count, add_flag, add_model, add_path, load_model
 from ngramspec.cli.usage import check_least, usable, writable
 
 SUMMARY = "record what a model generates, for replay"
@@ -14,24 +13,18 @@ SUMMARY = "record what a model generates, for replay"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
+    add_path(
+        parser,
         "--prompts",
-        type=Path,
+        "FILE",
+        'JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...}',
         required=True,
-        metavar="FILE",
-        help='JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...}',
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="where the traces are written"
-    )
+    add_path(parser, "--out", "FILE", "where the traces are written", required=True)
     add_model(parser)
     add_count(parser, "--max-new-tokens", 256, "most new tokens of each trace")
     add_count(parser, "--top-k", 0, "record the N most probable tokens at each position")
-    parser.add_argument(
-        "--no-chat",
-        action="store_true",
-        help="the prompts are text to continue, not a user's messages",
-    )
+    add_flag(parser, "--no-chat", "the prompts are text to continue, not a user's messages")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import add_count, add_drafters, add_gamma, add_outputs
+from ngramspec.cli.options import (
+    add_count,
+    add_drafters,
+    add_flag,
+    add_gamma,
+    add_outputs,
+    add_path,
+    add_repeated,
+)
 from ngramspec.cli.output import print_paths, write_json
 from ngramspec.cli.usage import need_plots, usable
 from ngramspec.errors import check_int
@@ -31,19 +39,19 @@ MAX_GAMMA = 4096  # of --gamma-max and --tree; not tuned
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
+    add_path(
+        parser,
         "--traces",
-        type=Path,
+        "FILE",
+        "JSON lines with group, id, prompt and output (token ids), as ngramspec record writes",
         required=True,
-        metavar="FILE",
-        help="JSON lines with group, id, prompt and output (token ids), as ngramspec record writes",
     )
     add_drafters(parser)
-    parser.add_argument(
+    add_repeated(
+        parser,
         "--curve",
-        action="append",
-        metavar="CURVE",
-        help="the cost of a forward of n positions: cpu, gpu, or a JSON file with positions and"
+        "CURVE",
+        "the cost of a forward of n positions: cpu, gpu, or a JSON file with positions and"
         " cost; may be repeated (default: cpu and gpu)",
     )
     add_gamma(
@@ -55,14 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tree", type=int, metavar="N", help="token trees of at most N nodes instead of chains"
     )
-    parser.add_argument(
-        "--fresh", action="store_true", help="a new drafter for every trace: nothing carries over"
-    )
-    parser.add_argument(
+    add_flag(parser, "--fresh", "a new drafter for every trace: nothing carries over")
+    add_path(
+        parser,
         "--corpus",
-        type=Path,
-        metavar="PLACE",
-        help="what all drafters know in addition to each request: a corpus, or a folder with"
+        "PLACE",
+        "what all drafters know in addition to each request: a corpus, or a folder with"
         " REPO.ngc or REPO.npy (token ids, a 0 after each document) for each trace's repo",
     )
     parser.add_argument(
@@ -70,9 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("outputs", "all"),
         help="all drafters share a store of the earlier traces' outputs; all: prompts, too",
     )
-    parser.add_argument(
-        "--tools", type=Path, metavar="FILE", help="JSON: the tools of the traces' model"
-    )
+    add_path(parser, "--tools", "FILE", "JSON: the tools of the traces' model")
     parser.add_argument(
         "--tokenizer", metavar="FOLDER", help="of the traces; only --tools needs it"
     )

@@ -12,7 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import add_count, add_device, add_drafter, add_dtype, load_model
+from ngramspec.cli.options import (
+    add_count,
+    add_drafter,
+    add_flag,
+    add_model_argument,
+    add_repeated,
+    load_model,
+)
 from ngramspec.cli.usage import UsageError, check_least, usable
 from ngramspec.errors import check_int
 
@@ -32,41 +39,34 @@ CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="folder or hub id (default: the embedded SmolLM2)"
-    )
-    add_dtype(parser)
-    add_device(parser)
+    add_model_argument(parser)
     add_drafter(parser)
     heads = parser.add_mutually_exclusive_group()
     heads.add_argument(
         "--assistant", metavar="FOLDER", help="a small draft model with the target's tokenizer"
     )
-    heads.add_argument("--mtp", action="store_true", help="the model's MTP layers draft, too")
+    add_flag(heads, "--mtp", "the model's MTP layers draft, too")
     parser.add_argument("--name", metavar="NAME", help="of the model (default: its own)")
-    parser.add_argument(
+    add_repeated(
+        parser,
         "--corpus",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="of ngramspec corpus build, to draft from; NAME=FILE names it; may be repeated",
+        "FILE",
+        "of ngramspec corpus build, to draft from; NAME=FILE names it; may be repeated",
     )
     parser.add_argument("--host", default="127.0.0.1", help="to bind to (default: 127.0.0.1)")
-    parser.add_argument(
+    add_repeated(
+        parser,
         "--allowed-hosts",
-        action="append",
-        default=[],
-        metavar="NAMES",
-        help="names, by commas, that requests may have as their Host apart from localhost and"
+        "NAMES",
+        "names, by commas, that requests may have as their Host apart from localhost and"
         " --host; '*': any; may be repeated",
     )
     add_count(parser, "--port", 8012, "to listen on; 0: a free one")
-    parser.add_argument(
+    add_repeated(
+        parser,
         "--api-key",
-        action="append",
-        default=[],
-        metavar="USER=KEY",
-        help="only these may ask; may be repeated; also from NGRAMSPEC_API_KEYS, by commas",
+        "USER=KEY",
+        "only these may ask; may be repeated; also from NGRAMSPEC_API_KEYS, by commas",
     )
     parser.add_argument(
         "--unknown-fields",

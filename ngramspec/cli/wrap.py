@@ -8,7 +8,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import add_count, add_drafter, add_gamma, add_policy
+from ngramspec.cli.options import (
+    add_count,
+    add_drafter,
+    add_flag,
+    add_gamma,
+    add_path,
+    add_policy,
+    add_repeated,
+)
 from ngramspec.cli.usage import UsageError
 from ngramspec.measure.wording import counted
 
@@ -21,13 +29,10 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "model_dir",
-        type=Path,
-        metavar="MODEL_DIR",
-        help="folder with config.json and weights; it is only read",
+    add_path(
+        parser, "model_dir", "MODEL_DIR", "folder with config.json and weights; it is only read"
     )
-    parser.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="a new or empty folder")
+    add_path(parser, "out_dir", "OUT_DIR", "a new or empty folder")
     add_drafter(parser)
     add_policy(parser)
     add_gamma(parser)
@@ -40,23 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="all requests share a store in memory of earlier outputs, or with all:"
         " prompts, too. Clients who can time requests can infer some of its contents",
     )
-    parser.add_argument(
-        "--corpus",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="a corpus to draft from; may be repeated",
-    )
-    parser.add_argument(
+    add_repeated(parser, "--corpus", "FILE", "a corpus to draft from; may be repeated", type=Path)
+    add_flag(
+        parser,
         "--copy",
-        action="store_true",
-        help="copy the weights. By default they are hard links (symbolic ones between disks),"
+        "copy the weights. By default they are hard links (symbolic ones between disks),"
         " which take no space; then overwriting OUT_DIR's weights overwrites MODEL_DIR's",
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--force",
-        action="store_true",
-        help="write into an OUT_DIR that is not empty; files of the same names are replaced",
+        "write into an OUT_DIR that is not empty; files of the same names are replaced",
     )
 
 
