@@ -71,18 +71,11 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line with the arguments after the program's name; return the exit code.
 
-    Args:
-        argv: the arguments after the program's name; None: those of the process.
-
-    Returns:
-        The exit code: 0 for success, 2 for bad arguments and missing packages, 130 after Ctrl-C,
-        and what the command returns otherwise.
-
-    Raises:
-        SystemExit: from argparse, after ``--help``, ``--version`` and arguments it refuses; 1 if
-            the output is a closed pipe.
+    That is 2 for bad arguments and missing packages, 130 after Ctrl-C, and otherwise what the
+    command returns. A SystemExit is raised after ``--help``, ``--version`` and arguments that
+    argparse refuses, and, with 1, if the output is a closed pipe.
     """
     return execute(build_parser(), argv)
 

@@ -124,11 +124,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
-    """The encoded prompts and all other settings of the measurement.
-
-    Raises:
-        OSError, ValueError: the prompts cannot be read, or are too few.
-    """
+    """The encoded prompts and all other settings of the measurement."""
     from ngramspec.measure.alpha_run import Plan
     from ngramspec.measure.prompts import library_prompts
 

@@ -24,12 +24,7 @@ from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pi
 from ngramspec.measure.measurement import Row
 from ngramspec.measure.wording import counted
 
-STYLES = {
-    ACCEPTED: "bright_blue",
-    REJECTED: "bright_black strike",
-    CORRECTED: "yellow",
-    PLAIN: "",
-}
+STYLES = {ACCEPTED: "bright_blue", REJECTED: "bright_black strike", CORRECTED: "yellow", PLAIN: ""}
 MAX_COLUMNS = 100
 INDENT = "  "
 MAX_PROMPT_ROWS = 3  # shown of the prompt's last paragraph
@@ -38,9 +33,7 @@ MAX_PROMPT_ROWS = 3  # shown of the prompt's last paragraph
 class Stream:
     """Prints pieces at once, word-wrapped and indented. On a terminal the last row is live.
 
-    Args:
-        console: the console to print on.
-        colour: mark pieces by colour. Otherwise rejected pieces are marked by [-...-].
+    Without ``colour``, rejected pieces are marked by [-...-].
     """
 
     def __init__(self, console: Console, *, colour: bool) -> None:
@@ -150,9 +143,8 @@ class View:
     def title(self, title: str, prompt: str, tokens: int) -> None:
         """Print a text's title and the end of its prompt."""
         self.out.print()
-        self._line(
-            Text.assemble((title, "bold"), (f"  (prompt of {counted(tokens, 'token')})", "dim"))
-        )
+        size = f"  (prompt of {counted(tokens, 'token')})"
+        self._line(Text.assemble((title, "bold"), (size, "dim")))
         end = Text(printable(prompt.rsplit("\n\n", 1)[-1]).strip("\n"), "dim")
         rows = list(end.wrap(self.out, self._width() - len(INDENT)))
         for row in rows[-MAX_PROMPT_ROWS:]:
@@ -169,14 +161,9 @@ class View:
     def outcome(self, stats: DecodeStats) -> None:
         """Print the counts of the last shown text."""
         self.out.print()
-        self._line(
-            Text(
-                f"{INDENT}{counted(stats.emitted + stats.runs, 'token')},"
-                f" {counted(stats.target_calls, 'target call')},"
-                f" {stats.tokens_per_call:.2f} tokens per call",
-                "dim",
-            )
-        )
+        tokens = counted(stats.emitted + stats.runs, "token")
+        calls = f"{counted(stats.target_calls, 'target call')}, {stats.tokens_per_call:.2f}"
+        self._line(Text(f"{INDENT}{tokens}, {calls} tokens per call", "dim"))
 
     def table(self, dtype: str, rows: Sequence[Row], repeats: int) -> None:
         """Print the measurements in one dtype, and where texts differ."""

@@ -34,7 +34,7 @@ def console() -> Console:
 
 def make_table(
     names: Sequence[str],
-    rows: Iterable[Sequence[str]] = (),
+    rows: Iterable[Sequence[str]],
     *,
     left: Container[str],
     title: str | None = None,

@@ -15,7 +15,6 @@ from ngramspec.measure.alpha import (
     Alpha,
     Played,
     TargetText,
-    inputs_of,
     play,
     sampling_arguments,
     summarize,
@@ -28,6 +27,7 @@ from ngramspec.measure.alpha_drafters import (
     SmallModelDrafter,
 )
 from ngramspec.measure.change import Change, Recorder, decode
+from ngramspec.measure.configurations import inputs_of
 from ngramspec.theory.walltime import improvement, optimal_gamma
 
 TRAINED = {"trained-unigram": 1, "trained-bigram": 2}
@@ -60,9 +60,7 @@ class Plan:
 class Observed:
     """What decoding with the drafter counted: ``DecodeStats`` of all prompts, by lenience.
 
-    Attributes:
-        moved, perplexity, text_moved: of the generated texts, see Change; None if the change was
-            not measured, and ``text_moved`` if drafts were sampled.
+    The last three are those of Change. They are None if the change was not measured.
     """
 
     lenience: float
@@ -119,13 +117,8 @@ def measure(
 ) -> Iterator[Row]:
     """A row for each drafter and group; with several groups, ALL comes first.
 
-    Args:
-        temperature: of the target, also for the outputs that train count models.
-        drafters: specs for build_drafter, "trained-unigram", "trained-bigram", "random",
-            "draft-model".
-
-    Raises:
-        ValueError: a drafter is unknown, or the plan lacks what it needs.
+    Drafters are specs of build_drafter, "trained-unigram", "trained-bigram", "random" and
+    "draft-model". A ValueError is raised if one is unknown, or the plan lacks what it needs.
     """
     measurement = _Measurement(model, plan, temperature, on_stage)
     makers = {name: measurement.maker(name) for name in drafters}

@@ -18,7 +18,8 @@ import torch
 from ngramspec import Speculator, StepEvent, generate
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
-from ngramspec.measure.alpha import dense_proposal, inputs_of
+from ngramspec.measure.alpha import dense_proposal
+from ngramspec.measure.configurations import inputs_of
 from ngramspec.theory import acceptance as closed
 
 
@@ -26,17 +27,13 @@ from ngramspec.theory import acceptance as closed
 class Change:
     """The measurements on the texts of one Speculator.
 
-    Attributes:
-        moved: total variation between p and the distribution of the token, for each token.
-        surprise: -log p of each token under the target, in nats; at temperature 0 before p is
-            standardised to its most probable token.
-        texts: for each text an unbiased estimate of the total variation between the target's
-            texts and these, max(0, 1 - P(text) / Q(text)); None if drafts were sampled, of which Q
-            would be the mean over all drafts.
+    ``texts`` has for each text an unbiased estimate of the total variation between the target's
+    texts and these, max(0, 1 - P(text) / Q(text)); None if drafts were sampled, of which Q would be
+    the mean over all drafts.
     """
 
-    moved: list[float] = field(default_factory=list)
-    surprise: list[float] = field(default_factory=list)
+    moved: list[float] = field(default_factory=list)  # total variation from p, for each token
+    surprise: list[float] = field(default_factory=list)  # -log p of each token, not standardised
     texts: list[float | None] = field(default_factory=list)
 
     @property

@@ -86,6 +86,12 @@ def usual_configurations(
     return found
 
 
+def inputs_of(model: Any, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
+    """One prompt as ``input_ids`` and ``attention_mask``."""
+    ids = torch.tensor([list(prompt)], device=model.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 class Caller:
     """Generates from one prompt at a time with a causal language model, by any configuration.
 
@@ -110,10 +116,8 @@ class Caller:
 
         ``on_step`` is called with each step of a Speculator.
         """
-        prompt = torch.tensor([list(ids)], device=self.model.device)
-        arguments = {"do_sample": False, "max_new_tokens": new, "input_ids": prompt}
-        arguments |= {"attention_mask": torch.ones_like(prompt), **configuration.arguments}
-        arguments |= self._compiling(configuration)
+        arguments = {"do_sample": False, "max_new_tokens": new, **inputs_of(self.model, ids)}
+        arguments |= {**configuration.arguments, **self._compiling(configuration)}
         events: list[StepEvent] = []
 
         def note(event: StepEvent) -> None:

@@ -23,10 +23,8 @@ def cost_curve(name: str, gamma_max: int) -> Float32:
     """The ``cost`` argument of ``DraftSession.propose``, float32 (gamma_max + 2,).
 
     It is linear between the given positions, and constant after the last; index 0 is unused. The
-    name is "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``.
-
-    Raises:
-        OSError, ValueError: the file cannot be read, or is not a cost curve.
+    name is "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``; a
+    ValueError is raised if it has something else.
     """
     at, cost = (POSITIONS, COSTS[name]) if name in COSTS else _read(Path(name))
     return np.interp(np.arange(gamma_max + 2), at, cost).astype(np.float32)

@@ -90,15 +90,8 @@ class Knowledge(Known):
     """A corpus for all traces, or one for each repository that traces name.
 
     Ours get the corpus as a store. A drafter that has ``with_documents``, as Arctic's, reads each
-    document as an earlier response.
-
-    Args:
-        place: a corpus; or a folder with ``REPO.ngc`` or ``REPO.npy`` for each trace's ``repo``:
-            a corpus, or token ids with a 0 after each document.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a corpus.
+    document as an earlier response. ``place`` is a corpus; or a folder with ``REPO.ngc``, a corpus,
+    or ``REPO.npy``, token ids with a 0 after each document, for each trace's ``repo``.
     """
 
     def __init__(self, place: Path) -> None:

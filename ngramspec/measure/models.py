@@ -80,9 +80,8 @@ class LoadedModel:
 def locate(model: str | None) -> Source:
     """Find a model, a folder or a hub id, without loading it; None is the embedded one.
 
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ModuleNotFoundError: the embedded model is not installed, or what reads it is not.
+    A FileNotFoundError is raised if there is no such folder, a ModuleNotFoundError if the embedded
+    model, or what reads it, is not installed.
     """
     if model is not None:
         folder = Path(model).expanduser()

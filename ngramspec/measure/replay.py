@@ -41,15 +41,10 @@ class Share:
 
 @dataclass(slots=True)
 class Tally(DecodeStats):
-    """Counts of a replay.
+    """Counts of a replay."""
 
-    Attributes:
-        cost: of the calls' forwards, in forwards of one position.
-        nanoseconds: of each step's propose, conversion to a list, observe and extend.
-    """
-
-    cost: float = 0.0
-    nanoseconds: list[int] = field(default_factory=list)
+    cost: float = 0.0  # of the calls' forwards, in forwards of one position
+    nanoseconds: list[int] = field(default_factory=list)  # of each step's calls of the session
 
     def to_dict(self) -> dict[str, float]:
         """The counts and ratios that are reported."""
@@ -69,13 +64,10 @@ class Tally(DecodeStats):
 
 @dataclass(slots=True)
 class Acceptance:
-    """Acceptance by the source of a draft token and its position.
+    """Acceptance by the source of a draft token, its position, and the drafter's confidence.
 
-    Attributes:
-        matches: by the length of the longest suffix that had occurred before the step, whatever
-            the drafter; keys are the least lengths of the buckets.
-        positions: by the position in the draft (in a tree, the depth), from 0 on.
-        confidence: by the drafter's confidence, in ``CONFIDENCE_BINS`` equal bins.
+    The keys of ``matches`` are the least lengths of buckets, by the longest suffix that had
+    occurred before the step, whatever the drafter. Positions are depths in a tree.
     """
 
     sources: dict[str, Share] = field(default_factory=partial(defaultdict, Share))
@@ -124,11 +116,8 @@ class Plan:
 class Player:
     """Replays traces through one drafter and keeps the tallies by group.
 
-    Args:
-        acceptance: where acceptance is counted in detail, if wanted. Counting disturbs the times,
-            so figures and details are measured in different runs.
-        knowledge: text that the drafter knows in addition to each request, or None.
-        head: makes the drafting model of a trace, whose cost is not counted; None: it runs none.
+    Counting ``acceptance`` disturbs the times, so figures and details are measured in different
+    runs. ``head`` makes the drafting model of a trace, if there is one; its cost is not counted.
     """
 
     drafter: Drafter
@@ -235,11 +224,8 @@ def accepted_path(
     path: list[int] = []
     parent = -1
     for node, (token, above) in enumerate(zip(tokens, draft.parents.tolist(), strict=True)):
-        if (
-            above == parent
-            and at + len(path) < len(recorded) - 1
-            and token == recorded[at + len(path)]
-        ):
+        place = at + len(path)
+        if above == parent and place < len(recorded) - 1 and token == recorded[place]:
             path.append(node)
             parent = node
     return path

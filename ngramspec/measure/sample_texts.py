@@ -8,19 +8,13 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """A prompt to continue.
-
-    Attributes:
-        prompt: the prompt itself, without a newline at its end.
-        task: the task as which ``ngramspec bench`` reports it.
-        chat: whether it is a user's message; False: text to continue as it is.
-    """
+    """A prompt to continue."""
 
     name: str
     title: str
-    prompt: str
-    task: str = ""
-    chat: bool = True
+    prompt: str  # without a newline at its end
+    task: str = ""  # as which ``ngramspec bench`` reports it
+    chat: bool = True  # whether it is a user's message, not a text to continue as it is
 
 
 def demo_texts() -> list[SampleText]:

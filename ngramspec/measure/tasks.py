@@ -33,11 +33,8 @@ def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
     """Read prompts: JSON lines with ``group``, ``id`` and ``prompt``.
 
     A prompt is a text, which ``encode`` turns into tokens, or a list of token ids. Recorded outputs
-    are ignored. A group is a task, under the name that GROUPS gives it.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a line has no prompt, and the message names it; or there is no prompt.
+    are ignored. A group is a task, under the name that GROUPS gives it. A ValueError names the
+    first line without a prompt, or says that there is none.
     """
     prompts = []
     for number, fields in json_lines(path):

@@ -26,15 +26,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopTokens:
-    """The target's k most probable tokens at the positions of an output's n tokens.
+    """The target's k most probable tokens at the positions of an output's n tokens."""
 
-    Attributes:
-        ids: int32 (n, k), the most probable first; -1 where they were not recorded.
-        log_probs: float32 (n, k), their natural logarithms of probability, to three decimals.
-    """
-
-    ids: Int32
-    log_probs: Float32
+    ids: Int32  # (n, k), the most probable first; -1 where they were not recorded
+    log_probs: Float32  # (n, k), their natural logarithms of probability, to three decimals
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,11 +48,8 @@ class Trace:
 def read_traces(path: Path) -> list[Trace]:
     """Read a JSON-lines file of objects with ``group``, ``id``, ``prompt`` and ``output``.
 
-    Outputs of fewer than two tokens are left out: the prefill emits the first.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a line that is no such object, named by its number; or no trace at all.
+    Outputs of fewer than two tokens are left out: the prefill emits the first. A ValueError names
+    the first line that is no such object, or says that there is no trace.
     """
     traces = [_trace(each, f"{path}, line {number}") for number, each in json_lines(path)]
     traces = [trace for trace in traces if len(trace.output) >= 2]
@@ -69,11 +61,8 @@ def read_traces(path: Path) -> list[Trace]:
 def read_prompts(path: Path) -> list[Prompt]:
     """Read prompts: JSON lines, each a string or an object with ``prompt``.
 
-    An object may name its ``group`` (else the file's stem) and ``id`` (else the line's number).
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a line has no prompt, and the message gives its number; or there is no prompt.
+    An object may name its ``group`` (else the file's stem) and ``id`` (else the line's number). A
+    ValueError names the first line without a prompt, or says that there is none.
     """
     prompts = []
     for number, fields in json_lines(path):

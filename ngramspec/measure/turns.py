@@ -50,12 +50,9 @@ def take_turns(
 ) -> Turns[Result]:
     """Call every configuration once in each repeat, so that a slow machine slows all of them down.
 
-    Args:
-        calls: each configuration by name; a call ends when its work is done on the device, too.
-        repeats: rounds that are counted, >= 1.
-        warm_up: rounds before these.
-        first: which configuration begins the first repeat, modulo their number; the next repeat
-            begins with the next one. None: all repeats begin with the first.
+    A call must end only when its work is done on the device, too. ``warm_up`` rounds precede the
+    counted ones. ``first`` is the configuration that begins the first repeat, modulo their number;
+    the next repeat begins with the next one. None: all repeats begin with the first.
     """
     names = list(calls)
     found: Turns[Result] = Turns({name: [] for name in names}, {name: [] for name in names})

@@ -94,22 +94,17 @@ class Call:
 class Measured:
     """Everything measured.
 
-    Attributes:
-        prefills: seconds of baseline calls for one token, by (task, length, prompt).
-        costs: the context and the seconds of forwards by width, by (task, length).
-        static: configurations with static caches. ``costs`` does not apply to their forwards.
-        compiling: calls repeated because something was compiled in them, by configuration.
-        left_out: number of prompts with too short a baseline output, by task.
-        skipped: the reason why a configuration did not run, by its name.
+    ``prefills`` has the seconds of baseline calls for one token by (task, length, prompt), and
+    ``costs`` the context and the seconds of forwards by width, by (task, length).
     """
 
     calls: list[Call] = field(default_factory=list)
     prefills: dict[tuple[str, int | None, str], list[float]] = field(default_factory=dict)
     costs: dict[tuple[str, int | None], tuple[int, dict[int, float]]] = field(default_factory=dict)
-    static: list[str] = field(default_factory=list)
-    compiling: Counter[str] = field(default_factory=Counter)
-    left_out: Counter[str] = field(default_factory=Counter)
-    skipped: dict[str, str] = field(default_factory=dict)
+    static: list[str] = field(default_factory=list)  # ways to whose forwards no costs apply
+    compiling: Counter[str] = field(default_factory=Counter)  # calls repeated because of it, by way
+    left_out: Counter[str] = field(default_factory=Counter)  # prompts with a short output, by task
+    skipped: dict[str, str] = field(default_factory=dict)  # why a configuration did not run
 
 
 @dataclass
@@ -131,11 +126,7 @@ class EndToEnd:
         self.measured = Measured(static=[each.name for each in self.configurations if each.static])
 
     def run(self, prompts: Iterable[Prompt]) -> Measured:
-        """Measure all prompts, grouped by task and length in their order.
-
-        Raises:
-            ValueError, RuntimeError: there is no prompt; a text was not forced.
-        """
+        """Measure all prompts, grouped by task and length in their order."""
         sets: dict[tuple[str, int | None], list[Prompt]] = {}
         for prompt in prompts:
             sets.setdefault((prompt.task, prompt.length), []).append(prompt)
