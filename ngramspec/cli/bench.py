@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import (
-    Parser,
     add_count,
     add_device,
     add_flag,
@@ -48,35 +47,28 @@ NUMBERS = {  # by title: a field of a row, and its format
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options; ngramspec's defaults are always compared with the baseline."""
     add_model(parser)
     add_device(parser)
-    _add_prompts(parser.add_argument_group("prompts"))
-    _add_configurations(parser.add_argument_group("what is compared with the baseline"))
-    _add_plan(parser.add_argument_group("measurement"))
-    add_outputs(parser, plots=True)
-
-
-def _add_prompts(parser: Parser) -> None:
-    """Which prompts."""
+    prompts = parser.add_argument_group("prompts")
     add_path(
-        parser,
+        prompts,
         "--prompts",
         "FILE",
         "JSON lines with group, id and prompt, a text or token ids (default: the demo's)",
     )
     add_flag(
-        parser,
+        prompts,
         "--chat",
         "put prompts that are marked with [INST] into the model's own chat template",
     )
-    parser.add_argument(
+    prompts.add_argument(
         "--tasks",
         nargs="+",
         metavar="TASK",
         help="groups of the file, or 'nothing': random text that is forced (default: all)",
     )
-    parser.add_argument(
+    prompts.add_argument(
         "--prompt-tokens",
         nargs=2,
         type=int,
@@ -84,31 +76,13 @@ def _add_prompts(parser: Parser) -> None:
         help="use the file's prompts of this length (default: 300 700, for code_edit 300 1200)",
     )
     add_numbers(
-        parser,
+        prompts,
         "--lengths",
         [],
         "instead, cut or fill every prompt to exactly N tokens, each length in turn",
     )
-
-
-def _add_plan(parser: Parser) -> None:
-    """How to measure."""
-    add_count(parser, "--prompts-per-task", 8, "most prompts of each task and length")
-    add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
-    add_count(parser, "--least", 48, "leave out prompts with a shorter baseline output")
-    add_count(parser, "--repeats", 3, "timed calls of each prompt and configuration")
-    add_flag(parser, "--keep", "one Speculator for all calls, which learns from them")
-    add_flag(
-        parser,
-        "--same-text",
-        "have the model's logits prefer the baseline's text in all configurations, because"
-        " bfloat16 texts diverge at near ties",
-    )
-
-
-def _add_configurations(parser: Parser) -> None:
-    """What is compared with the baseline; ngramspec's defaults always are."""
-    parser.add_argument(
+    ways = parser.add_argument_group("what is compared with the baseline")
+    ways.add_argument(
         "--lookup",
         nargs="*",
         type=int,
@@ -116,17 +90,30 @@ def _add_configurations(parser: Parser) -> None:
         metavar="N",
         help="prompt lookup with drafts of N tokens (default: 3 10)",
     )
-    add_numbers(parser, "--width", [], "also with fixed widths")
-    add_numbers(parser, "--tree", [], "also with trees of N nodes")
-    add_flag(parser, "--chains", "also with drafts that never branch")
+    add_numbers(ways, "--width", [], "also with fixed widths")
+    add_numbers(ways, "--tree", [], "also with trees of N nodes")
+    add_flag(ways, "--chains", "also with drafts that never branch")
     add_repeated(
-        parser,
+        ways,
         "--speculator",
         "JSON",
         "also with these arguments of Speculator, such as '{\"gamma\": 8}'",
         type=_fields,
     )
-    add_flag(parser, "--compiled", "also with compiled static forwards")
+    add_flag(ways, "--compiled", "also with compiled static forwards")
+    plan = parser.add_argument_group("measurement")
+    add_count(plan, "--prompts-per-task", 8, "most prompts of each task and length")
+    add_count(plan, "--max-new-tokens", 96, "new tokens of each call")
+    add_count(plan, "--least", 48, "leave out prompts with a shorter baseline output")
+    add_count(plan, "--repeats", 3, "timed calls of each prompt and configuration")
+    add_flag(plan, "--keep", "one Speculator for all calls, which learns from them")
+    add_flag(
+        plan,
+        "--same-text",
+        "have the model's logits prefer the baseline's text in all configurations, because"
+        " bfloat16 texts diverge at near ties",
+    )
+    add_outputs(parser, plots=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -24,16 +24,15 @@ class CountModel:
     """A unigram or bigram model (order 1 or 2): the relative frequencies in some texts.
 
     An unknown context of a bigram falls back to the unigram. Without any token, a ValueError is
-    raised.
+    raised. ``CountModel([range(vocab)], 1)`` draws random tokens (ibid., section 3.6).
     """
 
     def __init__(self, texts: Iterable[Sequence[int]], order: int) -> None:
-        self.order = order
         counts: Counter[int] = Counter()
         follow: dict[int, Counter[int]] = {}
         for text in texts:
             counts.update(text)
-            for before, token in pairwise(text):
+            for before, token in pairwise(text) if order == 2 else ():
                 follow.setdefault(before, Counter())[token] += 1
         if not counts:
             raise ValueError("a count model needs a text to be trained on")
@@ -42,26 +41,13 @@ class CountModel:
 
     def following(self, last: int | None) -> tuple[Int32, Float32]:
         """The ids that may follow a token, or None for the start, and their probabilities."""
-        if self.order == 1 or last is None:
-            return self._unigram
-        return self._bigrams.get(last, self._unigram)
+        return self._unigram if last is None else self._bigrams.get(last, self._unigram)
 
 
 def _frequencies(counts: Counter[int]) -> tuple[Int32, Float32]:
     ids = np.array(sorted(counts), np.int32)
     values = np.array([counts[int(each)] for each in ids], np.float64)
     return ids, (values / values.sum()).astype(np.float32)
-
-
-class RandomModel:
-    """Every token of a vocabulary with the same probability (ibid., section 3.6)."""
-
-    def __init__(self, vocab: int) -> None:
-        self._all = np.arange(vocab, dtype=np.int32), np.full(vocab, 1 / vocab, np.float32)
-
-    def following(self, last: int | None) -> tuple[Int32, Float32]:
-        """All ids with equal probabilities."""
-        return self._all
 
 
 class _SamplingSession(DraftSession):
@@ -97,7 +83,7 @@ class _SamplingSession(DraftSession):
 class ModelDrafter(Drafter):
     """Draws each token from a model, or its most probable one in requests without sampling."""
 
-    def __init__(self, model: CountModel | RandomModel, name: str) -> None:
+    def __init__(self, model: CountModel, name: str) -> None:
         self.model = model
         self.source_names = (name,)
 
@@ -106,7 +92,7 @@ class ModelDrafter(Drafter):
 
 
 class _ModelSession(_SamplingSession):
-    def __init__(self, model: CountModel | RandomModel, tokens: Int32) -> None:
+    def __init__(self, model: CountModel, tokens: Int32) -> None:
         super().__init__()
         self.model = model
         self._last = int(tokens[-1]) if len(tokens) else None

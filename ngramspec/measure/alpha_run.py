@@ -20,12 +20,7 @@ from ngramspec.measure.alpha import (
     summarize,
     target_text,
 )
-from ngramspec.measure.alpha_drafters import (
-    CountModel,
-    ModelDrafter,
-    RandomModel,
-    SmallModelDrafter,
-)
+from ngramspec.measure.alpha_drafters import CountModel, ModelDrafter, SmallModelDrafter
 from ngramspec.measure.change import Change, Recorder, decode
 from ngramspec.measure.configurations import inputs_of
 from ngramspec.theory.walltime import improvement, optimal_gamma
@@ -196,8 +191,8 @@ class _Measurement:
             counts = CountModel(self.train_texts(), TRAINED[name])
             return partial(ModelDrafter, counts, name)
         if name == RANDOM:
-            uniform = RandomModel(self.model.config.get_text_config().vocab_size)
-            return partial(ModelDrafter, uniform, RANDOM)
+            every = range(self.model.config.get_text_config().vocab_size)
+            return partial(ModelDrafter, CountModel([every], 1), RANDOM)
         if name == MODEL:
             if self.plan.draft_model is None:
                 raise ValueError(f"{MODEL} needs a model")
