@@ -63,7 +63,7 @@ def library_tokens(size: int) -> tuple[Any, Any]:
 
     source = locate(None)
     with gguf_read_once():
-        tokenizer = AutoTokenizer.from_pretrained(source.path, gguf_file=source.gguf_file)
+        tokenizer = AutoTokenizer.from_pretrained(source.path, **source.arguments)
     documents: list[Any] = []
     total = 0
     for text in library():

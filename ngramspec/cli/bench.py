@@ -175,7 +175,7 @@ def _check_given(arguments: argparse.Namespace) -> None:
 
 
 def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:
-    """The prompts of the tasks and lengths asked for, and random texts after them."""
+    """The prompts of the requested tasks and lengths, and random texts after them."""
     from ngramspec.measure import tasks
 
     path = arguments.prompts

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ngramspec.measure.knowledge import Known
     from ngramspec.measure.traces import Trace
 
-    # By name: what makes the drafter, and the gamma that it is asked for.
+    # By name: what makes the drafter, and its gamma.
     Contenders = dict[str, tuple[Callable[[], Drafter], int | str]]
 
 SUMMARY = "replay recorded outputs through drafters"
@@ -171,7 +171,7 @@ def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | Non
     elif arguments.corpus is not None:
         stored = knowledge = Knowledge(arguments.corpus)
         for repo in {trace.repo for trace in traces}:
-            knowledge.corpus(repo)  # an error is to come before the replay
+            knowledge.corpus(repo)  # raises errors before the replay
     if arguments.tools is None:
         return stored
     if arguments.tokenizer is None:

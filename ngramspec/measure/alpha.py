@@ -90,7 +90,7 @@ def target_text(
 
 
 def sampling_arguments(temperature: float, sampling: dict[str, Any] | None) -> dict[str, Any]:
-    """Arguments of ``generate`` for a temperature, 0 for greedy, and the given ones."""
+    """Arguments of ``generate`` for a temperature, 0 for greedy; ``sampling`` overrides them."""
     given = sampling or {}
     if not temperature:
         kept = {name: value for name, value in given.items() if name not in ("top_k", "top_p")}

@@ -164,7 +164,7 @@ class Caller:
 
         on_cpu = self.model.device.type == "cpu"
         mode = "default" if on_cpu else "reduce-overhead"
-        config = CompileConfig(dynamic=False, mode=mode)  # another one compiles again
+        config = CompileConfig(dynamic=False, mode=mode)  # a changed one compiles again
         if on_cpu:
             compile_on_every_device(config)
         return {"compile_config": config}

@@ -64,7 +64,7 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
         targets[: len(following)] = following
         targets[len(following) :] = following[-1]
 
-    members = {"forward": forward, "__module__": kind.__module__}  # the module tells its abilities
+    members = {"forward": forward, "__module__": kind.__module__}  # which decides abilities
     model.__class__ = type(kind.__name__, (kind,), members)
     model.register_buffer(TARGETS, targets, persistent=False)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from io import StringIO
@@ -26,16 +26,11 @@ STAGES = ("libraries", "tokenizer", "weights")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model is stored: a folder or a hub id; only the embedded one has a ``gguf_file``."""
+    """Where a model is stored: a folder or a hub id, and arguments of ``from_pretrained``."""
 
     path: str
     name: str
-    gguf_file: str | None = None
-
-    @property
-    def arguments(self) -> dict[str, str]:
-        """Further arguments of transformers' ``from_pretrained``."""
-        return {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
+    arguments: dict[str, str] = field(default_factory=dict)  # none but for the embedded model
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,8 @@ def locate(model: str | None) -> Source:
     if package is None or package.origin is None or not readers:
         commands = f"{INSTALL_MODEL} && {INSTALL_DEMO}"
         raise ModuleNotFoundError(f"{EMBEDDED} is not installed; run: {commands}")
-    return Source(str(Path(package.origin).parent), EMBEDDED, EMBEDDED_FILE)
+    folder = Path(package.origin).parent
+    return Source(str(folder), EMBEDDED, {"gguf_file": EMBEDDED_FILE})
 
 
 def load(
@@ -105,7 +101,7 @@ def load(
     cannot be loaded; errors of ``locate`` are raised, too.
     """
     source = locate(model)
-    if source.gguf_file is not None:
+    if source.arguments:
         os.environ["HF_HUB_OFFLINE"] = "1"
     on_stage(STAGES[0])
     import torch

@@ -103,7 +103,7 @@ class Plan:
     """How drafts are requested from a drafter.
 
     ``cost``, float32 (gamma_max + 2,), has at n the cost of a forward of n positions. With gamma
-    "auto", chains are asked for by the cost, and trees have up to gamma_max nodes.
+    "auto", the length of chains follows from the cost, and trees have up to gamma_max nodes.
     """
 
     cost: Float32

@@ -23,7 +23,7 @@ def test_a_model_that_cannot_be_loaded_is_a_usage_error(tmp_path):
 @pytest.mark.parametrize("embedded", [True, False])
 def test_only_the_embedded_model_switches_the_hub_off(embedded, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    source = models.Source(str(tmp_path), "x", "x.gguf" if embedded else None)
+    source = models.Source(str(tmp_path), "x", {"gguf_file": "x.gguf"} if embedded else {})
     monkeypatch.setattr(models, "locate", lambda model: source)
     with pytest.raises(ValueError, match="cannot load the model x"):
         models.load(None, "float32", on_stage=str)
