@@ -34,7 +34,7 @@ def _load(model: Any) -> Any:
     what = f"use_mtp=True is not supported: {type(model).__name__}"
     if not getattr(model.config.get_text_config(), "num_mtp_layers", None):
         raise UnsupportedError(f"{what} has no layers for multi-token prediction; remove it")
-    kind = getattr(modeling_layers, "MtpModel", None)
+    kind: Any = getattr(modeling_layers, "MtpModel", None)
     if not hasattr(kind, "forward_layer"):
         raise UnsupportedError("use_mtp=True is not supported before transformers 5.20")
     kinds = set(getattr(model.config.get_mtp_config(), "layer_types", None) or ())
