@@ -132,7 +132,7 @@ def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
     prompts, train = read_prompts(arguments)
     if not train and arguments.train:
         train = library_prompts(2 * arguments.train)[arguments.train :]
-    draft = argparse.Namespace(model=arguments.draft_model, dtype=arguments.dtype)
+    draft = argparse.Namespace(**vars(arguments) | {"model": arguments.draft_model})
     given = {name: getattr(arguments, name) for name in SAMPLING}
     leniences = [1.0, *(each for each in arguments.lenience if each < 1.0)]
     return Plan(

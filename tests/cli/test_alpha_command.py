@@ -73,3 +73,17 @@ def test_bad_arguments_are_one_line(loaded, capsys, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_draft_model_is_on_the_targets_device(loaded, monkeypatch, capsys):
+    devices = []
+    to = type(loaded.model).to
+
+    def moved(model, device):
+        devices.append(device)
+        return to(model, device)
+
+    monkeypatch.setattr(type(loaded.model), "to", moved)
+    command = ["alpha", *FEW, "--device", "cpu", "--draft-model", "same", "--no-observed"]
+    assert main([*command, "--temperatures", "0", "--drafter", "copy"]) == 0
+    assert devices == ["cpu", "cpu"]
