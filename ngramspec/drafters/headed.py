@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import (
-    DraftModel,
-    ForwardingSession,
-    LearningDrafter,
-    judged_nodes,
-)
+from ngramspec.drafters.base import DraftModel, ForwardingSession, LearningDrafter, judged_nodes
 from ngramspec.drafters.model import ModelDrafter, Reader
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
-from ngramspec.drafters.value import SOURCES_OF_ENGINE, ValueDrafter, ValueSession
+from ngramspec.drafters.value import SOURCES_OF_ENGINE, TOOLS, ValueDrafter, ValueSession
 from ngramspec.drafters.worth import HeadWorth
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
 
 ONE = np.ones(1, np.float32)
+HEAD = len(SOURCES_OF_ENGINE)  # the engine's source of a head's tokens and of predicted calls
 RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost; not tuned
 
 
@@ -74,6 +70,7 @@ class HeadedSession(ForwardingSession):
     def __init__(self, drafter: HeadedDrafter, inner: ValueSession, tokens: Int32) -> None:
         super().__init__(inner)
         self._calls = inner.tools
+        self._tools_source = np.int8(HEAD + len(drafter.head.source_names))
         self.drafter, self.engine, self.worth = drafter, inner.engine, drafter.worth
         self.text: list[int] = tokens.tolist()
         self.reader: Reader | None = None
@@ -106,6 +103,9 @@ class HeadedSession(ForwardingSession):
             draft = self._stated(plan)
         else:
             draft = self.inner.propose(gamma, self._with_paid(cost), tree=tree)
+            if in_call and draft.source is not None:
+                source = np.where(draft.source == HEAD, self._tools_source, draft.source)
+                draft = replace(draft, source=source)
         self._verifying = 0.0 if cost is None else float(cost[len(draft) + 1]) - float(cost[1])
         return draft
 
@@ -258,11 +258,16 @@ class HeadedDrafter(LearningDrafter):
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
         self.tables, self.head = tables.with_heads_tokens(), head
-        self.source_names = (*SOURCES_OF_ENGINE, *head.source_names)
         self.evidence, self.stores, self.assistants = tables.evidence, tables.stores, (head,)
-        known = None in (tables.spec, head.spec)
-        self.spec = None if known else f"{tables.spec}+{head.spec}"
+        unnamed = None in (tables.spec, head.spec)
+        self.spec = None if unnamed else f"{tables.spec}+{head.spec}"
         self.forget()
+
+    @property
+    def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The engine's sources, the head's, and "tools" if calls are predicted."""
+        names = (*SOURCES_OF_ENGINE, *self.head.source_names)
+        return names if self.tables.tools is None else (*names, TOOLS)
 
     def forget(self) -> None:
         self.worth = HeadWorth()

@@ -98,8 +98,9 @@ def test_calls_of_the_prompt_show_style_and_values(tokenizer):
     assert path == (compact + "</tool_call>")[:64]
 
 
-def test_a_session_drafts_the_call_and_names_its_source(tokenizer):
-    drafter = build_drafter("auto").with_tools(ToolCalls(TOOLS, tokenizer))
+@pytest.mark.parametrize("spec", ["auto", "auto+mtp"])
+def test_a_session_drafts_the_call_and_names_its_source(tokenizer, spec):
+    drafter = build_drafter(spec).with_tools(ToolCalls(TOOLS, tokenizer))
     session = drafter.start(int32(tokenizer.encode("Hello")))
     session.extend(int32(tokenizer.encode("<tool_call>")))
     text, source = drafted(session)
@@ -110,6 +111,39 @@ def test_a_session_drafts_the_call_and_names_its_source(tokenizer):
     draft = session.propose(60, np.linspace(1, 1.2, 62, dtype=np.float32), tree=True)
     first = [chr(token) for token in draft.tokens[draft.parents < 0]]
     assert first[:2] == ["w", "t"]
+
+
+class Counting:
+    """A draft model that is sure of the next higher token."""
+
+    room = ahead = None
+    ready = True
+
+    def cost(self, last):
+        return 0.01
+
+    def commit(self, length):
+        return None
+
+    def truncate(self, length):
+        return None
+
+    def forward(self, tokens, last, most):
+        return tokens[-last:, None] + np.int32(1), np.full((last, 1), -0.01, np.float32)
+
+
+def test_a_head_and_predicted_calls_have_different_names():
+    drafter = build_drafter("auto+mtp")
+    assert "tools" not in drafter.source_names
+    drafter = drafter.with_tools(ToolCalls(TOOLS, Characters()))
+    session = drafter.start(int32([40]))
+    session.begin_models(lambda _: Counting())
+    text, source = drafted(session, 4)
+    assert text == ")*+,"
+    assert [drafter.source_names[each] for each in source] == ["mtp"] * 4
+    session.extend(int32(Characters().encode("<tool_call>")))
+    _, source = drafted(session)
+    assert {drafter.source_names[each] for each in source} == {"tools"}
 
 
 def test_stores_and_copies_keep_the_tools():
