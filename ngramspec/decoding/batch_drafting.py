@@ -28,11 +28,9 @@ class BatchDrafting:
 
     Attributes:
         groups: all rows of the batch in order; the rows of a group advance in lock-step.
-        target: the model that verifies the drafts.
         make_runner: makes a row's DraftRunner from the row's index and the vocabulary's size.
         costs: the forwards' costs. None: unknown, and the prefill verifies no draft.
         prefill_length: how many draft tokens the prefill verifies.
-        ranks: the processes that decode together; None: only this one.
         max_length: maximum tokens of a row, including the prompt; None: no limit is known.
     """
 

@@ -11,7 +11,7 @@ separate text. Ranks that have finished continue to run forwards until all have 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ FIRST_MESSAGE_NODES = 64  # nodes of each draft that fit into the first message;
 CHAIN = -2  # instead of a parent: the draft is a chain
 
 
+@dataclass(eq=False)
 class Ranks:
     """The processes that a generation runs in, and their agreements.
 
@@ -34,10 +35,9 @@ class Ranks:
     same number of forwards.
     """
 
-    def __init__(self, group: Any = None, device: str = "cpu", synced: bool = False) -> None:
-        self.group = group
-        self.device = torch.device(device)
-        self.synced = synced
+    group: Any = None
+    device: str = "cpu"
+    synced: bool = False
 
     @property
     def drafts(self) -> bool:

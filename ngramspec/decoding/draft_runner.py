@@ -37,17 +37,12 @@ class DraftRunner:
 
     Args:
         current: returns the drafter to use; called at every step.
-        controller: chooses how many tokens to draft.
-        tokens: the committed tokens, int32 (n,).
-        vocab: size of the target's vocabulary.
-        stats: the run's statistics.
-        tree: whether drafts may be trees.
-        always: whether they may be trees also when no costs are known.
-        temperature: sampling temperature, or None for greedy decoding.
-        seed: seed of the call and the row, for stochastic drafts.
-        load: opens the draft models of sessions that need one, or None.
-        shared: adds the row's text to the call's shared stores, or None.
-        reference: the reference text that ``tokens`` begins with, int32 (m,).
+        tokens: the committed tokens, int32 (n,), which begin with ``reference``, int32 (m,).
+        tree, always: whether drafts may be trees, and whether also when no costs are known.
+        temperature: None: greedy decoding.
+        seed: of the call and the row, for stochastic drafts.
+        load: opens the draft models of sessions that need one.
+        shared: adds the row's text to the call's shared stores.
     """
 
     def __init__(

@@ -7,14 +7,13 @@ transformers' own processors, the banned ids are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
-from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.forced import Forced, ForcedBefore
+from ngramspec.drafters.forced import Forced
 from ngramspec.hf_model.compat.classes import BIASING, SUPPRESSING, processor_name
 
 # Attribute that holds the rows' matchers, by the processor's module and class. All three make the
@@ -29,14 +28,6 @@ MASK_WORD_BITS = 32  # bits of a word of xgrammar's masks
 Spelling = dict[bytes, int]  # token ids by their text
 
 _spellings: dict[int, Spelling] = {}  # by the ``id`` of a live compiled grammar
-
-
-def with_forced(
-    current: Callable[[], Drafter], processors: Iterable[Any], row: int, rows: int, vocab: int
-) -> Callable[[], Drafter]:
-    """A row's drafter, preceded by the tokens that ``forced_by`` finds for the row."""
-    forced = forced_by(processors, row, rows, vocab)
-    return current if forced is None else ForcedBefore(current, forced)
 
 
 def forced_by(processors: Iterable[Any] | None, row: int, rows: int, vocab: int) -> Forced | None:

@@ -20,11 +20,6 @@ DEPENDENT = {
 }
 
 
-def head_of_config(config: Any) -> ModelDrafter | None:
-    """The head that a GenerationConfig asks for; None: none."""
-    return requested_head({name: getattr(config, name, None) for name in HEAD_SETTINGS})
-
-
 def requested_head(settings: Mapping[str, Any]) -> ModelDrafter | None:
     """The head for values of ``HEAD_SETTINGS``; None: none is asked for.
 
@@ -41,23 +36,18 @@ def requested_head(settings: Mapping[str, Any]) -> ModelDrafter | None:
 
     if asked == ["assistant_model"]:
         assistant = settings["assistant_model"]
-        check_independent(assistant)
+        for starts, reason in DEPENDENT.items():
+            if type(assistant).__name__.startswith(starts):
+                from ngramspec.hf_model.assistants.assistant import named
+
+                raise UnsupportedError(
+                    f"assistant_model={named(assistant)} is not supported: {reason}; pass a causal"
+                    " language model with the target's tokenizer"
+                )
         return ModelDrafter(assistant)
     if asked == ["use_mtp"]:
         return MtpDrafter()
     return EarlyExitDrafter(settings["assistant_early_exit"])
-
-
-def check_independent(assistant: Any) -> None:
-    """Raise an UnsupportedError if a drafting model needs more of the target than its tokens."""
-    from ngramspec.hf_model.assistants.assistant import named
-
-    for starts, reason in DEPENDENT.items():
-        if type(assistant).__name__.startswith(starts):
-            raise UnsupportedError(
-                f"assistant_model={named(assistant)} is not supported: {reason}; pass a causal"
-                " language model with the target's tokenizer"
-            )
 
 
 def check_tokenizers(own: Any, assistants: Any) -> None:

@@ -72,10 +72,9 @@ class OpenGeneration:
         A caller that takes them after every step holds only one step's logits in memory. The list
         is empty without ``output_logits=True``.
         """
-        logits = self._loop.sampler.logits
-        taken = list(logits or ())
-        if logits is not None:
-            logits.clear()
+        logits = self._loop.sampler.logits or []
+        taken = list(logits)
+        logits.clear()
         return taken
 
     @property

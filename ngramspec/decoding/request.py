@@ -199,6 +199,6 @@ def head_of(config: Any) -> ModelDrafter | None:
     early_exit = getattr(config, "assistant_early_exit", None)
     if not getattr(config, "use_mtp", None) and early_exit is None:
         return None
-    from ngramspec.decoding.heads import head_of_config  # most calls have none
+    from ngramspec.decoding.heads import HEAD_SETTINGS, requested_head  # most calls have none
 
-    return head_of_config(config)
+    return requested_head({name: getattr(config, name, None) for name in HEAD_SETTINGS})

@@ -60,7 +60,6 @@ class Settings:
         drafter: returns the drafter to use; called at every step.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
         count: adds a run's counts and times to the Speculator's statistics.
-        log_once: logs a warning once.
     """
 
     config: Config
@@ -88,9 +87,9 @@ class CallSetup:
         check_adapter(call.model)
         self.drafter = settings.drafter()
         if self.drafter.assistants:
-            from ngramspec.decoding.assistants import Assistants  # most drafters have none
+            from ngramspec.decoding.assistants import check_models  # most drafters have none
 
-            Assistants(call.model, self.drafter)  # checks them
+            check_models(call.model, self.drafter)
         with layers_restored(cache_of(call.model_kwargs)):
             self.target = self._target()
 
@@ -272,9 +271,11 @@ class CallSetup:
                 of_row.drafter if follower is None else lambda: follower
             )
             if call.logits_processor and not beams:  # a beam's text moves between rows
-                from ngramspec.decoding.forced import with_forced
+                from ngramspec.decoding.forced import forced_by
+                from ngramspec.drafters.forced import ForcedBefore
 
-                current = with_forced(current, call.logits_processor, row, rows, vocab)
+                forced = forced_by(call.logits_processor, row, rows, vocab)
+                current = current if forced is None else ForcedBefore(current, forced)
             alone = follower is None and not beams  # a beam's text is not an output yet
             return DraftRunner(
                 current,
@@ -295,10 +296,9 @@ class CallSetup:
 
     def _open_model(self, drafter: Any, vocab: int, row: int) -> DraftModel:
         """Open a drafter's model for a row's session."""
-        from ngramspec.decoding.assistants import Assistants  # most drafters have none
+        from ngramspec.decoding.assistants import open_model  # most drafters have none
 
-        assistants = Assistants(self.target.model, drafter, self.target.states)
-        return assistants.open(drafter, vocab, row, self.pace)
+        return open_model(self.target, drafter, vocab, row, self.pace)
 
     def _controller(self, costs: CallCosts) -> GammaController:
         """The controller of a row's draft length."""

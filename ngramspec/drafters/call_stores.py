@@ -23,10 +23,8 @@ class CallStores:
     Args:
         current: returns the Speculator's drafter.
         stores: replace that drafter's stores; None: keep them.
-        extra: stores in addition to these; None: none.
-        log_once: logs a warning once.
-        session: the name of the rows' conversation in the namespaces, or None.
-        tools: the tools whose calls are predicted, or None.
+        extra: stores in addition to these.
+        session: the name of the rows' conversation in the namespaces.
 
     Raises:
         TypeError: an entry is not a store.

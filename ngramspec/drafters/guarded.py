@@ -36,11 +36,6 @@ class GuardedSession:
         returned: the last draft as the session returned it.
     """
 
-    __slots__ = (
-        *("drafter", "returned", "session", "source_names", "_evidence", "_faults"),
-        *("_on_fault", "_sound", "_vocab", "_wants_evidence"),
-    )
-
     def __init__(self, vocab: int, on_fault: Callable[[Drafter, Exception], None]) -> None:
         self.drafter: Any = None
         self.source_names: tuple[str, ...] = ()

@@ -257,7 +257,7 @@ class HeadedDrafter(LearningDrafter):
     learned = ("worth",)
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
-        self.tables, self.head = tables.with_heads_tokens(), head
+        self.tables, self.head = tables.having(headed=True), head
         self.evidence, self.stores, self.assistants = tables.evidence, tables.stores, (head,)
         unnamed = None in (tables.spec, head.spec)
         self.spec = None if unnamed else f"{tables.spec}+{head.spec}"

@@ -15,14 +15,10 @@ REHEARSED_TOKENS = 512
 
 
 class SessionStores:
-    """The stores of one sequence.
+    """The stores, at least one, of one sequence that begins with ``prompt``, int32 (n,).
 
-    The sequence is a request of its own in each namespace. Requests among ``stores`` are begun, fed
+    The sequence is a separate request in each namespace. Requests among ``stores`` are begun, fed
     and ended by the call of ``generate`` that they belong to.
-
-    Args:
-        stores: at least one.
-        prompt: int32 (n,).
 
     Attributes:
         source: all stores as one.

@@ -35,14 +35,8 @@ class ValueSession(DraftSession):
 
     It learns in ``extend``: the committed tokens show for every candidate whether it was right,
     including candidates after the draft's end and those that were not drafted. ``observe`` only
-    receives the target's top-k candidates, if they are asked for, and credits stores.
-
-    Args:
-        engine: a new engine.
-        tokens: int32 (n,), the prompt.
-        always: see ValueDrafter.
-        stores: what the engine drafts from besides the sequence's own text, or None.
-        tools: predicts the tool calls of the request, or None.
+    receives the target's top-k candidates, if they are asked for, and credits stores. ``engine`` is
+    new, and ``always`` that of ValueDrafter.
     """
 
     def __init__(
@@ -196,10 +190,6 @@ class ValueDrafter(LearningDrafter):
     def with_tools(self, tools: ToolCalls) -> Self:
         """A copy of this drafter that predicts tool calls; both share one calibration."""
         return self.having(tools=tools, headed=True)
-
-    def with_heads_tokens(self) -> Self:
-        """A copy whose engines also draft a head's tokens; both share one calibration."""
-        return self.having(headed=True)
 
     def forget(self) -> None:
         self.calibration = Calibration()

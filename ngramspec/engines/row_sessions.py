@@ -68,7 +68,7 @@ class RowSessions:
         self.max_bytes = max_bytes
         shares = any(isinstance(store, Namespace) for store in drafter.stores)
         self._shared = CallStores(lambda: drafter, None, None, logger.warning) if shares else None
-        self.texts = RowTexts(lambda: GuardedSession(vocab, self._report_fault))
+        self.texts = RowTexts()
         self.stats = RowsStats()
         self.open = 0  # number of open sessions
         self._per_token = 64.0  # average bytes of a token of an opened text
@@ -78,8 +78,8 @@ class RowSessions:
         if text is None:
             known = None if row.key is None else self.texts.of_key(row.key)
             if known is not None:
-                self.drop(known)  # the engine took tokens back, or gave the id to another request
-            text = self.texts.add(row.key)
+                self.drop(known)  # the engine withdrew tokens, or gave the id to another request
+            text = self.texts.add(row.key, GuardedSession(self.vocab, self._report_fault))
             if self._shared is not None:
                 text.stored = self._shared.row(self.vocab)
         draft, text.draft, begin = text.draft, EMPTY_DRAFT, text.text.count
@@ -102,16 +102,6 @@ class RowSessions:
             for text in self.texts.gone():
                 if text.stored is not None:
                     text.stored.pause()
-
-    def store_counts(self) -> dict[str, int]:
-        """See ``Rows.store_counts``."""
-        shared = [each for each in self.drafter.stores if isinstance(each, Namespace)]
-        counts = [each.statistics() for each in shared]
-        return {
-            f"store_{name}": sum(getattr(each, name) for each in counts)
-            for name in ("tokens", "hits", "accepted")
-            if counts
-        }
 
     def _store(self, text: RowText, stored: RowStores, row: Row, begin: int, new: Int32) -> None:
         """Add to shared stores the tokens that follow a text's first ``begin`` tokens.

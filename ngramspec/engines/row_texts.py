@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,11 +53,10 @@ class RowTexts:
     A row with an id continues the text of that id. A row without an id continues the text that the
     same row had in the last call, if its tokens begin with that text. Otherwise it continues any
     text equal to its tokens before the new ones, since equal texts are interchangeable. No text is
-    used for two rows in one call. ``make_session`` makes the guarded session of a new text.
+    used for two rows in one call.
     """
 
-    def __init__(self, make_session: Callable[[], GuardedSession]) -> None:
-        self._make_session = make_session
+    def __init__(self) -> None:
         self._by_key: dict[Hashable, RowText] = {}
         self._by_hash: dict[tuple[int, int], list[RowText]] = {}  # except those in _grown
         self._grown: set[RowText] = set()  # texts that have grown since they were listed
@@ -100,9 +99,9 @@ class RowTexts:
         """The text of a request, or None."""
         return self._by_key.get(key)
 
-    def add(self, key: Hashable | None) -> RowText:
+    def add(self, key: Hashable | None, guarded: GuardedSession) -> RowText:
         """Add and return an empty text."""
-        text = RowText(key, self._make_session())
+        text = RowText(key, guarded)
         if key is not None:
             self._by_key[key] = text
         self._order[id(text)] = text

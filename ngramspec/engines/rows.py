@@ -25,6 +25,7 @@ from ngramspec.engines.row_pace import Pace
 from ngramspec.engines.row_sessions import RowSessions, RowsStats
 from ngramspec.engines.row_texts import Row, RowText
 from ngramspec.errors import check_bool, check_int
+from ngramspec.stores.shared import Namespace
 
 __all__ = ["Row", "Rows", "RowsStats"]
 
@@ -115,7 +116,13 @@ class Rows:
 
     def store_counts(self) -> dict[str, int]:
         """Counts of the shared stores: tokens, look-ups with a match, and accepted tokens."""
-        return self._sessions.store_counts()
+        stores = [each for each in self.drafter.stores if isinstance(each, Namespace)]
+        counts = [each.statistics() for each in stores]
+        return {
+            f"store_{name}": sum(getattr(each, name) for each in counts)
+            for name in ("tokens", "hits", "accepted")
+            if counts
+        }
 
     def step(self, rows: Sequence[Row]) -> list[Draft]:
         """Learn what the engine's step committed, and draft for the next one.
@@ -196,8 +203,8 @@ class Rows:
                     timed = False  # new or resumed, so it had a prefill
                 else:
                     asked = len(text.draft.tokens)
-                    told = row.length - text.text.count
-                    timed = timed and told <= asked + 1  # else it had a prefill
+                    added = row.length - text.text.count
+                    timed = timed and added <= asked + 1  # else it had a prefill
                     drafted += asked
                     kept += 1
                     tokens += len(row.new)

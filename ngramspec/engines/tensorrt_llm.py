@@ -78,13 +78,13 @@ class Requests:
                 self._texts.drop(key)
                 self.rows.finish(key)
             self._seen = set(keys)
-            told = []
+            rows = []
             for key, request in zip(keys, requests, strict=True):
                 tokens = request.get_tokens(0)
                 new = len(tokens) - self._texts.known(key)
                 tail = tokens[-new:] if new > 0 else tokens
-                told.append(self._texts.row(key, tail, len(tokens)))
-            for request, row, draft in zip(requests, told, self.rows.step(told), strict=True):
+                rows.append(self._texts.row(key, tail, len(tokens)))
+            for request, row, draft in zip(requests, rows, self.rows.step(rows), strict=True):
                 most = request.py_orig_prompt_len + request.py_max_new_tokens - 1 - row.length
                 request.py_draft_tokens = draft.tokens[: max(most, 0)].tolist()
         except Exception as error:

@@ -94,13 +94,13 @@ def propose(
 ) -> list[list[int]]:
     """See ``NgramspecProposer.propose``. Faults are counted in ``rows``."""
     try:
-        told = [
+        current = [
             Row(None, row, length, new)
             for row, length, new in zip(
                 tokens, lengths[: len(sampled)].tolist(), sampled, strict=False
             )
         ]
-        return [draft.tokens.tolist() for draft in rows.step(told)]
+        return [draft.tokens.tolist() for draft in rows.step(current)]
     except Exception as error:
         rows.fault(error)
         return [[] for _ in sampled]

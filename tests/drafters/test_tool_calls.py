@@ -166,7 +166,7 @@ def test_calls_with_other_tools_or_stores_share_what_was_learned(spec):
         drafter, with_tools, with_both = drafter.tables, with_tools.tables, with_both.tables
     shared = drafter.calibration
     assert shared is with_tools.calibration is with_both.calibration
-    assert shared is drafter.with_heads_tokens().calibration
+    assert shared is drafter.having(headed=True).calibration
     assert shared is not copy.deepcopy(with_tools).calibration
 
 

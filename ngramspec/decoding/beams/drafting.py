@@ -9,12 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.decoding.batch_drafting import BatchDrafting
-from ngramspec.decoding.beams.branches import (
-    CANDIDATE_SOURCE,
-    BranchGain,
-    of_chain,
-    with_branches,
-)
+from ngramspec.decoding.beams.branches import CANDIDATE_SOURCE, BranchGain, of_chain, with_branches
 from ngramspec.decoding.beams.group import BeamGroup
 from ngramspec.decoding.group import Group
 from ngramspec.draft import Draft, Verdict

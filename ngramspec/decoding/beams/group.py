@@ -49,11 +49,8 @@ class Path:
 class BeamGroup(Group):
     """The beams of all prompts of a batch.
 
-    Args:
-        prompt: (rows, length), each prompt once for each beam.
-        sampler, section: as in Group.
-        search: the beam search.
-        branches: whether to keep the known next tokens of the beams.
+    ``prompt`` is (rows, length), each prompt once for each beam. ``branches``: whether to keep the
+    known next tokens of the beams.
 
     Attributes:
         paths: the beams' paths through the last forward.
