@@ -46,10 +46,7 @@ def forced_by(processors: Iterable[Any] | None, row: int, rows: int, vocab: int)
 
 
 class _Grammar(Forced):
-    """Forced tokens by a grammar's matcher.
-
-    ``matchers`` is the processor's attribute that holds a matcher for each of ``rows`` rows.
-    """
+    """Forced tokens by the row's matcher, in the processor's attribute ``matchers``."""
 
     def __init__(self, processor: Any, matchers: str, row: int, rows: int) -> None:
         self._processor, self._matchers = processor, matchers

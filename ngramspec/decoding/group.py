@@ -18,7 +18,7 @@ INITIAL_TOKENS = 256  # generated tokens that a new buffer has room for; not tun
 class Group:
     """The committed tokens of some rows of equal length.
 
-    The prompt is int64 or int32 (rows, length). ``section`` returns the context of streaming.
+    The prompt is int64 or int32 (rows, length).
 
     Attributes:
         rows: the rows' indices in the batch, which are consecutive.

@@ -264,7 +264,7 @@ def hand_over(
         session.observe(draft, accepted, verified, evidence)
 
 
-def judged_nodes(draft: Draft, accepted: Sequence[int], verified: int | None) -> int:
+def judged_count(draft: Draft, accepted: Sequence[int], verified: int | None) -> int:
     """The number of verified nodes of a chain, from the arguments of ``observe``."""
     return min(len(draft), len(accepted) + 1) if verified is None else verified
 

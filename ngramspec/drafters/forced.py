@@ -15,7 +15,7 @@ from ngramspec.drafters.base import (
     DraftSession,
     ForwardingSession,
     hand_over,
-    judged_nodes,
+    judged_count,
 )
 from ngramspec.drafters.validation import MAX_SOURCES
 
@@ -137,7 +137,7 @@ class _ForcedSession(ForwardingSession):
             return
         if evidence is not None:
             hand_over(self.inner, EMPTY_DRAFT, (), None, evidence)
-        for node in range(judged_nodes(draft, accepted, verified)):
+        for node in range(judged_count(draft, accepted, verified)):
             counts = self._counts[node == self._mine - 1]
             counts[0] += node < len(accepted)
             counts[1] += 1

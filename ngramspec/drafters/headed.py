@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import DraftModel, ForwardingSession, LearningDrafter, judged_nodes
+from ngramspec.drafters.base import DraftModel, ForwardingSession, LearningDrafter, judged_count
 from ngramspec.drafters.model import ModelDrafter, Reader
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.drafters.value import SOURCES_OF_ENGINE, TOOLS, ValueDrafter, ValueSession
@@ -221,7 +221,7 @@ class HeadedSession(ForwardingSession):
         verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        judged = judged_nodes(draft, accepted, verified)
+        judged = judged_count(draft, accepted, verified)
         for depth, (_, probs) in self._sampled.items():
             if depth < judged:
                 self.worth.learn_accepted(float(probs[0]), depth < len(accepted))

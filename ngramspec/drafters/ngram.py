@@ -76,15 +76,13 @@ class SamplingNGramSession(SamplingSession):
     def __init__(self, table: NGramTable, tokens: Int32, temperature: float | str) -> None:
         super().__init__(temperature)
         self.table = table
-        self._reach = table.order - 1
-        self._tail: list[int] = []
+        self.tail = NO_TOKENS  # the longest context: the last order - 1 tokens
         self.extend(tokens)
 
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
-        history = [*self._tail, *drafted[-self._reach :]]
-        for length in range(min(self._reach, len(history)), 0, -1):
-            context = np.array(history[-length:], np.int32)
-            found = self.table.top_k(context, MAX_CONTINUATIONS)
+        history = np.append(self.tail, np.array(drafted, np.int32))[1 - self.table.order :]
+        for start in range(len(history)):
+            found = self.table.top_k(history[start:], MAX_CONTINUATIONS)
             if found:
                 ids, counts = zip(*found, strict=True)
                 return np.array(ids, np.int32), np.array(counts, np.int64)
@@ -92,7 +90,7 @@ class SamplingNGramSession(SamplingSession):
 
     def extend(self, tokens: Int32) -> None:
         self.table.extend(tokens)
-        self._tail = [*self._tail, *tokens[-self._reach :].tolist()][-self._reach :]
+        self.tail = np.concatenate((self.tail, tokens))[1 - self.table.order :]
 
     def sizeof(self) -> int:
         return int(self.table.sizeof())

@@ -15,7 +15,7 @@ PRIORITY_FACTOR = 0.3  # factor on a draft's first nodes per draft of higher pri
 
 
 def pack(drafts: Sequence[Draft], limit: int) -> Draft:
-    """Merge drafts for the same sequence into one prefix tree, which is a deterministic draft.
+    """Merge drafts, in order of priority, into one prefix tree, which is a deterministic draft.
 
     Proposals of sampled tokens are dropped. Accepting a node if the target samples the same token
     is exact for such drafts as well.
@@ -23,14 +23,7 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     The result has the ``limit`` nodes with the highest reach, in descending order. On ties, nodes
     of the earlier draft come first. Where drafts have no confidence, a later draft and a deeper
     node count as less likely. A node that several drafts share gets the highest of their
-    confidences and the source of the first.
-
-    Args:
-        drafts: chains and trees, in order of priority.
-        limit: maximum number of nodes.
-
-    Returns:
-        A tree; the empty draft if there are no nodes. Confidence is None if no draft has any.
+    confidences and the source of the first. Confidence is None if no draft has any.
 
     Example:
         >>> chains = [Draft(np.array(ids, np.int32)) for ids in ([5, 6, 7], [5, 8])]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, joined
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, judged_nodes
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, judged_count
 from ngramspec.drafters.prefix_tree import pack, path_along
 from ngramspec.drafters.validation import (
     check_draft,
@@ -96,7 +96,7 @@ class PrioritySession(DraftSession):
             for which, part in self.parts:  # each has its own tree
                 self.sessions[which].observe(part, path_along(part, tokens))
         else:
-            self._observe_chain(len(accepted), judged_nodes(draft, accepted, verified))
+            self._observe_chain(len(accepted), judged_count(draft, accepted, verified))
         self.parts = []
         if evidence is not None:
             for which in self.drafter.askers:

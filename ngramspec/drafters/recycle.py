@@ -27,13 +27,9 @@ RANK_PROBABILITIES = (0.5, 0.14, 0.07, 0.045, 0.03, 0.025, 0.02, 0.017)
 def static_tree(nodes: int, ranks: int) -> tuple[tuple[int, int], ...]:
     """The tree of ``nodes`` nodes with the highest total of assumed path probabilities.
 
-    Args:
-        nodes: number of nodes, >= 0.
-        ranks: maximum number of children per node, >= 1.
-
-    Returns:
-        (parent, rank) of each node, by descending probability. Parents come before their children,
-        and the first n nodes are the tree of n nodes. Parent -1 is the last committed token.
+    A node has at most ``ranks`` >= 1 children. Returned is (parent, rank) of each node, by
+    descending probability. Parents come before their children, and the first n nodes are the tree
+    of n nodes. Parent -1 is the last committed token.
 
     Examples:
         >>> static_tree(4, 8)

@@ -116,13 +116,9 @@ class CallPredictor:
             self._fail(error)
 
     def rows(self, most: int) -> list[Row]:
-        """Candidates for the next positions; each row follows the first token of the one before.
+        """Candidates for at most ``most`` positions, each after the first token of the one before.
 
-        Args:
-            most: maximum number of rows.
-
-        Returns:
-            For each position (ids int32 (k,), log-probabilities float32 (k,)), the likeliest first.
+        A row is (ids int32 (k,), log-probabilities float32 (k,)), the likeliest first.
         """
         if self._reader is None or most < 1:
             return []
@@ -165,8 +161,8 @@ class CallPredictor:
 
     def _open(self) -> None:
         """Begin to read a call if the last tokens open one."""
-        begun = self._calls.text(self._recent).rpartition(self._calls.opens)
-        if begun[1] and len(begun[2]) < len(self._calls.text(self._recent[-1:])):
+        _, opens, after = self._calls.text(self._recent).rpartition(self._calls.opens)
+        if opens and len(after) < len(self._calls.text(self._recent[-1:])):
             self._call, self._known, self._paths = list(self._recent), "", []
             self._reader = self._text.reader()
             self._read_on()

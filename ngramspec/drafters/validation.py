@@ -45,14 +45,7 @@ def check_draft(
 
     The arrays are copied before they are checked, so nothing that the drafter later does to them,
     even in another thread, has an effect. Each node's proposal is divided by its sum, which removes
-    the rounding error of the sum.
-
-    Args:
-        draft: what a drafter returned.
-        limit: maximum number of tokens.
-        vocab: size of the target's vocabulary.
-        tree: whether it may be a tree.
-        sources: number of sources that it may name.
+    the rounding error of the sum. It may have ``limit`` tokens and name ``sources`` sources.
 
     Raises:
         TypeError, ValueError: a field is invalid; the message has its name, bound and value. Fields

@@ -9,7 +9,7 @@ from typing import Any
 
 from ngramspec.costs.engine_rows import EngineCosts, GivenEngineCosts, LearnedEngineCosts
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.registry import build_drafter, check_policy
+from ngramspec.drafters.registry import build_drafter
 from ngramspec.engines.rows import Rows
 from ngramspec.errors import check_int
 from ngramspec.stores.shared import DEFAULT_BYTES, Namespace, SharedStore, made_namespace
@@ -66,7 +66,6 @@ class EngineOptions:
         """Raise a TypeError or ValueError if a value is wrong."""
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be a string, got {self.drafter!r}")
-        check_policy(self.policy)
         self.build_drafter()
         self.batch_costs(1, "cpu", "float32")
         check_int("max_sessions", self.max_sessions, 1)

@@ -79,7 +79,7 @@ class RowSessions:
             known = None if row.key is None else self.texts.of_key(row.key)
             if known is not None:
                 self.drop(known)  # the engine withdrew tokens, or gave the id to another request
-            text = self.texts.add(row.key, GuardedSession(self.vocab, self._report_fault))
+            text = self.texts.add(row.key, GuardedSession(self.vocab, self.report_fault))
             if self._shared is not None:
                 text.stored = self._shared.row(self.vocab)
         draft, text.draft, begin = text.draft, EMPTY_DRAFT, text.text.count
@@ -107,8 +107,8 @@ class RowSessions:
         """Add to shared stores the tokens that follow a text's first ``begin`` tokens.
 
         Those before the step's tokens are a prompt, either of a new request or of one that
-        continues an earlier request's text. ``new``, int32 (n,), are the added
-        ids of the vocabulary.
+        continues an earlier request's text. ``new``, int32 (n,), are the added ids of the
+        vocabulary.
         """
         prompt = max(row.length - len(row.new), begin)  # length
         if prompt > begin:
@@ -206,11 +206,8 @@ class RowSessions:
             self.open -= 1
             self.texts.measure(text)
 
-    def fault(self, error: Exception) -> None:
-        """Count a fault and log the first one."""
-        self._report_fault(self.drafter, error)
-
-    def _report_fault(self, drafter: Drafter, error: Exception) -> None:
+    def report_fault(self, drafter: Drafter, error: Exception) -> None:
+        """Count a fault, and log the first one."""
         self.stats.faults += 1
         if self.stats.faults == 1:
             name = type(drafter).__name__

@@ -138,7 +138,7 @@ class Rows:
         try:
             drafts = self._step(rows, began)
         except Exception as error:
-            self._sessions.fault(error)
+            self.fault(error)
             drafts = [EMPTY_DRAFT] * len(rows)
         self._returned = self._clock()
         self.stats.calls += 1
@@ -153,7 +153,7 @@ class Rows:
 
     def fault(self, error: Exception) -> None:
         """Count a fault of the integration, and log the first one."""
-        self._sessions.fault(error)
+        self._sessions.report_fault(self.drafter, error)
 
     def close(self) -> None:
         """Close every session."""
@@ -211,7 +211,7 @@ class Rows:
                 texts.append((place, self._sessions.advance(place, row, text)))
             except Exception as error:
                 timed = False
-                self._sessions.fault(error)
+                self.fault(error)
         self._sessions.rows_known()
         self._pace.step(len(texts), kept, tokens)
         return texts, drafted, timed

@@ -27,7 +27,7 @@ class Path:
     """A beam's path through the last forward.
 
     Attributes:
-        row: the path's row in the forward.
+        row: its row in the forward.
         position: the position in the row with the beam's next logits; None: there are none.
         accepted: the positions before that one, in order.
         tokens: the tokens that the beam committed.
