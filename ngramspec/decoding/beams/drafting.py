@@ -125,22 +125,17 @@ class BeamDrafting(BatchDrafting):
     def _propose_trees(self, limit: int, drafts: list[Draft]) -> None:
         """Put the beams' chains, with the target's top-k candidates, into ``drafts``."""
         chains = [self._runners[row].propose(limit, tree=False) for row in self._rows]
+        sources = [len(runner.source_names) for runner in self._runners]  # that of branches
+        beams = list(zip(chains, self._beams.known, sources, strict=True))
         most = min(self._beam_nodes, limit)  # the cache may have no room for more
-        trees = self._trees(chains, most, limit)
-        trees = self._trees(chains, most, min(max(tree.depths(), default=0) for tree in trees))
+        trees, deepest = chains, limit
+        for _ in range(2):  # at last all trees are as deep as the shallowest
+            trees = [with_branches(chain, known, most, deepest, own) for chain, known, own in beams]
+            deepest = min(max(tree.depths(), default=0) for tree in trees)
         if all(map(len, trees)):
             drafts[:] = trees
-            sources = [len(runner.source_names) for runner in self._runners]  # that of branches
             pairs = zip(trees, sources, strict=True)
-            self._chains = [int(np.count_nonzero(tree.source != source)) for tree, source in pairs]
-
-    def _trees(self, chains: list[Draft], most: int, deepest: int) -> list[Draft]:
-        """Each beam's tree of at most ``most`` nodes, with paths of at most ``deepest`` tokens."""
-        beams = zip(chains, self._beams.known, self._runners, strict=True)
-        return [
-            with_branches(chain, known, most, deepest, len(runner.source_names))
-            for chain, known, runner in beams
-        ]
+            self._chains = [int(np.count_nonzero(tree.source != own)) for tree, own in pairs]
 
     def source_names(self, row: int) -> Sequence[str]:
         own = super().source_names(row)
