@@ -13,7 +13,6 @@ from cpython.pythread cimport (
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 import numpy as np
 
@@ -28,12 +27,6 @@ BORDER = SEPARATOR
 LENGTHS = (1, 3, 6)
 MOST_WALKED = WALK
 MOST_COPIED = COPIED
-
-
-cdef inline int64_t nanoseconds() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
 
 
 cdef inline int length_of(int level) noexcept nogil:
@@ -154,22 +147,6 @@ cdef class StoreRing:
             if self.ring[slot] == code:
                 return True
         return False
-
-    def waits(self, int n, int pause):
-        """For benchmarks: waiting times for the lock in ns, int64 (n,), ``pause`` ns apart."""
-        cdef int64_t[::1] into
-        cdef int64_t began, i
-        waited = np.empty(n, np.int64)
-        into = waited
-        with nogil:
-            for i in range(n):
-                began = nanoseconds()
-                self.take()
-                self.release()
-                into[i] = nanoseconds() - began
-                while nanoseconds() - began < pause:
-                    pass
-        return waited
 
     def sizeof(self):
         """Bytes allocated."""

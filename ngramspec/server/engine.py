@@ -22,7 +22,7 @@ from ngramspec.server.job import (
     ModelRunner,
     turn_together,
 )
-from ngramspec.server.scheduler import QueueFullError, Scheduler
+from ngramspec.server.scheduler import Scheduler
 
 logger = logging.getLogger("ngramspec.server")
 T = TypeVar("T")
@@ -32,11 +32,8 @@ class Engine:
     """Runs jobs in a separate thread; its methods may be called from any thread.
 
     ``active`` and ``waiting``: see Scheduler. ``on_end`` is called in the engine's thread with
-    every job that has ended.
-
-    Attributes:
-        pool: the caches; other threads may only read its counts and bytes.
-        closing: whether new jobs are refused.
+    every job that has ended. Other threads may only read the counts and bytes of ``pool``.
+    ``closing``: whether new jobs are refused.
     """
 
     def __init__(
@@ -58,14 +55,10 @@ class Engine:
         put: Callable[[int, Delta], None],
         session: tuple[str, str] | None = None,
     ) -> list[Job]:
-        """Start the answers of one client request.
+        """Start the answers of one client request; an ApiError if they are refused.
 
-        Args:
-            put: receives each answer's index and its deltas, in the engine's thread.
-            session: user and session; a newer request of the same session ends this one.
-
-        Raises:
-            QueueFullError: too many jobs are waiting, or the engine is closing.
+        ``put`` receives each answer's index and its deltas, in the engine's thread. A newer request
+        of the same ``session``, a user and a session's name, ends this one.
         """
         jobs: list[Job] = []
         for index, request in enumerate(requests):
@@ -73,7 +66,7 @@ class Engine:
             jobs.append(Job(request, partial(put, index), after=same))
         with self._changed:
             if self.closing:
-                raise QueueFullError
+                raise shutting_down()
             self._scheduler.add(jobs, session)
             self._changed.notify()
         return jobs
@@ -130,7 +123,7 @@ class Engine:
 class Answers:
     """The answers of one client request, as a stream of deltas. Used in one event loop.
 
-    Creating it starts them; an ApiError is raised if too many requests are waiting.
+    Creating it starts them; an ApiError says why they are refused.
     """
 
     def __init__(
@@ -144,14 +137,7 @@ class Answers:
         def put(index: int, delta: Delta) -> None:
             loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
 
-        try:
-            self.jobs: list[Job] = engine.submit(requests, put, session)
-        except QueueFullError as error:
-            if engine.closing:
-                raise shutting_down() from error
-            raise ApiError(
-                429, "too many requests wait already; try again", code="queue_full"
-            ) from error
+        self.jobs = engine.submit(requests, put, session)
         self._left = len(self.jobs)  # answers whose last delta was not read
 
     def cancel(self) -> None:
@@ -167,11 +153,8 @@ class Answers:
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Each answer's index and deltas, until all answers have ended.
 
-        Leaving the iteration early cancels the answers that have not ended.
-
-        Raises:
-            ApiError: an answer failed, or was ended by a newer request of its session or by the
-                server's shutdown.
+        Leaving the iteration early cancels the answers that have not ended. An ApiError says that
+        an answer failed, or was ended by a newer request of its session or by the shutdown.
         """
         try:
             while self._left:

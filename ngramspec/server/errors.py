@@ -57,6 +57,11 @@ def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", code="shutting_down")
 
 
+def queue_full() -> ApiError:
+    """The error for requests that exceed the limit of waiting requests."""
+    return ApiError(429, "too many requests wait already; try again", code="queue_full")
+
+
 def answer_of(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The HTTP response of an error, by default with the headers that belong to its status."""
     return JSONResponse(error.body(), error.status, headers or ERROR_HEADERS.get(error.status))

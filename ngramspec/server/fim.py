@@ -9,22 +9,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ngramspec.draft import Int32
 from ngramspec.server.fim_families import FAMILIES, Family
+from ngramspec.server.openai_types import ExtraFile
 
 MAX_CHARACTERS_PER_TOKEN = 16  # assumed upper bound of a text's average; not tuned
 ANCHOR = "☺"  # encoded as separate tokens, so that text can be encoded as if it followed text
-
-
-@dataclass(frozen=True, slots=True)
-class Snippet:
-    """A file, or part of one, that the prompt shows before the edited text."""
-
-    text: str
-    name: str = ""
 
 
 class FillInTheMiddle:
@@ -46,18 +38,16 @@ class FillInTheMiddle:
         suffix: str,
         *,
         line: str = "",
-        files: Sequence[Snippet] = (),
+        files: Sequence[ExtraFile] = (),
         name: str = "",
         room: int = sys.maxsize,
     ) -> list[int]:
         """The token ids of a prompt whose continuation is the middle.
 
-        Args:
-            line: text between prefix and middle that is encoded separately: the line being typed.
-            files: files to show first, the most recent last.
-            name: name of the edited file.
-            room: maximum number of tokens. The least recent files are left out first; then the
-                prefix loses its beginning and the suffix its end.
+        ``line``, the line being typed, is between prefix and middle and is encoded separately. The
+        other ``files`` are shown first, the most recent last; ``name`` is that of the edited file.
+        Of more than ``room`` tokens, the least recent files are left out first; then the prefix
+        loses its beginning and the suffix its end.
         """
         template = self.family.with_files if files else self.family.alone
         named = not template.partition("{prefix}")[0].endswith(self.family.tokens)
@@ -106,7 +96,7 @@ class FillInTheMiddle:
             text, token_before = "", token_before or piece in self._ids
         return found
 
-    def _fitting(self, files: Sequence[Snippet], room: int) -> list[list[int]]:
+    def _fitting(self, files: Sequence[ExtraFile], room: int) -> list[list[int]]:
         """The ids of the last files that fit into ``room`` tokens."""
         shown: list[list[int]] = []
         for each in reversed(files):
@@ -119,11 +109,11 @@ class FillInTheMiddle:
             shown.append(ids)
         return shown[::-1]
 
-    def _file(self, file: Snippet) -> list[int]:
+    def _file(self, file: ExtraFile) -> list[int]:
         """The ids of another file."""
         end = self.family.after_file
         text = file.text if file.text.endswith(end) else file.text + end
-        return self._ids_of(self.family.file, name=file.name, text=text)
+        return self._ids_of(self.family.file, name=file.filename, text=text)
 
     def _encode_after_text(self, text: str) -> list[int]:
         """The ids of a text that follows other text."""

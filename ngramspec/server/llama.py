@@ -17,7 +17,7 @@ from ngramspec import __version__
 from ngramspec.server.auth import Client
 from ngramspec.server.engine import Answers
 from ngramspec.server.errors import refuse_unless
-from ngramspec.server.fim import Snippet, leading_tokens
+from ngramspec.server.fim import leading_tokens
 from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
 from ngramspec.server.openai_types import InfillBody, LlamaBody, TokenizeBody
 from ngramspec.server.responses import Stream, json_response
@@ -63,7 +63,7 @@ def encoded(service: Service, body: LlamaBody) -> list[int]:
         body.input_prefix,
         body.input_suffix,
         line=str(body.prompt),
-        files=[Snippet(each.text, each.filename) for each in body.input_extra],
+        files=body.input_extra,
         name=body.filename,
         room=max(service.context - min(asked, service.context // 2) - 1, 1),
     )

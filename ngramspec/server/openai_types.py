@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from openai.types.chat import ChatCompletionContentPartTextParam, ChatCompletionStreamOptionsParam
+from openai.types.chat import ChatCompletionContentPartTextParam
 from openai.types.chat.chat_completion_function_tool import ChatCompletionFunctionTool
 from openai.types.chat.chat_completion_named_tool_choice_param import (
     ChatCompletionNamedToolChoiceParam,
@@ -85,6 +85,15 @@ class Prediction(BaseModel):
         return "".join(part["text"] for part in self.content)
 
 
+class StreamOptions(BaseModel):
+    """The field ``stream_options``."""
+
+    model_config = ConfigDict(extra="allow")  # see reading.py
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
 class Common(BaseModel):
     """The fields that completions and chats share."""
 
@@ -98,7 +107,7 @@ class Common(BaseModel):
     min_p: Probability | None = None
     n: Answers | None = None
     stream: bool | None = None
-    stream_options: ChatCompletionStreamOptionsParam | None = None
+    stream_options: StreamOptions | None = None
     stop: Stop | Stops | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -113,7 +122,7 @@ class Common(BaseModel):
     @property
     def streams_usage(self) -> bool:
         """Whether a stream ends with an event for the usage."""
-        return bool(self.stream_options and self.stream_options.get("include_usage"))
+        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -208,7 +217,7 @@ class ChatBody(Common):
 
 
 class ExtraFile(BaseModel):
-    """One entry of ``input_extra``."""
+    """One entry of ``input_extra``: a file, or part of one, shown before the edited text."""
 
     text: str = ""
     filename: Path = ""

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from ngramspec._native.json_shape import json_shape
-from ngramspec.server.errors import ApiError, bad
+from ngramspec.server.errors import ApiError, bad, queue_full
 from ngramspec.server.settings import Limits
 
 LARGE_BODY_BYTES = 64 << 10  # reading a larger body can take many milliseconds; not tuned
@@ -58,7 +58,7 @@ class Lane:
     async def run(self, function: Callable[[], T]) -> T:
         """Call a function in a thread; an ApiError if too many requests are waiting."""
         if self._held >= self._most:
-            raise ApiError(429, "too many requests wait already; try again", code="queue_full")
+            raise queue_full()
         self._held += 1
         try:
             return await run_sync(function, limiter=self._limiter)
@@ -170,19 +170,25 @@ def check_members(value: Any, place: str) -> None:
 def check_fields(body: BaseModel, request: Request, mode: str) -> None:
     """Refuse unknown fields that might change the answer, or name them in the response's headers.
 
-    ``mode`` is "refuse" or "warn".
+    ``mode`` is "refuse" or "warn". Fields of the body's objects are named as ``object.field``.
     """
-    given = body.model_extra or {}
-    unknown = [name for name in given if given[name] is not None and name not in IGNORABLE_FIELDS]
+    objects = [(f"{name}.", value) for name, value in body if isinstance(value, BaseModel)]
+    unknown = [
+        (place, name, type(owner).model_fields)
+        for place, owner in (("", body), *objects)
+        for name, value in (owner.model_extra or {}).items()
+        if value is not None and name not in IGNORABLE_FIELDS
+    ]
     if not unknown:
         return
     if mode == "warn":
-        named = [quote(name[:100], safe="") for name in unknown[:MAX_NAMED_FIELDS]]
-        request.scope["state"]["ignored"] = ", ".join(named)
+        names = [(place + name)[:100] for place, name, _ in unknown[:MAX_NAMED_FIELDS]]
+        request.scope["state"]["ignored"] = ", ".join(quote(name, safe="") for name in names)
         return
-    name = unknown[0]
-    fields = type(body).model_fields
+    place, name, fields = unknown[0]
     same = [each for each in SAME_FIELDS.get(name, ()) if each in fields]
     known = same or get_close_matches(name[:100], fields, 1, cutoff=MIN_SIMILARITY)
     hint = f"; did you mean {known[0]!r}?" if known else ""
-    raise bad(name[:100], f"this server does not know the field{hint}", "unknown_parameter")
+    raise bad(
+        (place + name)[:100], f"this server does not know the field{hint}", "unknown_parameter"
+    )

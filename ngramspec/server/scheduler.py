@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ngramspec.server.errors import queue_full
 from ngramspec.server.job import Job
 
 MAX_TURNS_BEFORE_CHAT = 16  # turns of completions before a waiting chat gets one; not tuned
-
-
-class QueueFullError(Exception):
-    """No more requests may wait."""
 
 
 class Scheduler:
@@ -20,12 +17,7 @@ class Scheduler:
     Each turn is one forward: a chunk of one job's prompt, or a step, shared by all answers that are
     being decoded if ``joint``. Completions (``CompletionRequest.first``) take turns among
     themselves. Chats run while there are no completions, and once after every MAX_TURNS_BEFORE_CHAT
-    turns of completions.
-
-    Args:
-        active: maximum number of jobs that take turns.
-        waiting: maximum number of jobs that wait to become active.
-        joint: whether steps of several jobs can share a forward.
+    turns of completions. At most ``active`` jobs take turns, and ``waiting`` ones wait for that.
     """
 
     def __init__(self, active: int, waiting: int, *, joint: bool = True) -> None:
@@ -51,15 +43,14 @@ class Scheduler:
     def add(self, jobs: Sequence[Job], session: tuple[str, str] | None = None) -> None:
         """Add all jobs of one request and cancel older jobs of the same user and session.
 
-        Raises:
-            QueueFullError: not all of the jobs fit; none was added.
+        If not all of the jobs fit, none is added, and an ApiError is raised.
         """
         for job in self._all():
             if session is not None and job.session == session:
                 job.cancelled = True
         active = sum(not job.cancelled for job in self._all())
         if active + len(jobs) > self._most_active + self._most_waiting:
-            raise QueueFullError
+            raise queue_full()
         for job in jobs:
             job.session = session
         self._waiting.extend(jobs)

@@ -14,39 +14,19 @@ def elements_of(chunks: Iterator[bytes], longest: int) -> Iterator[Any]:
     if the text is not such a list, or an element has more than ``longest`` characters.
     """
     decode = json.JSONDecoder().raw_decode
-    text = _Text(chunks)
-    if text.ahead(3) == "[]":
-        return
-    before = "["
-    while text.ahead(2) != "]":
-        if text.ahead(len(before)) != before:
+    text, at, before, end = "", 0, "[", "[]"
+    while True:
+        while len(text) - at < longest + len(", ") and (chunk := next(chunks, None)) is not None:
+            text, at = text[at:] + chunk.decode("ascii"), 0
+        if text[at : at + 3] == end:
+            return
+        if not text.startswith(before, at):
             raise ValueError(f"{before!r} is missing before an element")
-        text.skip(len(before))
+        at += len(before)
         try:
-            element, size = decode(text.ahead(longest))
+            element, size = decode(text[at : at + longest])
         except RecursionError as error:
             raise ValueError("an element is nested too deeply") from error
-        text.skip(size)
+        at += size
         yield element
-        before = ", "
-
-
-class _Text:
-    """ASCII text that is read on demand."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._text, self._at = "", 0
-
-    def ahead(self, count: int) -> str:
-        """The next characters; fewer at the end of the text."""
-        while len(self._text) - self._at < count:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                break
-            self._text, self._at = self._text[self._at :] + chunk.decode("ascii"), 0
-        return self._text[self._at : self._at + count]
-
-    def skip(self, count: int) -> None:
-        """Skip characters that ``ahead`` returned."""
-        self._at += count
+        before, end = ", ", "]"

@@ -27,7 +27,7 @@ from ngramspec.stores.shared_file import (
 from ngramspec.stores.shared_request import SharedRequest
 
 if TYPE_CHECKING:
-    from ngramspec.stores.redis_sync import RedisSync
+    from ngramspec.stores.redis_sync import Outlet, RedisSync
 
 DEFAULT_BYTES = 64 << 20
 MAX_BYTES = 1 << 40
@@ -293,10 +293,14 @@ class Namespace:
         """
         store = self.store
         ring, conversations = store.opened(self.name)
-        outlet = None if store.sync is None else store.sync.outlet(self.name)
+        stream = StoreStream(ring, limit)
         return SharedRequest(
-            StoreStream(ring, limit), store.write, store.live, outlet, conversations, session
+            stream, store.write, store.live, self._outlet(), conversations, session
         )
+
+    def _outlet(self) -> Outlet | None:
+        sync = self.store.sync
+        return None if sync is None else sync.outlet(self.name)
 
     @property
     def index(self) -> StoreStream:
@@ -309,13 +313,9 @@ class Namespace:
         Raises:
             TypeError, ValueError: not token ids; nothing was added.
         """
-        stream = self.index
-        stream.append(tokens)
-        stream.finish()
-        if self.store.sync is not None:
-            outlet = self.store.sync.outlet(self.name)
-            outlet.append(tokens)
-            outlet.end()
+        document = SharedRequest(self.index, "outputs", True, self._outlet())
+        document.append(tokens)
+        document.finish()
 
     def clear(self) -> None:
         """Remove the text and erase it from memory; see ``SharedStore.drop`` for ``sync``."""

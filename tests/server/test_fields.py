@@ -47,6 +47,22 @@ def test_fields_without_effect_on_the_text_are_ignored(client):
     assert text_of(again) == plain
 
 
+def test_an_unknown_stream_option_is_refused_by_its_name_or_named(client, model):
+    body = {"stream": True, "stream_options": {"include_usag": True, "include_obfuscation": True}}
+    for route in ("/v1/completions", "/v1/chat/completions"):
+        answer = client.post(route, json=BODIES[route] | body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "stream_options.include_usag")
+        assert error["code"] == "unknown_parameter"
+        assert "'include_usage'" in error["message"]
+    with served(model, unknown_fields="warn") as lenient:
+        for route in ("/v1/completions", "/v1/chat/completions"):
+            answer = lenient.post(route, json=BODIES[route] | body | {"max_tokenz": 3})
+            named = answer.headers["x-ignored-fields"]
+            assert named == "max_tokenz, stream_options.include_usag"
+            assert events(answer.text)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_warning_names_unknown_fields_instead(model, stream):
     odd = {"max_tokenz": 3, "a b\r\nX: ü": 4, "known": None, "store": True}

@@ -9,12 +9,12 @@ from tokenizers import AddedToken, pre_tokenizers
 from ngramspec.server.encoding import TextEncoder
 from ngramspec.server.fim import (
     FillInTheMiddle,
-    Snippet,
     family_of,
     fitted,
     leading_tokens,
 )
 from ngramspec.server.fim_families import FAMILIES
+from ngramspec.server.openai_types import ExtraFile
 
 # Each family's form as its model card or paper writes it: prefix P, suffix S, another file F.
 FORMS = {
@@ -62,7 +62,7 @@ def test_each_family_is_recognized_and_has_its_form(family):
     assert family_of(tokenizer) is family
     fim = fim_of(family, tokenizer)
     assert tokenizer.decode(fim.prompt("P", "S")) == FORMS[family.name]
-    whole = fim.prompt("P", "S", files=[Snippet("F", "f.py")], name="own.py")
+    whole = fim.prompt("P", "S", files=[ExtraFile(text="F", filename="f.py")], name="own.py")
     assert tokenizer.decode(whole) == FILES[family.name]
     assert tokenizer.decode(fim.prompt("a", "S", line="P")).replace("aP", "P") == FORMS[family.name]
     assert tokenizer.convert_ids_to_tokens(fim.ends) == [*family.ends, *family.tokens]
@@ -110,7 +110,7 @@ def test_what_is_too_long_keeps_what_is_near_the_cursor(sizes, room, kept):
 def test_files_that_do_not_fit_are_left_out_oldest_first():
     tokenizer = letters()
     fim = fim_of(family_of(tokenizer), tokenizer)
-    files = [Snippet("old" * 10, "a"), Snippet("new" * 10, "b")]
+    files = [ExtraFile(text="old" * 10, filename="a"), ExtraFile(text="new" * 10, filename="b")]
     text = tokenizer.decode(fim.prompt("P", "S", files=files, room=70))
     assert "newnew" in text
     assert "old" not in text
@@ -126,7 +126,7 @@ def test_text_behind_text_has_no_space_in_front_where_the_tokenizer_would_put_on
     backend.pre_tokenizer = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
     fim = fim_of(family, tokenizer)
     assert tokenizer.decode(fim.prompt("P", "S", line="L")) == "[SUFFIX]S[PREFIX] PL"
-    whole = fim.prompt("P", "S", line="L", files=[Snippet("F", "f")], name="own")
+    whole = fim.prompt("P", "S", line="L", files=[ExtraFile(text="F", filename="f")], name="own")
     assert tokenizer.decode(whole) == "[SUFFIX]S[PREFIX] +++++ f\nF\n\n+++++ own\nPL"
 
 

@@ -266,14 +266,14 @@ def test_files_that_have_no_place_are_not_encoded(tokenizer):
     from ngramspec.server.fim import (
         MAX_CHARACTERS_PER_TOKEN,
         FillInTheMiddle,
-        Snippet,
         family_of,
         shortened,
     )
+    from ngramspec.server.openai_types import ExtraFile
 
     encoder = TextEncoder(tokenizer)
     fim = FillInTheMiddle(family_of(tokenizer), tokenizer, encoder.encode)
-    files = [Snippet("x" * 20, f"{each}.py") for each in range(50)]
+    files = [ExtraFile(text="x" * 20, filename=f"{each}.py") for each in range(50)]
     whole = fim.prompt("def f():\n", "\n", files=files[-3:], name="a.py")
     encoded, encode = [], fim.encode
 
@@ -285,7 +285,7 @@ def test_files_that_have_no_place_are_not_encoded(tokenizer):
     assert fim.prompt("def f():\n", "\n", files=files, name="a.py", room=len(whole)) == whole
     assert sum("x" * 20 in text for text in encoded) <= 4  # the three, and the one that is too much
     encoded.clear()
-    fim.prompt("a" * 100_000, "b" * 100_000, room=20, files=[Snippet("c" * 100_000)])
+    fim.prompt("a" * 100_000, "b" * 100_000, room=20, files=[ExtraFile(text="c" * 100_000)])
     assert sum(map(len, encoded)) < 4 * 20 * MAX_CHARACTERS_PER_TOKEN
     assert shortened("ab€" * 100, -1).endswith("b€")
     assert len(shortened("€" * 100, 1).encode()) <= MAX_CHARACTERS_PER_TOKEN

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ngramspec.server.scheduler import MAX_TURNS_BEFORE_CHAT, QueueFullError, Scheduler
+from ngramspec.server.errors import ApiError
+from ngramspec.server.scheduler import MAX_TURNS_BEFORE_CHAT, Scheduler
 
 
 class FakeJob:
@@ -79,7 +80,7 @@ def test_a_newer_request_of_a_session_cancels_the_older_one():
 def test_too_many_are_refused_whole():
     scheduler = Scheduler(1, 2)
     scheduler.add([FakeJob("a"), FakeJob("b")])
-    with pytest.raises(QueueFullError):
+    with pytest.raises(ApiError, match="too many requests"):
         scheduler.add([FakeJob("c"), FakeJob("d")])
     assert len(scheduler) == 2
     scheduler.add([FakeJob("e")])

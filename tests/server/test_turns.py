@@ -11,10 +11,10 @@ import torch
 
 from ngramspec import Speculator
 from ngramspec.server.engine import Engine
+from ngramspec.server.errors import ApiError
 from ngramspec.server.job import CompletionRequest, ModelRunner
 from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.sampling import Sampling
-from ngramspec.server.scheduler import QueueFullError
 
 TEXT = np.random.default_rng(1).integers(1, 97, 300).astype(np.int32)
 LONG = 60  # seconds: only against hanging for ever
@@ -221,13 +221,15 @@ def test_closing_cancels_answers_and_refuses_others(tiny, engine_of):
     engine.watched.let()
     closing.join(LONG)
     assert cut.ends == {0: "cancelled"}
-    with pytest.raises(QueueFullError):
+    with pytest.raises(ApiError, match="shutting down") as refused:
         engine.submit([request_for(TEXT[:20])], cut)
+    assert refused.value.status == 503
 
 
 def test_too_many_requests_are_refused(tiny, engine_of):
     engine = engine_of(watched=True, active=1, waiting=1)
     for _ in range(2):
         engine.submit([request_for(TEXT[:20])], Heard())
-    with pytest.raises(QueueFullError):
+    with pytest.raises(ApiError, match="too many requests") as refused:
         engine.submit([request_for(TEXT[:20])], Heard())
+    assert refused.value.status == 429
