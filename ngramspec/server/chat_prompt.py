@@ -29,18 +29,11 @@ def chat_ids(
 ) -> list[int]:
     """The ids of the prompt that the model's template makes of messages and tools.
 
-    If they contain no names of control tokens, the ids are those of
-    ``apply_chat_template(tokenize=True)``.
-
-    Args:
-        messages, tools: in the form for templates.
-        encode: encodes a text with its control tokens; it bounds their number itself.
-        most: maximum tokens of a prompt that contains names of control tokens.
-
-    Raises:
-        NotTextError: the tokenizer cannot encode a name of a control token as text.
-        TooManyTokensError: the prompt has more than ``most`` tokens.
-        Exception: any error that the template raises.
+    If these contain no names of control tokens, the ids are those of
+    ``apply_chat_template(tokenize=True)``. ``encode`` encodes a text with its control tokens, and
+    bounds their number itself. A prompt with names of control tokens raises a TooManyTokensError if
+    it has more than ``most`` tokens, and a NotTextError if the tokenizer cannot encode a name as
+    text. Errors of the template are passed on.
     """
     marks: dict[str, str] = defaultdict(random_digits)  # by the name that each replaces
     messages, tools = marked(messages, encoder, marks), marked(tools, encoder, marks)

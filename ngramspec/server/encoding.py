@@ -110,16 +110,11 @@ class TextEncoder:
     def encode_with(
         self, text: str, spans: Sequence[Span], marks: Mapping[str, str], most: int
     ) -> list[int]:
-        """The ids of a text that has control tokens only at the given spans.
+        """The ids of a text that has control tokens only at the given spans, in order.
 
-        Args:
-            spans: the names to encode as control tokens, in order.
-            marks: what the text has in place of each name that is to be encoded as text.
-            most: maximum number of tokens.
-
-        Raises:
-            NotTextError: the tokenizer cannot encode a name as text.
-            TooManyTokensError: the text has more than ``most`` tokens.
+        ``marks`` are what the text has in place of each name that is to be encoded as text; if the
+        tokenizer cannot do so, a NotTextError is raised. A TooManyTokensError is raised if there
+        are more than ``most`` ids.
         """
         if self._backend is None:
             raise NotTextError

@@ -36,12 +36,9 @@ class GrammarPool:
     compiles a grammar that passed again, in about the same time.
 
     Each user has an equal share of the memory and compiles one grammar at a time, so that response
-    times reveal nothing about other users' grammars.
+    times reveal nothing about other users' grammars. At most ``waiting`` of a user's requests wait.
 
-    Args:
-        vocabulary: returns xgrammar's ``TokenizerInfo``; called once.
-        seconds: time limit of one grammar's compilation.
-        waiting: maximum number of a user's requests that wait for a grammar.
+    ``vocabulary`` returns xgrammar's ``TokenizerInfo``. ``seconds`` limit one compilation.
     """
 
     def __init__(
@@ -71,13 +68,10 @@ class GrammarPool:
             logger.warning("xgrammar cannot use the model's tokenizer: %s", error)
 
     async def compile(self, user: str, kind: str, text: str) -> Any:
-        """A grammar compiled for a user, see ``grammar_worker.compiled``.
+        """A grammar compiled for a user, see ``grammar_worker.compiled``; or UnusableGrammarError.
 
-        Cancelling this call ends the compilation.
-
-        Raises:
-            UnusableGrammarError: the grammar cannot be used.
-            ApiError: too many requests of this user are waiting.
+        Cancelling this call ends the compilation. An ApiError is raised if too many requests of
+        this user are waiting.
         """
         kept = self._kept[user].get(kind, text)
         if kept is not None:

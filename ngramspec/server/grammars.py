@@ -24,10 +24,8 @@ MAX_SCHEMA_CHARACTERS = 65536  # bounds the size of the compiled grammar; not tu
 async def grammar_of(service: Service, body: ChatBody, client: Client) -> Callable[[], Any] | None:
     """The factory of a request's logits processor; None if any text is allowed.
 
-    It can take seconds. Cancelling this call ends the compilation.
-
-    Raises:
-        ApiError: xgrammar is not installed, or cannot compile the schema within the time limit.
+    It can take seconds. Cancelling this call ends the compilation. An ApiError says that xgrammar
+    is not installed, or cannot compile the schema within the time limit.
     """
     source = await asyncio.to_thread(source_of, service, body)
     if source is None:

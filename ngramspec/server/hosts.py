@@ -17,14 +17,9 @@ HOST_HEADER = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")  # a name or an add
 class AllowedHosts:
     """Decides by a request's ``Host`` whether it is answered.
 
-    Localhost and loopback addresses are always allowed.
-
-    Args:
-        names: additional names and addresses, without ports. An unspecified address (``0.0.0.0``)
-            allows every address; ``*`` allows every name.
-
-    Raises:
-        ValueError: an entry is neither a name nor an address.
+    Localhost and loopback addresses are always allowed, and additionally ``names``, which are names
+    and addresses without ports; any other entry raises a ValueError. An unspecified address
+    (``0.0.0.0``) allows every address; ``*`` allows every name.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -42,11 +37,11 @@ class AllowedHosts:
             not isinstance(each, str) and each.is_unspecified for each in self._hosts
         )
 
-    def allow(self, header: str | None) -> bool:
-        """Whether a request with this ``Host`` is answered; None: the header is missing."""
+    def allow(self, header: str) -> bool:
+        """Whether a request with this ``Host`` is answered; a missing one is like an empty one."""
         if self._any:
             return True
-        found = HOST_HEADER.fullmatch(header or "")
+        found = HOST_HEADER.fullmatch(header)
         host = _host_of(found[1]) if found else None
         if host is None:
             return False

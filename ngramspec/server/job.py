@@ -33,11 +33,9 @@ class CompletionRequest:
 
     Attributes:
         prompt: int32 (n,), at least one token.
-        user: the user whose caches are used.
-        max_tokens: limit on the answer's tokens; 0 only reads the prompt.
+        max_tokens: 0 only reads the prompt.
         stops: strings that end the answer and are not part of it.
         indent: minimum indentation of the lines after the first, see ``StopText``.
-        eos: token ids that end the answer.
         hidden: ids of tokens that are not shown; None: the special tokens.
         top_logprobs: number of most probable tokens to report at each token; None reports no
             log-probabilities.
@@ -47,8 +45,8 @@ class CompletionRequest:
         reference: text to draft from, int32 (n,), or None.
         speculate: whether the answer is drafted; if not, ``stores`` and ``reference`` are unused.
         siblings: itself, if it is one of several answers to a prompt; else empty.
-        session: the name of the conversation in ``stores``, or None.
-        tools: the tools whose calls are predicted in drafts, or None.
+        session: the name of the conversation in ``stores``.
+        tools: the tools whose calls are predicted in drafts.
         first: whether the answer has priority (a completion); False for chats.
     """
 

@@ -229,8 +229,7 @@ def cache_maker(model: Any) -> Callable[[], Any]:
 def why_not_kept(model: Any) -> str | None:
     """Why a model's caches cannot be used by later requests, or None.
 
-    Raises:
-        UnsupportedError: the model cannot be speculated with.
+    An UnsupportedError says that the model cannot be speculated with.
     """
     ids, config = torch.ones((1, 1), dtype=torch.int64), model.generation_config
     traits, cache = traits_of(model, ids, {}), kv_cache_for(cache_maker(model)())

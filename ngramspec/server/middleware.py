@@ -76,11 +76,10 @@ class Front:
     def _admit(self, scope: Scope) -> str:
         """The user of a request; raises an ApiError if it is not admitted."""
         headers = Headers(scope=scope)
-        given: list[str | None] = [*headers.getlist("host")]
-        for host in given or [None]:
+        for host in headers.getlist("host") or [""]:
             if not self._hosts.allow(host):
                 message = "the request must have a Host header"
-                if host is not None:
+                if "host" in headers:
                     refused = f"this server does not answer to the host {host[:200]!r}"
                     message = f"{refused}; see --allowed-hosts"
                 raise ApiError(421, message, code="host_not_allowed")

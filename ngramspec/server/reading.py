@@ -77,10 +77,8 @@ class Reading:
     async def body(self, request: Request, kind: type[Body]) -> Body:
         """The body of a request, of type ``kind``.
 
-        Raises:
-            ApiError: the body is not sent as JSON or has too many values, or too many requests are
-                waiting.
-            RequestValidationError: the body is not JSON, or not of this type.
+        A RequestValidationError says that it is not JSON or not of this type; an ApiError that it
+        is not sent as JSON or has too many values, or that too many requests are waiting.
         """
         check_type(request.headers.get("content-type", ""))
         raw = await request.body()
@@ -124,11 +122,8 @@ def validated(raw: bytes, kind: type[Body], limits: Limits) -> Body:
 def json_value(raw: bytes, limits: Limits, place: str) -> Any:
     """The value of a JSON text in UTF-8, parsed only if it has few enough values.
 
-    ``place`` is the part of the request that an error names.
-
-    Raises:
-        ApiError: it has more values than ``limits`` allows.
-        ValueError: it is not JSON, is nested too deeply, or has a lone surrogate.
+    An ApiError names ``place`` if there are too many for ``limits``. A ValueError is raised if the
+    text is not JSON, is nested too deeply, or has a lone surrogate.
     """
     values, containers, members, digits = json_shape(raw)
     for name, most, given in (

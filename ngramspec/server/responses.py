@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from fastapi import Response
@@ -22,18 +23,13 @@ DONE = format_sse_event(data_str="[DONE]")
 
 
 def json_parts(value: Any) -> Iterator[str]:
-    """Parts of a value's JSON text, each written without holding the GIL for long.
+    """Parts of the JSON text of a value, which may contain pydantic models.
 
-    Args:
-        value: a JSON value; it may contain pydantic models.
+    Each part is written without holding the GIL for long.
     """
-    pieces = []
-    for piece in _ENCODER.iterencode(value):
-        pieces.append(piece)
-        if len(pieces) == PART_PIECES:
-            yield "".join(pieces)
-            pieces.clear()
-    yield "".join(pieces)
+    pieces = _ENCODER.iterencode(value)
+    while part := "".join(islice(pieces, PART_PIECES)):
+        yield part
 
 
 def json_response(value: Any) -> Response:

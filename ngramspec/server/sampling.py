@@ -17,13 +17,10 @@ class Sampling:
 
     Attributes:
         temperature: 0 is greedy.
-        top_p: in (0, 1].
-        top_k: 0: all tokens.
-        min_p: in [0, 1]; 0: all tokens.
         presence_penalty, frequency_penalty: subtracted from the scores of tokens in the answer.
-        repetition_penalty: transformers' penalty for tokens in prompt and answer; 1 is none.
+        repetition_penalty: transformers' penalty for tokens in prompt and answer.
         logit_bias: added to the scores of tokens, by id.
-        seed: seed of the random choices; None: a new random seed.
+        seed: None: a new random seed.
         banned: ids that are never chosen.
         grammar: returns a logits processor that allows only a grammar's text; None: any text.
     """

@@ -19,11 +19,8 @@ class SharedText:
     """A SharedStore for each user, so that users do not displace each other's text.
 
     ``max_bytes`` is the size of all stores together. Without ``users``, one store serves all
-    requests. ``sync`` is the address of a Redis server, see SharedStore.
-
-    Raises:
-        ValueError: there is too little memory for each user, or ``sync`` is not an address.
-        ImportError: ``sync`` is given, and redis-py is not installed.
+    requests. ``sync`` is the address of a Redis server, see SharedStore. A ValueError says that it
+    is none, or that there is too little memory for each user.
     """
 
     def __init__(

@@ -26,11 +26,7 @@ def watch(
     Changes are collected until there are none for ``quiet`` milliseconds. An error of ``rebuild``
     is logged, and the old corpus is kept. Paths that watchfiles ignores by default, such as
     ``.git``, and the corpus itself, which is written under a temporary name first, do not trigger
-    a rebuild.
-
-    Raises:
-        ModuleNotFoundError: watchfiles is not installed.
-        OSError: a path does not exist.
+    a rebuild. An OSError is raised if a path does not exist.
     """
     try:
         import watchfiles

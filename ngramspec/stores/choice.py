@@ -18,15 +18,10 @@ OpenStore: TypeAlias = "Corpus | Namespace"
 
 
 def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any, ...]:
-    """Open the stores that a user names, without duplicates; ``name`` is for messages.
+    """Open the stores that a user names, without duplicates; errors begin with ``name``.
 
     They are corpora, paths of corpora, namespaces, requests in namespaces, and settings of a new
     shared store: a dict of SharedStore's arguments and ``namespace``. None: none.
-
-    Raises:
-        TypeError, ValueError: not a sequence of stores, or an entry is not a store.
-        OSError: a file cannot be read.
-        StoreFileError: a file is not a corpus.
     """
     if stores is None:
         return ()
@@ -76,8 +71,7 @@ def one_source(stores: Sequence[Any]) -> StoreSource | None:
 def described(stores: Sequence[OpenStore]) -> list[Any]:
     """The stores as JSON values, without their text. ``open_stores`` makes equal ones from them.
 
-    Raises:
-        ValueError: a store was not made from settings and exists only in memory.
+    A ValueError says that a store was not made from settings and exists only in memory.
     """
     from ngramspec.stores.corpus import Corpus
 

@@ -28,11 +28,7 @@ def find_files(
     left out. The ``.gitignore`` files of parent folders in the same repository apply as well. A
     file that is named explicitly is always included. If there are ``globs``, at least one must
     match the name of a file in a folder, or its relative path. ``skipped`` is called with each path
-    that was left out and the reason.
-
-    Raises:
-        FileNotFoundError: a place does not exist.
-        ImportError: there is a .gitignore, and pathspec is not installed.
+    that was left out and the reason. A FileNotFoundError is raised if a place does not exist.
     """
     for place in places:
         if place.is_file():
@@ -53,17 +49,9 @@ def read_texts(
 ) -> Iterator[str]:
     """The text of each file. Files without text and files over the limit are left out.
 
-    At most the first 8 KiB of a file that is left out are read, unless it is not UTF-8.
-
-    Args:
-        files: as from ``find_files``.
-        field: None: a file is one document. A name: every line is a JSON object, whose field of
-            that name is a document.
-        skipped: as in ``find_files``.
-        max_file: maximum size of a file in MiB, >= 1.
-
-    Raises:
-        ValueError: a line is not such an object; the message has its number.
+    At most the first 8 KiB of a file that is left out are read, unless it is not UTF-8. The limit
+    ``max_file`` is in MiB. With ``field``, a file is not one document: every line is a JSON object,
+    whose field of that name is a document. A ValueError has the number of a line that is none.
     """
     for path in files:
         try:

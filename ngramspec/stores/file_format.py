@@ -91,11 +91,8 @@ def read_header(
 ) -> tuple[tuple[Any, ...], list[Section]]:
     """Read the fields and sections from a file's header and check them against its size in bytes.
 
-    ``header`` holds the first ``kind.header_size`` bytes, or all of a shorter file.
-
-    Raises:
-        StoreFileError: the file is not of this kind, or its header is broken.
-        ImportError: xxhash is not installed.
+    ``header`` holds the first ``kind.header_size`` bytes, or all of a shorter file. A
+    StoreFileError says that the file is not of this kind, or how its header is broken.
     """
     if header[:8] != kind.magic:
         raise StoreFileError(f"{path} is no {kind.name}: it begins with {header[:8]!r}")

@@ -67,13 +67,7 @@ class Outlet:
 class RedisSync:
     """Synchronizes namespaces with those of other processes. Any number of threads may use it.
 
-    Args:
-        address: see ``Address.parse``.
-        tokenizer: the model's tokenizer. Only processes with an equal one exchange text.
-
-    Raises:
-        ImportError: redis-py is not installed.
-        TypeError, ValueError: not an address; see ``Address.parse``.
+    Only processes with equal tokenizers exchange text. For ``address`` see ``Address.parse``.
     """
 
     def __init__(self, address: str, tokenizer: Any) -> None:
@@ -137,17 +131,12 @@ class RedisSync:
         self._start()
         self._queue.put_clear(namespace)
 
-    def flush(self, timeout: float = EXIT_SECONDS) -> bool:
-        """Wait until everything is published, at most ``timeout`` seconds; whether it is."""
+    def close(self, timeout: float = EXIT_SECONDS) -> None:
+        """Publish what is left, for at most ``timeout`` seconds, and end the thread."""
         end = time.monotonic() + timeout
         while self._queue and not self._closed and time.monotonic() < end:
             self._wake.set()
             time.sleep(0.005)
-        return not self._queue
-
-    def close(self, timeout: float = EXIT_SECONDS) -> None:
-        """Publish what is left, for at most ``timeout`` seconds, and end the thread."""
-        self.flush(timeout)
         self._closed = True
         self._wake.set()
 

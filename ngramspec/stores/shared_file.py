@@ -113,14 +113,8 @@ class SavedStore:
 
     Sections of more than ``max_bytes`` bytes are refused before they are read. Codes take
     ``MEMORY_PER_FILE_BYTE`` times as many bytes in memory as in the file. So a file can be loaded
-    with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved.
-
-    The file must stay open for reading.
-
-    Raises:
-        OSError: the file cannot be read.
-        StoreFileError: it is no shared store, is broken, or is too large.
-        ImportError: xxhash is not installed.
+    with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved. The file
+    must stay open. A StoreFileError says that it is no shared store, is broken, or is too large.
     """
 
     def __init__(self, file: BinaryIO, max_bytes: int) -> None:

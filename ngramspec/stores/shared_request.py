@@ -21,13 +21,8 @@ class SharedRequest:
     It replaces the namespace in the drafter's stores. It does not find its own text, nor the text
     that earlier requests of the same conversation added, because both are in the sequence itself.
 
-    Args:
-        stream: a stream of the namespace.
-        write: "outputs", "all" or "none", as in SharedStore.
-        live: whether text is added before ``finish``.
-        outlet: gets the text that is added, for other processes.
-        conversations: those of the namespace.
-        session: the conversation's name, or None.
+    ``write`` and ``live`` are those of SharedStore. ``outlet`` gets the text that is added, for
+    other processes. ``session`` is the conversation's name.
     """
 
     def __init__(

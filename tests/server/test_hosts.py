@@ -15,7 +15,7 @@ LOCAL = ["localhost", "LocalHost.:8012", "app.localhost:80", "127.0.0.1", "127.0
 LOCAL += ["127.8.9.1:1", "[::1]", "[::1]:8012", "[::ffff:127.0.0.1]:8012", "[0:0:0:0:0:0:0:1]:"]
 OTHER = ["evil.example", "evil.example:8012", "localhost.evil.example", "127.0.0.1.evil.example"]
 OTHER += ["10.0.0.7:8012", "[fe80::7]:8012", "0.0.0.0:8012", "[::]", "notlocalhost"]
-WRONG = ["", None, ":8012", "localhost:x", "localhost:80:80", "::1", "[::1", "[localhost]"]
+WRONG = ["", ":8012", "localhost:x", "localhost:80:80", "::1", "[::1", "[localhost]"]
 WRONG += ["127.1", "0x7f000001", "2130706433", "a b", "localhost,evil.example", "user@localhost"]
 
 
