@@ -46,7 +46,7 @@ class CallStores:
         self._stores = None if stores is None else open_stores(stores)
         given = open_stores(extra, "extra_stores")
         self._joined: dict[int, SiblingAnswer] = {}  # by row
-        self.answers = tuple(each for each in given if hasattr(each, "siblings"))
+        self.answers = tuple(each for each in given if hasattr(each, "others"))
         self._extra = tuple(each for each in given if each not in self.answers)
         current().with_stores(self.of(current()))
 
@@ -64,10 +64,9 @@ class CallStores:
             same.setdefault(prompt.tobytes(), []).append(row)
         for rows in same.values():
             if len(rows) > 1:
-                from ngramspec.stores.siblings import Siblings  # most calls have one row
+                from ngramspec.stores.siblings import sibling_answers  # most calls have one row
 
-                siblings = Siblings(len(rows), tokens)
-                self._joined |= {row: siblings.answer(index) for index, row in enumerate(rows)}
+                self._joined |= zip(rows, sibling_answers(len(rows), tokens), strict=True)
 
     def row(self, vocab: int, index: int = 0) -> RowStores:
         """The stores of the row ``index``, for a target with ``vocab`` token ids."""
@@ -84,8 +83,8 @@ class RowStores:
     def __init__(self, call: CallStores, vocab: int, answers: Sequence[SiblingAnswer] = ()) -> None:
         self._call = call
         self._vocab = vocab
-        self._written = [each.siblings.written(each.index) for each in answers]
-        self._read = [each for own in answers for each in own.siblings.read(own.index, vocab)]
+        self._written = [each.written() for each in answers]
+        self._read = [each for own in answers for each in own.read(vocab)]
         self._requests: dict[Namespace, SharedRequest] = {}
         self._made: tuple[Drafter, Drafter] | None = None
         self.drafter()

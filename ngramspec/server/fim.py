@@ -99,21 +99,17 @@ class FillInTheMiddle:
     def _fitting(self, files: Sequence[ExtraFile], room: int) -> list[list[int]]:
         """The ids of the last files that fit into ``room`` tokens."""
         shown: list[list[int]] = []
+        end = self.family.after_file
         for each in reversed(files):
             if len(each.text) > max(room, 0) * MAX_CHARACTERS_PER_TOKEN:
                 break
-            ids = self._file(each)
+            text = each.text.removesuffix(end) + end
+            ids = self._ids_of(self.family.file, name=each.filename, text=text)
             room -= len(ids)
             if room < 0:
                 break
             shown.append(ids)
         return shown[::-1]
-
-    def _file(self, file: ExtraFile) -> list[int]:
-        """The ids of another file."""
-        end = self.family.after_file
-        text = file.text if file.text.endswith(end) else file.text + end
-        return self._ids_of(self.family.file, name=file.filename, text=text)
 
     def _encode_after_text(self, text: str) -> list[int]:
         """The ids of a text that follows other text."""

@@ -19,7 +19,7 @@ from ngramspec.server.text import Detokenizer, StopText
 from ngramspec.speculator import Speculator
 from ngramspec.stats import DecodeStats
 from ngramspec.stepwise import Added, JointSteps, OpenGeneration, open_generation
-from ngramspec.stores.siblings import SiblingAnswer, Siblings
+from ngramspec.stores.siblings import SiblingAnswer, sibling_answers
 
 logger = logging.getLogger("ngramspec.server")
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
@@ -356,10 +356,7 @@ def answers_of(sampling: Sampling, count: int, **common: Any) -> list[Completion
     """
     if count == 1:
         return [CompletionRequest(sampling=sampling, **common)]
-    siblings = Siblings(count, common["max_tokens"])
     return [
-        CompletionRequest(
-            sampling=sampling.of_answer(index), siblings=(siblings.answer(index),), **common
-        )
-        for index in range(count)
+        CompletionRequest(sampling=sampling.of_answer(index), siblings=(answer,), **common)
+        for index, answer in enumerate(sibling_answers(count, common["max_tokens"]))
     ]

@@ -7,6 +7,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from ngramspec.server.engine import Engine
 from ngramspec.server.job import Job
 
+POOL_GAUGES = {  # by the attribute of CachePool
+    "bytes": "Memory of the idle key-value caches.",
+    "copies": "Caches copied, since the start.",
+    "evicted": "Caches dropped, since the start.",
+    "afresh": "Requests whose model's caches cannot be cut, since the start.",
+}
 BUCKET_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -38,12 +44,7 @@ class Metrics:
         self.waited = histogram("waiting_seconds", "From the request to its first turn.")
         self.active = gauge("active_answers", "Answers that take turns.")
         self.waiting = gauge("waiting_answers", "Answers that wait for a place.")
-        self.pool_bytes = gauge("cache_pool_bytes", "Memory of the idle key-value caches.")
-        self.pool_copies = gauge("cache_pool_copies", "Caches copied, since the start.")
-        self.pool_evicted = gauge("cache_pool_evicted", "Caches dropped, since the start.")
-        self.pool_afresh = gauge(
-            "cache_pool_afresh", "Requests whose model's caches cannot be cut, since the start."
-        )
+        self.pool = {name: gauge(f"cache_pool_{name}", text) for name, text in POOL_GAUGES.items()}
 
     def count_request(self, route: str, status: str) -> None:
         """Add an answered request."""
@@ -75,10 +76,7 @@ class Metrics:
         active, waiting = engine.load
         self.active.set(active)
         self.waiting.set(waiting)
-        pool = engine.pool
-        self.pool_bytes.set(pool.bytes)
-        self.pool_copies.set(pool.copies)
-        self.pool_evicted.set(pool.evicted)
-        self.pool_afresh.set(pool.afresh)
+        for name, each in self.pool.items():
+            each.set(getattr(engine.pool, name))
         page: bytes = generate_latest(self.registry)
         return page

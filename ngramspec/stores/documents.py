@@ -148,14 +148,10 @@ def _matches(path: Path, top: Path, globs: Sequence[str]) -> bool:
 
 def _above(folder: Path) -> list[Path]:
     """The folders above one in its repository, from the top; none outside a repository."""
-    folders: list[Path] = []
-    here = folder
-    while not (here / ".git").exists():
-        if here.parent == here:
-            return []
-        here = here.parent
-        folders.insert(0, here)
-    return folders
+    for depth, here in enumerate((folder, *folder.parents)):
+        if (here / ".git").exists():
+            return list(reversed(folder.parents[:depth]))
+    return []
 
 
 def _rules(folder: Path) -> list[Rule]:

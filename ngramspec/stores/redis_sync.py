@@ -14,16 +14,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
-from ngramspec.draft import NO_TOKENS, Int32
+from ngramspec.draft import Int32
 from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.redis_entries import NO_ENTRY, Address, Entry, Keys, entry_id, id_bytes
 from ngramspec.stores.redis_feed import Feed
 from ngramspec.stores.redis_queue import PublishQueue, Queued
+from ngramspec.stores.shared_request import Outlet
 
 logger = logging.getLogger("ngramspec.stores")
 
@@ -46,22 +47,6 @@ class SyncStatistics:
     published: int
     received: int  # from other processes, and added
     lost: int  # not sent, because Redis could not be reached for too long
-
-
-class Outlet:
-    """Hands a document's tokens to the thread that publishes them. One thread at a time."""
-
-    def __init__(self, put: Callable[..., None], namespace: str, document: int) -> None:
-        self._put = put
-        self._of = namespace, document
-
-    def append(self, tokens: Int32) -> None:
-        """Publish tokens, int32 (n,), soon."""
-        self._put(*self._of, tokens)
-
-    def end(self) -> None:
-        """End the document."""
-        self._put(*self._of, NO_TOKENS, end=True)
 
 
 class RedisSync:
@@ -123,8 +108,11 @@ class RedisSync:
             self._feeds.pop(namespace, None)
 
     def outlet(self, namespace: str) -> Outlet:
-        """Where a request puts the text that it adds."""
-        return Outlet(self._put, namespace, next(self._documents))
+        """A new document: a function that publishes more of its tokens, int32 (n,), soon.
+
+        With ``end=True`` it also ends the document.
+        """
+        return partial(self._put, namespace, next(self._documents))
 
     def clear(self, namespace: str) -> None:
         """Delete a namespace's text in Redis and in all processes, when Redis can be reached."""

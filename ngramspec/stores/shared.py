@@ -24,10 +24,10 @@ from ngramspec.stores.shared_file import (
     Header,
     SavedStore,
 )
-from ngramspec.stores.shared_request import SharedRequest
+from ngramspec.stores.shared_request import Outlet, SharedRequest
 
 if TYPE_CHECKING:
-    from ngramspec.stores.redis_sync import Outlet, RedisSync
+    from ngramspec.stores.redis_sync import RedisSync
 
 DEFAULT_BYTES = 64 << 20
 MAX_BYTES = 1 << 40

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from ngramspec._native.store_stream import WRITTEN_AGAIN, StoreStream
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Begun, Conversations, TextHash
 
-if TYPE_CHECKING:
-    from ngramspec.stores.redis_sync import Outlet
+Outlet = Callable[..., None]  # see ``RedisSync.outlet``
 
 
 class SharedRequest:
@@ -84,7 +83,7 @@ class SharedRequest:
     def _put(self, tokens: Int32) -> None:
         self.index.append(tokens)
         if self._outlet is not None:
-            self._outlet.append(tokens)
+            self._outlet(tokens)
 
     def pause(self) -> None:
         """Publish all text if it may be added before the end; the request may have ended."""
@@ -108,7 +107,7 @@ class SharedRequest:
         for tokens in kept:
             self._put(tokens)
         if self._outlet is not None:
-            self._outlet.end()
+            self._outlet(NO_TOKENS, end=True)
         if self._begun is None:
             self.index.finish()
         else:
@@ -125,4 +124,4 @@ class SharedRequest:
         self._kept = []
         self.index.end()
         if self._outlet is not None:
-            self._outlet.end()
+            self._outlet(NO_TOKENS, end=True)

@@ -57,20 +57,11 @@ def wrap(
 
     Weights are hard links, which need no space and stay valid if ``model_dir`` is deleted. If hard
     links are impossible, for example between two disks, they are symbolic links. Everything else is
-    copied. ``model_dir`` is never written to. After an error no new file is left.
+    copied; with ``copy``, the weights, too. ``model_dir`` is never written to. After an error no
+    new file is left. ``settings`` are arguments of a Speculator.
 
-    Args:
-        model_dir: folder with config.json and weights.
-        out_dir: new or empty folder.
-        settings: arguments of a Speculator.
-        copy: copy the weights, too.
-        force: allow an ``out_dir`` that is not empty. Files of the same names are replaced, others
-            are kept.
-
-    Raises:
-        TypeError, ValueError: an argument is wrong, or the folder cannot be wrapped.
-        UnsupportedError: the model's class does not support speculation.
-        OSError: a file cannot be read or written.
+    With ``force``, ``out_dir`` may have files; those of the same names are replaced, others are
+    kept. A ValueError, or an UnsupportedError about the model's class, says what is wrong.
     """
     Speculator(**settings)
     sources = dict(_files(model_dir))

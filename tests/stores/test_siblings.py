@@ -11,7 +11,7 @@ from ngramspec import Speculator
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.call_stores import CallStores
 from ngramspec.stepwise import open_generation
-from ngramspec.stores.siblings import MOST_READ, Siblings
+from ngramspec.stores.siblings import MOST_READ, sibling_answers
 
 
 def int32(tokens):
@@ -102,7 +102,7 @@ def test_sampled_rows_of_a_batch_are_joined(tiny, greedy, monkeypatch):
 def test_an_answer_that_another_has_given_is_drafted_whole(tiny):
     """The second answer's drafts come from the first one: its prompt holds nothing of it."""
     prompt = torch.tensor([[5, 6, 7, 8, 15, 16]])
-    siblings = Siblings(2, 60)
+    first, second = sibling_answers(2, 60)
 
     def accepted(stores):
         speculator = Speculator(gamma=4)
@@ -120,5 +120,5 @@ def test_an_answer_that_another_has_given_is_drafted_whole(tiny):
         return source_names["store"].accepted if "store" in source_names else 0
 
     assert accepted([]) == 0
-    assert accepted([siblings.answer(0)]) == 0
-    assert accepted([siblings.answer(1)]) > 5
+    assert accepted([first]) == 0
+    assert accepted([second]) > 5
