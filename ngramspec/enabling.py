@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any
 
@@ -15,18 +14,11 @@ from ngramspec.speculator import Speculator
 _lock = threading.RLock()  # the garbage collector may end a block while another begins
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """One active ``with enabled(...)``."""
-
-    speculator: Speculator
-
-
 class StandIn:
     """Replaces a model's ``generate`` during blocks; the newest block's Speculator is used.
 
     After the last block it calls the original ``generate``, here ``plain``, for code that still
-    refers to it, such as a wrapper. It is thread-safe: the tuple of blocks is replaced under the
+    refers to it, such as a wrapper. It is thread-safe: the dict of blocks is replaced under the
     module's lock, and is never modified. ``own``: the original was an attribute of the object
     rather than of its class.
     """
@@ -34,13 +26,14 @@ class StandIn:
     def __init__(self, model: Any, plain: Callable[..., Any], *, own: bool) -> None:
         update_wrapper(self, plain, updated=())  # its name, documentation and signature
         self.model, self.plain, self.own = model, plain, own
-        self.blocks: tuple[Block, ...] = ()
+        self.blocks: dict[object, Speculator] = {}  # of the active blocks, the newest last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         blocks = self.blocks
         if not blocks:
             return self.plain(*args, **kwargs)
-        return speculate(self.model, self.plain, blocks[-1].speculator, args, kwargs)
+        newest = next(reversed(blocks.values()))
+        return speculate(self.model, self.plain, newest, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Deep copies and pickles of the model have the original ``generate`` instead."""
@@ -72,31 +65,32 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
     Example:
         ``with ngramspec.enabled(pipe.model): pipe("Once upon a time")``
     """
-    block = Block(checked(speculator))
+    speculator = checked(speculator)
     model = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
-    stand_in = _enter(model, block)
+    block = object()  # identifies this block, as others may have the same Speculator
+    stand_in = _enter(model, block, speculator)
     try:
-        yield block.speculator
+        yield speculator
     finally:
         _leave(stand_in, block)
 
 
-def _enter(model: Any, block: Block) -> StandIn:
+def _enter(model: Any, block: object, speculator: Speculator) -> StandIn:
     """Begin a block, and replace ``generate`` if it is the first."""
     with _lock:
         stand_in = vars(model).get("generate")
         if not (isinstance(stand_in, StandIn) and stand_in.model is model):
             stand_in = StandIn(model, model.generate, own="generate" in vars(model))
-        stand_in.blocks = (*stand_in.blocks, block)
+        stand_in.blocks = {**stand_in.blocks, block: speculator}
         model.generate = stand_in
         return stand_in
 
 
-def _leave(stand_in: StandIn, block: Block) -> None:
+def _leave(stand_in: StandIn, block: object) -> None:
     """End a block; the last one restores ``generate``, unless other code has replaced it."""
     model = stand_in.model
     with _lock:
-        stand_in.blocks = tuple(each for each in stand_in.blocks if each is not block)
+        stand_in.blocks = {key: each for key, each in stand_in.blocks.items() if key is not block}
         if stand_in.blocks or vars(model).get("generate") is not stand_in:
             return
         if stand_in.own:

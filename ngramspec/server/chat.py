@@ -185,8 +185,7 @@ def requests_and_readers(
     if tools is None:
         return completions, [Reader(PlainParser()) for _ in completions]
     text = service.decode(prompt.tolist())
-    readers = []
-    for _ in completions:
-        parser = tools.parser(service.tokenizer, text, body.offered, body.must_call)
-        readers.append(Reader(parser, body.several, closing))
-    return completions, readers
+    parsers = (
+        tools.parser(service.tokenizer, text, body.offered, body.must_call) for _ in completions
+    )
+    return completions, [Reader(parser, body.several, closing) for parser in parsers]

@@ -21,28 +21,18 @@ class Family:
 
     In the templates, ``{files}`` are the other files, ``{name}`` is the name of a file, and
     ``{text}`` its text.
-
-    Attributes:
-        tokens: the special tokens of the templates, which a tokenizer must have; the first is the
-            one before the prefix.
-        alone: template of a prompt without other files.
-        with_files: template of a prompt with other files.
-        before_files: text before the other files if there are any, with its tokens.
-        file: template of each other file.
-        after_file: text at the end of each other file, unless it ends with it.
-        ends: tokens that end the middle, in addition to ``tokens`` and the end of the text.
-        bare: whether text that follows other text after a token is encoded without a leading space.
     """
 
     name: str
+    # The special tokens of the templates, which a tokenizer must have, first the prefix's.
     tokens: tuple[str, ...]
-    alone: str
-    with_files: str
-    before_files: str = ""
-    file: str
-    after_file: str = ""
-    ends: tuple[str, ...] = ()
-    bare: bool = False
+    alone: str  # template of a prompt without other files
+    with_files: str  # template of a prompt with other files
+    before_files: str = ""  # text before the other files if there are any, with its tokens
+    file: str  # template of each other file
+    after_file: str = ""  # text at the end of each other file, unless it ends with it
+    ends: tuple[str, ...] = ()  # that end the middle, besides ``tokens`` and the end of the text
+    bare: bool = False  # whether text after other text and a token gets no leading space
 
 
 FAMILIES = (

@@ -29,79 +29,50 @@ LONE_CHUNK_FACTOR = 4  # times ``chunk`` while no other job waits: fewer passes;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """What one answer must be.
+    """What one answer must be."""
 
-    Attributes:
-        prompt: int32 (n,), at least one token.
-        max_tokens: 0 only reads the prompt.
-        stops: strings that end the answer and are not part of it.
-        indent: minimum indentation of the lines after the first, see ``StopText``.
-        hidden: ids of tokens that are not shown; None: the special tokens.
-        top_logprobs: number of most probable tokens to report at each token; None reports no
-            log-probabilities.
-        prompt_logprobs: whether log-probabilities of the prompt are reported too.
-        seconds: the answer ends once this time has passed since its first token and it has a
-            whole line; None: no limit.
-        reference: text to draft from, int32 (n,), or None.
-        speculate: whether the answer is drafted; if not, ``stores`` and ``reference`` are unused.
-        siblings: itself, if it is one of several answers to a prompt; else empty.
-        session: the name of the conversation in ``stores``.
-        tools: the tools whose calls are predicted in drafts.
-        first: whether the answer has priority (a completion); False for chats.
-    """
-
-    prompt: Int32
+    prompt: Int32  # (n,), at least one token
     user: str
     sampling: Sampling
-    max_tokens: int
-    stops: tuple[str, ...] = ()
-    indent: int = 0
+    max_tokens: int  # 0 only reads the prompt
+    stops: tuple[str, ...] = ()  # strings that end the answer and are not part of it
+    indent: int = 0  # minimum indentation of the lines after the first, see ``StopText``
     eos: tuple[int, ...] = ()
-    hidden: frozenset[int] | None = None
-    top_logprobs: int | None = None
-    prompt_logprobs: bool = False
+    hidden: frozenset[int] | None = None  # ids that are not shown; None: the special tokens
+    top_logprobs: int | None = None  # most probable tokens to report; None: no log-probabilities
+    prompt_logprobs: bool = False  # whether those of the prompt are reported, too
+    # The answer ends once it has a whole line and this time has passed since its first token.
     seconds: float | None = None
-    reference: Int32 | None = None
+    reference: Int32 | None = None  # (n,), text to draft from
     stores: tuple[Any, ...] = ()
-    speculate: bool = True
-    siblings: tuple[SiblingAnswer, ...] = ()
-    session: str | None = None
-    tools: ToolCalls | None = None
-    first: bool = True
+    speculate: bool = True  # if not, ``stores`` and ``reference`` are unused
+    siblings: tuple[SiblingAnswer, ...] = ()  # itself, if it is one of several; else empty
+    session: str | None = None  # the name of the conversation in ``stores``
+    tools: ToolCalls | None = None  # whose calls are predicted in drafts
+    first: bool = True  # whether the answer has priority (a completion); False for chats
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The part of an answer that one turn adds.
-
-    ``ended`` is why the answer has ended ("stop", "length" or "cancelled"), or None. ``stop`` or
-    ``error`` is the stop string or the error that ended it.
-    """
+    """The part of an answer that one turn adds."""
 
     text: str = ""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    ended: str | None = None
-    stop: str | None = None
-    error: Exception | None = None
+    ended: str | None = None  # why the answer has ended: "stop", "length" or "cancelled"
+    stop: str | None = None  # the stop string that ended it
+    error: Exception | None = None  # the error that ended it
 
 
 @dataclass(slots=True)
 class Progress:
-    """Times and counts of an answer, during generation and afterwards.
-
-    Attributes:
-        submitted, started, first, ended: times in seconds of ``time.perf_counter`` (``first``: of
-            the first token); 0.0: not yet.
-        reused: number of prompt tokens whose keys and values were cached.
-        tokens: the answer's tokens, including the one that ended it.
-    """
+    """Counts of an answer, and times in seconds of ``time.perf_counter``; 0.0: not yet."""
 
     submitted: float = field(default_factory=time.perf_counter)
     started: float = 0.0
-    first: float = 0.0
+    first: float = 0.0  # of the first token
     ended: float = 0.0
-    reused: int = 0
-    tokens: list[int] = field(default_factory=list)
+    reused: int = 0  # number of prompt tokens whose keys and values were cached
+    tokens: list[int] = field(default_factory=list)  # including the one that ended it
     stats: DecodeStats | None = None
 
 

@@ -35,24 +35,16 @@ MIN_KEPT_SHARE = 0.5  # of its prompt that a cropped cache must keep; not tuned
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A cache of transformers with the text of one user; ``busy`` while a request uses it.
-
-    Attributes:
-        tokens: the tokens it holds, int32 (n,), at positions 0 to n - 1.
-        reused: number of tokens it held when the request took it.
-        prompt: number of tokens of the last request's prompt; the others were the answer.
-        used: logical time at which it was last returned; 0: never.
-        marks: snapshots of the cache, by ascending length.
-    """
+    """A cache of transformers with the text of one user; ``busy`` while a request uses it."""
 
     user: str
     cache: Any
-    tokens: Int32 = field(default_factory=lambda: NO_TOKENS)
-    reused: int = 0
-    prompt: int = 0
-    used: int = 0
+    tokens: Int32 = field(default_factory=lambda: NO_TOKENS)  # (n,), at positions 0 to n - 1
+    reused: int = 0  # number of tokens it held when the request took it
+    prompt: int = 0  # number of tokens of the last request's prompt; the others were the answer
+    used: int = 0  # logical time at which it was last returned; 0: never
     busy: bool = True
-    marks: list[Snapshot] = field(default_factory=list)
+    marks: list[Snapshot] = field(default_factory=list)  # by ascending length
 
     @property
     def bytes(self) -> int:
@@ -88,21 +80,15 @@ class CachePool:
 
     Invariant: a busy cache is never cropped, evicted or lent. Idle caches use at most
     ``max_bytes``, and those of each user at most ``max_bytes_of_user``.
-
-    Attributes:
-        make: returns an empty cache.
-        why_afresh: why this model's caches cannot be kept, or None.
-        copies, evicted: number of caches that were copied, and dropped to make room.
-        afresh: number of requests that got an empty cache because of ``why_afresh``.
     """
 
-    make: Callable[[], Any]
+    make: Callable[[], Any]  # returns an empty cache
     max_bytes: int
     max_bytes_of_user: int
-    why_afresh: str | None = None
-    copies: int = 0
-    evicted: int = 0
-    afresh: int = 0
+    why_afresh: str | None = None  # why this model's caches cannot be kept
+    copies: int = 0  # caches that were copied
+    evicted: int = 0  # caches that were dropped to make room
+    afresh: int = 0  # requests that got an empty cache because of ``why_afresh``
     _caches: list[Lease] = field(default_factory=list)
     _clock: int = 0
 

@@ -52,23 +52,16 @@ Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)
 
 
 class Extras(BaseModel):
-    """The field ``ngramspec``, an extension of this server.
-
-    Attributes:
-        stores: names of the server's corpora to draft from; None: all of them.
-        reference: text or token ids that the answer will probably resemble.
-        namespace: a namespace inside the key's shared text; None: the key's own namespace.
-        usage: whether the response's usage includes statistics of speculation.
-        speculate: whether the answer is drafted, and added to the shared text.
-    """
+    """The field ``ngramspec``, an extension of this server."""
 
     model_config = ConfigDict(extra="forbid")
 
-    stores: Names | None = None
-    reference: str | Tokens | None = None
+    stores: Names | None = None  # the server's corpora to draft from; None: all of them
+    reference: str | Tokens | None = None  # that the answer will probably resemble
+    # Inside the key's shared text; None: the key's own namespace.
     namespace: Annotated[str, StringConstraints(max_length=200)] | None = None
-    usage: bool = False
-    speculate: bool = True
+    usage: bool = False  # whether the response's usage includes statistics of speculation
+    speculate: bool = True  # whether the answer is drafted, and added to the shared text
 
 
 class Prediction(BaseModel):

@@ -13,29 +13,19 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling parameters with the names and defaults of OpenAI's API.
+    """Sampling parameters with the names and defaults of OpenAI's API."""
 
-    Attributes:
-        temperature: 0 is greedy.
-        presence_penalty, frequency_penalty: subtracted from the scores of tokens in the answer.
-        repetition_penalty: transformers' penalty for tokens in prompt and answer.
-        logit_bias: added to the scores of tokens, by id.
-        seed: None: a new random seed.
-        banned: ids that are never chosen.
-        grammar: returns a logits processor that allows only a grammar's text; None: any text.
-    """
-
-    temperature: float = 1.0
+    temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
-    presence_penalty: float = 0.0
+    presence_penalty: float = 0.0  # both are subtracted from the scores of tokens in the answer
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    banned: tuple[int, ...] = ()
-    grammar: Any = None
+    repetition_penalty: float = 1.0  # transformers' penalty for tokens in prompt and answer
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to scores, by token id
+    seed: int | None = None  # None: a new random seed
+    banned: tuple[int, ...] = ()  # ids that are never chosen
+    grammar: Any = None  # returns a processor that allows only a grammar's text; None: any text
 
     def of_answer(self, index: int) -> Sampling:
         """The sampling of one of several answers; each gets a different seed."""

@@ -16,30 +16,19 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on one request and on all requests together. The defaults are not tuned.
+    """Limits on one request and on all requests together. The defaults are not tuned."""
 
-    Attributes:
-        body: bytes of a request's body.
-        context: tokens of a prompt and its answer; None: the model's number of positions.
-        answers: answers (prompts times ``n``) of one request.
-        active: generations that take turns; others wait.
-        waiting: generations that wait; further requests are refused.
-        pool: bytes of all kept key-value caches.
-        pool_of_key: bytes of the kept key-value caches of one API key.
-        chunk: prompt tokens of one forward while several requests take turns; four times this
-            number while there is only one. A cancelled request stops after the current chunk.
-        grammar_seconds: time limit for compiling one grammar, in seconds.
-    """
-
-    body: int = 4 * MIB
-    context: int | None = None
-    answers: int = 16
-    active: int = 8
-    waiting: int = 64
-    pool: int = 2048 * MIB
-    pool_of_key: int = 1024 * MIB
+    body: int = 4 * MIB  # bytes of a request's body
+    context: int | None = None  # tokens of prompt and answer; None: the model's positions
+    answers: int = 16  # answers (prompts times ``n``) of one request
+    active: int = 8  # generations that take turns; others wait
+    waiting: int = 64  # generations that wait; further requests are refused
+    pool: int = 2048 * MIB  # bytes of all kept key-value caches
+    pool_of_key: int = 1024 * MIB  # bytes of the kept key-value caches of one API key
+    # Prompt tokens of one forward while several requests take turns; four times this number while
+    # there is only one. A cancelled request stops after the current chunk.
     chunk: int = 128
-    grammar_seconds: float = 10.0
+    grammar_seconds: float = 10.0  # time limit for compiling one grammar
 
     def __post_init__(self) -> None:
         for name in ("body", "answers", "active", "waiting", "chunk"):
@@ -54,29 +43,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Settings of a server.
+    """Settings of a server."""
 
-    Attributes:
-        name: the model's name for clients.
-        keys: API keys by the name of their user; empty: no key is required.
-        corpora: corpora that requests draft from, by name.
-        shared: the stores that requests read and add to; None: requests share no text.
-        drafter: see ``Speculator``.
-        max_tokens: default limit on an answer's tokens.
-        allowed_hosts: names and addresses that requests may have as their Host, in addition to
-            localhost and loopback addresses; see ``AllowedHosts``.
-        unknown_fields: "refuse" answers 400, as OpenAI's API does, because a misspelled field would
-            silently change the answer; "warn" names the field in the header X-Ignored-Fields.
-    """
-
-    name: str
-    keys: Mapping[str, str] = field(default_factory=dict)
-    corpora: Mapping[str, Corpus] = field(default_factory=dict)
-    shared: SharedText | None = None
-    drafter: str = "auto"
+    name: str  # the model's name for clients
+    keys: Mapping[str, str] = field(default_factory=dict)  # by user; empty: no key is required
+    corpora: Mapping[str, Corpus] = field(default_factory=dict)  # that requests draft from, by name
+    shared: SharedText | None = None  # that requests read and add to; None: they share no text
+    drafter: str = "auto"  # see ``Speculator``
     limits: Limits = field(default_factory=Limits)
-    max_tokens: int = 256
-    allowed_hosts: Collection[str] = ()
+    max_tokens: int = 256  # default limit on an answer's tokens
+    allowed_hosts: Collection[str] = ()  # in addition to this machine's; see ``AllowedHosts``
+    # "refuse" answers 400, as OpenAI's API does, because a misspelled field would silently change
+    # the answer; "warn" names the field in the header X-Ignored-Fields.
     unknown_fields: Literal["refuse", "warn"] = "refuse"
 
     def __post_init__(self) -> None:

@@ -81,12 +81,9 @@ class BegunStop:
 class StopText:
     """Cuts a growing text before the first stop string or insufficiently indented line.
 
-    Args:
-        stops: the stop strings, none of them empty.
-        indent: minimum leading whitespace of every non-blank line after the first, in characters.
-
-    Attributes:
-        found: the stop string that was found; "" for a line; None: nothing was found.
+    No stop string is empty. ``indent`` is the minimum leading whitespace of every non-blank line
+    after the first, in characters. ``found`` is the stop string that was found, "" for a line, or
+    None if nothing was found.
     """
 
     def __init__(self, stops: Sequence[str], indent: int = 0) -> None:

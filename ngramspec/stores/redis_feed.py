@@ -34,11 +34,9 @@ class Feed:
         """
         if entry.tokens is None:
             return self._clear(at, entry.producer == own)
-        if entry.producer == own or entry.cleared >= at:
-            return 0
-        if entry.cleared < self.cleared and at[0] < self.cleared[0] + STALE_MILLISECONDS:
-            return 0
-        if entry.number <= self._numbers.get(entry.producer, -1):
+        late = entry.cleared < self.cleared and at[0] < self.cleared[0] + STALE_MILLISECONDS
+        twice = entry.number <= self._numbers.get(entry.producer, -1)
+        if entry.producer == own or entry.cleared >= at or late or twice:
             return 0
         self.cleared = max(self.cleared, entry.cleared)
         self._numbers[entry.producer] = entry.number
