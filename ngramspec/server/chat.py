@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -75,8 +76,7 @@ def encoded(service: Service, body: ChatBody) -> list[int]:
     """
     given = [message_of(service, each) for each in body.messages]
 
-    def encode(text: str) -> list[int]:
-        return service.encode(text, "messages", framed=False)
+    encode = partial(service.encode, param="messages", framed=False)
 
     def templated(tools: list[dict[str, Any]]) -> list[int]:
         most = service.context - 1

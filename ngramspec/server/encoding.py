@@ -101,9 +101,8 @@ class TextEncoder:
         if self._backend is None:
             from transformers import PreTrainedTokenizer
 
-            split = {}
-            if isinstance(self._tokenizer, PreTrainedTokenizer):  # others have no such argument
-                split = {"split_special_tokens": True}
+            slow = isinstance(self._tokenizer, PreTrainedTokenizer)
+            split = {"split_special_tokens": True} if slow else {}  # others have no such argument
             return list(self._tokenizer(text, add_special_tokens=False, **split)["input_ids"])
         return without_gil(self._backend, text, add_special_tokens=False, most=most)
 

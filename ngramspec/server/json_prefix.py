@@ -29,14 +29,11 @@ class JsonPrefix:
     """Reads an array or an object character by character, and nothing after it.
 
     It accepts the JSON that Python's ``json`` accepts, without NaN and infinities.
-
-    Attributes:
-        legal: whether the text so far is an array or an object, or the beginning of one.
-        end: its length in characters, including leading whitespace; None: it has not ended.
     """
 
     def __init__(self) -> None:
-        self.legal = True
+        self.legal = True  # whether the text so far is an array or object, or begins one
+        # Its length in characters, including leading whitespace; None: it has not ended.
         self.end: int | None = None
         self._read = 0
         self._open: list[str] = []  # closing brackets of the open arrays and objects

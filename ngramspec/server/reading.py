@@ -132,10 +132,7 @@ def json_value(raw: bytes, limits: Limits, place: str) -> Any:
         ("members of JSON objects", most_of(64, limits), members),
         ("digits in a row of a number", MAX_DIGITS, digits),
     ):
-        if given > most:
-            raise ApiError(
-                400, f"{place} must have at most {most} {name}, got {given}", code="too_many_values"
-            )
+        check_count(place, most, name, given)
     # NaN is not JSON. The cache of strings would make parsing up to seven times slower.
     value = from_json(raw, allow_inf_nan=False, cache_strings="none")
     check_members(value, place)
@@ -147,17 +144,20 @@ def most_of(size: int, limits: Limits) -> int:
     return max(limits.body // size, 1024)
 
 
+def check_count(place: str, most: int, things: str, given: int) -> None:
+    """Refuse more things than allowed in a part of a request."""
+    if given > most:
+        message = f"{place} must have at most {most} {things}, got {given}"
+        raise ApiError(400, message, code="too_many_values")
+
+
 def check_members(value: Any, place: str) -> None:
     """Refuse a JSON value with an object of very many members, each of which may be an error."""
     containers = [value] if isinstance(value, dict | list) else []
     while containers:
         each = containers.pop()
-        if isinstance(each, dict) and len(each) > MAX_MEMBERS:
-            raise ApiError(
-                400,
-                f"{place} must have at most {MAX_MEMBERS} members in an object, got {len(each)}",
-                code="too_many_values",
-            )
+        if isinstance(each, dict):
+            check_count(place, MAX_MEMBERS, "members in an object", len(each))
         children = each.values() if isinstance(each, dict) else each
         containers += [child for child in children if isinstance(child, dict | list)]
 

@@ -226,10 +226,8 @@ def joined(parts: Sequence[Part]) -> list[Part]:
     """Parts, with consecutive ones of the same kind merged."""
     found: list[Part] = []
     for part in parts:
-        before = found[-1] if found else None
-        if before is None or part.call or before.call:
-            found.append(part)
-        elif bool(part.reasoning) == bool(before.reasoning):
+        before = found[-1] if found and not part.call else None
+        if before and not before.call and bool(part.reasoning) == bool(before.reasoning):
             found[-1] = Part(before.content + part.content, before.reasoning + part.reasoning)
         else:
             found.append(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from ngramspec._native.store_source import StorePair, StoreSource
@@ -15,6 +15,16 @@ if TYPE_CHECKING:  # most calls have no stores
 
 Store: TypeAlias = "Corpus | Namespace | str | PathLike[str] | Mapping[str, Any]"
 OpenStore: TypeAlias = "Corpus | Namespace"
+
+
+class NotCopied:
+    """A store that ``copy`` and ``deepcopy`` return unchanged, so copies of its users share it."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
 
 def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any, ...]:

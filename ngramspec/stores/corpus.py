@@ -19,6 +19,7 @@ from ngramspec._native.store_corpus import CorpusIndex
 from ngramspec.draft import Int32
 from ngramspec.errors import check_int
 from ngramspec.stores import corpus_build
+from ngramspec.stores.choice import NotCopied
 from ngramspec.stores.file_format import (
     FileKind,
     Section,
@@ -43,32 +44,20 @@ KIND = FileKind(
 
 @dataclass(frozen=True, slots=True)
 class CorpusInfo:
-    """The metadata of a corpus file.
-
-    Attributes:
-        path: the file.
-        bytes: its size.
-        tokens: number of tokens in all documents.
-        documents: number of documents that have tokens.
-        places: number of positions with a token before and a token after.
-        width: bytes per token, 2 or 3.
-        largest_id: largest token id.
-        vocabulary: the tokenizer's largest id plus one; 0: not known.
-        tokenizer: the tokenizer's fingerprint; empty: not known.
-    """
+    """The metadata of a corpus file."""
 
     path: str
-    bytes: int
-    tokens: int
-    documents: int
-    places: int
-    width: int
-    largest_id: int
-    vocabulary: int
-    tokenizer: str
+    bytes: int  # of the file
+    tokens: int  # in all documents
+    documents: int  # that have tokens
+    places: int  # number of positions with a token before and a token after
+    width: int  # bytes per token, 2 or 3
+    largest_id: int  # largest token id
+    vocabulary: int  # the tokenizer's largest id plus one; 0: not known
+    tokenizer: str  # the tokenizer's fingerprint; empty: not known
 
 
-class Corpus:
+class Corpus(NotCopied):
     """Indexed text that outputs may resemble, such as a repository.
 
     Immutable and memory-mapped: opening reads only the header, and processes that open the same
@@ -260,12 +249,6 @@ class Corpus:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self.path),)
-
-    def __copy__(self) -> Corpus:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Corpus:
-        return self
 
     def _make_index(self) -> CorpusIndex:
         """The native index, which reads the mapped sections in place."""

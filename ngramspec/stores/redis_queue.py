@@ -30,14 +30,10 @@ class Queued:
 
 
 class PublishQueue:
-    """Pieces in the order in which they were put. Any number of threads put, one takes.
-
-    Attributes:
-        lost: tokens that were dropped because the queue was full, the oldest first.
-    """
+    """Pieces in the order in which they were put. Any number of threads put, one takes."""
 
     def __init__(self) -> None:
-        self.lost = 0
+        self.lost = 0  # tokens that were dropped because the queue was full, the oldest first
         self._lock = threading.RLock()
         self._waiting: deque[Queued] = deque()
         self._taken: list[Queued] = []

@@ -15,6 +15,7 @@ from ngramspec._native.store_stream import StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file
+from ngramspec.stores.choice import NotCopied
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Conversations
 from ngramspec.stores.fingerprint import fingerprint
 from ngramspec.stores.regular_file import open_regular
@@ -37,23 +38,14 @@ WRITES = ("outputs", "all", "none")
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """The size and usefulness of a namespace.
+    """The size and usefulness of a namespace."""
 
-    Attributes:
-        tokens: tokens that can be found now.
-        added: tokens added in total.
-        look_ups: look-ups for drafts.
-        hits: look-ups that found a place.
-        accepted: drafted tokens from this namespace that the target accepted.
-        bytes: memory in bytes.
-    """
-
-    tokens: int = 0
-    added: int = 0
-    look_ups: int = 0
-    hits: int = 0
-    accepted: int = 0
-    bytes: int = 0
+    tokens: int = 0  # that can be found now
+    added: int = 0  # tokens added in total
+    look_ups: int = 0  # for drafts
+    hits: int = 0  # look-ups that found a place
+    accepted: int = 0  # drafted tokens from this namespace that the target accepted
+    bytes: int = 0  # memory
 
     @classmethod
     def of(cls, ring: StoreRing) -> StoreStatistics:
@@ -61,7 +53,7 @@ class StoreStatistics:
         return cls(*ring.counts(), bytes=ring.sizeof())
 
 
-class SharedStore:
+class SharedStore(NotCopied):
     """Text of requests, in memory, for later requests that name the same namespace.
 
     Nothing is shared by default: a request reads and writes only the namespaces that it names.
@@ -258,17 +250,11 @@ class SharedStore:
     def __repr__(self) -> str:
         return f"SharedStore(max_bytes={self.max_bytes}, {len(self)} namespaces)"
 
-    def __copy__(self) -> SharedStore:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SharedStore:
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a SharedStore cannot be pickled; save it to a file")
 
 
-class Namespace:
+class Namespace(NotCopied):
     """One namespace of a SharedStore. Only requests that name it read or write it.
 
     Attributes:
@@ -358,12 +344,6 @@ class Namespace:
 
     def __repr__(self) -> str:
         return f"SharedStore()[{self.name!r}]"
-
-    def __copy__(self) -> Namespace:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Namespace:
-        return self
 
 
 def made_namespace(settings: Mapping[str, Any], tokenizer: Any = None) -> Namespace:

@@ -20,8 +20,6 @@ LOG_VARIABLE = "NGRAMSPEC_LOG"
 logger = logging.getLogger("ngramspec")
 _speculators: WeakKeyDictionary[Any, Speculator] = WeakKeyDictionary()
 _lock = threading.Lock()
-
-
 _thread = threading.local()  # its ``running``: the ids of the models that it is generating with
 
 
@@ -59,10 +57,9 @@ def speculator_of(model: Any) -> Speculator:
         if model not in _speculators:
             _log_as_asked()
             path = _settings_file(model)
-            if path is None:
-                _speculators[model] = Speculator(unsupported="plain")
-            else:
-                _speculators[model] = Speculator.from_pretrained(path)
+            _speculators[model] = (
+                Speculator.from_pretrained(path) if path else Speculator(unsupported="plain")
+            )
         return _speculators[model]
 
 
