@@ -119,12 +119,17 @@ class RedisSync:
         self._start()
         self._queue.put_clear(namespace)
 
-    def close(self, timeout: float = EXIT_SECONDS) -> None:
-        """Publish what is left, for at most ``timeout`` seconds, and end the thread."""
+    def flush(self, timeout: float = EXIT_SECONDS) -> bool:
+        """Wait until everything is published, at most ``timeout`` seconds; whether it is."""
         end = time.monotonic() + timeout
         while self._queue and not self._closed and time.monotonic() < end:
             self._wake.set()
             time.sleep(0.005)
+        return not self._queue
+
+    def close(self, timeout: float = EXIT_SECONDS) -> None:
+        """Publish what is left, for at most ``timeout`` seconds, and end the thread."""
+        self.flush(timeout)
         self._closed = True
         self._wake.set()
 
