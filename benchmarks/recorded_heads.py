@@ -125,6 +125,9 @@ class RecordedHead:
         self._committed = 0
         self.paid = 0.0
 
+    def reading_cost(self, tokens: int) -> float:
+        return 0.0
+
     def cost(self, last: int) -> float:
         """The cost of ``last`` rows."""
         return self._cost * last

@@ -52,6 +52,9 @@ class DraftingModel(DraftModel):
     def cost(self, last: int) -> float:
         return self._pace.cost * self._runs(last)
 
+    def reading_cost(self, tokens: int) -> float:
+        return self._pace.reading_cost(tokens) if tokens > MOST_TIMED_TOKENS else 0.0
+
     def _runs(self, last: int) -> int:
         """How many models or MTP layers a forward runs: one layer for each distribution."""
         return 1 if self._layers is None else last

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import math
+
 MEMORY = 0.9  # weight of earlier forwards in an average duration; not tuned
+MIN_PREFILL_POSITIONS = 32  # of a prefill whose time per position tells that of others; not tuned
 
 
 class Pace:
     """The average duration of the target's forwards, in which heads state their costs.
 
-    ``target`` is in seconds per row, for a forward of one position; None: not measured.
+    ``target`` is in seconds per row, for a forward of one position, and ``reading`` in seconds per
+    position of the prefill; None: not measured.
     """
 
     def __init__(self) -> None:
         self.target: float | None = None
+        self.reading: float | None = None
 
     def record(self, seconds: float, relative: float, rows: int) -> None:
         """Record a forward of ``rows`` rows, of ``relative`` cost to one of one position."""
         self.target = averaged(self.target, seconds / max(relative, 1.0) / rows)
+
+    def record_prefill(self, seconds: float, positions: int) -> None:
+        """Record the prefill of a number of positions of all rows; few of them count as free."""
+        self.reading = seconds / positions if positions >= MIN_PREFILL_POSITIONS else 0.0
 
 
 def averaged(average: float | None, value: float) -> float:
@@ -40,6 +49,12 @@ class HeadPace:
         self._forwards += 1
         if self._forwards > 1:
             self._seconds = averaged(self._seconds, seconds)
+
+    def reading_cost(self, tokens: int) -> float:
+        """Cost of reading many tokens at once; infinite until the target's forwards are timed."""
+        if self._pace.reading is None or not self._pace.target:
+            return math.inf
+        return self._assumed * tokens * self._pace.reading / self._pace.target
 
     @property
     def cost(self) -> float:

@@ -89,6 +89,8 @@ class StepRecorder:
             stats.prefill_drafted += drafted
             stats.prefill_accepted += accepted
             stats.prefill_seconds += forward
+            if self.pace is not None:
+                self.pace.record_prefill(forward, self.target.prefill_positions)
         else:
             self._steps += 1
             for row, verdict in enumerate(step.verdicts):

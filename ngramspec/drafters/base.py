@@ -33,6 +33,9 @@ class DraftModel(Protocol):
     def cost(self, last: int) -> float:
         """Cost of a forward that returns ``last`` distributions, in the target's forwards."""
 
+    def reading_cost(self, tokens: int) -> float:
+        """Cost of catching up with ``tokens`` tokens of the text, in the target's forwards."""
+
     def commit(self, length: int) -> None:
         """Learn the number of committed tokens; called before the forwards of each draft."""
 

@@ -58,7 +58,9 @@ class HeadedSession(ForwardingSession):
     largest gain, as long as the gain exceeds the cost of its forward at the sequence's tokens per
     cost. The search then chooses among the candidates of all sources. So a copy that is certain
     enough is drafted without the head, tables continue the head's tokens, and the head continues
-    a copy's end. A head that does not pay is tried from time to time.
+    a copy's end. A head that does not pay is tried from time to time. A head that must read much
+    text first, such as the prompt, is consulted once the gains that were missed without it exceed
+    the cost of reading.
 
     In sampled requests a token is sampled from the head's distribution where it is accepted with
     a higher probability than the best token of the tables. Whether it is drafted is decided before
@@ -81,6 +83,7 @@ class HeadedSession(ForwardingSession):
         self._emitted = self._cost = 1.0  # decaying sums over steps
         self._paid = 0.0  # cost of the head's forwards in this step
         self._verifying = 0.0  # additional cost of the target's forward for the draft
+        self._missed = 0.0  # gains that the head promised since it last read the text
         self._failed: Exception | None = None
         self._sampled: dict[int, tuple[Int32, Float32]] = {}  # by depth: what it was sampled from
 
@@ -158,11 +161,16 @@ class HeadedSession(ForwardingSession):
                 best, most = depth, net
         if best is None or not reader.fits(len(self.text) + gamma):
             return None
-        if most > 0:
-            if not self._rows:
-                self.worth.pays()
-            return best
-        return best if not self._rows and self.worth.due() else None
+        if self._rows:
+            return best if most > 0 else None
+        reading = rate * model.reading_cost(reader.unread(len(self.text))) if rate else 0.0
+        if most <= 0:
+            return best if self.worth.due(1.0 + reading) else None
+        self._missed += most
+        if self._missed < reading:
+            return None
+        self.worth.pays()
+        return best
 
     def _read(self, reader: Reader, plan: Plan, depth: int) -> None:
         """Read the head's rows up to a depth of the chain."""
@@ -175,7 +183,7 @@ class HeadedSession(ForwardingSession):
         before = np.array([0, *path], np.int32)[first:]
         self.engine.read_head(before, ids, log_probs, first)
         self._rows[first:] = list(zip(ids, log_probs, strict=True))
-        self._path = path
+        self._path, self._missed = path, 0.0
         self._paid += reader.model.cost(last)
 
     def _learn(

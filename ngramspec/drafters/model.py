@@ -59,6 +59,10 @@ class Reader:
         self._sure = min(at, committed)
         return at
 
+    def unread(self, committed: int) -> int:
+        """How many of the committed tokens are not read, if it has read no others."""
+        return max(committed - len(self._read), 0)
+
     def forget(self, length: int) -> None:
         """Keep the first ``length`` tokens read, or all if there are fewer."""
         del self._read[length:]

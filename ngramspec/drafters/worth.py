@@ -52,10 +52,13 @@ class HeadWorth:
         """Learn what a row has added."""
         self._gain.learn(_cell(confidence, depth), gain)
 
-    def due(self) -> bool:
-        """Count a step in which the head does not pay; whether to try it nevertheless."""
+    def due(self, cost: float = 1.0) -> bool:
+        """Count a step in which the head does not pay; whether to try it nevertheless.
+
+        ``cost``: of the trial, relative to that of a head that has read the text.
+        """
         self._skipped += 1
-        if self._skipped < self._patience:
+        if self._skipped < self._patience * cost:
             return False
         self._skipped, self._patience = 0, min(2 * self._patience, MOST_PATIENCE)
         return True

@@ -70,6 +70,11 @@ class Target(PreparedTarget):
         self._unordered = self._copies == 1  # the rows of a given cache may differ
         return self._copied(outputs.logits[:, -1 - count :])
 
+    @property
+    def prefill_positions(self) -> int:
+        """Number of positions that the prefill runs, in all rows."""
+        return self.prompt.shape[0] // self._copies * (self.call.end - self.call.cached)
+
     def _copied(self, states: torch.Tensor) -> torch.Tensor:
         """Repeat the rows that the prefill ran, once for each beam."""
         return states.repeat_interleave(self._copies, dim=0) if self._copies > 1 else states

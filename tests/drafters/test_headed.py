@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -28,10 +30,14 @@ class Toy:
 
     room = None
     ready = True
+    reading = 0.0  # cost of reading a token
 
     def __init__(self, logits, cost=0.05, ahead=None, broken=()):
         self.logits, self.price, self.ahead, self.broken = logits, cost, ahead, broken
         self.read, self.calls = [], 0
+
+    def reading_cost(self, tokens):
+        return self.reading * tokens
 
     def cost(self, last):
         return self.price
@@ -235,3 +241,28 @@ def test_what_is_learned_of_a_calls_head_is_kept():
     assert heads.drafter(own, EarlyExitDrafter(2)) is first
     assert heads.drafter(own, EarlyExitDrafter(1)) is not first
     assert with_head(build_drafter("none"), EarlyExitDrafter(2)).tables.sources == ()
+
+
+def steps_until_read(reading, promised, steps=400):
+    """Undrafted steps before a head that promises a gain reads the text; None: it never did."""
+    model = Toy(noisy(500), cost=0.8 - promised)
+    model.reading = reading
+    session = session_of(headed(), ids(range(100)), model)
+    for step in range(steps):
+        draft = session.propose(4, costs(4, 0.5))
+        if model.calls:
+            return step
+        session.observe(draft, [])
+        session.extend(ids([100 + step]))
+    return None
+
+
+def test_a_text_is_read_once_the_missed_gains_exceed_the_cost_of_reading():
+    assert steps_until_read(0.0, promised=0.3) == 0
+    soon, later = (steps_until_read(cost, promised=0.3) for cost in (0.01, 0.02))
+    assert 0 < soon < later
+    assert steps_until_read(math.inf, promised=0.3) is None  # its cost is not known yet
+
+
+def test_a_head_that_does_not_pay_is_tried_less_often_where_it_must_read_much():
+    assert steps_until_read(0.0, promised=-0.3) < steps_until_read(0.02, promised=-0.3)

@@ -44,6 +44,9 @@ class Head:
     def __init__(self):
         self.read = []
 
+    def reading_cost(self, tokens):
+        return 0.0
+
     def cost(self, last):
         return 0.05
 

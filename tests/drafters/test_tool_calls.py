@@ -119,6 +119,9 @@ class Counting:
     room = ahead = None
     ready = True
 
+    def reading_cost(self, tokens):
+        return 0.0
+
     def cost(self, last):
         return 0.01
 
