@@ -77,7 +77,10 @@ class DecodeLoop:
         self.pad = 0 if self.sampler.pad is None else self.sampler.pad
 
     def step(self) -> None:
-        """One step of speculative decoding (Leviathan et al. 2023, Alg. 1), or the prefill."""
+        """One step of speculative decoding (Leviathan et al. 2023, Alg. 1), or the prefill.
+
+        ``advance`` calls it until the text ends.
+        """
         step = self.propose()
         logits = self.forward(step)
         self.complete(step, logits)
@@ -172,7 +175,7 @@ class DecodeLoop:
             sampled = self.sampler.sample_all(step.drafts, logits, extra)
         waited = self.device.type == "cpu" or sampled is not None
         self.recorder.mark_forwarded(waited=waited)
-        step.width += self.target.again
+        step.width += self.target.again  # accepted tokens that the forward ran once more
         return sampled
 
     def verify(self, step: Step, logits: torch.Tensor, sampled: SampledTokens | None) -> None:

@@ -19,7 +19,8 @@ class GammaController(Protocol):
         """The length of the next draft.
 
         Args:
-            estimates: whether the drafter ends its drafts by cost.
+            estimates: whether the drafter estimates what is accepted, so that it can end its
+                drafts by cost.
 
         Returns:
             gamma, 0 for no draft; and the ``cost`` argument of ``DraftSession.propose``, or None.

@@ -1,4 +1,4 @@
-"""Drafters, one per file, and the registry that builds them from a string.
+"""Drafters, and the registry that builds them from a string.
 
 A drafter's module is imported when its class is first accessed.
 """

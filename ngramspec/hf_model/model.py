@@ -217,7 +217,7 @@ class Target(PreparedTarget):
             self.limits.unaligned = "the model forgot the text after its original length"
 
     def rollback(self, paths: Sequence[Sequence[int]], origins: Sequence[int] = ()) -> None:
-        """Roll cache, masks and positions back to the positions of the last forward that stay.
+        """Roll cache, masks and positions back: of the last forward, only accepted positions stay.
 
         It may also be called after an interrupted forward or prefill.
 

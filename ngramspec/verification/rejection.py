@@ -34,8 +34,8 @@ def speculative_tokens(
     which rejected children have probability 0. So the token shows which child was accepted.
 
     With lenience l = 1 the token has exactly the distribution p. With l < 1 no token's probability
-    exceeds p/l (ibid., A.5). For one child: let B be the sum of min(q, p/l), the probability of
-    acceptance. The residual's mass is 1/l - B >= 1 - B. So the probability of x is
+    exceeds p/l (Leviathan et al., A.5). For one child: let B be the sum of min(q, p/l), the
+    probability of acceptance. The residual's mass is 1/l - B >= 1 - B. So the probability of x is
     min(q, p/l) + (1 - B) / (1/l - B) * max(0, p/l - q) <= min(q, p/l) + max(0, p/l - q) = p/l.
     For more children, the distribution after the first rejection replaces the residual. By
     induction its probability of x is at most max(0, p/l - q) / (1/l - B) / l. The same bound

@@ -1,4 +1,7 @@
-"""Check that a cache and its layers are of kinds that can be rolled back."""
+"""Check that a cache and its layers are of kinds that can be rolled back.
+
+The kinds' class names are in ``compat/classes.py``. ``KVCache`` handles each kind.
+"""
 
 from __future__ import annotations
 

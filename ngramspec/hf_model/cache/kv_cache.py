@@ -33,7 +33,7 @@ class KVCache:
     Keys and values of a layer are (batch, heads, positions, size) each, in the model's dtype.
 
     Args:
-        cache: of transformers, what the model's forward takes and returns.
+        cache: transformers' cache, which the model's forward takes and returns.
         recurrent: whether its linear layers have a recurrent state in addition to a convolution.
 
     Attributes:
@@ -127,7 +127,8 @@ class KVCache:
     def truncate(self, count: int, needed: Callable[[int], int] = own_tokens) -> None:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward.
 
-        ``needed`` returns how many of the others a layer with a window needs; the rest is dropped.
+        ``needed`` returns, for the size of a layer's window, how many of the remaining positions
+        that layer needs; the rest is dropped.
         """
         if count and self._static:
             fields.shorten_static(self._static, count)

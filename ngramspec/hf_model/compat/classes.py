@@ -65,7 +65,7 @@ OWN_CACHE = {
 }
 # Their baseline output differs between a dynamic and a static cache.
 NOT_STATIC = frozenset({"GPTNeoForCausalLM", "LEDForConditionalGeneration"})
-# It gave a single token another position than in a wider forward.
+# Before transformers 5.19 it gives a single token another position than in a wider forward.
 PLACES_ONE_TOKEN_ELSEWHERE = frozenset({"GitForCausalLM"})
 # Its attention under sdpa depends on output_attentions.
 ATTENDS_BY_OUTPUT = frozenset({"FalconForCausalLM"})
