@@ -218,6 +218,12 @@ KEPT: dict[str, Case] = {
         family="xglm", prompts=((15, 53), (19, 19)), cache="static", options={"max_new_tokens": 2}
     ),
     "placeholders beside embeddings": Case(inputs="embeds and ids"),
+    "embeddings that every chunk reads, in rows of windows": Case(
+        family="cohere2",
+        prompts=((5, 6, 7, 8, 5, 6, 7, 9, 5, 6), (50, 16)),
+        inputs="embeds and ids",
+        options={"max_new_tokens": 8, "prefill_chunk_size": 1},
+    ),
     "encoder outputs without ids": Case(family="t5", inputs="encoder outputs"),
     "a loop of the model's own": Case(family="own sample", options={"max_new_tokens": 8}),
     "beams behind a kept cache, whose rows are other beams": Case(
