@@ -160,3 +160,12 @@ def test_nan_logits_end_as_in_plain_generate(tiny):
         tiny.generate(PROMPT, do_sample=True, **kwargs)
     with pytest.raises(RuntimeError):
         ngramspec.generate(tiny, PROMPT, do_sample=True, **kwargs)
+
+
+def test_embeddings_in_chunks_are_refused_because_every_chunk_would_read_them_all(tiny):
+    embeddings = tiny.get_input_embeddings()(PROMPT).detach()
+    given = {"inputs_embeds": embeddings, "max_new_tokens": 4, "do_sample": False}
+    with pytest.raises(UnsupportedError, match="remove prefill_chunk_size"):
+        ngramspec.generate(tiny, PROMPT, prefill_chunk_size=4, **given)
+    ours = ngramspec.generate(tiny, PROMPT, **given)
+    assert ours.tolist() == tiny.generate(PROMPT, **given).tolist()

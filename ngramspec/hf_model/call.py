@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.inputs.growth import prompt_end
@@ -40,15 +41,21 @@ def call_traits_of(
     traits: Traits,
     states: tuple[str, ...],
 ) -> CallTraits:
-    """Return the traits of a call, from the arguments of its prefill as ``generate`` made them."""
+    """Return the traits of a call, from the arguments of its prefill as ``generate`` made them.
+
+    An UnsupportedError is raised for embeddings that are read in chunks.
+    """
+    if kwargs.get("inputs_embeds") is not None and config.prefill_chunk_size:
+        raise UnsupportedError(
+            "prefill_chunk_size is not supported with inputs_embeds, which transformers would read"
+            " whole in every chunk; remove prefill_chunk_size"
+        )
     cached = cache.length()
     left_out, prefix = hf_private.mask_length(config), "decoder_" if traits.encodes else ""
     end = prompt_end(input_ids, kwargs, cached=cached, mask_length=left_out, prefix=prefix)
     unaligned = None  # the baseline runs such a call, so it is run too, without drafts
     if not traits.encodes and cached > 0 and cached >= end:
         unaligned = "the cache given holds the whole prompt; crop it by one token, cache.crop(-1)"
-    elif kwargs.get("inputs_embeds") is not None and config.prefill_chunk_size:
-        unaligned = "prefill_chunk_size reads all inputs_embeds in every chunk; remove it"
     elif traits.skips_padding and not traits.hooked:
         unaligned = "the model counts tokens other than padding itself"
     return CallTraits(

@@ -79,18 +79,6 @@ KEPT: dict[str, Case] = {
             "output_logits": True,
         },
     ),
-    "embeddings that every chunk of a prefill reads as a whole": Case(
-        prompts=((10, 19, 42), PROMPT),
-        inputs="embeds and ids",
-        options={
-            "max_new_tokens": 24,
-            "do_sample": True,
-            "prefill_chunk_size": 1,
-            "eos_token_id": [8, 13, 33, 40, 48, 2],
-            "num_return_sequences": 3,
-        },
-        streamer=True,
-    ),
     "a padding id of -1 beside an ended row": Case(
         prompts=((40, 34, 4, 10, 38, 40, 34, 4, 10, 38, 40, 34), PROMPT),
         options={
@@ -218,12 +206,6 @@ KEPT: dict[str, Case] = {
         family="xglm", prompts=((15, 53), (19, 19)), cache="static", options={"max_new_tokens": 2}
     ),
     "placeholders beside embeddings": Case(inputs="embeds and ids"),
-    "embeddings that every chunk reads, in rows of windows": Case(
-        family="cohere2",
-        prompts=((5, 6, 7, 8, 5, 6, 7, 9, 5, 6), (50, 16)),
-        inputs="embeds and ids",
-        options={"max_new_tokens": 8, "prefill_chunk_size": 1},
-    ),
     "encoder outputs without ids": Case(family="t5", inputs="encoder outputs"),
     "a loop of the model's own": Case(family="own sample", options={"max_new_tokens": 8}),
     "beams behind a kept cache, whose rows are other beams": Case(
