@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 MEMORY = 0.9  # weight of earlier forwards in an average duration; not tuned
-MIN_PREFILL_POSITIONS = 32  # of a prefill whose time per position tells that of others; not tuned
+MIN_PREFILL_POSITIONS = 32  # in shorter prefills, fixed costs dominate; not tuned
 
 
 class Pace:
@@ -24,7 +24,7 @@ class Pace:
         self.target = averaged(self.target, seconds / max(relative, 1.0) / rows)
 
     def record_prefill(self, seconds: float, positions: int) -> None:
-        """Record the prefill of a number of positions of all rows; few of them count as free."""
+        """Record a prefill of ``positions`` in all rows. If they are few, reading is free."""
         self.reading = seconds / positions if positions >= MIN_PREFILL_POSITIONS else 0.0
 
 

@@ -187,7 +187,7 @@ FACTS = (
         lambda known: known.call.unaligned is not None,
         _for(
             "a prefill whose positions do not match its masks: {unaligned}",
-            *(_RAGGED, _JOINT, _DRAFT, _ONCE, Ability.FIXED_WIDTH, Ability.COMPILED),
+            *(_JOINT, _DRAFT, _ONCE, Ability.FIXED_WIDTH, Ability.COMPILED),
         ),
     ),
     Fact(

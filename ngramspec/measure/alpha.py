@@ -28,29 +28,40 @@ RESAMPLES = 1000  # of the prompts, for a standard error
 class TargetText:
     """A text that the target generated, with its distribution at every position.
 
-    ``probs`` is p before each token of the output, processors included; at temperature 0 it is not
-    yet standardised to the most probable token.
+    Attributes:
+        group: what kind of text it is.
+        prompt: int32 (m,), what drafters read before the output: of an encoder-decoder the
+            encoder's input and the decoder's first token.
+        output: int32 (n,), what the target generated.
+        probs: float32 (n, vocab), p before each token of the output, processors included; at
+            temperature 0 before it is standardised to the most probable token.
+        temperature: of the generation, 0 for greedy.
     """
 
-    group: str  # the kind of text
-    prompt: Int32  # (m,), what drafters read first: the encoder's input, too, if there is one
-    output: Int32  # (n,)
-    probs: Float32  # (n, vocab)
-    temperature: float  # 0 for greedy
+    group: str
+    prompt: Int32
+    output: Int32
+    probs: Float32
+    temperature: float
 
 
 @dataclass(slots=True)
 class Played:
-    """The acceptance of a drafter's tokens on one text.
+    """The acceptance of a drafter's tokens on one text, with one entry for each verified token.
 
-    ``depth``, ``chances`` and ``match`` have an entry for each verified token: its depth in the
-    draft, from 0 on; P(accepted) at each lenience; P(it equals the target's choice), sum p q.
-    ``moved`` and ``surprise`` have one for each position, with a value for each lenience: the total
-    variation between p and the emitted token's distribution, and its expected -log p in nats.
+    Attributes:
+        leniences: number of leniences that were measured.
+        positions: of the text, without the first, which the prompt's forward emits.
+        depth: of the verified tokens in their drafts, from 0 on.
+        chances: of the verified tokens, P(accepted) at each lenience.
+        match: of the verified tokens, P(it equals the target's own choice), sum p q.
+        moved: total variation between p and the emitted token's distribution, at every position,
+            by lenience.
+        surprise: the expected -log p of the emitted token, at every position, by lenience, in nats.
     """
 
-    leniences: int = 1  # number of them
-    positions: int = 0  # of the text, without the first, which the prompt's forward emits
+    leniences: int = 1
+    positions: int = 0
     depth: list[int] = field(default_factory=list)
     chances: list[list[float]] = field(default_factory=list)
     match: list[float] = field(default_factory=list)
@@ -68,10 +79,16 @@ def target_text(
     seed: int = 0,
     sampling: dict[str, Any] | None = None,
 ) -> TargetText:
-    """Generate at most ``new`` tokens with the baseline, and keep the target's distributions.
+    """Generate a text with the baseline, and keep the target's distributions.
 
-    The prompt of an encoder-decoder is what its encoder reads. ``sampling`` are further arguments
-    of ``generate``, such as top_p; top_k is off without one.
+    Args:
+        model: a causal language model of transformers, or an encoder-decoder.
+        prompt: token ids; of an encoder-decoder those that the encoder reads.
+        new: tokens at most.
+        temperature: 0 for greedy.
+        group: see TargetText.
+        seed: of torch's global generator.
+        sampling: further arguments of ``generate``, such as top_p; top_k is off without one.
     """
     torch.manual_seed(seed)
     out = model.generate(
@@ -90,7 +107,7 @@ def target_text(
 
 
 def sampling_arguments(temperature: float, sampling: dict[str, Any] | None) -> dict[str, Any]:
-    """Arguments of ``generate`` for a temperature, 0 for greedy; ``sampling`` overrides them."""
+    """Arguments of ``generate`` for a temperature, 0 for greedy, and the given ones."""
     given = sampling or {}
     if not temperature:
         kept = {name: value for name, value in given.items() if name not in ("top_k", "top_p")}
@@ -110,8 +127,16 @@ def play(
     """Draft at every position of a text, and sum the probabilities of acceptance.
 
     A token at depth d is verified if those before it in the draft are the target's own. Stochastic
-    drafts state their q; of others it is one-hot. ``change``: also measure how far a lenient first
-    token moves the distribution, which takes time in proportion to the vocabulary.
+    drafts state their q; of others it is one-hot.
+
+    Args:
+        drafter: drafts the text's tokens.
+        generated: a prompt and its text.
+        gamma: most tokens in a draft, >= 1.
+        leniences: each in (0, 1].
+        change: also how far a lenient first token moves the distribution, which takes time in
+            proportion to the vocabulary.
+        seed: of the draws of drafts.
     """
     played = Played(len(leniences))
     text = generated.output
@@ -197,18 +222,26 @@ def _measure_change(
 class Alpha:
     """Acceptance of one drafter over several texts.
 
-    Tuples have a value for each lenience, except ``by_depth``. ``moved``, the mean total variation
-    between p and the emitted token's distribution, and ``perplexity``, of emitted tokens under the
-    target, are empty if not measured.
+    Attributes:
+        positions: at which the drafter was asked for a draft.
+        drafted: share of them with a draft.
+        verified: verified tokens, at all depths.
+        alpha: the mean of sum min(p / l, q) over the verified first tokens, by lenience.
+        error: its standard error, by bootstrap over the texts, by lenience.
+        match: the mean of sum p q over them.
+        by_depth: (alpha, its standard error, verified) at each depth, lenience as the first one.
+        moved: mean total variation between p and the emitted token's distribution, by lenience;
+            empty if not measured.
+        perplexity: of emitted tokens under the target, by lenience; empty if not measured.
     """
 
-    positions: int  # at which the drafter was asked for a draft
-    drafted: float  # share of them with a draft
-    verified: int  # tokens at all depths
-    alpha: tuple[float, ...]  # mean of sum min(p / l, q) over the verified first tokens
-    error: tuple[float, ...]  # its standard error, by bootstrap over the texts
-    match: float  # mean of sum p q over the verified first tokens
-    by_depth: tuple[tuple[float, float, int], ...]  # alpha, error, verified at the first lenience
+    positions: int
+    drafted: float
+    verified: int
+    alpha: tuple[float, ...]
+    error: tuple[float, ...]
+    match: float
+    by_depth: tuple[tuple[float, float, int], ...]
     moved: tuple[float, ...]
     perplexity: tuple[float, ...]
 

@@ -24,7 +24,7 @@ class CountModel:
     """A unigram or bigram model (order 1 or 2): the relative frequencies in some texts.
 
     An unknown context of a bigram falls back to the unigram. Without any token, a ValueError is
-    raised. ``CountModel([range(vocab)], 1)`` draws random tokens (ibid., section 3.6).
+    raised. ``CountModel([range(vocab)], 1)`` draws random tokens (Leviathan et al., section 3.6).
     """
 
     def __init__(self, texts: Iterable[Sequence[int]], order: int) -> None:

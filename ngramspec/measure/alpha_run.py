@@ -113,7 +113,7 @@ def measure(
     """A row for each drafter and group; with several groups, ALL comes first.
 
     Drafters are specs of build_drafter, "trained-unigram", "trained-bigram", "random" and
-    "draft-model". A ValueError is raised if one is unknown, or the plan lacks what it needs.
+    "draft-model". A ValueError names an unknown drafter, or what the plan is missing.
     """
     measurement = _Measurement(model, plan, temperature, on_stage)
     makers = {name: measurement.maker(name) for name in drafters}

@@ -29,22 +29,32 @@ FIRST, OURS = "first token", "speculative"  # FIRST: calls of the baseline for a
 class Run:
     """The measurements of one model and Speculator; lists of figures have one for each prompt.
 
-    Traces, steps and statistics are those of the last repeat; seconds of calls are medians.
+    Attributes:
+        settings: settings of the Speculator and of the run.
+        seconds: seconds of a forward of n positions, by n, with ``context`` positions in the cache.
+        traces: the prompts and the outputs of speculation in the last repeat.
+        same: whether the output is the baseline's.
+        steps: steps of the last repeat as JSON values; see ``step_of``.
+        stats: statistics of the last repeat.
+        plain_seconds, speculative_seconds: median seconds of whole calls.
+        plain_first_seconds: median seconds of calls for one token (the prefill).
+        row_seconds: ``seconds`` of batches, by rows; empty if not requested.
+        plain_rounds, speculative_rounds: seconds of every timed call, by prompt and round.
     """
 
     model: str
-    settings: dict[str, Any]  # of the Speculator and of the run
-    seconds: dict[int, float]  # of a forward of n positions, by n, after ``context`` cached ones
+    settings: dict[str, Any]
+    seconds: dict[int, float]
     context: int
-    traces: list[Trace] = field(default_factory=list)  # with the outputs of speculation
-    same: list[bool] = field(default_factory=list)  # whether the output is the baseline's
-    steps: list[dict[str, Any]] = field(default_factory=list)  # see ``step_of``
+    traces: list[Trace] = field(default_factory=list)
+    same: list[bool] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
-    plain_seconds: list[float] = field(default_factory=list)  # of whole calls
+    plain_seconds: list[float] = field(default_factory=list)
     speculative_seconds: list[float] = field(default_factory=list)
-    plain_first_seconds: list[float] = field(default_factory=list)  # of calls for one token
-    row_seconds: dict[int, dict[int, float]] = field(default_factory=dict)  # ``seconds`` by rows
-    plain_rounds: list[list[float]] = field(default_factory=list)  # of every call, by prompt
+    plain_first_seconds: list[float] = field(default_factory=list)
+    row_seconds: dict[int, dict[int, float]] = field(default_factory=dict)
+    plain_rounds: list[list[float]] = field(default_factory=list)
     speculative_rounds: list[list[float]] = field(default_factory=list)
 
     @property
@@ -115,10 +125,18 @@ def explain(
 ) -> Run:
     """Measure costs of forwards, and whole greedy calls of the baseline and of speculation.
 
-    They take turns, so that a slow moment of the machine affects all of them. Prompts, each (name,
-    token ids), after which the model generated fewer than two of the ``new`` tokens are left out.
-    The speculator's ``on_step`` is used. Forwards of batches of ``rows`` rows, of half of it and so
-    on are measured, too, but none of one row. Whole calls have one sequence.
+    They take turns, so that a slow moment of the machine affects all of them. Prompts after which
+    the model generated fewer than two tokens are left out.
+
+    Args:
+        loaded: the model.
+        prompts: (name, token ids) of each.
+        speculator: how to speculate; its ``on_step`` is used.
+        new: maximum number of new tokens of each call.
+        repeats: timed rounds, >= 1. Before them, the first prompt is run without timing.
+        rows: forwards of batches of this number of rows, of half of it and so on are measured too;
+            1: none. Whole calls have one sequence.
+        on_stage: called with the name of each stage as it begins.
     """
     context = int(median(len(ids) for _, ids in prompts)) + new // 2
     settings = {**speculator.to_dict(), "new": new, "repeats": repeats}

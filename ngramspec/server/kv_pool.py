@@ -40,7 +40,7 @@ class Lease:
     user: str
     cache: Any
     tokens: Int32 = field(default_factory=lambda: NO_TOKENS)  # (n,), at positions 0 to n - 1
-    reused: int = 0  # number of tokens it held when the request took it
+    reused: int = 0  # number of tokens in the cache when the last request received it
     prompt: int = 0  # number of tokens of the last request's prompt; the others were the answer
     used: int = 0  # logical time at which it was last returned; 0: never
     busy: bool = True

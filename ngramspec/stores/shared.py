@@ -38,14 +38,23 @@ WRITES = ("outputs", "all", "none")
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """The size and usefulness of a namespace."""
+    """The size and usefulness of a namespace.
 
-    tokens: int = 0  # that can be found now
-    added: int = 0  # tokens added in total
-    look_ups: int = 0  # for drafts
-    hits: int = 0  # look-ups that found a place
-    accepted: int = 0  # drafted tokens from this namespace that the target accepted
-    bytes: int = 0  # memory
+    Attributes:
+        tokens: tokens that can be found now.
+        added: tokens added in total.
+        look_ups: look-ups for drafts.
+        hits: look-ups that found a place.
+        accepted: drafted tokens from this namespace that the target accepted.
+        bytes: memory in bytes.
+    """
+
+    tokens: int = 0
+    added: int = 0
+    look_ups: int = 0
+    hits: int = 0
+    accepted: int = 0
+    bytes: int = 0
 
     @classmethod
     def of(cls, ring: StoreRing) -> StoreStatistics:
