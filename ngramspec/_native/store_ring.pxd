@@ -76,7 +76,7 @@ cdef class StoreRing:
         self, uint64_t at, uint64_t slot, const int32_t* end, Py_ssize_t have
     ) noexcept nogil
     cdef int walk(
-        self, int level, const int32_t* end, Py_ssize_t have, const Own* own,
+        self, int level, uint32_t bucket, const int32_t* end, Py_ssize_t have, const Own* own,
         Found* into, int n, int most
     ) noexcept nogil
     cdef int look(

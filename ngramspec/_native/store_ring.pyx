@@ -14,6 +14,31 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memmove
 
+cdef extern from *:
+    """
+    #if defined(__linux__)
+    #include <stdint.h>
+    #include <sys/mman.h>
+    /* Ask for huge pages in zeroed memory of several of them; it works without. */
+    static void use_huge_pages(void* memory, size_t bytes) {
+        const uintptr_t page = (uintptr_t)1 << 21;
+        const uintptr_t begin = ((uintptr_t)memory + page - 1) & ~(page - 1);
+        const uintptr_t end = ((uintptr_t)memory + bytes) & ~(page - 1);
+        if (memory && end > begin && bytes >= 2 * page)
+            madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+    }
+    #else
+    static void use_huge_pages(void* memory, size_t bytes) { (void)memory; (void)bytes; }
+    #endif
+    #if defined(__GNUC__) || defined(__clang__)
+    #define prefetch(address) __builtin_prefetch(address)
+    #else
+    #define prefetch(address) ((void)(address))
+    #endif
+    """
+    void use_huge_pages(void* memory, size_t size) noexcept nogil
+    void prefetch(const void* address) noexcept nogil
+
 import numpy as np
 
 from ngramspec._native.common cimport process_salt
@@ -34,6 +59,13 @@ cdef inline int length_of(int level) noexcept nogil:
     return 1 if level == 0 else 3 if level == 1 else 6
 
 
+cdef uint32_t* zeroed(int64_t n) noexcept nogil:
+    """Memory of ``n`` codes, which are 0; NULL if there is none."""
+    cdef uint32_t* memory = <uint32_t*>calloc(n, sizeof(uint32_t))
+    use_huge_pages(memory, n * sizeof(uint32_t))
+    return memory
+
+
 cdef class StoreRing:
     """Text that requests share, bounded by ``capacity`` codes of CODE_BYTES each.
 
@@ -49,10 +81,10 @@ cdef class StoreRing:
         if not LEAST_CAPACITY <= capacity <= MOST_CODES:
             raise ValueError(f"capacity must be in {LEAST_CODES}..{MOST_CODES}, got {capacity}")
         self.lock = PyThread_allocate_lock()
-        self.ring = <int32_t*>calloc(capacity, sizeof(int32_t))
+        self.ring = <int32_t*>zeroed(capacity)
         for level in range(RING_LEVELS):
-            self.heads[level] = <uint32_t*>calloc(capacity, sizeof(uint32_t))
-            self.links[level] = <uint32_t*>calloc(capacity, sizeof(uint32_t))
+            self.heads[level] = zeroed(capacity)
+            self.links[level] = zeroed(capacity)
             if self.heads[level] == NULL or self.links[level] == NULL:
                 raise MemoryError(f"a store of {capacity} codes")
         if self.lock == NULL or self.ring == NULL:
@@ -296,17 +328,17 @@ cdef class StoreRing:
         return i
 
     cdef int walk(
-        self, int level, const int32_t* end, Py_ssize_t have, const Own* own,
+        self, int level, uint32_t bucket, const int32_t* end, Py_ssize_t have, const Own* own,
         Found* into, int n, int most
     ) noexcept nogil:
-        """Add the latest places of one context to ``n`` that are known; return the new number.
+        """Add a bucket's latest places to ``n`` that are known; return the new number.
 
         Places that agree for as many tokens as the next level's contexts have are found there.
         """
         cdef int steps = 0, length, i, walked = 0, least = length_of(level)
         cdef int beyond = RING_DEEPEST + 1 if level == RING_LEVELS - 1 else length_of(level + 1)
-        cdef uint32_t next = self.heads[level][self.bucket(level, end)]
-        cdef uint64_t at, slot, age, before = 0
+        cdef uint32_t next = self.heads[level][bucket]
+        cdef uint64_t at, slot, age, before = 0, written_slot = self.written % self.capacity
         while steps < STEPS:
             steps += 1
             age = <uint32_t>(<uint32_t>self.written - next)
@@ -314,7 +346,7 @@ cdef class StoreRing:
                 break
             before = age
             at = self.written - age
-            slot = at % self.capacity
+            slot = (written_slot if age <= written_slot else written_slot + self.capacity) - age
             next = self.links[level][slot]
             if is_own(own, at):
                 continue
@@ -339,11 +371,16 @@ cdef class StoreRing:
     ) noexcept nogil:
         """Places after a context, the longest agreement first; on ties, the latest."""
         cdef int level, n = 0
+        cdef uint32_t buckets[RING_LEVELS]
         self.take()
         if self.capacity:
+            for level in range(RING_LEVELS):
+                if have >= length_of(level):
+                    buckets[level] = self.bucket(level, end)
+                    prefetch(&self.heads[level][buckets[level]])
             for level in range(RING_LEVELS - 1, -1, -1):
                 if have >= length_of(level) and n < most:
-                    n = self.walk(level, end, have, own, into, n, most)
+                    n = self.walk(level, buckets[level], end, have, own, into, n, most)
             self.look_ups += 1
             self.hits += n > 0
         self.release()

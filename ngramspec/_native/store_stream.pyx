@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memmove
 
 import numpy as np
 
-from ngramspec._native.common cimport MAX_TOKENS, check_ids, start_of, token_view
+from ngramspec._native.common cimport MAX_TOKENS, array_tokens, check_ids, start_of, token_view
 from ngramspec._native.store_ring cimport BATCH, OWN_RANGES, Own, StoreRing
 from ngramspec._native.store_source cimport Found, StoreSource
 from ngramspec._native.store_tally cimport SEPARATOR
@@ -56,14 +56,21 @@ cdef class StoreStream(StoreSource):
             TypeError: not such an array.
             ValueError: an id is below 0 or is 2147483647; nothing was added.
         """
-        cdef const int32_t[::1] view = token_view(tokens)
-        cdef const int32_t* new = start_of(view)
-        cdef Py_ssize_t i, n = view.shape[0]
+        cdef const int32_t[::1] view  # holds the array while the GIL is released
+        cdef Py_ssize_t i, n = 0
+        cdef const int32_t* new = array_tokens(tokens, &n)
+        cdef bint few = new != NULL and n < BATCH
+        if not few:
+            view = token_view(tokens)
+            new, n = start_of(view), view.shape[0]
         check_ids(new, n)
         for i in range(n):
             if new[i] == SEPARATOR:
                 raise ValueError(f"token ids must be < {SEPARATOR}, got one at index {i}")
         self.idle()
+        if few:
+            self.put(new, n)
+            return
         self.busy = True
         with nogil:
             self.put(new, n)

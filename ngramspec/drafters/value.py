@@ -87,7 +87,8 @@ class ValueSession(DraftSession):
         evidence: Evidence | None = None,
     ) -> None:
         if self._stores is not None and draft.source is not None and len(accepted):
-            taken = int((draft.source[list(accepted)] == STORE).sum())
+            source = draft.source.tobytes()  # int8, faster to index than an array
+            taken = [source[i] for i in accepted].count(STORE)
             if taken:
                 self.engine.credit_store(taken)
         if evidence is not None and len(evidence.tokens):
