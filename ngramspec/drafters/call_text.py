@@ -138,7 +138,8 @@ class CallText:
     def _begun(self, place: Place) -> Iterator[str]:
         """Beginnings of the value that is expected, after a key that its frame has."""
         if not place.frames:
-            yield "{" + self._member(place.within([Frame({}, (), [])]), NAME_KEY)
+            inside = place.within([Frame({}, (), [])])
+            yield "{" + self._member(inside, next(iter(self._keys(inside)), NAME_KEY))
             return
         schema, path = place.schema(), place.path()
         kind = schema.get("type")

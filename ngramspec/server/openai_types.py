@@ -67,6 +67,8 @@ class Extras(BaseModel):
 class Prediction(BaseModel):
     """The field ``prediction``: text that the answer will probably resemble."""
 
+    model_config = ConfigDict(extra="allow")  # see reading.py
+
     type: Literal["content"]
     content: str | TextParts
 
@@ -153,6 +155,8 @@ class Message(BaseModel):
 
 class ResponseFormat(BaseModel):
     """The field ``response_format``."""
+
+    model_config = ConfigDict(extra="allow")  # see reading.py
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None

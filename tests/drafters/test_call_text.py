@@ -119,6 +119,8 @@ def test_style_order_and_values_come_from_earlier_calls():
     assert after('{"name":"', learned(compact, '{"name":"list_all","arguments":{}}'))[0].startswith(
         'list_all"'
     )
+    arguments_first = learned(json.dumps(dict(reversed(CALL.items()))))
+    assert after("", arguments_first)[0].startswith('{"arguments": ')
 
 
 NAMES = st.sampled_from(["a", "b", 'q"', "é", ""])

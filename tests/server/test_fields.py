@@ -63,6 +63,21 @@ def test_an_unknown_stream_option_is_refused_by_its_name_or_named(client, model)
             assert events(answer.text)
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"prediction": {"type": "content", "content": "the cat", "contents": "the dog"}},
+        {"response_format": {"type": "text", "json_shema": {"schema": {}}}},
+    ],
+)
+def test_an_unknown_member_of_an_object_is_refused_by_its_name(client, field):
+    ((name, members),) = field.items()
+    answer = client.post("/v1/chat/completions", json=BODIES["/v1/chat/completions"] | field)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "unknown_parameter")
+    assert error["param"] == f"{name}.{list(members)[-1]}"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_warning_names_unknown_fields_instead(model, stream):
     odd = {"max_tokenz": 3, "a b\r\nX: ü": 4, "known": None, "store": True}
