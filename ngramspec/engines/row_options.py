@@ -46,6 +46,8 @@ class EngineOptions:
     def read(cls, given: object, where: str) -> EngineOptions:
         """Read and check a user's options, a dict called ``where`` in errors.
 
+        Stores are opened by ``rows``, which knows the tokenizer.
+
         Raises:
             TypeError, ValueError: an option is unknown or wrong.
         """
@@ -66,7 +68,7 @@ class EngineOptions:
         """Raise a TypeError or ValueError if a value is wrong."""
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be a string, got {self.drafter!r}")
-        self.build_drafter()
+        build_drafter(self.drafter, policy=self.policy)
         self.batch_costs(1, "cpu", "float32")
         check_int("max_sessions", self.max_sessions, 1)
         check_int("max_mib", self.max_mib, 1)
@@ -116,7 +118,8 @@ class EngineOptions:
         """Make the ``Rows`` with these options; see there.
 
         ``device`` is "cpu" or "gpu", and ``dtype`` the name of the model's dtype. With ``tree`` the
-        option ``costs`` is ignored. The stores are checked against ``tokenizer``, if it is given.
+        option ``costs`` is ignored. The stores are checked against ``tokenizer``, if it is given;
+        a store with ``sync`` needs it. For errors see ``build_drafter``.
         """
         return Rows(
             self.build_drafter(tokenizer, vocab),

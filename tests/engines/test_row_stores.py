@@ -245,7 +245,9 @@ def test_a_saved_store_is_begun_with(tmp_path):
 )
 def test_wrong_stores_are_refused(stores, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        EngineOptions.read({"stores": stores}, "options")
+        EngineOptions.read({"stores": stores}, "options").rows(
+            4, vocab=VOCAB, max_len=300, device="cpu", dtype="float32"
+        )
 
 
 def test_nothing_is_shared_unless_asked():

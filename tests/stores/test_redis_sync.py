@@ -363,6 +363,21 @@ def test_settings_of_an_engine_name_a_server(server):
     namespace.store.sync.close(0)
 
 
+def test_an_engine_with_a_tokenizer_shares_a_store(server, stores):
+    from ngramspec.engines.row_options import EngineOptions
+
+    settings = {"stores": [{"namespace": "a", "sync": server.address}]}
+    options = EngineOptions.read(settings, "options")
+    engine = {"vocab": 1000, "max_len": 300, "device": "cpu", "dtype": "float32"}
+    with pytest.raises(ValueError, match="sync needs tokenizer="):
+        options.rows(4, **engine)
+    [namespace] = options.rows(4, **engine, tokenizer=Vocabulary()).drafter.stores
+    namespace.store.ring("a")
+    stores(server.address)["a"].add(numbers(200, 210))
+    wait_for(lambda: namespace.store.sync.statistics().received == 10)
+    namespace.store.sync.close(0)
+
+
 def test_an_address_that_redis_refuses():
     with pytest.raises(ValueError, match="sync must begin with redis://"):
         shared("http://127.0.0.1")
