@@ -250,6 +250,13 @@ def test_wrong_stores_are_refused(stores, message):
         )
 
 
+def test_options_are_read_before_the_tokenizer_is_known():
+    settings = {"stores": [{"namespace": "a", "sync": "redis://127.0.0.1"}]}
+    options = EngineOptions.read(settings, "options")  # opens nothing
+    with pytest.raises(ValueError, match="sync needs tokenizer="):
+        options.rows(4, vocab=VOCAB, max_len=300, device="cpu", dtype="float32")
+
+
 def test_nothing_is_shared_unless_asked():
     rows = EngineOptions().rows(4, vocab=VOCAB, max_len=300, device="cpu", dtype="float32")
     assert rows.drafter.stores == ()
