@@ -41,7 +41,6 @@ BENCHMARKS = (
     "editor",
     "engines.llama",
     "engines.vllm_propose",
-    "engines.vllm_server",
     "engines.vllm_switched",
 )
 MODULES = {name.rpartition(".")[2]: f"benchmarks.{name}" for name in BENCHMARKS}

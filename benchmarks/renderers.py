@@ -474,8 +474,8 @@ def beams(**files: str) -> Callable[..., str]:
 
 def vllm(raw: Raw) -> str:
     """Tokens per second in one vLLM server relative to no drafts: means over the repeats."""
-    names = {"suffix": "vLLM suffix", "forgetful": "suffix without memory"}
-    names |= {"ngramspec": "ngramspec", "shared": "ngramspec with a store"}
+    names = {"ngram": "vLLM ngram", "suffix": "vLLM suffix"}
+    names |= {"ngramspec": "ngramspec", "shared": "with a store"}
     cells: dict[tuple[str, int], list[Mapping[str, Raw]]] = {}
     for run in raw["runs"]:
         cells.setdefault((run["kind"], run["concurrency"]), []).append(run["figures"])
@@ -483,12 +483,11 @@ def vllm(raw: Raw) -> str:
     rows = [
         (
             *cell,
-            len(found),
             *(_mean(each[way][speed] / each["nothing"][speed] for each in found) for way in names),
         )
         for cell, found in sorted(cells.items())
     ]
-    return markdown(("prompts", "concurrent requests", "repeats", *names.values()), rows)
+    return markdown(("prompts", "concurrent requests", *names.values()), rows)
 
 
 def vllm_propose(raw: Raw) -> str:

@@ -76,7 +76,8 @@ _PRESET = (*REPLAY, "--policy", "priority", "--curve", "cpu", "--curve", "gpu")
 _LENGTHS = {
     "lengths": (
         *("benchmarks", "lengths", "--dtype", "bfloat16", "--prompts", PUBLIC, "--tasks"),
-        *("summary", "answer", "edit", "--max-new-tokens", "48", "--into", "OUT"),
+        *("summary", "answer", "edit", "--lengths", "500", "2000", "8000"),
+        *("--prompts-per-cell", "3", "--repeats", "2", "--max-new-tokens", "48", "--into", "OUT"),
     )
 }
 
@@ -334,8 +335,7 @@ TABLES: dict[str, Table] = {
         {
             "vllm_switched": (
                 *("benchmarks", "vllm_switched", "--model", "build/engines/smollm2"),
-                *("--prompts", "build/engines/prompts.jsonl", "--concurrency", "1", "4", "16"),
-                *("--repeats", "10", "--json", "OUT"),
+                *("--traces", PUBLIC, "--json", "OUT"),
             )
         },
         (*DRAFTERS, "ngramspec/engines", "benchmarks/engines/vllm_switched.py"),

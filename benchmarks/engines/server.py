@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any
 
 PROPOSER = "ngramspec.engines.vllm.NgramspecProposer"
 START = 600.0  # seconds to wait for a server
-CLOCK = os.sysconf("SC_CLK_TCK")
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 
 
 @dataclass
@@ -47,17 +49,6 @@ class Server:
                     continue
         return found
 
-    def cpu_seconds(self) -> float:
-        """Processor time of all its processes so far."""
-        total = 0
-        for pid in self.processes():
-            try:
-                after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            total += int(after_name[11]) + int(after_name[12])
-        return total / CLOCK
-
     def memory(self) -> int:
         """Resident bytes of all its processes."""
         total = 0
@@ -80,6 +71,42 @@ class Server:
         """What ngramspec logged last (``log_every``); {} if nothing yet."""
         lines = re.findall(r"ngramspec (\{.*\})", self.log.read_text(errors="replace"))
         return dict(json.loads(lines[-1])) if lines else {}
+
+
+def ask_all(
+    server: Server, prompts: Sequence[Sequence[int]], at_once: int, tokens: int
+) -> dict[str, float]:
+    """Figures of greedy answers of ``tokens`` tokens to all prompts, ``at_once`` at a time."""
+    import openai
+
+    def ask(prompt: Sequence[int]) -> int:
+        out = client.completions.create(
+            model="model",
+            prompt=list(prompt),
+            max_tokens=tokens,
+            temperature=0,
+            extra_body={"ignore_eos": True},  # the same number of tokens from every method
+        )
+        return int(out.usage.completion_tokens)
+
+    before = server.metrics()
+    with (
+        openai.OpenAI(base_url=server.url, api_key="none", timeout=600, max_retries=0) as client,
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+        began = time.perf_counter()
+        emitted = sum(pool.map(ask, prompts))
+        seconds = time.perf_counter() - began
+    after = server.metrics()
+    accepted, drafted = (after.get(m, 0.0) - before.get(m, 0.0) for m in (ACCEPTED, DRAFTED))
+    row_steps = max(emitted - accepted, 1)
+    return {
+        "tokens": emitted,
+        "seconds": seconds,
+        "tokens_per_second": emitted / seconds,
+        "tokens_per_row_step": emitted / row_steps,
+        "drafted_per_row_step": drafted / row_steps,
+    }
 
 
 def free_port() -> int:

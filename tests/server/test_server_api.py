@@ -340,6 +340,7 @@ def test_models_health_and_metrics(client):
     assert client.get("/v1/models/other").status_code == 404
     page = client.get("/metrics").text
     values = dict(line.rsplit(" ", 1) for line in page.splitlines() if line[0] != "#")
+    assert any(name.startswith("ngramspec_requests_total{") for name in values)
     assert float(values["ngramspec_tokens_total"]) > 100
     assert float(values["ngramspec_reused_tokens_total"]) > 10
     assert float(values["ngramspec_time_to_first_token_seconds_count"]) > 5
