@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class Suffix:
         self._k = vllm_config.speculative_config.num_speculative_tokens
         self._max_len = vllm_config.model_config.max_model_len
         self._prompts: dict[int, Int32] = {}  # of live requests
+        self._rows: dict[int, int] = {}  # the last request of each row
         self._count = 0
 
     def propose(
@@ -71,11 +73,13 @@ class Suffix:
         """As ``NgramspecProposer.propose``."""
         drafts: list[list[int]] = []
         seen: set[int] = set()
-        for text, length, new in zip(tokens, lengths.tolist(), sampled, strict=False):
+        for row, (text, length, new) in enumerate(
+            zip(tokens, lengths.tolist(), sampled, strict=False)
+        ):
             if not len(new):
                 drafts.append([])
                 continue
-            request = self._request(text, length, len(new), seen)
+            request = self._rows[row] = self._request(row, text, length, len(new), seen)
             seen.add(request)
             self.cache.add_active_response(request, list(map(int, new)))
             draft = self.cache.speculate(
@@ -91,8 +95,10 @@ class Suffix:
             del self._prompts[request]
         return drafts
 
-    def _request(self, text: Int32, length: int, new: int, seen: set[int]) -> int:
-        for request, prompt in self._prompts.items():
+    def _request(self, row: int, text: Int32, length: int, new: int, seen: set[int]) -> int:
+        last = self._rows.get(row)  # a request mostly keeps its row
+        for request in sorted(self._prompts, key=lambda each: each != last):
+            prompt = self._prompts[request]
             n = len(prompt)
             if request not in seen and length > n and np.array_equal(text[:n], prompt):
                 return request
@@ -110,7 +116,8 @@ def lookup(vllm_config: Any) -> Any:
     config.speculative_config = copy.copy(vllm_config.speculative_config)
     for name, value in LOOKUP.items():
         setattr(config.speculative_config, name, value)
-    return NgramProposer(config)
+    k = config.speculative_config.num_speculative_tokens
+    return SimpleNamespace(propose=partial(NgramProposer(config).propose, k))
 
 
 def proposers(vllm_config: Any) -> dict[str, Any]:
@@ -189,7 +196,8 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
 
         def ask(name: str, chosen: Sequence[Trace], at_once: int) -> dict[str, float]:
             switch.write_text(f"{repeat} {name}")
-            return ask_all(server, [trace.prompt.tolist() for trace in chosen], at_once, args.tokens)
+            prompts = [trace.prompt.tolist() for trace in chosen]
+            return ask_all(server, prompts, at_once, args.tokens)
 
         for repeat in range(args.repeats):
             for name in METHODS:

@@ -108,9 +108,7 @@ def test_engines_are_compared_with_no_drafts():
     ways = ("nothing", "ngram", "suffix", "ngramspec", "shared")
     figures = {way: {"tokens_per_second": 10.0 * at} for at, way in enumerate(ways, 1)}
     run = {"kind": "mixed", "concurrency": 4, "figures": figures}
-    assert cells(vllm({"runs": [run, run]})) == [
-        ["mixed", "4", "2.00", "3.00", "4.00", "5.00"]
-    ]
+    assert cells(vllm({"runs": [run, run]})) == [["mixed", "4", "2.00", "3.00", "4.00", "5.00"]]
     speeds = {"ngramspec": {"chat": {"speed": 1.5}}, "lookup": {"chat": {"speed": 0.5}}}
     raw = {"decode_to_plain": speeds, "prefill_to_plain": {"ngramspec": 1.25}}
     assert cells(llama(f32="F32")(raw)) == [["F32", "chat", "1.50", "0.50", "1.25"]]
