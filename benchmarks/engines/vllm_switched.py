@@ -163,7 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--k", type=int, default=24, help="most tokens drafted")
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--most", type=int, default=800, help="tokens of a prompt")
     parser.add_argument("--core", default="0")
     parser.add_argument("--json", type=Path, required=True)
