@@ -6,9 +6,10 @@ method is compared with "nothing", which is asked for drafts and has none::
 
     python -m benchmarks vllm_switched --model FOLDER --traces traces.jsonl --json switched.json
 
-Traces are JSON lines with ``group`` and ``prompt``, the ids of the model's tokens. In each repeat,
-all methods begin anew, answer unmeasured prompts, and then prompts that none of them has answered.
-"ngram" and "suffix" are vLLM's, "shared" is ngramspec with a shared store.
+Traces are JSON lines with ``group`` and ``prompt``, the ids of the model's tokens. Each repeat
+creates all proposers again, so they remember no earlier repeat. Warm-up requests are not measured,
+and no prompt is measured twice in a repeat. "ngram" and "suffix" are vLLM's methods. "shared" is
+ngramspec with a shared store.
 """
 
 from __future__ import annotations
