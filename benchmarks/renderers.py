@@ -522,9 +522,10 @@ def editor(**files: str) -> Callable[..., str]:
         rows = []
         for mode, raw in zip(files.values(), raw_files, strict=True):
             for what, key in (("first token", "first"), ("whole line", "line")):
-                ours, theirs = raw[f"{key}_ngramspec"], raw[f"{key}_transformers"]
-                cells = (f"{each['median']:.2f} ({each['p95']:.2f})" for each in (ours, theirs))
-                rows.append((mode, what, *cells, _speed(theirs["median"] / ours["median"], 1)))
+                servers = (raw[f"{key}_{server}"] for server in ("ngramspec", "transformers"))
+                cells = (f"{each['median']:.2f} ({each['p95']:.2f})" for each in servers)
+                ratio = raw[f"{key}_ratio_transformers"]["median"]
+                rows.append((mode, what, *cells, _speed(ratio, 1)))
         header = ("requests", "seconds to the", "ngramspec serve", "transformers serve")
         return markdown((*header, "ratio of medians"), rows)
 
