@@ -10,6 +10,7 @@ are contiguous as before; only the stride between heads is larger.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -36,7 +37,7 @@ class InPlace:
     """
 
     def __init__(self, layer: Any) -> None:
-        self._layer = ref(layer)
+        self._layer: Callable[[], Any] = ref(layer)
         self._replaced: Update | None = vars(layer).get("update")  # None: its class's ``update``
         self._keys: torch.Tensor | None = None  # memory, (batch, heads, capacity, size)
         self._values: torch.Tensor | None = None
