@@ -169,6 +169,27 @@ def test_load(model, expected):
         assert grown < 64 << 20
 
 
+@pytest.mark.slow
+def test_five_thousand_requests_leave_nothing_in_memory(model):
+    """Distinct prompts, whose caches are evicted: memory ends where it was after a thousand."""
+    limits = {"pool": 1 << 20, "pool_of_key": 1 << 20}
+    rng, sizes = random.Random(0), []
+    with (
+        listening(model, limits=limits) as (address, app),
+        httpx.Client(base_url=address, timeout=120) as http,
+    ):
+        for index in range(5000):
+            prompt = "".join(rng.choices("abcdef ()\n", k=200))
+            body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "stream": index % 2 == 0}
+            assert http.post("/v1/completions", json=body).status_code == 200
+            if index % 1000 == 999:
+                ended(app)
+                sizes.append(resident())
+        assert app.state.service.engine.pool.evicted > 4000
+    print("MiB after each thousand:", [size >> 20 for size in sizes])
+    assert sizes[-1] - sizes[0] < 8 << 20
+
+
 def resident():
     """Bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,25 @@
+"""A pytest plugin: linear layers round otherwise where they get another number of positions.
+
+Processors differ in whether a forward's width changes its rounding. Under this plugin it does on
+every machine, by up to 1e-6 of each value, so a test that compares floats of forwards of different
+shapes exactly fails: ``python -m pytest -p width_noise``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+RELATIVE_NOISE = 1e-6
+_linear = torch.nn.functional.linear
+
+
+def _noisy(inputs: torch.Tensor, *weights: torch.Tensor | None) -> torch.Tensor:
+    outputs = _linear(inputs, *weights)
+    if outputs.dtype not in (torch.float32, torch.float64):
+        return outputs
+    positions = outputs.numel() // max(outputs.shape[-1], 1)
+    return outputs * (1.0 + RELATIVE_NOISE * (positions * 7 % 5 - 2) / 2)
+
+
+def pytest_configure() -> None:
+    torch.nn.functional.linear = _noisy
