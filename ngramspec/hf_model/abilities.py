@@ -148,6 +148,11 @@ FACTS = (
         ),
     ),
     Fact(
+        "hooks on modules",
+        lambda known: known.call.hooked,
+        _for("hooks on modules, which may rely on all rows of the call", _JOINT, _ONCE),
+    ),
+    Fact(
         "tokens found by their slots in the cache",
         lambda known: known.traits.by_slot,
         _for(

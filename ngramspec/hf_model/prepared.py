@@ -117,7 +117,7 @@ class PreparedTarget:
         if traits.recurrent:
             from ngramspec.hf_model.recurrent_probe import check_recurrent
 
-            check_recurrent(model)
+            check_recurrent(model, len(input_ids))
         check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
         self._recorder = OutputRecorder(
@@ -125,7 +125,7 @@ class PreparedTarget:
         )
         states = self._recorder.names
         self.call = call_traits_of(
-            input_ids, config, model_kwargs, self.cache, traits=traits, states=states
+            model, input_ids, config, model_kwargs, self.cache, traits=traits, states=states
         )
         check_states(traits, self.call)
         first = 0 if traits.hooked else next_position(model_kwargs.get("position_ids"))
@@ -173,7 +173,7 @@ class PreparedTarget:
     @property
     def rows_may_leave(self) -> bool:
         """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
-        return self.inputs.rows_may_leave and not self.widths
+        return self.inputs.rows_may_leave and not (self.widths or self.call.hooked)
 
     def keep_rows(self, rows: Collection[int]) -> None:
         """Run only these present rows in later forwards; call it after a rollback.

@@ -28,9 +28,12 @@ COARSE_TOLERANCE = 0.1  # in other dtypes
 _found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, why it is unsupported
 
 
-def check_recurrent(model: Any) -> None:
-    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state."""
-    reason = tested_once(model, why_not_continued, _found)
+def check_recurrent(model: Any, rows: int) -> None:
+    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state.
+
+    The test's forwards have ``rows`` rows, which the model's hooks may rely on.
+    """
+    reason = tested_once(model, lambda model: why_not_continued(model, rows), _found)
     if reason is not None:
         raise UnsupportedError(f"{type(model).__name__} cannot check several tokens: {reason}")
 
@@ -57,7 +60,7 @@ def tested_once(
 
 
 @torch.no_grad()
-def why_not_continued(model: Any) -> str | None:
+def why_not_continued(model: Any, rows: int = 1) -> str | None:
     """Why a forward over several tokens differs from forwards of single ones; None: it does not."""
     from transformers import DynamicCache
 
@@ -70,7 +73,7 @@ def why_not_continued(model: Any) -> str | None:
     kv_cache.record()
     linear, checkpoint = [each for each in cache.layers if is_linear(each)], kv_cache.checkpoint
     assert checkpoint is not None
-    tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device)[None]
+    tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device).expand(rows, -1)
     before, new = tokens[:, :PREFIX_TOKENS], tokens[:, PREFIX_TOKENS:]
     _run(decoder, before, cache)
     checkpoint.save()
@@ -88,7 +91,7 @@ def why_not_continued(model: Any) -> str | None:
 
 
 def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
-    """Return the last hidden states, (1, n, size), of a forward over n tokens."""
+    """Return the last hidden states, (rows, n, size), of a forward over n tokens of each row."""
     known = inspect.signature(decoder.forward).parameters
     kwargs: dict[str, Any] = {"use_cache": True, "return_dict": True}
     kwargs["past_key_values" if "past_key_values" in known else "cache_params"] = cache

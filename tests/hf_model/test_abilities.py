@@ -53,6 +53,7 @@ CALL = CallTraits(
     attends=True,
     static=False,
     states=(),
+    hooked=False,
     unaligned=None,
 )
 CONFIG = SimpleNamespace(prefill_chunk_size=None, max_length=20)
@@ -104,6 +105,7 @@ CASES = {
     "attention other than sdpa and eager": lambda known: traits(known, attention="flex"),
     "dynamic cache with sdpa": lambda known: call(known, static=False),
     "attentions or hidden states asked for": lambda known: call(known, states=("hidden_states",)),
+    "hooks on modules": lambda known: call(known, hooked=True),
     "tokens found by their slots in the cache": lambda known: traits(known, by_slot=True),
     "attentions asked for": lambda known: call(known, states=("attentions",)),
     "positions counted by the model": lambda known: traits(

@@ -14,7 +14,7 @@ from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_ma
 from ngramspec.hf_model.attention.windows import Masks, added, query_positions
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.inputs.growth import OwnSlots, grow, grow_ragged, padding_of, used_slots
-from ngramspec.hf_model.inputs.present_rows import has_hooks, select_rows
+from ngramspec.hf_model.inputs.present_rows import select_rows
 from ngramspec.hf_model.traits import Traits
 
 # Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
@@ -311,23 +311,13 @@ class Inputs:
 
         return counting_modules(self._model)
 
-    @functools.cached_property
-    def hooked(self) -> bool:
-        """Whether a module of the model has hooks, which may rely on all rows of the call."""
-        return has_hooks(self._model)
-
-    @functools.cached_property
-    def watched(self) -> bool:
-        """Whether there are hooks other than transformers' own, which capture states."""
-        return has_hooks(self._model, captures=False)
-
     @property
     def rows_may_leave(self) -> bool:
         """Whether every argument of a forward that depends on rows can be reduced to some rows."""
         known = ("past_key_values", "cache_position", *self._by_row)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
-        return self.ragged and plain and not (self._traits.reads_text or self.hooked)
+        return self.ragged and plain and not self._traits.reads_text
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; see ``KVCache.keep_rows``."""
