@@ -16,6 +16,7 @@ from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.forward import NOTHING, LastForward, head_inputs, reading
 from ngramspec.hf_model.inputs.shapes import least_width
 from ngramspec.hf_model.prepared import PreparedTarget
+from ngramspec.hf_model.support import check_prefilled
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.assistants.states import StateChannel
@@ -36,6 +37,8 @@ class Target(PreparedTarget):
 
         Returns:
             logits at the prompt's last token and the n draft tokens, (batch, n + 1, vocab).
+
+        An UnsupportedError is raised if the cache does not hold the prompt afterwards.
         """
         count = 0 if draft is None else draft.shape[1]
         prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
@@ -59,6 +62,7 @@ class Target(PreparedTarget):
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
         self._use_cache()
+        check_prefilled(self.model, self.cache, self.call)
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self._slots = (self.cache.length() or self.call.end) - count

@@ -25,7 +25,10 @@ PROBE_TOKENS = 3  # tokens of these forwards
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 COARSE_TOLERANCE = 0.1  # in other dtypes
 
-_found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, why it is unsupported
+# By model, whether it was in training mode when it was tested, and why it is unsupported.
+Found = MutableMapping[Any, tuple[bool, str | None]]
+
+_found: Found = WeakKeyDictionary()
 
 
 def check_recurrent(model: Any, rows: int) -> None:
@@ -38,25 +41,25 @@ def check_recurrent(model: Any, rows: int) -> None:
         raise UnsupportedError(f"{type(model).__name__} cannot check several tokens: {reason}")
 
 
-def tested_once(
-    model: Any, test: Callable[[Any], str | None], found: MutableMapping[Any, str | None]
-) -> str | None:
+def tested_once(model: Any, test: Callable[[Any], str | None], found: Found) -> str | None:
     """Return a model's result in ``found``; if there is none, run ``test`` and store its result.
 
-    Then the attributes of the model's modules are restored, because a baseline generation may
-    continue with states kept there.
+    A result holds in training mode or in evaluation mode only: in training mode, layers may get no
+    cache. After a test, the attributes of the model's modules are restored, because a baseline
+    generation may continue with states kept there.
     """
-    if model not in found:
+    training = any(module.training for module in model.modules())
+    if found.get(model, (None,))[0] != training:
         before = [(module, dict(vars(module))) for module in model.modules()]
         try:
-            found[model] = test(model)
+            found[model] = training, test(model)
         finally:
             for module, own in before:
                 now = vars(module)
                 for name in now.keys() - own.keys():
                     del now[name]
                 now.update(own)
-    return found[model]
+    return found[model][1]
 
 
 @torch.no_grad()
