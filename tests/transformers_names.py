@@ -192,6 +192,8 @@ POSITION_FOLDERS = {
     "BigBirdPegasusLearnedPositionalEmbedding": "bigbird_pegasus",
     "BlenderbotLearnedPositionalEmbedding": "blenderbot",
     "BlenderbotSmallLearnedPositionalEmbedding": "blenderbot_small",
+    "Kosmos2TextSinusoidalPositionalEmbedding": "kosmos2",
+    "Kosmos2_5TextSinusoidalPositionalEmbedding": "kosmos2_5",
     "M2M100SinusoidalPositionalEmbedding": "m2m_100",
     "MarianSinusoidalPositionalEmbedding": "marian",
     "MBartLearnedPositionalEmbedding": "mbart",

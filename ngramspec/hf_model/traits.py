@@ -75,7 +75,7 @@ class Traits:
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
     """Return the traits of a model, for inputs as ``generate`` prepared them.
 
-    A ``prepare_inputs_for_generation`` defined outside transformers is called once; see ``probe``.
+    A ``prepare_inputs_for_generation`` that the model's class defines is called; see ``probe``.
     """
     from transformers.generation.utils import GenerationMixin
 
@@ -93,12 +93,13 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     )
     hooked, passes_masks = False, True
     own = type(model).prepare_inputs_for_generation
-    if not own.__module__.startswith("transformers."):
+    foreign = not own.__module__.startswith("transformers.")
+    if foreign or (placed and own is not GenerationMixin.prepare_inputs_for_generation):
         from ngramspec.hf_model.probe import probe
 
         passes_positions, passes_masks = probe(model, input_ids, kwargs)
         placed = placed and passes_positions
-    elif not placed:
+    if not (placed or foreign):
         from ngramspec.hf_model.compat.positions import counting_modules
 
         hooked = any(counting_modules(model))

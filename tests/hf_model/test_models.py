@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from doubles import half_right, liar, oracle, random_drafter
 from families import ENCODER_DECODER, FAMILIES, VOCAB, build
 
 import ngramspec
+from benchmarks import tiny
+from benchmarks.harness import padded
 from ngramspec import Drafter, DraftSession, Speculator, UnsupportedError
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.hf_model.compat.versions import before
@@ -220,6 +223,22 @@ def test_rows_keep_together_where_an_image_stands_before_the_text():
         assert torch.equal(
             plain, ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
         )
+        assert speculator.stats.drafted > 0
+
+
+@pytest.mark.parametrize("name", ["Exaone4_5_ForConditionalGeneration", "Kosmos2TextForCausalLM"])
+@pytest.mark.parametrize("tree", [None, 9])
+def test_models_that_prepare_their_inputs_without_positions(name, tree):
+    """Exaone 4.5 counts them in the model, Kosmos-2 in its embedding, which hooks replace."""
+    kosmos2 = transformers.models.kosmos2.modeling_kosmos2
+    model = tiny.build(getattr(transformers, name, None) or getattr(kosmos2, name), seed=4)
+    inputs = padded([PROMPT[0].tolist(), [3, 4, 3, 4, 3, 4, 9, 3]])
+    plain = model.generate(**inputs, **GREEDY)
+    rows = [half_right(row[row != 0].tolist(), VOCAB) for row in plain]
+    for drafter in ("auto", *rows):
+        speculator = Speculator(drafter, 9, tree=tree, unsupported="plain")
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
+        assert torch.equal(ours, plain)
         assert speculator.stats.drafted > 0
 
 

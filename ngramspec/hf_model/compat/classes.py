@@ -39,8 +39,6 @@ BY_SLOT = frozenset(
         "GPTNeoForCausalLM",  # its windows are counted in slots of the cache
         "GitForCausalLM",  # its mask leaves out the image before the text
         "GlmImageForConditionalGeneration",  # it counts positions itself
-        "HyperCLOVAXVisionV2ForConditionalGeneration",  # it drops the positions that it is given
-        "Kosmos2_5ForConditionalGeneration",  # likewise
     }
 )
 # After the prefill, it widens the mask over an image in the cache.
@@ -82,7 +80,12 @@ PASSES_POSITIONS = frozenset(
 # enlarged when the cache grows.
 
 GROWING_EMBEDDINGS = frozenset(
-    {"M2M100SinusoidalPositionalEmbedding", "NllbMoeSinusoidalPositionalEmbedding"}
+    {
+        "Kosmos2TextSinusoidalPositionalEmbedding",
+        "Kosmos2_5TextSinusoidalPositionalEmbedding",
+        "M2M100SinusoidalPositionalEmbedding",
+        "NllbMoeSinusoidalPositionalEmbedding",
+    }
 )
 POSITION_EMBEDDINGS = GROWING_EMBEDDINGS | {
     "BartLearnedPositionalEmbedding",

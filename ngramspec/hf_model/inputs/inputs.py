@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_mask, tree_positions
 from ngramspec.hf_model.attention.windows import Masks, added, query_positions
 from ngramspec.hf_model.compat import hf_private
@@ -167,8 +166,6 @@ class Inputs:
     ) -> dict[str, Any]:
         """Have the model prepare a forward over a block, padded to a width; return its arguments.
 
-        An UnsupportedError is raised if it drops the positions of a tree or of a ragged batch.
-
         Args:
             block, lengths, trees, committed: as in ``Target.forward``.
             width: positions of the forward, >= those of the block.
@@ -199,11 +196,8 @@ class Inputs:
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
         inputs = self._prepared(block, grown, width, fixed=keys is not None)
-        if (branched or self.ragged) and inputs.get(self._positions_name) is None:
-            raise UnsupportedError(
-                f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
-                " prompt at a time"
-            )
+        if self._traits.hooked:  # the model's preparation may drop them
+            inputs[self._positions_name] = grown[self._positions_name][..., -width:]
         if isinstance(masks, dict):
             inputs[self._mask_name] = masks
         if "logits_to_keep" in inputs:
