@@ -161,6 +161,9 @@ MODEL_NAMES = rows(
     "models",
     {
         "create_position_ids_from_input_ids": "embeddings that count tokens other than padding",
+        "expert_capacity": "how many of a forward's tokens an expert takes",
+        "moe_eval_capacity_token_fraction": "the same, as a fraction of these tokens",
+        "router_ignore_padding_tokens": "whether a router does not read the mask",
         "time_step_limit": "bounds of a Mamba layer's step sizes",
         "Indexer": "the end of class names: modules that select keys for indexed attention",
         "Expert": "part of class names: modules that route tokens to experts",
@@ -175,7 +178,7 @@ CLASS_MODULES = {
     **dict.fromkeys(("STATIC", "STATIC_SLIDING"), classes.CACHE_MODULE),
     **dict.fromkeys(("BY_SLOT", "WIDENS_MASK", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
     **dict.fromkeys(("NOT_STATIC", "PLACES_ONE_TOKEN_ELSEWHERE", "ATTENDS_BY_OUTPUT"), ""),
-    "PASSES_POSITIONS": "",
+    **dict.fromkeys(("PASSES_POSITIONS", "READS_MASKS"), ""),
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
     **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), classes.PROCESSOR_MODULE),
     **dict.fromkeys(("SUPPRESSING", "BIASING"), classes.PROCESSOR_MODULE),

@@ -149,8 +149,8 @@ class CallSetup:
         sampler = self._sampler()
         if self._may_diverge(sampler):
             target.let_rows_diverge()
-        if target.limits.unaligned is not None:
-            settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
+        if target.limits.no_drafts is not None:
+            settings.log_once(f"steps have no drafts: {target.limits.no_drafts}")
         if target.pending is not None and self.learns_costs:
             target.pending.most = MAX_PRICED_PENDING_TOKENS
         if any(each.reads_states for each in self.drafter.assistants):

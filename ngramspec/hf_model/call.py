@@ -30,7 +30,7 @@ class CallTraits:
     static: bool  # whether the cache has a fixed size
     states: tuple[str, ...]  # names of the requested attentions and hidden states
     hooked: bool  # whether modules have hooks, which may rely on all rows of the call
-    # Why the cache's positions will not match the masks, so that nothing can be drafted, or None.
+    # Why the cache's positions will not match the masks, or None.
     unaligned: str | None
 
 
@@ -108,6 +108,12 @@ class Known:
             name in PLAIN_PREFILL or value is None or value is False
             for name, value in self.kwargs.items()
         )
+
+    @property
+    def overflows(self) -> bool:
+        """Whether experts may drop tokens of the prompts, as they also do in the baseline."""
+        capacity = self.traits.token_capacity
+        return capacity is not None and self.call.rows * self.call.end > capacity
 
     @property
     def masks_positions(self) -> bool:

@@ -222,7 +222,7 @@ class Target(PreparedTarget):
         self.inputs.replace_cache(forward.outputs.past_key_values)
         self._use_cache()
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
-            self.limits.unaligned = "the model forgot the text after its original length"
+            self.limits.no_drafts = "the model forgot the text after its original length"
 
     def rollback(self, paths: Sequence[Sequence[int]], origins: Sequence[int] = ()) -> None:
         """Roll cache, masks and positions back: of the last forward, only accepted positions stay.
@@ -296,7 +296,7 @@ class Target(PreparedTarget):
         assert self._forward is not None
         self._forward.outputs = None
         self.rollback([()] * len(self.prompt))
-        self.limits.unaligned = reason
+        self.limits.no_drafts = reason
 
     @property
     def _outlives(self) -> bool:

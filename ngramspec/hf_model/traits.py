@@ -46,6 +46,8 @@ class Traits:
     recurrent: bool  # whether it keeps a recurrent state
     # With more tokens than this, it drops a cache that holds fewer and reads all again (Phi-3).
     rereads_at: int | None
+    # How many tokens of a forward its experts take at least; None: all, or it has no experts.
+    token_capacity: int | None
     # Whether its hidden states have several streams in their first dimension (Gemma 3n), rather
     # than before the last one or not at all.
     streams_first: bool
@@ -125,6 +127,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         rope_grows=any(each["rope_type"] == "dynamic" for each in _ropes(config)),
         recurrent=hf_private.is_stateful(model),
         rereads_at=_rereads_at(model, names),
+        token_capacity=classes.least_capacity(model),
         streams_first=hasattr(config, "altup_num_inputs"),
     )
 

@@ -9,7 +9,7 @@ from doubles import half_right, liar, oracle, random_drafter
 from families import ENCODER_DECODER, FAMILIES, VOCAB, build
 
 import ngramspec
-from benchmarks import tiny
+from benchmarks import parity, tiny
 from benchmarks.harness import padded
 from ngramspec import Drafter, DraftSession, Speculator, UnsupportedError
 from ngramspec.draft import EMPTY_DRAFT
@@ -240,6 +240,68 @@ def test_models_that_prepare_their_inputs_without_positions(name, tree):
         ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
         assert torch.equal(ours, plain)
         assert speculator.stats.drafted > 0
+
+
+def switch(capacity):
+    sizes = {"expert_capacity": capacity, "num_layers": 2, "initializer_factor": 3.0}
+    sparse = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 2}
+    kind = transformers.SwitchTransformersConfig
+    return transformers.SwitchTransformersForConditionalGeneration(
+        tiny.small(kind, num_decoder_layers=2, **sizes, **sparse)
+    )
+
+
+def nllb(**settings):
+    config = tiny.small(
+        transformers.NllbMoeConfig, decoder_sparse_step=2, encoder_sparse_step=2, **settings
+    )
+    return transformers.NllbMoeForConditionalGeneration(config)
+
+
+def int8(name):
+    model = build(name)
+    kinds = {torch.nn.Linear}
+    return torch.ao.quantization.quantize_dynamic(model, kinds, dtype=torch.qint8)
+
+
+DYNAMIC, STATIC, BEAMS = {}, {"cache_implementation": "static"}, {"num_beams": 2}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "asked", "rows", "drafts"),
+    [
+        (lambda: int8("llama"), DYNAMIC, 1, False),
+        (lambda: int8("gpt2"), DYNAMIC, 3, False),
+        (lambda: int8("llama"), BEAMS, 2, False),
+        (lambda: switch(2), DYNAMIC, 1, True),  # no wider than the capacity
+        (lambda: switch(2), DYNAMIC, 3, False),
+        (lambda: switch(6), DYNAMIC, 3, True),
+        (lambda: switch(64), DYNAMIC, 2, True),
+        (nllb, DYNAMIC, 1, True),
+        (nllb, DYNAMIC, 2, True),
+        (nllb, STATIC, 1, False),
+        (lambda: nllb(moe_eval_capacity_token_fraction=0.3), DYNAMIC, 2, False),
+    ],
+)
+@pytest.mark.parametrize("seed", [4, 8])
+def test_models_whose_forwards_mix_their_positions(make, asked, rows, drafts, seed):
+    """One scale for all activations, experts that drop tokens, and routers that read masks."""
+    torch.manual_seed(seed)
+    model = make().eval()
+    model.generation_config.update(
+        eos_token_id=None, forced_eos_token_id=None, pad_token_id=0, decoder_start_token_id=2
+    )
+    inputs = padded([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [3, 4, 3, 4, 3], [8, 7, 9, 9]][:rows])
+    plain = model.generate(**inputs, **GREEDY, **asked)
+    drafter = parity.HalfRight(plain[:, -40:].tolist())
+    drafted = 0
+    for gamma, tree in ((6, None), (9, 9)):
+        speculator = Speculator(drafter, gamma, tree=tree)
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY, **asked)
+        assert torch.equal(ours, plain)
+        drafted += speculator.stats.drafted
+    assert (drafted > 0) == drafts
 
 
 def test_an_encoder_and_a_decoder_of_two_vocabularies():

@@ -107,6 +107,12 @@ POSITION_EMBEDDINGS = GROWING_EMBEDDINGS | {
 POSITION_BIASES = frozenset(
     {"LongT5Attention", "MT5Attention", "SwitchTransformersAttention", "T5Attention"}
 )
+READS_MASKS = frozenset({"NllbMoeTop2Router"})  # it reads the attention mask as one of padding
+# Modules with one scale for the activations of a whole forward, by the beginning of their module.
+SCALES_TOGETHER = (
+    "torch.ao.nn.intrinsic.quantized.dynamic",
+    "torch.ao.nn.quantized.dynamic",
+)
 WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
 
 # Processors whose result depends on neither the other rows nor the committed tokens.
@@ -246,6 +252,33 @@ def quantizes_activations(model: Any) -> bool:
     """Whether a model is quantized, unless it is known that only its weights are."""
     quantizer = getattr(model, "hf_quantizer", None)
     return quantizer is not None and type(quantizer).__name__ not in WEIGHT_QUANTIZERS
+
+
+def scales_together(model: Any) -> bool:
+    """Whether a model quantizes its activations with one scale for all positions of a forward."""
+    return any(type(each).__module__.startswith(SCALES_TOGETHER) for each in model.modules())
+
+
+def routes_by_masks(model: Any) -> bool:
+    """Whether a model's routers skip the tokens that a mask, as they read it, calls padding."""
+    return any(
+        type(each).__name__ in READS_MASKS and not each.router_ignore_padding_tokens
+        for each in model.get_decoder().modules()
+    )
+
+
+def least_capacity(model: Any) -> int | None:
+    """Return how many of a forward's tokens an expert of a decoder takes at least; None: all."""
+    found = []
+    for each in model.get_decoder().modules():
+        if not hasattr(each, "expert_capacity"):
+            continue
+        share = getattr(each, "moe_eval_capacity_token_fraction", 0)
+        if each.training or share <= 0:
+            found.append(each.expert_capacity or 1)
+        elif share < 1:  # of a single token, all are taken
+            found.append(1)
+    return min(found, default=None)
 
 
 def least_step_size(model: Any) -> float:
