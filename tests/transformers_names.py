@@ -179,6 +179,7 @@ CLASS_MODULES = {
     **dict.fromkeys(("BY_SLOT", "WIDENS_MASK", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
     **dict.fromkeys(("NOT_STATIC", "PLACES_ONE_TOKEN_ELSEWHERE", "ATTENDS_BY_OUTPUT"), ""),
     **dict.fromkeys(("PASSES_POSITIONS", "READS_MASKS"), ""),
+    "MIXES_POSITIONS": "models.doge.modeling_doge",
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
     **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), classes.PROCESSOR_MODULE),
     **dict.fromkeys(("SUPPRESSING", "BIASING"), classes.PROCESSOR_MODULE),

@@ -280,10 +280,10 @@ FACTS = (
         _for("experts that read the masks, which hide positions", _DRAFTS),
     ),
     Fact(
-        "activations quantized with one scale for a whole forward",
-        lambda known: classes.scales_together(known.model),
+        "modules that mix the positions of a forward (dynamic int8, Doge's experts)",
+        lambda known: classes.mixes_positions(known.model),
         _for(
-            "activations quantized with one scale for all positions of a forward",
+            "modules that mix the positions of a forward",
             *(_DRAFTS, _RAGGED, _JOINT, _DRAFT, _ONCE, _KEPT),
             FIXED_WIDTH=_FIT,
         ),

@@ -161,8 +161,8 @@ CASES = {
     "experts that read the masks, with a static cache or the decoder's mask": lambda known: replace(
         known, model=ROUTER, kwargs=known.kwargs | {"decoder_attention_mask": MASK}
     ),
-    "activations quantized with one scale for a whole forward": lambda known: replace(
-        known, model=Routed(dynamic=True)
+    "modules that mix the positions of a forward (dynamic int8, Doge's experts)": lambda known: (
+        replace(known, model=Routed(dynamic=True))
     ),
     "quantized activations": lambda known: replace(known, model=Routed(quantizer="Bnb")),
 }

@@ -243,18 +243,15 @@ def test_models_that_prepare_their_inputs_without_positions(name, tree):
 
 
 def switch(capacity):
-    sizes = {"expert_capacity": capacity, "num_layers": 2, "initializer_factor": 3.0}
-    sparse = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 2}
-    kind = transformers.SwitchTransformersConfig
-    return transformers.SwitchTransformersForConditionalGeneration(
-        tiny.small(kind, num_decoder_layers=2, **sizes, **sparse)
+    settings = {"expert_capacity": capacity, "initializer_factor": 3.0}
+    config = tiny.small(
+        transformers.SwitchTransformersConfig, num_sparse_decoder_layers=2, **settings
     )
+    return transformers.SwitchTransformersForConditionalGeneration(config)
 
 
 def nllb(**settings):
-    config = tiny.small(
-        transformers.NllbMoeConfig, decoder_sparse_step=2, encoder_sparse_step=2, **settings
-    )
+    config = tiny.small(transformers.NllbMoeConfig, **settings)
     return transformers.NllbMoeForConditionalGeneration(config)
 
 
@@ -274,6 +271,8 @@ DYNAMIC, STATIC, BEAMS = {}, {"cache_implementation": "static"}, {"num_beams": 2
         (lambda: int8("llama"), DYNAMIC, 1, False),
         (lambda: int8("gpt2"), DYNAMIC, 3, False),
         (lambda: int8("llama"), BEAMS, 2, False),
+        (lambda: tiny.build(transformers.DogeForCausalLM), DYNAMIC, 1, False),
+        (lambda: tiny.build(transformers.DogeForCausalLM), DYNAMIC, 2, False),
         (lambda: switch(2), DYNAMIC, 1, True),  # no wider than the capacity
         (lambda: switch(2), DYNAMIC, 3, False),
         (lambda: switch(6), DYNAMIC, 3, True),
@@ -286,7 +285,7 @@ DYNAMIC, STATIC, BEAMS = {}, {"cache_implementation": "static"}, {"num_beams": 2
 )
 @pytest.mark.parametrize("seed", [4, 8])
 def test_models_whose_forwards_mix_their_positions(make, asked, rows, drafts, seed):
-    """One scale for all activations, experts that drop tokens, and routers that read masks."""
+    """Mixed scales or logits, experts that drop tokens, and routers that read masks."""
     torch.manual_seed(seed)
     model = make().eval()
     model.generation_config.update(

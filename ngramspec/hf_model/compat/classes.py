@@ -108,11 +108,10 @@ POSITION_BIASES = frozenset(
     {"LongT5Attention", "MT5Attention", "SwitchTransformersAttention", "T5Attention"}
 )
 READS_MASKS = frozenset({"NllbMoeTop2Router"})  # it reads the attention mask as one of padding
-# Modules with one scale for the activations of a whole forward, by the beginning of their module.
-SCALES_TOGETHER = (
-    "torch.ao.nn.intrinsic.quantized.dynamic",
-    "torch.ao.nn.quantized.dynamic",
-)
+# Modules whose result for a position depends on the others of a forward. Doge's experts mix their
+# routers' logits. torch's dynamic quantization, named by its Python modules, has one scale for all.
+MIXES_POSITIONS = frozenset({"DogeCDMoE"})
+SCALES_TOGETHER = ("torch.ao.nn.intrinsic.quantized.dynamic", "torch.ao.nn.quantized.dynamic")
 WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
 
 # Processors whose result depends on neither the other rows nor the committed tokens.
@@ -254,9 +253,13 @@ def quantizes_activations(model: Any) -> bool:
     return quantizer is not None and type(quantizer).__name__ not in WEIGHT_QUANTIZERS
 
 
-def scales_together(model: Any) -> bool:
-    """Whether a model quantizes its activations with one scale for all positions of a forward."""
-    return any(type(each).__module__.startswith(SCALES_TOGETHER) for each in model.modules())
+def mixes_positions(model: Any) -> bool:
+    """Whether a model has modules that mix the positions of a forward, of the listed classes."""
+    kinds = {type(each) for each in model.modules()}
+    return any(
+        kind.__name__ in MIXES_POSITIONS or kind.__module__.startswith(SCALES_TOGETHER)
+        for kind in kinds
+    )
 
 
 def routes_by_masks(model: Any) -> bool:
