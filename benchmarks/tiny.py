@@ -57,6 +57,7 @@ ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 # What a class of configurations needs in addition or instead.
 ODD: dict[str, dict[str, Any]] = {
     "BambaConfig": {**MAMBA, "attn_layer_indices": [1]},
+    "BeamConfig": {"mlp_layer_types": ["dense", "sparse"]},
     "BltLocalDecoderConfig": {"hidden_size_global": 32},
     "BltLocalEncoderConfig": {"hidden_size_global": 32},
     "BltConfig": {
@@ -68,6 +69,7 @@ ODD: dict[str, dict[str, Any]] = {
         "rope_parameters": {"sliding_attention": ROPE, "full_attention": ROPE},
     },
     "DbrxConfig": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
+    "DogeConfig": {"is_moe": True},
     "Dots3NoteTextConfig": {
         "swa_head_dim": 16,
         "swa_qk_nope_head_dim": 8,
@@ -78,6 +80,7 @@ ODD: dict[str, dict[str, Any]] = {
     "Dots1Config": {"n_shared_experts": 1},
     "EncoderDecoderConfig": {"decoder": {"add_cross_attention": True}},
     "FalconH1Config": {**MAMBA, "mamba_d_ssm": 64},
+    "FlintConfig": {"mlp_only_layers": [0], "shared_expert_intermediate_size": 16},
     "FSMTConfig": {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "Gemma3nTextConfig": {
@@ -86,7 +89,12 @@ ODD: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 8,
         "laurel_rank": 8,
     },
-    "Gemma4TextConfig": {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
+    "Gemma4TextConfig": {
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+        "enable_moe_block": True,
+        "top_k_experts": 2,
+    },
     "GraniteMoeHybridConfig": {**MAMBA, "layer_types": ["linear_attention", "full_attention"]},
     "JambaConfig": {
         "attn_layer_period": 2,
@@ -105,6 +113,7 @@ ODD: dict[str, dict[str, Any]] = {
         "chunk_size": 16,
     },
     "MiniMaxM3VLTextConfig": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
+    "NllbMoeConfig": {"encoder_sparse_step": 2, "decoder_sparse_step": 2},
     "Qwen3ASRConfig": {"eos_token_id": VOCAB - 1},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": 2,
@@ -120,6 +129,7 @@ ODD: dict[str, dict[str, Any]] = {
     },
     "ReformerConfig": {"axial_pos_embds": False},
     "RoCBertConfig": {"pronunciation_vocab_size": 8, "shape_vocab_size": 8},
+    "SwitchTransformersConfig": {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
     "VibeVoiceAcousticTokenizerEncoderConfig": {"depths": [1] * 7, "num_filters": 2},
     "XLMConfig": {"emb_dim": 32},
     "XmodConfig": {"default_language": "en_XX"},

@@ -14,9 +14,10 @@ from doubles import half_right, oracle
 from families import build
 from prompts import PASSAGES
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, DynamicCache, pipeline
+from transformers import AutoModelForCausalLM, DynamicCache, Qwen3NextForCausalLM, pipeline
 
 import ngramspec
+from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -189,6 +190,30 @@ def test_adapters_of_each_row():
     assert not torch.equal(plain[0], plain[1])
     for ours in three_ways(model, input_ids=batch, speculator=Speculator(gamma=4), **kwargs):
         assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize(("name", "task"), [("llama", "CAUSAL_LM"), ("t5", "SEQ_2_SEQ_LM")])
+def test_adapters_of_each_row_s_beams(name, task):
+    torch.manual_seed(4)
+    modules = ["q", "v"] if name == "t5" else ["q_proj", "v_proj"]
+    lora = peft.LoraConfig(task_type=task, **(LORA | {"target_modules": modules}))
+    model = peft.get_peft_model(build(name), lora).eval()
+    names = {"adapter_names": ["__base__", "default"]}
+    kwargs = {"input_ids": PROMPT.repeat(2, 1), "num_beams": 3, **names, **GREEDY}
+    plain = model.generate(**kwargs)
+    assert not torch.equal(plain[0], plain[1])
+    for ours in three_ways(model, speculator=Speculator(gamma=4), **kwargs):
+        assert torch.equal(ours, plain)
+
+
+def test_a_recurrent_model_is_tested_under_adapters_of_each_row():
+    torch.manual_seed(4)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", **(LORA | {"target_modules": ["in_proj_qkvz"]}))
+    model = peft.get_peft_model(tiny_models.build(Qwen3NextForCausalLM), lora).eval()
+    kwargs = GREEDY | {"adapter_names": ["__base__", "default"]}
+    plain = model.generate(input_ids=PROMPT.repeat(2, 1), **kwargs)
+    ours = ngramspec.generate(model, input_ids=PROMPT.repeat(2, 1), **kwargs)
+    assert torch.equal(ours, plain)
 
 
 def test_adapters_that_transformers_put_on():

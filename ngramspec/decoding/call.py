@@ -12,6 +12,8 @@ from ngramspec.decoding.loop import decode
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import CallSetup, Settings
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.cache.kv_cache import cache_of
+from ngramspec.hf_model.compat.layers import layers_restored
 from ngramspec.hf_model.support import plain_method
 
 logger = logging.getLogger("ngramspec")
@@ -22,24 +24,26 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
 
     The result and the errors are those of ``Speculator.__call__``.
     """
-    ranks = None
+    ranks = loop = None
     try:
         if call.synced_gpus or (dist.is_available() and dist.is_initialized()):
             from ngramspec.decoding.distributed import ranks_of  # most calls have one process
 
             ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
-        setup = CallSetup(settings, call, ranks)
+        with layers_restored(cache_of(call.model_kwargs)):
+            setup = CallSetup(settings, call, ranks)
+            loop = setup.loop()
+            try:
+                sequences = decode(loop)
+            finally:
+                settings.count(setup.stats)
     except UnsupportedError as error:
         method = plain_method(call.generation_config)
-        if settings.config.unsupported == "error" or method is None:
+        begun = loop is not None and loop.prefilled
+        if begun or settings.config.unsupported == "error" or method is None:
             raise
         synced = ranks is not None and ranks.synced
         return _decode_without_speculation(settings, call, method, str(error), synced_gpus=synced)
-    loop = setup.loop()
-    try:
-        sequences = decode(loop)
-    finally:
-        settings.count(setup.stats)
     sampler = loop.sampler
     ranking = loop.batch.ranking(scores=sampler.scores is not None)
     output = setup.target.output(sequences, sampler.scores, sampler.logits, ranking)

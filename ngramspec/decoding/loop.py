@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,12 +22,15 @@ from ngramspec.decoding.observer import (
 )
 from ngramspec.decoding.recorder import Step, StepRecorder
 from ngramspec.draft import EMPTY_DRAFT, Int32
+from ngramspec.hf_model.forward import MissingLogitsError
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import Computed, evidence_of_rows, evidence_tensor
 from ngramspec.verification.sampler import SampledTokens, TokenSampler
 
 if TYPE_CHECKING:  # most calls have one process
     from ngramspec.decoding.distributed import Ranks
+
+logger = logging.getLogger("ngramspec")
 
 ForwardArguments = tuple[torch.Tensor, list[int], Sequence[Int32 | None], torch.Tensor | None]
 
@@ -151,6 +155,14 @@ class DecodeLoop:
         if step.prefill:
             return self.target.prefill(self.block(step)[:, 1:] if step.longest else None)
         with self.section(INPUT_PREPARATION):
+            try:
+                return self.target.forward(*self.arguments(step))
+            except MissingLogitsError as error:
+                if not step.longest:
+                    raise
+                logger.warning("the following steps have no drafts: %s", error)
+                self.target.without_drafts(str(error))
+            step.drafts, step.width = [EMPTY_DRAFT] * len(step.drafts), 1
             return self.target.forward(*self.arguments(step))
 
     def arguments(self, step: Step) -> ForwardArguments:

@@ -30,11 +30,9 @@ from ngramspec.drafters.base import Drafter, DraftModel
 from ngramspec.drafters.call_stores import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.kv_cache import cache_of
 from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
 from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
 from ngramspec.hf_model.compat.hf_private import pad_token
-from ngramspec.hf_model.compat.layers import layers_restored
 from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.support import (
     check_adapter,
@@ -90,8 +88,7 @@ class CallSetup:
             from ngramspec.decoding.assistants import check_models  # most drafters have none
 
             check_models(call.model, self.drafter)
-        with layers_restored(cache_of(call.model_kwargs)):
-            self.target = self._target()
+        self.target = self._target()
 
     def _check_beams(self) -> None:
         beams = self.call.beams
@@ -152,8 +149,8 @@ class CallSetup:
         sampler = self._sampler()
         if self._may_diverge(sampler):
             target.let_rows_diverge()
-        if target.limits.unaligned is not None:
-            settings.log_once(f"steps have no drafts: {target.limits.unaligned}")
+        if target.limits.no_drafts is not None:
+            settings.log_once(f"steps have no drafts: {target.limits.no_drafts}")
         if target.pending is not None and self.learns_costs:
             target.pending.most = MAX_PRICED_PENDING_TOKENS
         if any(each.reads_states for each in self.drafter.assistants):

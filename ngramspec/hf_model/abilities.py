@@ -19,6 +19,7 @@ from ngramspec.hf_model.traits import MASKED_ATTENTIONS
 class Ability(Enum):
     """An ability that a target may have; the value is its name in the documentation."""
 
+    DRAFTS = "drafts"
     TREES = "trees"
     RAGGED = "rows diverge"
     JOINT = "joint steps"
@@ -64,7 +65,7 @@ def _for(reason: str, *abilities: Ability, **remedies: str) -> dict[Ability, str
 
 
 _TREES, _RAGGED, _JOINT = Ability.TREES, Ability.RAGGED, Ability.JOINT
-_DRAFT, _ONCE = Ability.PREFILL_DRAFT, Ability.ONE_PREFILL
+_DRAFTS, _DRAFT, _ONCE = Ability.DRAFTS, Ability.PREFILL_DRAFT, Ability.ONE_PREFILL
 _KEPT = Ability.KEPT
 _FIT, _UNCOMPILED = "use width='fit'", "pass compiled=False"
 _SDPA = "load the model with sdpa or eager"
@@ -148,6 +149,11 @@ FACTS = (
         ),
     ),
     Fact(
+        "hooks on modules",
+        lambda known: known.call.hooked,
+        _for("hooks on modules, which may rely on all rows of the call", _JOINT, _ONCE),
+    ),
+    Fact(
         "tokens found by their slots in the cache",
         lambda known: known.traits.by_slot,
         _for(
@@ -187,7 +193,7 @@ FACTS = (
         lambda known: known.call.unaligned is not None,
         _for(
             "a prefill whose positions do not match its masks: {unaligned}",
-            *(_JOINT, _DRAFT, _ONCE, Ability.FIXED_WIDTH, Ability.COMPILED),
+            *(_DRAFTS, _JOINT, _DRAFT, _ONCE, Ability.FIXED_WIDTH, Ability.COMPILED),
         ),
     ),
     Fact(
@@ -254,6 +260,33 @@ FACTS = (
         "experts",
         lambda known: classes.routes_tokens(known.model),
         _for("experts, whose batch sizes depend on the routing", FIXED_WIDTH=_FIT),
+    ),
+    Fact(
+        "experts that may have too little capacity for the rows",
+        lambda known: known.overflows,
+        _for("experts of too little capacity for the prompts", _DRAFTS, _RAGGED, _ONCE),
+    ),
+    Fact(
+        "experts that read the masks (NLLB-MoE)",
+        lambda known: classes.routes_by_masks(known.model),
+        _for("experts that read the masks", _TREES, _RAGGED, _ONCE),
+    ),
+    Fact(
+        "experts that read the masks, with a static cache or the decoder's mask",
+        lambda known: (
+            (known.call.static or known.kwargs.get("decoder_attention_mask") is not None)
+            and classes.routes_by_masks(known.model)
+        ),
+        _for("experts that read the masks, which hide positions", _DRAFTS),
+    ),
+    Fact(
+        "modules that mix the positions of a forward (dynamic int8, Doge's experts)",
+        lambda known: classes.mixes_positions(known.model),
+        _for(
+            "modules that mix the positions of a forward",
+            *(_DRAFTS, _RAGGED, _JOINT, _DRAFT, _ONCE, _KEPT),
+            FIXED_WIDTH=_FIT,
+        ),
     ),
     Fact(
         "quantized activations",

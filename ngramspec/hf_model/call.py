@@ -11,6 +11,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.inputs.growth import prompt_end
+from ngramspec.hf_model.inputs.present_rows import has_hooks
 from ngramspec.hf_model.traits import Traits
 
 
@@ -28,11 +29,13 @@ class CallTraits:
     attends: bool  # whether a layer of the cache holds keys and values
     static: bool  # whether the cache has a fixed size
     states: tuple[str, ...]  # names of the requested attentions and hidden states
-    # Why the cache's positions will not match the masks, so that nothing can be drafted, or None.
+    hooked: bool  # whether modules have hooks, which may rely on all rows of the call
+    # Why the cache's positions will not match the masks, or None.
     unaligned: str | None
 
 
 def call_traits_of(
+    model: Any,
     input_ids: torch.Tensor,
     config: Any,
     kwargs: dict[str, Any],
@@ -69,6 +72,7 @@ def call_traits_of(
         attends=bool(cache.layers),
         static=cache.capacity is not None,
         states=states,
+        hooked=has_hooks(model),
         unaligned=unaligned,
     )
 
@@ -104,6 +108,12 @@ class Known:
             name in PLAIN_PREFILL or value is None or value is False
             for name, value in self.kwargs.items()
         )
+
+    @property
+    def overflows(self) -> bool:
+        """Whether experts may drop tokens of the prompts, as they also do in the baseline."""
+        capacity = self.traits.token_capacity
+        return capacity is not None and self.call.rows * self.call.end > capacity
 
     @property
     def masks_positions(self) -> bool:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 NOTHING: AbstractContextManager[None] = nullcontext()
 
 
+class MissingLogitsError(UnsupportedError):
+    """A model returns logits of fewer positions than a draft has."""
+
+
 @dataclass(slots=True)
 class LastForward:
     """The last forward, until it is rolled back."""
@@ -32,17 +36,26 @@ class LastForward:
     def of_new(self, states: torch.Tensor, name: str) -> torch.Tensor:
         """Select the states of the block's new tokens from (batch, positions, size).
 
-        An UnsupportedError is raised if there are fewer positions than in the forward.
+        A MissingLogitsError is raised if there are fewer positions.
         """
-        if states.shape[1] < self.width:
-            raise UnsupportedError(
-                f"{name} returns logits of {states.shape[1]} tokens in a forward of {self.width};"
-                " pass Speculator('none')"
-            )
         assert self.block is not None
-        if not self.again and states.shape[1] == self.block.shape[1]:
+        new = self.width - self.again
+        check_logits(states, new, name)
+        if states.shape[1] == self.block.shape[1] - self.again:
             return states
-        return states[:, -self.width :][:, self.again : self.block.shape[1]]
+        return states[:, -new:][:, : self.block.shape[1] - self.again]
+
+
+def check_logits(logits: torch.Tensor, positions: int, name: str) -> None:
+    """Raise a MissingLogitsError if a forward's logits, (batch, n, vocab), have too few positions.
+
+    ``name`` is that of the model's class.
+    """
+    if logits.shape[1] < positions:
+        raise MissingLogitsError(
+            f"{name} returns logits of {logits.shape[1]} tokens in a forward over {positions}; pass"
+            " Speculator('none')"
+        )
 
 
 def reading(states: StateChannel | None) -> AbstractContextManager[Any]:

@@ -28,8 +28,6 @@ def why_not_joint(target: Target) -> str | None:
     """Why a generation's forwards cannot be joined with those of others; None: they can."""
     if target.widths:
         return "forwards of a fixed width"
-    if target.inputs.watched:
-        return "hooks on modules"
     if not available():
         return "another attention registered as sdpa"
     return obstacle(Ability.JOINT, target.known())

@@ -16,12 +16,12 @@ from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.attention.windows import windows_of
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.joint_forward import JointForward, Share, share_of
-from ngramspec.hf_model.recurrent_probe import alike, tested_once
+from ngramspec.hf_model.recurrent_probe import Found, alike, tested_once
 from ngramspec.hf_model.traits import embedding_count
 
 PROBE_TEXTS = ((6, 3), (3, 2), (4, 1))  # of each text, tokens in the cache and in the forward
 
-_found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, why it is unsupported
+_found: Found = WeakKeyDictionary()
 
 
 def why_not_tried(model: Any) -> str | None:

@@ -13,9 +13,10 @@ from ngramspec.hf_model.attention.tree_attention import Trees
 from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Checkpoint
 from ngramspec.hf_model.compat import hf_private
-from ngramspec.hf_model.forward import NOTHING, LastForward, head_inputs, reading
+from ngramspec.hf_model.forward import NOTHING, LastForward, check_logits, head_inputs, reading
 from ngramspec.hf_model.inputs.shapes import least_width
 from ngramspec.hf_model.prepared import PreparedTarget
+from ngramspec.hf_model.support import check_prefilled
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.assistants.states import StateChannel
@@ -36,6 +37,9 @@ class Target(PreparedTarget):
 
         Returns:
             logits at the prompt's last token and the n draft tokens, (batch, n + 1, vocab).
+
+        An UnsupportedError is raised if the cache does not hold the prompt afterwards, or if logits
+        are missing.
         """
         count = 0 if draft is None else draft.shape[1]
         prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
@@ -52,6 +56,7 @@ class Target(PreparedTarget):
         states = self._read_states
         with head_inputs(self.model, self.keep_hidden) as hidden, reading(states):
             outputs = hf_private.prefill(self.model, prompt, config, kwargs)
+        check_logits(outputs.logits, 1 + count, self.traits.name)
         if states is not None:
             states.keep_prompt(count)
         self.hidden = self._copied(hidden[-1][:, -1 - count :]) if hidden else None
@@ -59,6 +64,7 @@ class Target(PreparedTarget):
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
         self._use_cache()
+        check_prefilled(self.model, self.cache, self.call)
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self._slots = (self.cache.length() or self.call.end) - count
@@ -112,6 +118,8 @@ class Target(PreparedTarget):
 
         Returns:
             logits, (batch, n + 1, vocab), in the model's dtype.
+
+        A MissingLogitsError is raised if the model returns fewer; see ``without_drafts``.
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
         assert self._forward is not None
@@ -214,7 +222,7 @@ class Target(PreparedTarget):
         self.inputs.replace_cache(forward.outputs.past_key_values)
         self._use_cache()
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
-            self.limits.unaligned = "the model forgot the text after its original length"
+            self.limits.no_drafts = "the model forgot the text after its original length"
 
     def rollback(self, paths: Sequence[Sequence[int]], origins: Sequence[int] = ()) -> None:
         """Roll cache, masks and positions back: of the last forward, only accepted positions stay.
@@ -282,6 +290,13 @@ class Target(PreparedTarget):
         whole = accepted == forward.width or not checkpoint.restore()
         self.pending.keep(forward.block, 0 if whole else accepted, origins)
         return forward.width if whole else 0
+
+    def without_drafts(self, reason: str) -> None:
+        """Undo the last forward, and allow no further drafts in this generation."""
+        assert self._forward is not None
+        self._forward.outputs = None
+        self.rollback([()] * len(self.prompt))
+        self.limits.no_drafts = reason
 
     @property
     def _outlives(self) -> bool:

@@ -39,7 +39,9 @@ class DraftLimits:
     thresholds: Sequence[int]
     end: int
     next_position: int  # of the first generated token; 0: the model counts positions itself
-    unaligned: str | None  # why nothing can be drafted; None: drafts are allowed
+    no_drafts: str | None  # why nothing can be drafted; None: drafts are allowed
+    # Positions of the widest forward that drops none of them (``Traits.token_capacity``), or None.
+    widest: int | None = None
     prefilled: int | None = None  # positions in the cache after the prefill; None: before its end
 
     def prefill(self) -> int:
@@ -56,9 +58,9 @@ class DraftLimits:
         length may read all tokens again, so it has no draft. Rotary frequencies depend on
         positions, and reading again on the number of tokens, so both are compared with them.
         """
-        if self.unaligned is not None:
+        if self.no_drafts is not None:
             return 0
-        rooms = [] if width is None else [width - 1]
+        rooms = [each - 1 for each in (width, self.widest) if each is not None]
         if self.prefilled is not None:
             ends = self.prefilled + new, self.next_position + new  # by tokens, by positions
             if self.position_limit is not None:
@@ -117,7 +119,7 @@ class PreparedTarget:
         if traits.recurrent:
             from ngramspec.hf_model.recurrent_probe import check_recurrent
 
-            check_recurrent(model)
+            check_recurrent(model, len(input_ids))
         check_cache(traits, self.cache)
         self.inputs = Inputs(model, traits, model_kwargs)
         self._recorder = OutputRecorder(
@@ -125,14 +127,16 @@ class PreparedTarget:
         )
         states = self._recorder.names
         self.call = call_traits_of(
-            input_ids, config, model_kwargs, self.cache, traits=traits, states=states
+            model, input_ids, config, model_kwargs, self.cache, traits=traits, states=states
         )
         check_states(traits, self.call)
         first = 0 if traits.hooked else next_position(model_kwargs.get("position_ids"))
-        self.limits = DraftLimits(
-            traits.position_limit, traits.thresholds, self.call.end, first, self.call.unaligned
-        )
         known = self.known()
+        reason, capacity = obstacle(Ability.DRAFTS, known), traits.token_capacity
+        widest = None if capacity is None else capacity // len(input_ids)
+        self.limits = DraftLimits(
+            traits.position_limit, traits.thresholds, self.call.end, first, reason, widest
+        )
         self._shapes = ForwardShapes(
             known, self.cache, width=width, compiled=compiled, gamma_max=gamma_max
         )
@@ -173,7 +177,7 @@ class PreparedTarget:
     @property
     def rows_may_leave(self) -> bool:
         """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
-        return self.inputs.rows_may_leave and not self.widths
+        return self.inputs.rows_may_leave and not (self.widths or self.call.hooked)
 
     def keep_rows(self, rows: Collection[int]) -> None:
         """Run only these present rows in later forwards; call it after a rollback.

@@ -21,11 +21,12 @@ def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> tuple[
     rows, length = input_ids.shape[0], prompt_end(input_ids, kwargs, prefix=prefix)
     grown = kwargs | {"past_key_values": _zeros(model, rows, length)}
     mask, positions = (kwargs.get(f"{prefix}{name}") for name in ("attention_mask", "position_ids"))
+    if positions is None:  # ``Inputs.begin`` adds them
+        positions = torch.arange(length, device=input_ids.device).expand(rows, -1)
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
         grown[f"{prefix}attention_mask"] = torch.cat((mask, mask.new_ones((rows, 2))), dim=1)
-    if positions is not None:
-        last = positions[..., -1:] + 1
-        grown[f"{prefix}position_ids"] = torch.cat((positions, last, last), dim=-1)
+    last = positions[..., -1:] + 1
+    grown[f"{prefix}position_ids"] = torch.cat((positions, last, last), dim=-1)
     inputs = _prepared(model, input_ids, grown)
     ids = inputs.get(f"{prefix}input_ids")
     if not isinstance(ids, torch.Tensor) or ids.shape[1] != 2:
@@ -33,7 +34,7 @@ def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> tuple[
             f"{_name(model)} does not return two new tokens; have it use next_sequence_length"
         )
     out = inputs.get(f"{prefix}position_ids")
-    same = positions is not None and out is not None and bool((out[..., -2:] == last).all())
+    same = out is not None and bool((out[..., -2:] == last).all())
     return same, same and _passes_mask(model, input_ids, grown, length)
 
 

@@ -25,39 +25,45 @@ PROBE_TOKENS = 3  # tokens of these forwards
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 COARSE_TOLERANCE = 0.1  # in other dtypes
 
-_found: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by model, why it is unsupported
+# By model, whether it was in training mode when it was tested, and why it is unsupported.
+Found = MutableMapping[Any, tuple[bool, str | None]]
+
+_found: Found = WeakKeyDictionary()
 
 
-def check_recurrent(model: Any) -> None:
-    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state."""
-    reason = tested_once(model, why_not_continued, _found)
+def check_recurrent(model: Any, rows: int) -> None:
+    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state.
+
+    The test's forwards have ``rows`` rows, which the model's hooks may rely on.
+    """
+    reason = tested_once(model, lambda model: why_not_continued(model, rows), _found)
     if reason is not None:
         raise UnsupportedError(f"{type(model).__name__} cannot check several tokens: {reason}")
 
 
-def tested_once(
-    model: Any, test: Callable[[Any], str | None], found: MutableMapping[Any, str | None]
-) -> str | None:
+def tested_once(model: Any, test: Callable[[Any], str | None], found: Found) -> str | None:
     """Return a model's result in ``found``; if there is none, run ``test`` and store its result.
 
-    Then the attributes of the model's modules are restored, because a baseline generation may
-    continue with states kept there.
+    A result holds in training mode or in evaluation mode only: in training mode, layers may get no
+    cache. After a test, the attributes of the model's modules are restored, because a baseline
+    generation may continue with states kept there.
     """
-    if model not in found:
+    training = any(module.training for module in model.modules())
+    if found.get(model, (None,))[0] != training:
         before = [(module, dict(vars(module))) for module in model.modules()]
         try:
-            found[model] = test(model)
+            found[model] = training, test(model)
         finally:
             for module, own in before:
                 now = vars(module)
                 for name in now.keys() - own.keys():
                     del now[name]
                 now.update(own)
-    return found[model]
+    return found[model][1]
 
 
 @torch.no_grad()
-def why_not_continued(model: Any) -> str | None:
+def why_not_continued(model: Any, rows: int = 1) -> str | None:
     """Why a forward over several tokens differs from forwards of single ones; None: it does not."""
     from transformers import DynamicCache
 
@@ -70,7 +76,7 @@ def why_not_continued(model: Any) -> str | None:
     kv_cache.record()
     linear, checkpoint = [each for each in cache.layers if is_linear(each)], kv_cache.checkpoint
     assert checkpoint is not None
-    tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device)[None]
+    tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device).expand(rows, -1)
     before, new = tokens[:, :PREFIX_TOKENS], tokens[:, PREFIX_TOKENS:]
     _run(decoder, before, cache)
     checkpoint.save()
@@ -88,7 +94,7 @@ def why_not_continued(model: Any) -> str | None:
 
 
 def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
-    """Return the last hidden states, (1, n, size), of a forward over n tokens."""
+    """Return the last hidden states, (rows, n, size), of a forward over n tokens of each row."""
     known = inspect.signature(decoder.forward).parameters
     kwargs: dict[str, Any] = {"use_cache": True, "return_dict": True}
     kwargs["past_key_values" if "past_key_values" in known else "cache_params"] = cache

@@ -128,6 +128,22 @@ def check_states(traits: Traits, call: CallTraits) -> None:
         )
 
 
+def check_prefilled(model: Any, cache: KVCache, call: CallTraits) -> None:
+    """Raise an UnsupportedError if the prefill did not store its positions in the cache.
+
+    Up to transformers 5.23, a layer with gradient checkpointing gets no cache in training mode. In
+    evaluation mode, some models have layers that store nothing.
+    """
+    stored = [int(layer.get_seq_length()) > call.cached for layer in cache.layers]
+    training = any(module.training for module in model.modules())
+    if stored and not (all(stored) if training else any(stored)):
+        raise UnsupportedError(
+            f"the prefill of {type(model).__name__} stored its keys in {sum(stored)} of"
+            f" {len(stored)} layers of the cache, as with gradient checkpointing in training mode;"
+            " call model.eval()"
+        )
+
+
 def check_request(config: Any) -> None:
     """Raise an UnsupportedError that names the settings of ``generate`` that are unsupported."""
     beams = config.num_beams or 1

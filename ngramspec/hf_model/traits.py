@@ -46,6 +46,8 @@ class Traits:
     recurrent: bool  # whether it keeps a recurrent state
     # With more tokens than this, it drops a cache that holds fewer and reads all again (Phi-3).
     rereads_at: int | None
+    # How many tokens of a forward its experts take at least; None: all, or it has no experts.
+    token_capacity: int | None
     # Whether its hidden states have several streams in their first dimension (Gemma 3n), rather
     # than before the last one or not at all.
     streams_first: bool
@@ -75,7 +77,7 @@ class Traits:
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
     """Return the traits of a model, for inputs as ``generate`` prepared them.
 
-    A ``prepare_inputs_for_generation`` defined outside transformers is called once; see ``probe``.
+    A ``prepare_inputs_for_generation`` that the model's class defines is called; see ``probe``.
     """
     from transformers.generation.utils import GenerationMixin
 
@@ -93,12 +95,13 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     )
     hooked, passes_masks = False, True
     own = type(model).prepare_inputs_for_generation
-    if not own.__module__.startswith("transformers."):
+    foreign = not own.__module__.startswith("transformers.")
+    if foreign or (placed and own is not GenerationMixin.prepare_inputs_for_generation):
         from ngramspec.hf_model.probe import probe
 
         passes_positions, passes_masks = probe(model, input_ids, kwargs)
         placed = placed and passes_positions
-    elif not placed:
+    if not (placed or foreign):
         from ngramspec.hf_model.compat.positions import counting_modules
 
         hooked = any(counting_modules(model))
@@ -124,6 +127,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         rope_grows=any(each["rope_type"] == "dynamic" for each in _ropes(config)),
         recurrent=hf_private.is_stateful(model),
         rereads_at=_rereads_at(model, names),
+        token_capacity=classes.least_capacity(model),
         streams_first=hasattr(config, "altup_num_inputs"),
     )
 

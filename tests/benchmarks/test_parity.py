@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import torch
 
-from benchmarks import parity
+from benchmarks import parity, tiny
 from ngramspec.hf_model.compat.classes import BY_SLOT, ONE_AT_A_TIME
 from ngramspec.hf_model.compat.versions import PLACES_TOKENS, has
+
+EXPERT_PARTS = ("gate", "router", "router_gate")
 
 
 def check_families(cells):
@@ -45,6 +49,22 @@ def test_a_wrong_cell_is_seen(monkeypatch):
     cell = next(parity.matrix())
     assert cell.outcome == "wrong"
     assert cell.detail.startswith("row 0: new token 22 is ")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_every_class_with_experts_is_built_with_a_layer_of_them():
+    """Else their routers would not be compared."""
+    dense = []
+    for kind in parity.classes():
+        with suppress(Exception), torch.device("meta"):
+            if "expert" not in str(kind.config_class().to_dict()):
+                continue
+            decoder = kind(tiny.small(kind.config_class)).get_decoder()
+            names = {name.rpartition(".")[2] for name, _ in decoder.named_modules()}
+            if not any("expert" in name or name in EXPERT_PARTS for name in names):
+                dense.append(kind.__name__)
+    assert dense == []
 
 
 def test_models_that_take_one_token_at_a_time_are_refused_with_the_reason():

@@ -40,6 +40,7 @@ TRAITS = Traits(
     rope_grows=False,
     recurrent=False,
     rereads_at=None,
+    token_capacity=None,
     streams_first=False,
 )
 CALL = CallTraits(
@@ -53,26 +54,40 @@ CALL = CallTraits(
     attends=True,
     static=False,
     states=(),
+    hooked=False,
     unaligned=None,
 )
 CONFIG = SimpleNamespace(prefill_chunk_size=None, max_length=20)
 CHUNKED = SimpleNamespace(prefill_chunk_size=4, max_length=20)
 WINDOW = Windows({"": Reach(window=19)})
 PLAIN = {"past_key_values": object(), "use_cache": True, "attention_mask": MASK}
-KNOWN = Known(TRAITS, CALL, torch.nn.Linear(1, 1), CONFIG, PLAIN)
-FIXED = replace(KNOWN, call=replace(CALL, static=True))  # what these two need
-OPEN = {Ability.FIXED_WIDTH: FIXED, Ability.COMPILED: FIXED}
 
 
 class Routed(torch.nn.Module):
-    """A model with experts, and one that is quantized."""
+    """A model with experts or a router, and one that is quantized."""
 
-    def __init__(self, *, experts: bool = False, quantizer: str = "") -> None:
+    def __init__(
+        self, *, experts: bool = False, quantizer: str = "", router: str = "", dynamic: bool = False
+    ) -> None:
         super().__init__()
+        if router:
+            self.router = type(
+                router, (torch.nn.Module,), {"router_ignore_padding_tokens": False}
+            )()
+        if dynamic:
+            self.linear = torch.ao.nn.quantized.dynamic.Linear(1, 1)
         if experts:
             self.experts = torch.nn.Linear(1, 1)
         if quantizer:
             self.hf_quantizer = type(quantizer, (), {})()
+
+    def get_decoder(self):
+        return self
+
+
+KNOWN = Known(TRAITS, CALL, Routed(), CONFIG, PLAIN)
+FIXED = replace(KNOWN, call=replace(CALL, static=True))  # what these two need
+OPEN = {Ability.FIXED_WIDTH: FIXED, Ability.COMPILED: FIXED}
 
 
 def traits(known: Known, **values) -> Known:
@@ -83,6 +98,7 @@ def call(known: Known, **values) -> Known:
     return replace(known, call=replace(known.call, **values))
 
 
+ROUTER = Routed(router="NllbMoeTop2Router")
 # What makes each fact hold, where nothing else does.
 CASES = {
     "rows that advance together": lambda known: call(known, rows=2),
@@ -104,6 +120,7 @@ CASES = {
     "attention other than sdpa and eager": lambda known: traits(known, attention="flex"),
     "dynamic cache with sdpa": lambda known: call(known, static=False),
     "attentions or hidden states asked for": lambda known: call(known, states=("hidden_states",)),
+    "hooks on modules": lambda known: call(known, hooked=True),
     "tokens found by their slots in the cache": lambda known: traits(known, by_slot=True),
     "attentions asked for": lambda known: call(known, states=("attentions",)),
     "positions counted by the model": lambda known: traits(
@@ -137,6 +154,16 @@ CASES = {
         known, config=SimpleNamespace(prefill_chunk_size=4, max_length=20)
     ),
     "experts": lambda known: replace(known, model=Routed(experts=True)),
+    "experts that may have too little capacity for the rows": lambda known: traits(
+        known, token_capacity=9
+    ),
+    "experts that read the masks (NLLB-MoE)": lambda known: replace(known, model=ROUTER),
+    "experts that read the masks, with a static cache or the decoder's mask": lambda known: replace(
+        known, model=ROUTER, kwargs=known.kwargs | {"decoder_attention_mask": MASK}
+    ),
+    "modules that mix the positions of a forward (dynamic int8, Doge's experts)": lambda known: (
+        replace(known, model=Routed(dynamic=True))
+    ),
     "quantized activations": lambda known: replace(known, model=Routed(quantizer="Bnb")),
 }
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import bushy, half_right
+from doubles import bushy, half_right, oracle
 from transformers import DynamicCache, LlamaForCausalLM, T5ForConditionalGeneration
 from transformers.cache_utils import DynamicLayer
 
@@ -84,6 +84,13 @@ class DropsMask(LlamaForCausalLM):
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
         inputs.pop("attention_mask", None)
         return inputs
+
+
+class LastLogits(LlamaForCausalLM):
+    """Computes the logits of the last token only."""
+
+    def forward(self, input_ids=None, logits_to_keep=0, **kwargs):
+        return super().forward(input_ids, logits_to_keep=1, **kwargs)
 
 
 class LastOnly(T5ForConditionalGeneration):
@@ -199,6 +206,33 @@ def test_one_token_at_a_time_is_found_out_before_anything_is_streamed():
     assert (
         ngramspec.generate(model, IDS, speculator=speculator, **GREEDY).tolist() == plain.tolist()
     )
+
+
+@pytest.mark.parametrize("ids", [IDS, TWO], ids=["one", "two"])
+def test_steps_have_no_drafts_where_their_logits_are_missing(ids, caplog):
+    """A forward tells so only after the first token."""
+    model = as_kind(LastLogits)
+    plain = model.generate(ids, **GREEDY)
+    speculator = Speculator(half_right(plain[0].tolist(), VOCAB), 5)
+    ours = ngramspec.generate(model, ids, speculator=speculator, **GREEDY)
+    assert torch.equal(ours, plain)
+    assert speculator.stats.drafted == 0
+    assert caplog.messages == [
+        "the following steps have no drafts: LastLogits returns logits of 1 tokens in a forward"
+        " over 6; pass Speculator('none')"
+    ]
+
+
+def test_missing_logits_are_found_out_before_the_first_token_if_the_prefill_has_a_draft():
+    model, streamer = as_kind(LastLogits), Counting()
+    plain = model.generate(IDS, **GREEDY)
+    right = oracle(plain[0].tolist())
+    with pytest.raises(UnsupportedError, match="LastLogits returns logits of 1 tokens"):
+        ngramspec.generate(model, IDS, speculator=Speculator(right), streamer=streamer, **GREEDY)
+    assert (streamer.puts, streamer.ends) == (1, 1)
+    speculator = Speculator(right, unsupported="plain")
+    ours = ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
+    assert torch.equal(ours, plain)
 
 
 def test_a_subclass_that_changes_no_step_has_trees_and_a_fixed_width():

@@ -26,6 +26,7 @@ CALL = CallTraits(
     gap_obstacle=None,
     static=False,
     states=(),
+    hooked=False,
     unaligned=None,
 )
 
@@ -75,6 +76,12 @@ def test_the_position_limit():
     assert (farther.longest(0, None), farther.prefill()) == (44, 44)
 
 
+def test_the_capacity_of_experts():
+    some = replace(limits(), widest=4)
+    assert (some.longest(0, None), some.longest(0, 3), some.longest(0, 8)) == (3, 2, 3)
+    assert replace(some, widest=1).longest(0, None) == 0
+
+
 def test_no_draft_reaches_over_a_threshold():
     some = limits(rope_changes_at=32)
     assert [some.longest(new, None) for new in (0, 20, 22, 23)] == [22, 2, 0, 0]
@@ -84,6 +91,6 @@ def test_no_draft_reaches_over_a_threshold():
 def test_without_aligned_positions_nothing_is_drafted():
     assert limits(replace(CALL, unaligned="a reason")).longest(0, 8) == 0
     some = limits()
-    assert not some.unaligned
-    some.unaligned = "a reason"
-    assert (some.longest(0, 8), some.unaligned) == (0, "a reason")
+    assert not some.no_drafts
+    some.no_drafts = "a reason"
+    assert (some.longest(0, 8), some.no_drafts) == (0, "a reason")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from doubles import half_right, liar, oracle, random_drafter
 from families import ENCODER_DECODER, FAMILIES, VOCAB, build
 
 import ngramspec
+from benchmarks import parity, tiny
+from benchmarks.harness import padded
 from ngramspec import Drafter, DraftSession, Speculator, UnsupportedError
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.hf_model.compat.versions import before
@@ -221,6 +224,83 @@ def test_rows_keep_together_where_an_image_stands_before_the_text():
             plain, ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
         )
         assert speculator.stats.drafted > 0
+
+
+@pytest.mark.parametrize("name", ["Exaone4_5_ForConditionalGeneration", "Kosmos2TextForCausalLM"])
+@pytest.mark.parametrize("tree", [None, 9])
+def test_models_that_prepare_their_inputs_without_positions(name, tree):
+    """Exaone 4.5 counts them in the model, Kosmos-2 in its embedding, which hooks replace."""
+    kosmos2 = transformers.models.kosmos2.modeling_kosmos2
+    model = tiny.build(getattr(transformers, name, None) or getattr(kosmos2, name), seed=4)
+    inputs = padded([PROMPT[0].tolist(), [3, 4, 3, 4, 3, 4, 9, 3]])
+    plain = model.generate(**inputs, **GREEDY)
+    rows = [half_right(row[row != 0].tolist(), VOCAB) for row in plain]
+    for drafter in ("auto", *rows):
+        speculator = Speculator(drafter, 9, tree=tree, unsupported="plain")
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
+        assert torch.equal(ours, plain)
+        assert speculator.stats.drafted > 0
+
+
+def switch(capacity):
+    settings = {"expert_capacity": capacity, "initializer_factor": 3.0}
+    config = tiny.small(
+        transformers.SwitchTransformersConfig, num_sparse_decoder_layers=2, **settings
+    )
+    return transformers.SwitchTransformersForConditionalGeneration(config)
+
+
+def nllb(**settings):
+    config = tiny.small(transformers.NllbMoeConfig, **settings)
+    return transformers.NllbMoeForConditionalGeneration(config)
+
+
+def int8(name):
+    model = build(name)
+    kinds = {torch.nn.Linear}
+    return torch.ao.quantization.quantize_dynamic(model, kinds, dtype=torch.qint8)
+
+
+DYNAMIC, STATIC, BEAMS = {}, {"cache_implementation": "static"}, {"num_beams": 2}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "asked", "rows", "drafts"),
+    [
+        (lambda: int8("llama"), DYNAMIC, 1, False),
+        (lambda: int8("gpt2"), DYNAMIC, 3, False),
+        (lambda: int8("llama"), BEAMS, 2, False),
+        (lambda: tiny.build(transformers.DogeForCausalLM), DYNAMIC, 1, False),
+        (lambda: tiny.build(transformers.DogeForCausalLM), DYNAMIC, 2, False),
+        (lambda: switch(2), DYNAMIC, 1, True),  # no wider than the capacity
+        (lambda: switch(2), DYNAMIC, 3, False),
+        (lambda: switch(6), DYNAMIC, 3, True),
+        (lambda: switch(64), DYNAMIC, 2, True),
+        (nllb, DYNAMIC, 1, True),
+        (nllb, DYNAMIC, 2, True),
+        (nllb, STATIC, 1, False),
+        (lambda: nllb(moe_eval_capacity_token_fraction=0.3), DYNAMIC, 2, False),
+    ],
+)
+@pytest.mark.parametrize("seed", [4, 8])
+def test_models_whose_forwards_mix_their_positions(make, asked, rows, drafts, seed):
+    """Mixed scales or logits, experts that drop tokens, and routers that read masks."""
+    torch.manual_seed(seed)
+    model = make().eval()
+    model.generation_config.update(
+        eos_token_id=None, forced_eos_token_id=None, pad_token_id=0, decoder_start_token_id=2
+    )
+    inputs = padded([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [3, 4, 3, 4, 3], [8, 7, 9, 9]][:rows])
+    plain = model.generate(**inputs, **GREEDY, **asked)
+    drafter = parity.HalfRight(plain[:, -40:].tolist())
+    drafted = 0
+    for gamma, tree in ((6, None), (9, 9)):
+        speculator = Speculator(drafter, gamma, tree=tree)
+        ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY, **asked)
+        assert torch.equal(ours, plain)
+        drafted += speculator.stats.drafted
+    assert (drafted > 0) == drafts
 
 
 def test_an_encoder_and_a_decoder_of_two_vocabularies():

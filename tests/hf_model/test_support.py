@@ -11,6 +11,7 @@ from families import SEQ2SEQ, SIZES, VOCAB, build
 from transformers import DynamicCache, StoppingCriteria
 
 import ngramspec
+from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.compat.versions import PLACES_TOKENS, before, has
 
@@ -113,6 +114,44 @@ def test_a_prompt_wholly_inside_the_caller_s_cache(name, settings, crop):
                 model.generate(ids, past_key_values=cache, custom_generate=custom, **GREEDY)
             )
     assert texts[0].tolist() == texts[1].tolist()
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "every"), [("llama", 1), ("gemma2 hybrid", 2), ("bart", 1), ("t5", 1)]
+)
+def test_gradient_checkpointing_in_training_mode_is_refused_before_the_first_token(
+    name, every, beams
+):
+    """As it is after a training step; some versions of transformers then pass layers no cache."""
+    model = build(name).train()
+    model.gradient_checkpointing_enable()
+    for at, layer in enumerate(each for each in model.modules() if hasattr(each, "self_attn")):
+        layer.gradient_checkpointing &= at % every == 0
+    for module in model.modules():
+        rates = [key for key, value in vars(module).items() if isinstance(value, float)]
+        vars(module).update({key: 0.0 for key in rates if "drop" in key or key == "p"})
+    asked = GREEDY | {"num_beams": beams}
+    plain = model.generate(IDS, **asked)
+    if before("5.24"):
+        speculator = Speculator(gamma=4)
+        with pytest.raises(UnsupportedError, match=r"gradient checkpointing.*call model\.eval"):
+            ngramspec.generate(model, IDS, speculator=speculator, **asked)
+        assert speculator.stats.emitted == 0
+    speculator = Speculator(gamma=4, unsupported="plain")
+    assert torch.equal(ngramspec.generate(model, IDS, speculator=speculator, **asked), plain)
+    plain = model.eval().generate(IDS, **asked)
+    assert torch.equal(ngramspec.generate(model, IDS, **asked), plain)
+
+
+def test_a_recurrent_model_refused_in_training_mode_speculates_in_evaluation_mode():
+    model = tiny_models.build(transformers.Qwen3NextForCausalLM).train()
+    model.gradient_checkpointing_enable()
+    if before("5.24"):
+        with pytest.raises(UnsupportedError, match="its recurrent state is not in its cache"):
+            ngramspec.generate(model, IDS, **GREEDY)
+    plain = model.eval().generate(IDS, **GREEDY)
+    assert torch.equal(ngramspec.generate(model, IDS, **GREEDY), plain)
 
 
 class Column(StoppingCriteria):

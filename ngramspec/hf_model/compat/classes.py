@@ -39,8 +39,6 @@ BY_SLOT = frozenset(
         "GPTNeoForCausalLM",  # its windows are counted in slots of the cache
         "GitForCausalLM",  # its mask leaves out the image before the text
         "GlmImageForConditionalGeneration",  # it counts positions itself
-        "HyperCLOVAXVisionV2ForConditionalGeneration",  # it drops the positions that it is given
-        "Kosmos2_5ForConditionalGeneration",  # likewise
     }
 )
 # After the prefill, it widens the mask over an image in the cache.
@@ -82,7 +80,12 @@ PASSES_POSITIONS = frozenset(
 # enlarged when the cache grows.
 
 GROWING_EMBEDDINGS = frozenset(
-    {"M2M100SinusoidalPositionalEmbedding", "NllbMoeSinusoidalPositionalEmbedding"}
+    {
+        "Kosmos2TextSinusoidalPositionalEmbedding",
+        "Kosmos2_5TextSinusoidalPositionalEmbedding",
+        "M2M100SinusoidalPositionalEmbedding",
+        "NllbMoeSinusoidalPositionalEmbedding",
+    }
 )
 POSITION_EMBEDDINGS = GROWING_EMBEDDINGS | {
     "BartLearnedPositionalEmbedding",
@@ -104,6 +107,11 @@ POSITION_EMBEDDINGS = GROWING_EMBEDDINGS | {
 POSITION_BIASES = frozenset(
     {"LongT5Attention", "MT5Attention", "SwitchTransformersAttention", "T5Attention"}
 )
+READS_MASKS = frozenset({"NllbMoeTop2Router"})  # it reads the attention mask as one of padding
+# Modules whose result for a position depends on the others of a forward. Doge's experts mix their
+# routers' logits. torch's dynamic quantization, named by its Python modules, has one scale for all.
+MIXES_POSITIONS = frozenset({"DogeCDMoE"})
+SCALES_TOGETHER = ("torch.ao.nn.intrinsic.quantized.dynamic", "torch.ao.nn.quantized.dynamic")
 WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
 
 # Processors whose result depends on neither the other rows nor the committed tokens.
@@ -243,6 +251,37 @@ def quantizes_activations(model: Any) -> bool:
     """Whether a model is quantized, unless it is known that only its weights are."""
     quantizer = getattr(model, "hf_quantizer", None)
     return quantizer is not None and type(quantizer).__name__ not in WEIGHT_QUANTIZERS
+
+
+def mixes_positions(model: Any) -> bool:
+    """Whether a model has modules that mix the positions of a forward, of the listed classes."""
+    kinds = {type(each) for each in model.modules()}
+    return any(
+        kind.__name__ in MIXES_POSITIONS or kind.__module__.startswith(SCALES_TOGETHER)
+        for kind in kinds
+    )
+
+
+def routes_by_masks(model: Any) -> bool:
+    """Whether a model's routers skip the tokens that a mask, as they read it, calls padding."""
+    return any(
+        type(each).__name__ in READS_MASKS and not each.router_ignore_padding_tokens
+        for each in model.get_decoder().modules()
+    )
+
+
+def least_capacity(model: Any) -> int | None:
+    """Return how many of a forward's tokens an expert of a decoder takes at least; None: all."""
+    found = []
+    for each in model.get_decoder().modules():
+        if not hasattr(each, "expert_capacity"):
+            continue
+        share = getattr(each, "moe_eval_capacity_token_fraction", 0)
+        if each.training or share <= 0:
+            found.append(each.expert_capacity or 1)
+        elif share < 1:  # of a single token, all are taken
+            found.append(1)
+    return min(found, default=None)
 
 
 def least_step_size(model: Any) -> float:

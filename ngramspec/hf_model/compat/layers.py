@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.classes import STATIC, STATIC_SLIDING, kind_of
 
 States = dict[int, Any]  # a tensor, or None before the first forward
@@ -32,12 +33,12 @@ def decoder_cache(cache: Any) -> Any:
 
 @contextmanager
 def layers_restored(cache: Any) -> Iterator[None]:
-    """Give a cache its own layers back if the block raises; see ``widen_static``."""
+    """Give a cache its own layers back if the block refuses a call; see ``widen_static``."""
     layers = getattr(decoder_cache(cache), "layers", [])
     own = list(layers)
     try:
         yield
-    except BaseException:
+    except UnsupportedError:
         layers[:] = own
         raise
 

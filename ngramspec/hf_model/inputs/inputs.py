@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_mask, tree_positions
 from ngramspec.hf_model.attention.windows import Masks, added, query_positions
 from ngramspec.hf_model.compat import hf_private
 from ngramspec.hf_model.inputs.growth import OwnSlots, grow, grow_ragged, padding_of, used_slots
-from ngramspec.hf_model.inputs.present_rows import has_hooks, select_rows
+from ngramspec.hf_model.inputs.present_rows import select_rows
 from ngramspec.hf_model.traits import Traits
 
 # Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
@@ -167,8 +166,6 @@ class Inputs:
     ) -> dict[str, Any]:
         """Have the model prepare a forward over a block, padded to a width; return its arguments.
 
-        An UnsupportedError is raised if it drops the positions of a tree or of a ragged batch.
-
         Args:
             block, lengths, trees, committed: as in ``Target.forward``.
             width: positions of the forward, >= those of the block.
@@ -199,11 +196,8 @@ class Inputs:
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
         inputs = self._prepared(block, grown, width, fixed=keys is not None)
-        if (branched or self.ragged) and inputs.get(self._positions_name) is None:
-            raise UnsupportedError(
-                f"{self._traits.name} drops the positions that it is given; pass tree=None, and one"
-                " prompt at a time"
-            )
+        if self._traits.hooked:  # the model's preparation may drop them
+            inputs[self._positions_name] = grown[self._positions_name][..., -width:]
         if isinstance(masks, dict):
             inputs[self._mask_name] = masks
         if "logits_to_keep" in inputs:
@@ -311,23 +305,13 @@ class Inputs:
 
         return counting_modules(self._model)
 
-    @functools.cached_property
-    def hooked(self) -> bool:
-        """Whether a module of the model has hooks, which may rely on all rows of the call."""
-        return has_hooks(self._model)
-
-    @functools.cached_property
-    def watched(self) -> bool:
-        """Whether there are hooks other than transformers' own, which capture states."""
-        return has_hooks(self._model, captures=False)
-
     @property
     def rows_may_leave(self) -> bool:
         """Whether every argument of a forward that depends on rows can be reduced to some rows."""
         known = ("past_key_values", "cache_position", *self._by_row)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
-        return self.ragged and plain and not (self._traits.reads_text or self.hooked)
+        return self.ragged and plain and not self._traits.reads_text
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; see ``KVCache.keep_rows``."""

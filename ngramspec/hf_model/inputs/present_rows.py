@@ -28,16 +28,16 @@ def select_rows(value: Any, rows: Sequence[int], dim: int) -> Any:
     return value
 
 
-def has_hooks(model: Any, *, captures: bool = True) -> bool:
+def has_hooks(model: Any) -> bool:
     """Whether a module has forward hooks, which may rely on every row of the batch.
 
     Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT). Hooks that ngramspec
-    sets for a single forward do not count; another thread may have set them. ``captures``: also
-    count transformers' hooks that capture states. They stay on a model after the first call that
-    asked for states, and do nothing in calls that ask for none.
+    sets for a single forward do not count; another thread may have set them. transformers' hooks
+    that capture states do not count either. They stay on a model after the first call that asked
+    for states, and do nothing in calls that ask for none.
     """
     return any(
-        captures or not captures_states(hook)
+        not captures_states(hook)
         for module in model.modules()
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
         if not str(getattr(hook, "__module__", "")).startswith("ngramspec.hf_model.")

@@ -31,7 +31,9 @@ def made(name):
     torch.manual_seed(0)
     if name.startswith("PegasusX"):
         return kind(SIZE)
-    if name.startswith(("M2M", "Nllb", "Speech2Text", "TrOCRSin")):  # padding has no position
+    if name.startswith(
+        ("Kosmos", "M2M", "Nllb", "Speech2Text", "TrOCRSin")
+    ):  # padding has no position
         return kind(LENGTH + 2, SIZE, PADDING)
     module = kind(LENGTH, SIZE)
     torch.nn.init.normal_(module.weight)
@@ -53,6 +55,8 @@ class Caller(torch.nn.Module):
         counted = torch.arange(tokens.shape[1]) + past
         if name.startswith("PegasusX"):
             return embed(tokens[..., None].expand(-1, -1, SIZE).float(), past, counted[:, None])
+        if name.startswith("Kosmos"):
+            return embed(input_ids=tokens, inputs_embeds=None, past_key_values_length=past)
         if name.startswith(("M2M", "Nllb")):
             return embed(tokens, None, past)
         if name.startswith(("Speech2Text", "TrOCR")):
