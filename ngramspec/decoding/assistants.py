@@ -12,7 +12,7 @@ import torch
 from ngramspec.decoding.pace import HeadPace, Pace
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftModel
-from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
+from ngramspec.drafters.heads import MtpDrafter
 from ngramspec.drafters.model import ModelDrafter, fingerprint_of
 from ngramspec.hf_model.assistants.assistant import (
     AssistantModel,
@@ -22,7 +22,6 @@ from ngramspec.hf_model.assistants.assistant import (
     read_folder,
     tokenizer_of,
 )
-from ngramspec.hf_model.assistants.early_exit import early_exit
 from ngramspec.hf_model.assistants.mtp import MtpHead, mtp_layers
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import leading
@@ -104,8 +103,6 @@ def _model_of(drafter: ModelDrafter, target: Any) -> Any:
     """A drafter's model, loaded once and compared with each target once."""
     if isinstance(drafter, MtpDrafter):
         return mtp_layers(target)
-    if isinstance(drafter, EarlyExitDrafter):
-        return checked_cache(early_exit(target, drafter.layers))
     model = drafter.assistant
     if isinstance(model, str):
         model = drafter.loaded = drafter.loaded or read_folder(model, target)

@@ -1,4 +1,4 @@
-"""Heads of the target itself, and combining a head with a drafter."""
+"""The head of the target itself, and combining a head with a drafter."""
 
 from __future__ import annotations
 
@@ -11,30 +11,6 @@ from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.priority import PriorityDrafter
 from ngramspec.drafters.value import StoreDrafter, ValueDrafter
-from ngramspec.errors import check_int
-
-
-class EarlyExitDrafter(ModelDrafter):
-    """Drafts with the first layers of the target, its final norm and its output layer.
-
-    Args:
-        layers: number of layers, at least 1 and fewer than the target has.
-        gamma, threshold, most, tables: see ModelDrafter.
-    """
-
-    source_names = ("early_exit",)
-
-    def __init__(
-        self,
-        layers: int,
-        gamma: int = 8,
-        threshold: float = 0.4,
-        most: int | None = 64,
-        tables: bool = True,
-    ) -> None:
-        self.layers = check_int("layers", layers, 1)
-        super().__init__("", gamma, threshold, most, tables)
-        self.spec = f"early_exit({layers},{self.settings})"
 
 
 class MtpDrafter(ModelDrafter):

@@ -202,7 +202,7 @@ class ModelDrafter(LearningDrafter):
         most: int | None = 64,
         tables: bool = True,
     ) -> None:
-        if not isinstance(path, str | PathLike) and not hasattr(path, "config"):
+        if not self.takes(path):
             raise TypeError(f"path must be a model or the folder of one, got {path!r}")
         path = str(path) if isinstance(path, PathLike) else path
         self.assistant = path
@@ -219,6 +219,11 @@ class ModelDrafter(LearningDrafter):
         if isinstance(path, str):
             self.spec = f"model({path},{self.settings})"
         self.forget()
+
+    @staticmethod
+    def takes(path: Any) -> bool:
+        """Whether it can be made for ``path``."""
+        return isinstance(path, str | PathLike) or hasattr(path, "config")
 
     def same_as(self, other: ModelDrafter) -> bool:
         """Whether another drafter has the same model and the same arguments."""

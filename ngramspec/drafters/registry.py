@@ -27,14 +27,13 @@ _factories: dict[str, str | Callable[..., Drafter]] = {
     "store": "StoreDrafter",
     "recycle": "RecycleDrafter",
     "model": "ModelDrafter",
-    "early_exit": "EarlyExitDrafter",
     "mtp": "MtpDrafter",
     "random": "RandomDrafter",
     "none": "NullDrafter",
 }
-HEADS = ("model", "early_exit", "mtp")  # drafters that run a model
+HEADS = ("model", "mtp")  # drafters that run a model
 # Arguments that may be given without their name, by drafter.
-POSITIONAL_ARGUMENTS = {"model": "path", "early_exit": "layers"}
+POSITIONAL_ARGUMENTS = {"model": "path"}
 # The arguments with which a drafter can be a source of the value drafter; ``...``: any value.
 JOINABLE: dict[str, dict[str, object]] = {
     "copy": {"min_match": ...},
@@ -85,7 +84,7 @@ def build_drafter(
         spec: draft sources separated by ``+``, each ``name`` or ``name(key=value,...)``. "auto" is
             the best default for one request: "copy+ngram+unigram", and Token Recycling ("recycle")
             in trees where a forward of many positions costs hardly more than one. One head may
-            follow: "auto+model(FOLDER)", "auto+early_exit(LAYERS)" or "auto+mtp".
+            follow: "auto+model(FOLDER)" or "auto+mtp".
         policy: "value": at every position the most probable token is drafted, whichever source it
             comes from. Every token has a confidence, and a draft ends where expected tokens per
             cost are highest. Sources that cannot be compared token by token (an n-gram table with

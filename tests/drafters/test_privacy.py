@@ -25,10 +25,8 @@ SPECS = [
     "recycle",
     "store",
     "model(toy)",
-    "early_exit(1)",
     "mtp",
     "auto+model(toy)",
-    "auto+early_exit(1)",
     "auto+mtp",
 ]
 CASES = [(spec, policy) for spec in SPECS for policy in ("value", "priority")]

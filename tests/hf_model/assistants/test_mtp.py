@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib import import_module
 
 import numpy as np
@@ -165,3 +166,16 @@ def test_a_model_without_a_checkpoint_is_refused(model):
     bare = AutoModelForCausalLM.from_config(model.config).eval()
     with pytest.raises(ngramspec.UnsupportedError, match="cannot be read"):
         ngramspec.generate(bare, PROMPT, use_mtp=True, **GREEDY)
+
+
+def test_the_hook_and_a_config_ask_for_it_too(model):
+    plain = model.generate(PROMPT, **GREEDY)
+    hook, by_config = Speculator("none", gamma=2), Speculator("none", gamma=2)
+    ours = model.generate(PROMPT, use_mtp=True, custom_generate=hook, **GREEDY)
+    assert ours.tolist() == plain.tolist()
+    config = copy.deepcopy(model.generation_config)
+    config.use_mtp = True
+    given = {"generation_config": config, "speculator": by_config, **GREEDY}
+    assert ngramspec.generate(model, PROMPT, **given).tolist() == plain.tolist()
+    for speculator in (hook, by_config):
+        assert speculator.stats.sources["mtp"].drafted > 0
