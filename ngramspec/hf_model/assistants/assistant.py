@@ -26,7 +26,7 @@ class AssistantModel:
         self.vocab = head_size(model) or 0  # number of token ids that it computes logits for
         self.length = 0  # tokens read
         self._cache: KVCache | None = None
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._takes = inspect.signature(model.forward).parameters
 
     @property
     def room(self) -> int | None:
@@ -40,14 +40,17 @@ class AssistantModel:
         If the cache cannot be truncated, an UnsupportedError is raised.
         """
         cache = None if self._cache is None else self._cache.cache
-        kept = {"logits_to_keep": last} if self._keeps else {}
+        given: dict[str, Any] = {"logits_to_keep": last} if "logits_to_keep" in self._takes else {}
+        if "position_ids" in self._takes:  # without them Qwen2-VL counts on from its last generate
+            end = self.length + len(tokens)
+            given["position_ids"] = torch.arange(self.length, end, device=self.model.device)[None]
         with torch.no_grad(), in_place(self.model, self.model.device):
             outputs = self.model(
                 input_ids=tokens[None].to(self.model.device),
                 past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
-                **kept,
+                **given,
             )
         if self._cache is None:
             self._cache = self._checked(outputs)
