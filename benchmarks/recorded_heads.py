@@ -80,6 +80,7 @@ class RecordedHead:
     """
 
     room: int | None = None
+    vocab: int | None = None
     ready = True
 
     def __init__(self, trace: Trace, rows: SyntheticRows, cost: float) -> None:

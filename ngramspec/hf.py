@@ -253,7 +253,9 @@ class Arguments:
         use_mtp = self.setting("use_mtp")
         head = requested_head(self.setting("assistant_model"), use_mtp)
         own = self.kwargs.get("tokenizer")
-        check_tokenizers(own, self.kwargs.pop("assistant_tokenizer", None))
+        same = check_tokenizers(own, self.kwargs.pop("assistant_tokenizer", None))
+        if head is not None:
+            head.same_tokenizer = same
         self.kwargs.pop("assistant_model", None)
         if use_mtp is not None:
             self.kwargs["use_mtp"] = False  # the argument overrides the configs

@@ -53,14 +53,15 @@ def mtp_head() -> ModelDrafter:
     return MtpDrafter()
 
 
-def check_tokenizers(own: Any, assistants: Any) -> None:
-    """Raise an UnsupportedError if an assistant's tokenizer differs from the target's."""
-    if own is None or assistants is None or own is assistants:
-        return
-    from ngramspec.drafters.model import fingerprint_of
+def check_tokenizers(own: Any, assistants: Any) -> bool:
+    """Whether a call's tokenizers are known to be equal; an UnsupportedError if they differ."""
+    if own is None or assistants is None:
+        return False
+    from ngramspec.drafters.vocabulary import same_vocabulary  # most calls have none
 
-    if fingerprint_of(own) != fingerprint_of(assistants):
+    if not same_vocabulary(own, assistants):
         raise UnsupportedError(
             "assistant_tokenizer differs from tokenizer; pass an assistant_model with the target's"
             " tokenizer"
         )
+    return True

@@ -28,7 +28,7 @@ P_NEXT = torch.softmax(torch.randn((VOCAB, VOCAB), generator=torch.Generator().m
 class Toy:
     """A draft model whose distribution depends on the last token alone."""
 
-    room = None
+    room = vocab = None
     ready = True
     reading = 0.0  # cost of reading a token
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -171,25 +172,11 @@ def test_copies_share_the_weights(close):
     assert copy.deepcopy(Speculator(drafter)).drafter.assistant is close
 
 
-def test_models_of_other_tokens_are_refused_by_name(tiny, tmp_path):
+def test_models_of_other_tokens_are_refused_by_name(tiny):
     other = tiny_llama(vocab=50)
     what = "LlamaForCausalLM cannot draft .*: it has 50 token ids, the target has 97"
     with pytest.raises(UnsupportedError, match=what):
         generated(tiny, ModelDrafter(other))
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    folders = []
-    for name, words in (("one", "abc"), ("two", "abd")):
-        vocabulary = {each: at for at, each in enumerate(words)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / name)
-        tiny.save_pretrained(tmp_path / name)
-        folders.append(str(tmp_path / name))
-    target = type(tiny).from_pretrained(folders[0])
-    with pytest.raises(UnsupportedError, match="two.* cannot draft for .*one.*: their tokenizers"):
-        generated(target, f"model({folders[1]})")
-    generated(target, f"model({folders[0]})", new=5)
 
 
 def test_it_drafts_nothing_where_it_cannot_read_on(tiny):
@@ -228,13 +215,12 @@ def test_the_oracle_is_always_right_and_chance_never_changes_the_text(tiny):
     assert RandomDrafter(97, seed=3).spec == build_drafter("random(vocab=97,seed=3)").spec
 
 
-def test_another_target_is_compared_too():
-    """The first target is referred to weakly: its place in memory may be used again."""
+def test_another_target_is_compared_too_and_none_is_kept_alive():
     first, drafter = tiny_llama(), ModelDrafter(tiny_llama())
     generated(first, drafter, new=5)
-    assert drafter.checked_for() is first
+    kept = weakref.ref(first)
     del first
     gc.collect()
-    assert drafter.checked_for() is None
+    assert kept() is None
     with pytest.raises(UnsupportedError, match="has 97 token ids, the target has 50"):
         generated(tiny_llama(vocab=50), drafter, new=5)

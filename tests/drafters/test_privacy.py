@@ -36,7 +36,7 @@ COST = np.ones(66, np.float32)
 class Head:
     """A drafting model that expects the next id, and never a token of the secret."""
 
-    room = ahead = None
+    room = ahead = vocab = None
     ready = True
 
     def __init__(self):

@@ -116,7 +116,7 @@ def test_a_session_drafts_the_call_and_names_its_source(tokenizer, spec):
 class Counting:
     """A draft model that is sure of the next higher token."""
 
-    room = ahead = None
+    room = ahead = vocab = None
     ready = True
 
     def reading_cost(self, tokens):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.gqa_attention import in_place
@@ -23,10 +24,14 @@ class AssistantModel:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.vocab = head_size(model) or 0  # number of token ids that it computes logits for
         self.length = 0  # tokens read
         self._cache: KVCache | None = None
         self._takes = inspect.signature(model.forward).parameters
+
+    @property
+    def vocab(self) -> int | None:
+        """Number of token ids that it can read; None: unknown."""
+        return embedding_count(self.model)
 
     @property
     def room(self) -> int | None:
@@ -113,30 +118,41 @@ def named(model: Any) -> str:
     return f"{type(model).__name__} ({place})" if place else type(model).__name__
 
 
-def tokenizer_of(model: Any) -> Any:
-    """Load the tokenizer in the local folder that a model was loaded from; None: there is none."""
-    place = Path(getattr(model, "name_or_path", "") or "")
-    if not (place / "tokenizer.json").is_file():
+def tokenizer_file(model: Any) -> Path | None:
+    """Return the tokenizer.json that belongs to a model; None: it is not known.
+
+    It is in the folder that the model was loaded from, or in the hub's cache under the model's name
+    and commit. Nothing is downloaded.
+    """
+    name, commit = getattr(model, "name_or_path", ""), hf_private.commit_hash(model.config)
+    if not isinstance(name, str) or not name:
         return None
-    from transformers import AutoTokenizer
+    try:
+        found: Any = Path(name) / "tokenizer.json"
+        if not Path(name).is_dir():
+            found = try_to_load_from_cache(name, "tokenizer.json", revision=commit)
+        return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
+    except (OSError, ValueError):  # the name is neither a path nor that of a repository
+        return None
 
-    return AutoTokenizer.from_pretrained(str(place), local_files_only=True)
 
-
-def check_assistant(assistant: Any, target: Any, own: str | None, targets: str | None) -> None:
+def check_assistant(assistant: Any, target: Any, same: bool | None) -> None:
     """Raise an UnsupportedError if a model's token ids are not those of the target.
 
-    ``own`` and ``targets`` are the fingerprints of their tokenizers; None: there is no tokenizer.
+    ``same``: whether their tokenizers are equal; None: not known. Then their numbers of logits must
+    be equal. Models with equal tokenizers may be padded to different numbers.
     """
     what = f"{named(assistant)} cannot draft for {named(target)}: "
     if getattr(assistant.config, "is_encoder_decoder", False):
         raise UnsupportedError(what + "it is an encoder-decoder model")
-    if own is not None and targets is not None:
-        if own != targets:
-            raise UnsupportedError(f"{what}their tokenizers differ ({own[:12]}, {targets[:12]})")
-        return
-    sizes = head_size(assistant), head_size(target)
-    if sizes[0] is None or embedding_count(assistant) is None:
+    own, targets = head_size(assistant), head_size(target)
+    if own is None or embedding_count(assistant) is None:
         raise UnsupportedError(what + "it has no embeddings or no output layer")
-    if sizes[1] is not None and sizes[0] != sizes[1]:
-        raise UnsupportedError(f"{what}it has {sizes[0]} token ids, the target has {sizes[1]}")
+    if same is False:
+        raise UnsupportedError(f"{what}their tokenizers differ")
+    if same is None and targets is not None and own != targets:
+        raise UnsupportedError(
+            f"{what}it has {own} token ids, the target has {targets}, and their tokenizers are not"
+            " known; if they are equal, pass tokenizer and assistant_tokenizer, or load both"
+            " models from folders with a tokenizer.json"
+        )
