@@ -17,7 +17,7 @@ from ngramspec.drafters.vocabulary import same_vocabulary
 from ngramspec.hf_model.assistants.assistant import (
     AssistantModel,
     check_assistant,
-    checked_cache,
+    check_rollback,
     parameters,
     read_folder,
     tokenizer_file,
@@ -111,4 +111,5 @@ def _model_of(drafter: ModelDrafter, target: Any) -> Any:
     same = drafter.same_tokenizer
     same = same or same_vocabulary(*(tokenizer_file(each) for each in (model, target)))
     check_assistant(model, target, same)
-    return checked_cache(model)
+    check_rollback(model)
+    return model

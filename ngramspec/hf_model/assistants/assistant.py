@@ -13,19 +13,21 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache, cache_of, kv_cache_for
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.layers import widen_windows
 from ngramspec.hf_model.traits import embedding_count, head_size
 
 
 class AssistantModel:
     """One sequence in a drafting model, which can drop any number of its last tokens.
 
-    ``model`` is a causal language model of transformers with full attention in every layer.
+    ``model`` is a causal language model of transformers with attention in every layer.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.length = 0  # tokens read
         self._cache: KVCache | None = None
+        self._first = full_cache(model)  # for the first forward
         self._takes = inspect.signature(model.forward).parameters
 
     @property
@@ -44,7 +46,7 @@ class AssistantModel:
 
         If the cache cannot be truncated, an UnsupportedError is raised.
         """
-        cache = None if self._cache is None else self._cache.cache
+        cache = self._first if self._cache is None else self._cache.cache
         given: dict[str, Any] = {"logits_to_keep": last} if "logits_to_keep" in self._takes else {}
         if "position_ids" in self._takes:  # without them Qwen2-VL counts on from its last generate
             end = self.length + len(tokens)
@@ -67,7 +69,7 @@ class AssistantModel:
         cache = kv_cache_for(cache_of(outputs))
         if cache.slides or cache.convolves or cache.capacity is not None:
             raise UnsupportedError(
-                f"{type(self.model).__name__} cannot draft: its cache must be a dynamic one of full"
+                f"{type(self.model).__name__} cannot draft: its cache must be a dynamic one of"
                 " attention in every layer"
             )
         cache.grow_in_place()
@@ -80,18 +82,22 @@ class AssistantModel:
         self.length = min(length, self.length)
 
 
-def checked_cache(model: Any) -> Any:
-    """Return a drafting model, or raise an UnsupportedError if its cache cannot be truncated."""
+def full_cache(model: Any) -> Any:
+    """An empty cache for a drafting model, whose windows are applied by its masks alone."""
     from transformers import DynamicCache
 
-    config = model.config.get_text_config(decoder=True)
-    cache = kv_cache_for(DynamicCache(config=config))
-    if cache.slides or cache.convolves or hf_private.is_stateful(model):
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    widen_windows(cache)
+    return cache
+
+
+def check_rollback(model: Any) -> None:
+    """Raise an UnsupportedError if a drafting model's cache cannot be truncated."""
+    if kv_cache_for(full_cache(model)).convolves or hf_private.is_stateful(model):
         raise UnsupportedError(
-            f"{named(model)} cannot draft: it needs full attention in every layer, because drafts"
-            " are rolled back without a copy of its cache"
+            f"{named(model)} cannot draft: it has layers without attention, and drafts are rolled"
+            " back without a copy of its state"
         )
-    return model
 
 
 def parameters(model: Any) -> int:
@@ -144,7 +150,9 @@ def check_assistant(assistant: Any, target: Any, same: bool | None) -> None:
     """
     what = f"{named(assistant)} cannot draft for {named(target)}: "
     if getattr(assistant.config, "is_encoder_decoder", False):
-        raise UnsupportedError(what + "it is an encoder-decoder model")
+        raise UnsupportedError(
+            what + "it is an encoder-decoder model; pass a causal language model"
+        )
     own, targets = head_size(assistant), head_size(target)
     if own is None or embedding_count(assistant) is None:
         raise UnsupportedError(what + "it has no embeddings or no output layer")
