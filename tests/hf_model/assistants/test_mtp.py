@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from mtp_models import FAMILIES, mtp_model
+from torch.utils.hooks import RemovableHandle
 
 import ngramspec
 from ngramspec import Speculator
@@ -179,3 +180,14 @@ def test_the_hook_and_a_config_ask_for_it_too(model):
     assert ngramspec.generate(model, PROMPT, **given).tolist() == plain.tolist()
     for speculator in (hook, by_config):
         assert speculator.stats.sources["mtp"].drafted > 0
+
+
+def test_a_forward_that_was_compiled_before_drafts_nothing(model, monkeypatch):
+    """Its graph calls no hook that was registered later, so the head never knows a state."""
+    plain, decoder = model.generate(PROMPT, **GREEDY), type(model.get_decoder())
+    handle = RemovableHandle({})
+    monkeypatch.setattr(decoder, "register_forward_hook", lambda *_: handle)
+    speculator = Speculator("none", gamma=2)
+    ours = ngramspec.generate(model, PROMPT, use_mtp=True, speculator=speculator, **GREEDY)
+    assert ours.tolist() == plain.tolist()
+    assert speculator.stats.drafted == speculator.stats.drafter_faults == 0
