@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from importlib import import_module
 
 import numpy as np
@@ -185,7 +186,7 @@ def test_the_hook_and_a_config_ask_for_it_too(model):
 def test_a_forward_that_was_compiled_before_drafts_nothing(model, monkeypatch):
     """Its graph calls no hook that was registered later, so the head never knows a state."""
     plain, decoder = model.generate(PROMPT, **GREEDY), type(model.get_decoder())
-    handle = RemovableHandle({})
+    handle = RemovableHandle(OrderedDict())
     monkeypatch.setattr(decoder, "register_forward_hook", lambda *_: handle)
     speculator = Speculator("none", gamma=2)
     ours = ngramspec.generate(model, PROMPT, use_mtp=True, speculator=speculator, **GREEDY)
