@@ -163,7 +163,7 @@ def test_the_reference_has_drafters_engines_and_theory():
     assert {
         *(f"drafters.{each}Drafter" for each in ("Model", "Oracle", "Random", "Priority")),
         *("engines.vllm.NgramspecProposer", "engines.llama_cpp.NgramspecDraft"),
-        *("engines.tensorrt_llm.make_drafter", "decoding.presets.PRESETS"),
+        *("engines.rows.Rows", "decoding.presets.PRESETS"),
         *(f"theory.{path.stem}" for path in (PACKAGE / "theory").glob("[a-z]*.py")),
     } - listed <= {"theory.arrays"}  # its helpers are not public
 

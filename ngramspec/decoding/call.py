@@ -30,8 +30,11 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
             ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
         setup = CallSetup(settings, call, ranks)
     except UnsupportedError as error:
+        method = plain_method(call.generation_config)
+        if settings.config.unsupported == "error" or method is None:
+            raise
         synced = ranks is not None and ranks.synced
-        return _decode_without_speculation(settings, call, error, synced_gpus=synced)
+        return _decode_without_speculation(settings, call, method, str(error), synced_gpus=synced)
     loop = setup.loop()
     try:
         sequences = decode(loop)
@@ -52,19 +55,20 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
 
 
 def _decode_without_speculation(
-    settings: Settings, call: GenerateCall, error: UnsupportedError, *, synced_gpus: bool
+    settings: Settings, call: GenerateCall, method: str, reason: str, *, synced_gpus: bool
 ) -> Any:
-    """Let transformers decode the call, or raise if that is not wanted or not possible."""
-    method = plain_method(call.generation_config)
-    if settings.config.unsupported == "error" or method is None:
-        raise error
+    """Let the baseline's ``method`` decode the call, or raise if that is not possible.
+
+    ``reason`` says why the call is unsupported. The error itself is not passed, because a frame
+    that holds an error in whose traceback it is would keep the call's cache alive.
+    """
     plain = getattr(type(call.model), method)
     own = {"streamer": call.streamer, "generator": call.generator}
     given = {name: value for name, value in own.items() if value is not None}
     for name in given:
         if name not in signature(plain).parameters:
-            raise UnsupportedError(f"{name} cannot be used here: {error}") from error
-    settings.log_once(f"decoding without speculation: {error}")
+            raise UnsupportedError(f"{name} cannot be used here: {reason}")
+    settings.log_once(f"decoding without speculation: {reason}")
     return plain(
         call.model,
         call.input_ids,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class DraftRunner:
         self._tokens = np.empty(max(64, 2 * len(tokens)), np.int32)
         self._tokens[: len(tokens)] = tokens
         self._count = len(tokens)
-        self._guarded = GuardedSession(vocab, self._report_fault)
+        self._guarded = GuardedSession(vocab, partial(report_fault, stats))
         self._proposed = EMPTY_DRAFT  # the verified part of the session's draft
         self._stopped: Drafter | None = None  # no longer called: too many faults
 
@@ -196,12 +197,6 @@ class DraftRunner:
         self._tokens[self._count : end] = tokens
         self._count = end
 
-    def _report_fault(self, drafter: Drafter, error: Exception) -> None:
-        self._stats.drafter_faults += 1
-        if self._stats.drafter_faults == 1:  # log only the first fault of all rows
-            name = type(drafter).__name__
-            logger.warning("%s failed, the step has no draft: %r", name, error, exc_info=error)
-
     def _gave_up(self) -> bool:
         """Whether the drafter has failed too often; its session is closed the first time."""
         guarded = self._guarded
@@ -216,3 +211,11 @@ class DraftRunner:
                 what = "%s failed %d times and is no longer called in this generation"
                 logger.warning(what, type(guarded.drafter).__name__, MAX_FAULTS)
         return True
+
+
+def report_fault(stats: DecodeStats, drafter: Drafter, error: Exception) -> None:
+    """Count a drafter's fault, and log the first one of all rows."""
+    stats.drafter_faults += 1
+    if stats.drafter_faults == 1:
+        name = type(drafter).__name__
+        logger.warning("%s failed, the step has no draft: %r", name, error, exc_info=error)

@@ -47,6 +47,11 @@ class _Row:
         except Exception as error:
             self.added = error
 
+    def take_added(self) -> Added:
+        """Return and drop ``added``: an error whose traceback holds this row would be a cycle."""
+        added, self.added = self.added, []
+        return added
+
 
 class JointSteps:
     """Runs joint steps of a model's generations, and learns their costs. Not thread-safe.
@@ -88,8 +93,8 @@ class JointSteps:
                     row.generation.close()
             if not isinstance(error, Exception):
                 raise
-            return [row.added or error for row in rows]
-        return [row.added for row in rows]
+            return [row.take_added() or error for row in rows]
+        return [row.take_added() for row in rows]
 
     def _check(self, generations: Sequence[OpenGeneration]) -> None:
         if not generations:

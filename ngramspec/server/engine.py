@@ -131,11 +131,12 @@ class Answers:
     ) -> None:
         loop = asyncio.get_running_loop()
         self._engine = engine
-        self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        self._deltas = deltas
         session = None if client.session is None else (client.user, client.session)
 
         def put(index: int, delta: Delta) -> None:
-            loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
+            loop.call_soon_threadsafe(deltas.put_nowait, (index, delta))  # no cycle through self
 
         self.jobs = engine.submit(requests, put, session)
         self._left = len(self.jobs)  # answers whose last delta was not read

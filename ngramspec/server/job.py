@@ -141,8 +141,12 @@ class Job:
             self._fail(runner, error)
 
     def _fail(self, runner: ModelRunner, error: Exception) -> None:
-        """End the job with an error, even if the client cannot be told."""
+        """End the job with an error, even if the client cannot be told.
+
+        The error is kept without its traceback, whose frames hold the cache.
+        """
         logger.error("an answer failed", exc_info=error)
+        error.__traceback__ = None
         try:
             self._end(runner, Delta(ended=STOP, error=error))
         except Exception:  # such as a loop that is closed
@@ -243,7 +247,8 @@ class Job:
             elif generation is not None:
                 generation.close()
         except Exception as error:
-            delta = Delta(ended=STOP, error=delta.error or error)
+            logger.error("an answer could not be closed", exc_info=error)
+            delta = Delta(ended=STOP, error=delta.error or error.with_traceback(None))
         if lease is not None and delta.error is None:
             answer = np.array([] if generation is None else generation.tokens, np.int32)
             whole = np.concatenate((self.request.prompt, answer))

@@ -14,6 +14,8 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -77,6 +79,7 @@ class RedisSync:
         self._published = self._received = 0
         self._connected = False
         self._warned = False
+        self._reported: set[str] = set()  # namespaces that were once in _refused
         self._pause = 0.0
         self._closed = False
         self._begin()
@@ -90,6 +93,7 @@ class RedisSync:
         self._wake = threading.Event()
         self._lock = threading.Lock()  # protects _feeds and _thread
         self._feeds: dict[str, Feed] = {}
+        self._refused: set[str] = set()  # namespaces whose key holds another type, see _of
         self._thread: threading.Thread | None = None
 
     def follow(self, namespace: str, ring: StoreRing, conversations: Conversations) -> None:
@@ -192,22 +196,53 @@ class RedisSync:
         while pieces := self._queue.take(MAX_ENTRIES_AT_ONCE):
             cleared = next((i for i, piece in enumerate(pieces) if piece.tokens is None), None)
             if cleared == 0:
-                self._publish_clear(pieces[0])
+                with self._of(pieces[0].namespace):
+                    self._publish_clear(pieces[0])
                 self._queue.remove(pieces[:1])
                 continue
             pieces = pieces[:cleared]
-            feeds = (self._feeds.get(piece.namespace) for piece in pieces)
-            if any(feed is not None and feed.last is None for feed in feeds):
-                return  # its deletions are not known before its tail was read
-            pipeline = self._redis.pipeline(transaction=False)
-            read = [piece for piece in pieces if piece.namespace in self._feeds]
-            for piece in read:
-                self._add(pipeline, piece)
-            for name in {piece.namespace for piece in read}:
-                pipeline.expire(self._keys[name], self.address.max_age)
-            pipeline.execute()
-            self._published += sum(map(len, read))
+            feeds = {piece.namespace: self._feeds.get(piece.namespace) for piece in pieces}
+            for name, feed in feeds.items():
+                own = [each for each in pieces if each.namespace == name]
+                if name in self._refused:
+                    self._queue.lost += sum(map(len, own))
+                elif feed is not None and feed.last is None:
+                    return  # its deletions are not known before its tail was read
+                elif feed is not None:
+                    self._publish_text(name, own)
             self._queue.remove(pieces)
+
+    def _publish_text(self, name: str, pieces: list[Queued]) -> None:
+        """Send a namespace's pieces of text."""
+        with self._of(name):
+            pipeline = self._redis.pipeline(transaction=False)
+            for piece in pieces:
+                self._add(pipeline, piece)
+            pipeline.expire(self._keys[name], self.address.max_age)
+            pipeline.execute()
+            self._published += sum(map(len, pieces))
+
+    @contextmanager
+    def _of(self, name: str) -> Iterator[None]:
+        """Commands on one namespace's key. A key that is no stream affects that namespace alone.
+
+        Its text is not exchanged until the next trim, when the key is tried again.
+        """
+        from redis import ResponseError
+
+        try:
+            yield
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            if name not in self._reported:
+                self._reported.add(name)
+                logger.warning(
+                    "sync: the key %s in Redis is no stream, so one namespace is not shared;"
+                    " delete the key",
+                    self._keys[name].decode(),
+                )
+            self._refused.add(name)
 
     def _add(self, client: Any, piece: Queued) -> Any:
         """XADD a piece. It carries the last deletion that this process knows."""
@@ -246,18 +281,38 @@ class RedisSync:
             self._wake.clear()
             return
         for name, feed in feeds.items():
-            if feed.last is None:
-                self._read_tail(name, feed)
-        names = {self._keys[name]: name for name in feeds}
-        wait, more = None if self._closed else POLL_MILLISECONDS, True
+            if feed.last is None and name not in self._refused:
+                with self._of(name):
+                    self._read_tail(name, feed)
+        names = {self._keys[name]: name for name in feeds if name not in self._refused}
+        if not names:
+            self._wake.wait(POLL_MILLISECONDS / 1000)
+            self._wake.clear()
+        wait, more = None if self._closed else POLL_MILLISECONDS, bool(names)
         while more:
             positions = {key: id_bytes(feeds[name].last or NO_ENTRY) for key, name in names.items()}
-            found = self._redis.xread(positions, MAX_ENTRIES_AT_ONCE, wait)
+            found = self._xread(positions, names, wait)
             for key, entries in found or ():
                 self._add_entries(names[key], feeds[names[key]], entries)
             wait = None
             more = any(len(entries) == MAX_ENTRIES_AT_ONCE for _, entries in found or ())
         self._trim(feeds)
+
+    def _xread(
+        self, positions: dict[bytes, bytes], names: dict[bytes, str], wait: int | None
+    ) -> Any:
+        """XREAD of several keys, which fails as a whole if one of them is no stream."""
+        from redis import ResponseError
+
+        try:
+            return self._redis.xread(positions, MAX_ENTRIES_AT_ONCE, wait)
+        except ResponseError:
+            for key, name in names.items():
+                with self._of(name):
+                    self._redis.xlen(key)
+            if self._refused.isdisjoint(names.values()):
+                raise
+            return None
 
     def _read_tail(self, name: str, feed: Feed) -> None:
         """Add the latest entries of a stream, at most as many as the ring has room for.
@@ -297,8 +352,10 @@ class RedisSync:
         self._trimmed = time.monotonic()
         seconds, _ = self._redis.time()
         oldest = b"%d" % ((seconds - self.address.max_age) * 1000)
+        self._refused.clear()
         for name in feeds:
-            self._redis.xtrim(self._keys[name], minid=oldest, approximate=False)
+            with self._of(name):
+                self._redis.xtrim(self._keys[name], minid=oldest, approximate=False)
 
 
 def _run(sync: weakref.ref[RedisSync]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from caches_made import made_caches
 from transformers import DynamicCache
 
 import ngramspec
@@ -40,6 +41,7 @@ class Side:
         changed: names of arguments that were changed.
         left: what is on the model now.
         faults: of the drafter.
+        cycles: caches of its calls that only a garbage collection frees.
         emitted: each row's tokens as on_step told them; None: nobody asked.
     """
 
@@ -53,6 +55,7 @@ class Side:
     changed: list[str] = field(default_factory=list)
     left: dict[str, Any] = field(default_factory=dict)
     faults: int = 0
+    cycles: int = 0
     emitted: dict[int, list[int]] | None = None
 
     @property
@@ -126,7 +129,9 @@ def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
         def call(**kwargs: Any) -> Any:
             return ngramspec.generate(model, speculator=speculator, **kwargs, **extra)
 
-    _perform(case, model, call, side, generator)
+    with made_caches() as caches:
+        _perform(case, model, call, side, generator)
+    side.cycles = caches.freed_by_the_collector()
     side.faults = speculator.stats.drafter_faults
     return side
 
@@ -175,7 +180,7 @@ def _perform(
             with mode_of("calls", case, turn):
                 output = call(**kwargs)
         except Exception as error:
-            side.error = error
+            side.error = _without_tracebacks(error)
             break
         finally:
             side.changed += state.differences(before, state.of_arguments(kwargs))
@@ -196,6 +201,15 @@ def _perform(
     if cache is not None and side.outputs and side.error is None:
         side.on = _continued(case, model, side.sequences, cache, mask)
     return side
+
+
+def _without_tracebacks(error: Exception) -> Exception:
+    """An error, and those that it came of, without the frames, which hold the call's cache."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__context__
+    return error
 
 
 def mode_of(what: str, case: Case, turn: int = 0) -> AbstractContextManager[Any]:

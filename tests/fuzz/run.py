@@ -64,6 +64,8 @@ def _run(case: Case, model: Any) -> Result:
     one, two = (copy.deepcopy(model) if fresh else model for _ in range(2))
     plain = perform.plain(case, one)
     ours = perform.ours(case, two, _texts(case, model, plain), _vocab(model))
+    if ours.cycles:
+        raise Finding("cycle", f"{ours.cycles} caches outlive the call in a reference cycle")
     if isinstance(ours.error, UnsupportedError):
         _check_refusal(case, ours)
         _check_left(case, plain, ours)

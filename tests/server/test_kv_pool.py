@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from caches_made import made_caches
 from conftest import tiny_llama
 
 from benchmarks import tiny as tiny_models
@@ -206,3 +207,14 @@ def test_rotary_positions_that_follow_the_length_cannot_be_cut(tiny):
 )
 def test_common_beginnings(first, second, common):
     assert common_length(np.array(first, np.int32), np.array(second, np.int32)) == common
+
+
+def test_a_dropped_cache_is_freed_without_the_collector(tiny):
+    with made_caches() as caches:
+        pool = pool_of(tiny, most=300 * PER_TOKEN)  # one with its free memory
+        for start in range(4):
+            fill(pool, tiny, "a", TEXT[start : start + 80])
+        assert pool.evicted == 3
+        assert pool.copies == 0
+        assert caches.made >= 4
+        assert caches.alive == 1

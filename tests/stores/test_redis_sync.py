@@ -278,6 +278,29 @@ def test_a_wrong_password_is_named_once_and_stops_nothing(server, stores, tiny, 
     assert "secret" not in caplog.text
 
 
+@pytest.mark.parametrize("when", ["before it is read", "while it is read"])
+def test_a_key_of_another_type_stops_its_own_namespace_only(server, stores, caplog, when):
+    first, second = stores(server.address), stores(server.address)
+    bad = first.sync._keys["bad"]
+    if when == "before it is read":
+        server.client.set(bad, "not a stream")
+    for store in (first, second):
+        for name in ("bad", "good"):
+            store.ring(name)
+    if when == "while it is read":
+        for store in (first, second):
+            wait_for(lambda feeds=store.sync._feeds: feeds["bad"].last is not None)
+        server.client.set(bad, "not a stream")
+    with caplog.at_level(logging.WARNING):
+        for name in ("bad", "good"):
+            first[name].add(numbers(0, 50))
+        wait_for(lambda: tokens_of(second, "good") == list(range(50)))
+        assert first.sync.flush(PATIENCE)
+    assert first.sync.statistics().lost + first.sync.statistics().published == 100
+    assert sum("is no stream" in each.message for each in caplog.records) <= 2
+    server.client.delete(bad)
+
+
 def test_entries_of_strangers_are_ignored(server, stores):
     first, second = stores(server.address), stores(server.address)
     second.ring("a")

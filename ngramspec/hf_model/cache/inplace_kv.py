@@ -11,11 +11,13 @@ are contiguous as before; only the stride between heads is larger.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 
-from ngramspec.hf_model.compat.layers import replace_update
+from ngramspec.hf_model.compat.layers import Update, replace_update
 
 # Free positions in a layer's newly allocated memory: the greater of the two. Not tuned.
 MIN_FREE_POSITIONS = 128
@@ -29,11 +31,14 @@ class InPlace:
     caller may hold. Under ``torch.compile``, and for states whose shape, dtype or device differs
     from those held, it calls the layer's original ``update``. A deep copy of the layer gets a
     separate ``InPlace``.
+
+    The layer holds its ``update``, so the layer is referenced weakly. A cycle would keep a dropped
+    cache in memory until the next full garbage collection.
     """
 
     def __init__(self, layer: Any) -> None:
-        self._layer = layer
-        self._original: Callable[..., tuple[torch.Tensor, torch.Tensor]] = layer.update
+        self._layer: Callable[[], Any] = ref(layer)
+        self._replaced: Update | None = vars(layer).get("update")  # None: its class's ``update``
         self._keys: torch.Tensor | None = None  # memory, (batch, heads, capacity, size)
         self._values: torch.Tensor | None = None
 
@@ -41,15 +46,23 @@ class InPlace:
         self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add keys and values of n positions, (batch, heads, n, size) each; return those of all."""
-        layer = self._layer
+        layer = self._layer()
         held = (layer.keys, layer.values) if layer.is_initialized else (None, None)
         fits = _fits(held[0], key) and _fits(held[1], value)
         if torch.compiler.is_compiling() or not fits:
-            return self._original(key, value, *args, **kwargs)
+            original = self._replaced or partial(type(layer).update, layer)
+            states: tuple[torch.Tensor, torch.Tensor] = original(key, value, *args, **kwargs)
+            return states
         self._keys, keys = _append(self._keys, layer.keys, key)
         self._values, values = _append(self._values, layer.values, value)
         layer.keys, layer.values = keys, values
         return keys, values
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_layer": self._layer()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state | {"_layer": ref(state["_layer"])})
 
 
 def grow_in_place(layer: Any) -> None:

@@ -26,8 +26,6 @@ OTHERS = {
     ("decoding/config.py", "_config"): "an attribute of a pickled Speculator",
     ("decoding/config.py", "_saved"): "an attribute of a Speculator pickled by version 0.1",
     ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",
-    ("engines/sglang.py", "_handle_ngram"): "SGLang's check of its own method's arguments",
-    ("engines/tensorrt_llm.py", "_torch"): "TensorRT-LLM's module that documents drafters",
     ("enabling.py", "_orig_mod"): "the model in a torch.compile wrapper",
     ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
     ("hf_model/support.py", "_DropoutNd"): "the base class of torch's dropouts",
