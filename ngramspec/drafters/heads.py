@@ -46,7 +46,8 @@ def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:
 class HeadOfCalls:
     """The head that the calls of a Speculator bring, with its drafter. Threads may share it.
 
-    It keeps what was learned about one head, the last one.
+    It keeps what was learned about one head, the last one, but does not keep its model alive. The
+    call does.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class HeadOfCalls:
         with self._lock:
             last = self._last
             if last is None or last[0] is not own or not last[1].same_as(head):
+                head = head.held_weakly()
                 made = with_head(own, head).learning(by_request=getattr(own, "by_request", False))
                 last = self._last = own, head, made
             return last[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
@@ -215,7 +216,7 @@ class ModelDrafter(LearningDrafter):
         if not self.takes(path):
             raise TypeError(f"path must be a model or the folder of one, got {path!r}")
         path = str(path) if isinstance(path, PathLike) else path
-        self.assistant = path
+        self._assistant = path
         self.gamma = check_int("gamma", gamma, 1)
         self.threshold = check_real("threshold", threshold, 0.0, 1.0)
         self.least = math.log(self.threshold)
@@ -239,6 +240,19 @@ class ModelDrafter(LearningDrafter):
         """Whether another drafter has the same model and the same arguments."""
         same = self.assistant is other.assistant if self.spec is None else self.spec == other.spec
         return type(self) is type(other) and same and self.same_tokenizer == other.same_tokenizer
+
+    @property
+    def assistant(self) -> Any:
+        """The model, or the path of its folder; None: the model no longer exists."""
+        held = self._assistant
+        return held() if isinstance(held, weakref.ref) else held
+
+    def held_weakly(self) -> ModelDrafter:
+        """A copy that does not keep its model alive, unless it loads the model from a folder."""
+        other = copy.copy(self)
+        if not isinstance(self.assistant, str):
+            other._assistant = weakref.ref(self.assistant)
+        return other
 
     @property
     def assistants(self) -> tuple[Any, ...]:  # type: ignore[override]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -130,3 +132,23 @@ def test_a_head_that_cannot_draft_is_left_out_where_the_baseline_is_wanted(tiny,
     assert out.tolist() == plain.tolist()
     assert speculator.stats.runs == 0
     assert f"decoding without speculation: {next(iter(given))}" in caplog.text
+
+
+@pytest.mark.parametrize("drafter", ["auto", "none", "copy(min_match=2)+ngram(window=64)"])
+def test_a_speculator_does_not_keep_a_calls_assistant_alive(tiny, drafter):
+    speculator = Speculator(drafter, gamma=4)
+    for again in range(2):  # two assistants, each used twice
+        assistant = tiny_llama()
+        kept = weakref.ref(assistant)
+        gc.disable()
+        try:
+            for _ in range(2):
+                ngramspec.generate(
+                    tiny, PROMPT, **GREEDY, assistant_model=assistant, speculator=speculator
+                )
+            assert speculator.stats.sources["model"].accepted > 5 * again
+            del assistant
+            assert kept() is None
+        finally:
+            gc.enable()
+    assert speculator.stats.drafter_faults == 0
