@@ -274,10 +274,11 @@ class Arguments:
         if tools is None:
             entries = self.setting("ngramspec")
             tools = entries.get("tools") if isinstance(entries, dict) else None
-        if isinstance(tools, list):
+        if tools is not None:
             from ngramspec.drafters.tool_calls import ToolCalls  # most calls have none
 
-            kwargs["tools"] = ToolCalls(tools, tokenizer)
+            own = isinstance(tools, ToolCalls)
+            kwargs["tools"] = tools if own else ToolCalls(tools, tokenizer)
         own = kwargs.get("stores")
         stores = speculator.stores if own is None else open_stores(own)
         for store in (*stores, *open_stores(kwargs.get("extra_stores"), "extra_stores")):

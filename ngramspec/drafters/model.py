@@ -18,6 +18,7 @@ from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.priority import PriorityDrafter
+from ngramspec.drafters.registry import quoted
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.errors import check_bool, check_int, check_real
 
@@ -228,7 +229,7 @@ class ModelDrafter(LearningDrafter):
         if check_bool("tables", tables):
             self.tables = PriorityDrafter([CopyDrafter(), NGramDrafter()])
         if isinstance(path, str):
-            self.spec = f"model({path},{self.settings})"
+            self.spec = f"model({quoted(path)},{self.settings})"
         self.forget()
 
     @staticmethod

@@ -124,6 +124,12 @@ def test_what_cannot_draft_is_refused_by_name(tiny, close):
             ngramspec.generate(tiny, PROMPT, **GREEDY, **given)
 
 
+@pytest.mark.parametrize("given", [5, True, [1]])
+def test_an_assistant_that_is_no_model_is_an_error_that_names_it(tiny, given):
+    with pytest.raises(TypeError, match=r"assistant_model must be a causal .* or the path .*, got"):
+        ngramspec.generate(tiny, PROMPT, **GREEDY, assistant_model=given)
+
+
 @pytest.mark.parametrize("given", [{"assistant_early_exit": 1}, {"use_mtp": True}])
 def test_a_head_that_cannot_draft_is_left_out_where_the_baseline_is_wanted(tiny, given, caplog):
     plain = tiny.generate(PROMPT, **GREEDY)

@@ -18,6 +18,7 @@ from ngramspec import Speculator, UnsupportedError, build_drafter
 from ngramspec.decoding.assistants import DraftingModel
 from ngramspec.decoding.pace import HeadPace, Pace
 from ngramspec.drafters import ModelDrafter, OracleDrafter, PriorityDrafter, RandomDrafter
+from ngramspec.drafters.registry import quoted
 from ngramspec.hf_model.assistants.assistant import AssistantModel
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -163,8 +164,30 @@ def test_a_folder_is_read_once_and_the_spec_makes_it_again(tiny, close, tmp_path
     again = Speculator.from_dict(json.loads(json.dumps(speculator.to_dict())))
     assert again.to_dict() == speculator.to_dict()
     assert again.drafter.assistant == str(tmp_path)
-    with pytest.raises(OSError, match="no-such-folder"):
-        generated(tiny, "model(/no-such-folder)")
+    (tmp_path / "a file").write_text("")
+    for path, said in (
+        ("/no-such-folder", "there is no folder '/no-such-folder'; pass the folder"),
+        (f"{tmp_path}/a file", "a file' is a file; pass the folder"),
+        ("", "there is no folder ''"),
+    ):
+        for given in ({"drafter": f"model({quoted(path)})"}, {"assistant_model": path}):
+            with pytest.raises(OSError, match=said):
+                generated(tiny, **{"drafter": "auto"} | given)
+
+
+def test_code_of_a_folder_is_not_run_and_the_user_is_not_asked(tiny, close, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "n")
+    close.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "c.C", "AutoModelForCausalLM": "m.M"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        generated(tiny, f"model({tmp_path})")
+    assert not asked
 
 
 def test_copies_share_the_weights(close):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,31 @@ def parameters(model: Any) -> int:
 def read_folder(path: str, like: Any) -> Any:
     """Load a causal language model from a local folder, on the device and in the dtype of ``like``.
 
-    An OSError is raised if there is no such folder. Nothing is downloaded.
+    It may also be the name of a repository in the hub's cache. An OSError is raised if there is
+    neither. Nothing is downloaded, and code in the folder is not run.
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=like.dtype)
+    check_folder(path)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, local_files_only=True, trust_remote_code=False, dtype=like.dtype
+    )
     return model.to(like.device).eval()
+
+
+def check_folder(path: str) -> None:
+    """Raise an OSError if a path is not that of a folder, and no name in the hub's cache."""
+    file = found = False
+    with suppress(OSError, ValueError):  # neither a path nor the name of a repository
+        file = Path(path).is_file()
+        found = bool(path) and Path(path).is_dir()
+        found = found or isinstance(try_to_load_from_cache(path, "config.json"), str)
+    if file:
+        raise NotADirectoryError(f"{path!r} is a file; pass the folder of a causal language model")
+    if not found:
+        raise FileNotFoundError(
+            f"there is no folder {path!r}; pass the folder of a causal language model"
+        )
 
 
 def named(model: Any) -> str:
