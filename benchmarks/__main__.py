@@ -31,7 +31,6 @@ BENCHMARKS = (
     "agents",
     "agents_server",
     "drafters",
-    "record_heads",
     "heads",
     "assisted",
     "corpus",

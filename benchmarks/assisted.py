@@ -1,9 +1,8 @@
-"""ngramspec and transformers' assisted generation with the same head, in turn.
+"""ngramspec and transformers' assisted generation with the same assistant, in turn.
 
-    python -m benchmarks assisted --traces traces.jsonl --early-exit 20 --json assisted.json
-    python -m benchmarks assisted --traces traces.jsonl --assistant FOLDER
+    python -m benchmarks assisted --traces traces.jsonl --assistant FOLDER --json assisted.json
 
-The embedded model answers recorded prompts of each group. ngramspec has the head as one draft
+The embedded model answers recorded prompts of each group. ngramspec has the assistant as one draft
 source besides its tables. Values are speedups over the baseline, in whole calls.
 """
 
@@ -33,18 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", nargs="+", default=["summary", "answer", "chat", "edit"])
     parser.add_argument("--longest", type=int, default=600, help="leave longer prompts out")
     add_count(parser, "--prompts", 3, "prompts of a group")
-    heads = parser.add_mutually_exclusive_group(required=True)
-    heads.add_argument("--assistant", metavar="FOLDER")
-    heads.add_argument("--early-exit", type=int, metavar="LAYERS")
+    parser.add_argument("--assistant", metavar="FOLDER", required=True)
     add_run(parser, repeats=2, new=64)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure; print a line for each prompt and write the JSON."""
     model = load(None, arguments.dtype).model
-    head: dict[str, Any] = {"assistant_early_exit": arguments.early_exit}
-    if arguments.assistant:
-        head = {"assistant_model": read_folder(arguments.assistant, model)}
+    head = {"assistant_model": read_folder(arguments.assistant, model)}
     speculators = {OURS: Speculator(), TABLES: Speculator()}
     rows = []
     for group in arguments.groups:

@@ -2,9 +2,8 @@
 
     python -m benchmarks heads --traces recorded.jsonl --json heads.json
 
-The traces are of ``record_heads`` or ``ngramspec record --top-k 8``. Traces without top-k tokens
-get those of the embedded model. ``--exit`` plays a recorded early exit instead of the synthetic
-head. Figures are tokens per cost, where a row of the head costs
+The traces are of ``ngramspec record --top-k 8``. Traces without top-k tokens get those of the
+embedded model. The head is synthetic. Figures are tokens per cost, where a row of the head costs
 ``--costs`` one-position forwards of the target.
 
 "tables" and "head" draft alone, by expected tokens per cost. "head, tables" and "tables, head"
@@ -22,29 +21,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.harness import add_json, write
-from benchmarks.record_heads import CONTEXT, LAYERS, recorded
-from benchmarks.recorded_heads import RecordedHead, RecordedRows, SyntheticRows
+from benchmarks.recorded_heads import TOP, RecordedHead, SyntheticRows
 from ngramspec.drafters import CalibratedDrafter, ModelDrafter, PriorityDrafter, build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
-from ngramspec.hf_model.assistants.early_exit import early_exit
 from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.models import load
 from ngramspec.measure.replay import Plan, Player, geometric_mean
-from ngramspec.measure.traces import Trace, read_traces
+from ngramspec.measure.traces import TopTokens, Trace, read_traces
+from ngramspec.verification.evidence import leading
 
 CHAINS = ("head, tables", "tables, head")
 PRICED = ("priced h, t", "priced t, h")
 GAMMA = 16  # most tokens of a head in the chainings
+CONTEXT = 1024  # last tokens of a prompt that the embedded model reads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--exit", action="store_true", help="play the recorded tokens themselves")
     parser.add_argument("--costs", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.3])
     parser.add_argument("--curve", default="gpu", help="cost of a forward: cpu, gpu or a file")
     parser.add_argument("--count", type=int, default=1000, help="most traces")
@@ -78,12 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
     traces = read_traces(arguments.traces)[: arguments.count]
     if any(trace.top_tokens is None for trace in traces):
         model = load(None, "float32").model
-        exits = early_exit(model, LAYERS) if arguments.exit else model
-        traces = list(recorded(exits, traces, CONTEXT))
+        traces = [with_top_tokens(model, trace) for trace in traces]
     plans = {True: Plan(cost_curve(arguments.curve, 64))}
     plans[False] = replace(plans[True], gamma="heuristic")
     groups = list(dict.fromkeys(trace.group for trace in traces))
-    rows = RecordedRows if arguments.exit else SyntheticRows
     found: list[dict[str, Any]] = []
     for cost in arguments.costs:
         print(f"head cost {cost}".ljust(16) + "".join(f"{each[:13]:>14}" for each in groups))
@@ -93,7 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
             if name == "tables":
                 player = Player(make(), plan).play(traces)
             else:
-                heads = [RecordedHead(each, rows(each, arguments.seed), cost) for each in traces]
+                rows = (SyntheticRows(each, arguments.seed) for each in traces)
+                heads = [RecordedHead(*each, cost) for each in zip(traces, rows, strict=True)]
                 player = play_with(heads, make(), plan, traces)
             figures[name] = {
                 each: player.groups[each].to_dict()["tokens_per_cost"] for each in groups
@@ -109,12 +107,24 @@ def run(arguments: argparse.Namespace) -> int:
         found.append({"cost": cost, "tokens_per_cost": figures, "ratios": ratios})
     settings = {
         "traces": len(traces),
-        "head": "exit" if arguments.exit else "synthetic",
+        "head": "synthetic",
         "seed": arguments.seed,
         "curve": arguments.curve,
     }
     write(arguments, {"settings": settings, "results": found})
     return 0
+
+
+def with_top_tokens(model: Any, trace: Trace) -> Trace:
+    """The trace with a model's most probable tokens at the output's positions."""
+    text = [*trace.prompt.tolist()[-CONTEXT:], *trace.output.tolist()]
+    count = len(trace.output)
+    with torch.inference_mode():
+        logits = model(
+            input_ids=torch.tensor([text[:-1]]), logits_to_keep=count, use_cache=False
+        ).logits[0, -count:]
+        ids, log_probs = leading(logits.float(), TOP)
+    return replace(trace, top_tokens=TopTokens(ids.int().numpy(), log_probs.numpy()))
 
 
 def play_with(

@@ -1,8 +1,6 @@
-"""Recorded drafting heads for replay: a synthetic one of known accuracy, and recorded rows."""
+"""A synthetic drafting head of known accuracy, played along recorded outputs."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import numpy as np
 
@@ -13,25 +11,6 @@ ACCURACIES = (0.8, 0.65, 0.5, 0.4)  # of the synthetic head by depth, if all bef
 NOISE = 0.5  # standard deviation of the log-odds of its probabilities
 CONCENTRATION = 3.0  # of the beta distribution of the probability that it is right
 TOP = 8  # tokens of a row
-
-
-class Rows(Protocol):
-    """A head along a recorded output.
-
-    Attributes:
-        ahead: most tokens after the committed ones that it predicts; None: no limit.
-    """
-
-    ahead: int | None
-
-    def row(self, at: int, depth: int, recorded: bool) -> tuple[Int32, Float32]:
-        """The head's tokens and log-probabilities, int32 and float32 (8,).
-
-        Args:
-            at: position in the output that the row is about.
-            depth: draft tokens between the committed ones and this position.
-            recorded: whether these draft tokens are the recorded ones.
-        """
 
 
 class SyntheticRows:
@@ -51,6 +30,13 @@ class SyntheticRows:
         self._seed = (seed, name)
 
     def row(self, at: int, depth: int, recorded: bool) -> tuple[Int32, Float32]:
+        """The head's tokens and log-probabilities, int32 and float32 (8,).
+
+        Args:
+            at: position in the output that the row is about.
+            depth: draft tokens between the committed ones and this position.
+            recorded: whether these draft tokens are the recorded ones.
+        """
         rng = np.random.default_rng((*self._seed, at, depth, recorded))
         mean = ACCURACIES[min(depth, len(ACCURACIES) - 1)]
         chance = float(rng.beta(CONCENTRATION * mean, CONCENTRATION * (1 - mean)))
@@ -84,27 +70,6 @@ class SyntheticRows:
         return [known[first], *known[:first], *known[first + 1 :]]
 
 
-class RecordedRows:
-    """What a model predicts along the recorded output: its rows do not depend on the depth.
-
-    Args:
-        trace: with the model's top tokens as ``top_tokens``.
-        seed: of the rows after wrong draft tokens, which are those of random positions.
-    """
-
-    ahead: int | None = None
-
-    def __init__(self, trace: Trace, seed: int) -> None:
-        assert trace.top_tokens is not None
-        self._rows, self._seed = trace.top_tokens, seed
-
-    def row(self, at: int, depth: int, recorded: bool) -> tuple[Int32, Float32]:
-        if not recorded:
-            rng = np.random.default_rng((self._seed, at, depth))
-            at = int(rng.integers(0, len(self._rows.ids)))
-        return self._rows.ids[at], self._rows.log_probs[at]
-
-
 class RecordedHead:
     """A DraftModel that plays a recorded head; the tokens read show where it is.
 
@@ -115,9 +80,10 @@ class RecordedHead:
     """
 
     room: int | None = None
+    vocab: int | None = None
     ready = True
 
-    def __init__(self, trace: Trace, rows: Rows, cost: float) -> None:
+    def __init__(self, trace: Trace, rows: SyntheticRows, cost: float) -> None:
         self.ahead, self._rows, self._cost = rows.ahead, rows, cost
         self._said = [*trace.prompt.tolist(), *trace.output.tolist()]
         self._prompt = len(trace.prompt)

@@ -316,21 +316,6 @@ def samples(raw: Raw) -> str:
     return markdown(("drafted", "prompts", "speedup", "worst prompt", "tokens per call"), rows)
 
 
-def assisted(raw: Raw) -> str:
-    """Speedups over the baseline with the same head, by group: geometric means over prompts."""
-    groups = dict.fromkeys(row["group"] for row in raw["rows"])
-    rows: list[tuple[str | int, ...]] = []
-    for group in groups:
-        found = [row for row in raw["rows"] if row["group"] == group]
-        ways = ("transformers", "ngramspec", "tables only")
-        means = (_mean(row[way] for row in found) for way in ways)
-        same = sum(row["same"] for row in found)
-        rows.append((group, len(found), *means, f"{same} of {len(found)}"))
-    return markdown(
-        ("group", "prompts", "head, transformers", "head and tables", "tables", "same text"), rows
-    )
-
-
 def heads(raw: Raw) -> str:
     """Tokens per cost of tables and a drafting head, alone and together, by the head's cost."""
     results = raw["results"]

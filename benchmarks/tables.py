@@ -235,16 +235,6 @@ TABLES: dict[str, Table] = {
         (*DRAFTERS, "benchmarks/heads.py", "benchmarks/recorded_heads.py"),
         renderers.heads,
     ),
-    "assisted": Table(
-        {
-            "assisted": (
-                *("benchmarks", "assisted", "--traces", PUBLIC, "--early-exit", "20", *_FLOAT32),
-                *("--prompts", "2", "--json", "OUT"),
-            )
-        },
-        (*LOOP, "benchmarks/assisted.py"),
-        renderers.assisted,
-    ),
     "beams": Table(
         {
             f"beams_{group}": (

@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.decoding.call import decode_call
-from ngramspec.decoding.heads import HEAD_SETTINGS, check_tokenizers, requested_head
+from ngramspec.decoding.heads import check_tokenizers, requested_head
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
-from ngramspec.hf_model.support import HUB_MODES_OFF, refusal
+from ngramspec.hf_model.support import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stores.choice import open_stores
 
@@ -71,10 +71,10 @@ def generate(
         speculator: how to speculate; None: a new Speculator().
         tokenizer: the model's tokenizer, needed for stop_strings.
         streamer: receives the prompt and then every token, with one ``put`` each.
-        **kwargs: keyword arguments of ``model.generate``, of which ``assistant_model``,
-            ``assistant_early_exit`` and ``use_mtp`` add a draft source; and ``reference_ids``,
-            ``stores``, ``extra_stores``, ``session`` and ``tools`` (here also the list of the
-            tools' schemas, with the ``tokenizer``), see Speculator.__call__.
+        **kwargs: keyword arguments of ``model.generate``, of which ``assistant_model``
+            and ``use_mtp`` add a draft source; and ``reference_ids``, ``stores``,
+            ``extra_stores``, ``session`` and ``tools`` (here also the list of the tools' schemas,
+            with the ``tokenizer``), see Speculator.__call__.
 
     Raises:
         UnsupportedError: an argument cannot be combined with speculation; the message names it.
@@ -194,7 +194,7 @@ class Arguments:
             refused["token_healing"] = "True"
         if self.setting("cache_implementation") == "paged":
             refused["cache_implementation"] = "'paged'"
-        for name, off in HUB_MODES_OFF.items():
+        for name, off in REFUSED_AT_ONCE.items():
             value = self.setting(name)
             if value is not None and value != off:
                 refused[name] = value
@@ -250,14 +250,15 @@ class Arguments:
 
         Otherwise transformers would use the head itself, and refuse batches and stateful models.
         """
-        settings = {name: self.setting(name) for name in HEAD_SETTINGS}
-        head = requested_head(settings)
+        use_mtp = self.setting("use_mtp")
+        head = requested_head(self.setting("assistant_model"), use_mtp)
         own = self.kwargs.get("tokenizer")
-        check_tokenizers(own, self.kwargs.pop("assistant_tokenizer", None))
+        same = check_tokenizers(own, self.kwargs.pop("assistant_tokenizer", None))
+        if head is not None:
+            head.same_tokenizer = same
         self.kwargs.pop("assistant_model", None)
-        for name in ("assistant_early_exit", "use_mtp"):
-            if settings[name] is not None:
-                self.kwargs[name] = HEAD_SETTINGS[name]  # the argument overrides the configs
+        if use_mtp is not None:
+            self.kwargs["use_mtp"] = False  # the argument overrides the configs
         return head
 
     def _use_tokenizer(self, speculator: Speculator, tokenizer: Any) -> None:
@@ -273,10 +274,11 @@ class Arguments:
         if tools is None:
             entries = self.setting("ngramspec")
             tools = entries.get("tools") if isinstance(entries, dict) else None
-        if isinstance(tools, list):
+        if tools is not None:
             from ngramspec.drafters.tool_calls import ToolCalls  # most calls have none
 
-            kwargs["tools"] = ToolCalls(tools, tokenizer)
+            own = isinstance(tools, ToolCalls)
+            kwargs["tools"] = tools if own else ToolCalls(tools, tokenizer)
         own = kwargs.get("stores")
         stores = speculator.stores if own is None else open_stores(own)
         for store in (*stores, *open_stores(kwargs.get("extra_stores"), "extra_stores")):

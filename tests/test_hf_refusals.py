@@ -19,6 +19,7 @@ REFUSED = [
     ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
     ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6"),
     ({"use_cache": False}, "use_cache=False"),
+    ({"assistant_early_exit": 1}, "assistant_early_exit=1 .* small model as assistant_model"),
 ]
 
 
@@ -111,7 +112,7 @@ def test_unsupported_plain_streams_too(tiny):
 def test_two_heads_and_healing_beside_a_speculator(tiny):
     other = tiny_llama(seed=1)
     kwargs = {"max_new_tokens": 6, "do_sample": False}
-    two = {"assistant_early_exit": 1, "assistant_model": other}
+    two = {"assistant_model": other, "use_mtp": True}
     for extra in (two, {"token_healing": True}):
         name = next(iter(extra))
         with pytest.raises(UnsupportedError, match=name):

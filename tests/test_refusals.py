@@ -29,6 +29,7 @@ SETTINGS = {
     "healing": {"token_healing": True},
     "paged": {"cache_implementation": "paged"},
     "no cache": {"use_cache": False},
+    "early exit": {"assistant_early_exit": 1},
 }
 BY_HOOK = SETTINGS.keys() - {"healing", "paged"}  # which transformers sees to before it
 
@@ -83,14 +84,6 @@ def test_several_settings_are_named_at_once():
         match="penalty_alpha=0.6 cannot be combined with a Speculator; pass penalty_alpha=0$",
     ):
         ngramspec.generate(model, PROMPT, **GREEDY)
-
-
-def test_a_head_that_a_config_asks_for_is_used():
-    model = configured({"assistant_early_exit": 1})
-    plain, speculator = tiny_llama().generate(PROMPT, **GREEDY), Speculator(gamma=4)
-    ours = ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY)
-    assert torch.equal(ours, plain)
-    assert speculator.stats.sources["early_exit"].drafted > 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral sliding", "t5"])

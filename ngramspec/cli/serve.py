@@ -108,6 +108,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_host(arguments.host, keys)
     check_allowed(arguments.allowed_hosts)  # before the slow loading of the model
     corpora = open_corpora(arguments.corpus)
+    if arguments.assistant is not None:
+        from ngramspec.hf_model.assistants.assistant import check_folder
+
+        with usable("--assistant"):
+            check_folder(arguments.assistant)
     loaded = load_model(arguments, option="MODEL")
     with usable("--corpus"):
         for corpus in corpora.values():
@@ -124,6 +129,7 @@ def settings_of(
     corpora: dict[str, Corpus],
 ) -> ServerSettings:
     """The server's settings from the command line."""
+    from ngramspec.drafters.registry import quoted
     from ngramspec.server.settings import Limits, ServerSettings
     from ngramspec.server.shared import SharedText
 
@@ -131,7 +137,9 @@ def settings_of(
     if arguments.shared:
         sync = arguments.sync or os.environ.get("NGRAMSPEC_SYNC") or None
         shared = SharedText(arguments.shared * MIB, keys, loaded.tokenizer, sync)
-    head = f"+model({arguments.assistant})" if arguments.assistant else "+mtp" * arguments.mtp
+    head = "+mtp" * arguments.mtp
+    if arguments.assistant is not None:
+        head = f"+model({quoted(arguments.assistant)})"
     limits = Limits(
         body=arguments.max_body * MIB,
         context=arguments.context,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from time import perf_counter
 from typing import Any
 
@@ -12,17 +11,17 @@ import torch
 from ngramspec.decoding.pace import HeadPace, Pace
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftModel
-from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
-from ngramspec.drafters.model import ModelDrafter, fingerprint_of
+from ngramspec.drafters.heads import MtpDrafter
+from ngramspec.drafters.model import ModelDrafter
+from ngramspec.drafters.vocabulary import same_vocabulary
 from ngramspec.hf_model.assistants.assistant import (
     AssistantModel,
     check_assistant,
-    checked_cache,
+    check_rollback,
     parameters,
     read_folder,
-    tokenizer_of,
+    tokenizer_file,
 )
-from ngramspec.hf_model.assistants.early_exit import early_exit
 from ngramspec.hf_model.assistants.mtp import MtpHead, mtp_layers
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.evidence import leading
@@ -40,6 +39,8 @@ class DraftingModel(DraftModel):
         self._model, self._vocab, self._pace = model, vocab, pace
         self._layers = model if isinstance(model, MtpHead) else None
         self.room = model.room if isinstance(model, AssistantModel) else None
+        own = model.vocab if isinstance(model, AssistantModel) else None
+        self.vocab = None if own is None or own >= vocab else own
 
     @property
     def ahead(self) -> int | None:
@@ -101,17 +102,14 @@ def open_model(
 
 
 def _model_of(drafter: ModelDrafter, target: Any) -> Any:
-    """A drafter's model, loaded once and compared with each target once."""
+    """A drafter's model, loaded once and compared with the target."""
     if isinstance(drafter, MtpDrafter):
         return mtp_layers(target)
-    if isinstance(drafter, EarlyExitDrafter):
-        return checked_cache(early_exit(target, drafter.layers))
     model = drafter.assistant
     if isinstance(model, str):
         model = drafter.loaded = drafter.loaded or read_folder(model, target)
-    if drafter.checked_for is None or drafter.checked_for() is not target:
-        own, targets = (fingerprint_of(tokenizer_of(each)) for each in (model, target))
-        check_assistant(model, target, own, targets)
-        checked_cache(model)
-        drafter.checked_for = weakref.ref(target)
+    same = drafter.same_tokenizer
+    same = same or same_vocabulary(*(tokenizer_file(each) for each in (model, target)))
+    check_assistant(model, target, same)
+    check_rollback(model)
     return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.errors import UnsupportedError
@@ -10,8 +9,6 @@ from ngramspec.errors import UnsupportedError
 if TYPE_CHECKING:
     from ngramspec.drafters.model import ModelDrafter
 
-# Arguments of ``generate`` that name a head, and the value that switches each off.
-HEAD_SETTINGS = {"assistant_model": None, "assistant_early_exit": None, "use_mtp": False}
 # Models that cannot run by themselves, by the start of their class names.
 DEPENDENT = {
     ("Gemma4Assistant", "Gemma4UnifiedAssistant"): "it reads the target's keys and values of every"
@@ -20,44 +17,51 @@ DEPENDENT = {
 }
 
 
-def requested_head(settings: Mapping[str, Any]) -> ModelDrafter | None:
-    """The head for values of ``HEAD_SETTINGS``; None: none is asked for.
+def requested_head(assistant: Any, use_mtp: Any) -> ModelDrafter | None:
+    """The head for a call's ``assistant_model`` and ``use_mtp``; None: it asks for none.
 
     Raises:
-        UnsupportedError: several are asked for, or one that cannot draft here.
+        TypeError: the assistant is no model and no path.
+        UnsupportedError: both are asked for, or the assistant cannot draft here.
     """
-    asked = [name for name in HEAD_SETTINGS if settings.get(name) not in (None, False)]
-    if len(asked) > 1:
-        raise UnsupportedError(f"{' and '.join(asked)} cannot be combined; pass one of them")
-    if not asked:
-        return None
-    from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter  # most calls have none
-    from ngramspec.drafters.model import ModelDrafter
+    if assistant is None:
+        return mtp_head() if use_mtp else None
+    if use_mtp:
+        raise UnsupportedError("assistant_model and use_mtp cannot be combined; pass one of them")
+    from ngramspec.drafters.model import ModelDrafter  # most calls have none
 
-    if asked == ["assistant_model"]:
-        assistant = settings["assistant_model"]
-        for starts, reason in DEPENDENT.items():
-            if type(assistant).__name__.startswith(starts):
-                from ngramspec.hf_model.assistants.assistant import named
+    if not ModelDrafter.takes(assistant):
+        raise TypeError(
+            "assistant_model must be a causal language model of transformers, or the path of a"
+            f" local folder with one, got {assistant!r}"
+        )
+    for starts, reason in DEPENDENT.items():
+        if type(assistant).__name__.startswith(starts):
+            from ngramspec.hf_model.assistants.assistant import named
 
-                raise UnsupportedError(
-                    f"assistant_model={named(assistant)} is not supported: {reason}; pass a causal"
-                    " language model with the target's tokenizer"
-                )
-        return ModelDrafter(assistant)
-    if asked == ["use_mtp"]:
-        return MtpDrafter()
-    return EarlyExitDrafter(settings["assistant_early_exit"])
+            raise UnsupportedError(
+                f"assistant_model={named(assistant)} is not supported: {reason}; pass a causal"
+                " language model with the target's tokenizer"
+            )
+    return ModelDrafter(assistant)
 
 
-def check_tokenizers(own: Any, assistants: Any) -> None:
-    """Raise an UnsupportedError if an assistant's tokenizer differs from the target's."""
-    if own is None or assistants is None or own is assistants:
-        return
-    from ngramspec.drafters.model import fingerprint_of
+def mtp_head() -> ModelDrafter:
+    """The head of the target's own MTP layers."""
+    from ngramspec.drafters.heads import MtpDrafter
 
-    if fingerprint_of(own) != fingerprint_of(assistants):
+    return MtpDrafter()
+
+
+def check_tokenizers(own: Any, assistants: Any) -> bool:
+    """Whether a call's tokenizers are known to be equal; an UnsupportedError if they differ."""
+    if own is None or assistants is None:
+        return False
+    from ngramspec.drafters.vocabulary import same_vocabulary  # most calls have none
+
+    if not same_vocabulary(own, assistants):
         raise UnsupportedError(
             "assistant_tokenizer differs from tokenizer; pass an assistant_model with the target's"
             " tokenizer"
         )
+    return True

@@ -196,9 +196,8 @@ def _of_row(processors: Any, row: int, rows: int) -> Any:
 
 def head_of(config: Any) -> ModelDrafter | None:
     """What drafts with the target's own layers, by a GenerationConfig; None: nothing."""
-    early_exit = getattr(config, "assistant_early_exit", None)
-    if not getattr(config, "use_mtp", None) and early_exit is None:
+    if not getattr(config, "use_mtp", None):
         return None
-    from ngramspec.decoding.heads import HEAD_SETTINGS, requested_head  # most calls have none
+    from ngramspec.decoding.heads import mtp_head  # most calls have none
 
-    return requested_head({name: getattr(config, name, None) for name in HEAD_SETTINGS})
+    return mtp_head()

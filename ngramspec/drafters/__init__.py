@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ngramspec.drafters.calibrated import CalibratedDrafter
     from ngramspec.drafters.copy import CopyDrafter
     from ngramspec.drafters.headed import HeadedDrafter
-    from ngramspec.drafters.heads import EarlyExitDrafter, MtpDrafter
+    from ngramspec.drafters.heads import MtpDrafter
     from ngramspec.drafters.known import NullDrafter, OracleDrafter, RandomDrafter
     from ngramspec.drafters.model import ModelDrafter
     from ngramspec.drafters.ngram import NGramDrafter
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "CalibratedDrafter", "CopyDrafter", "EarlyExitDrafter", "HeadedDrafter", "ModelDrafter",
+    "CalibratedDrafter", "CopyDrafter", "HeadedDrafter", "ModelDrafter",
     "MtpDrafter", "NGramDrafter", "NullDrafter", "OracleDrafter",
     "PriorityDrafter", "RandomDrafter", "RecycleDrafter", "StoreDrafter", "UnigramDrafter",
     "ValueDrafter", "build_drafter", "register_drafter",
@@ -35,7 +35,7 @@ __getattr__ = lazy_names(
         "calibrated": ("CalibratedDrafter",),
         "copy": ("CopyDrafter",),
         "headed": ("HeadedDrafter",),
-        "heads": ("EarlyExitDrafter", "MtpDrafter"),
+        "heads": ("MtpDrafter",),
         "known": ("NullDrafter", "OracleDrafter", "RandomDrafter"),
         "model": ("ModelDrafter",),
         "ngram": ("NGramDrafter",),

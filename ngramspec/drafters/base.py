@@ -18,9 +18,11 @@ class DraftModel(Protocol):
 
     Attributes:
         room: most tokens that it can read; None: no limit.
+        vocab: it can read only ids below this one; None: all.
     """
 
     room: int | None
+    vocab: int | None
 
     @property
     def ahead(self) -> int | None:

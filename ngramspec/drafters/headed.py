@@ -150,7 +150,7 @@ class HeadedSession(ForwardingSession):
     def _worthwhile(self, reader: Reader, plan: Plan, gamma: int, rate: float) -> int | None:
         """The depth at which to consult the head, or None. ``rate``: tokens per cost."""
         model = reader.model
-        last = min(len(plan.tokens), gamma - 1)
+        last = min(len(reader.readable(plan.tokens.tolist())), gamma - 1)
         if model.ahead is not None:
             last = min(last, model.ahead - 1)
         best, most = None, -np.inf
@@ -159,7 +159,7 @@ class HeadedSession(ForwardingSession):
             net = gain - rate * model.cost(depth + 1 - plan.known)
             if net > most:
                 best, most = depth, net
-        if best is None or not reader.fits(len(self.text) + gamma):
+        if best is None or not reader.fits(self.text, gamma):
             return None
         if self._rows:
             return best if most > 0 else None

@@ -1,4 +1,4 @@
-"""Heads of the target itself, and combining a head with a drafter."""
+"""The head of the target itself, and combining a head with a drafter."""
 
 from __future__ import annotations
 
@@ -11,30 +11,6 @@ from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.model import ModelDrafter
 from ngramspec.drafters.priority import PriorityDrafter
 from ngramspec.drafters.value import StoreDrafter, ValueDrafter
-from ngramspec.errors import check_int
-
-
-class EarlyExitDrafter(ModelDrafter):
-    """Drafts with the first layers of the target, its final norm and its output layer.
-
-    Args:
-        layers: number of layers, at least 1 and fewer than the target has.
-        gamma, threshold, most, tables: see ModelDrafter.
-    """
-
-    source_names = ("early_exit",)
-
-    def __init__(
-        self,
-        layers: int,
-        gamma: int = 8,
-        threshold: float = 0.4,
-        most: int | None = 64,
-        tables: bool = True,
-    ) -> None:
-        self.layers = check_int("layers", layers, 1)
-        super().__init__("", gamma, threshold, most, tables)
-        self.spec = f"early_exit({layers},{self.settings})"
 
 
 class MtpDrafter(ModelDrafter):
@@ -70,7 +46,8 @@ def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:
 class HeadOfCalls:
     """The head that the calls of a Speculator bring, with its drafter. Threads may share it.
 
-    It keeps what was learned about one head, the last one.
+    It keeps what was learned about one head, the last one, but does not keep its model alive. The
+    call does.
     """
 
     def __init__(self) -> None:
@@ -82,6 +59,7 @@ class HeadOfCalls:
         with self._lock:
             last = self._last
             if last is None or last[0] is not own or not last[1].same_as(head):
+                head = head.held_weakly()
                 made = with_head(own, head).learning(by_request=getattr(own, "by_request", False))
                 last = self._last = own, head, made
             return last[2]

@@ -18,16 +18,11 @@ from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.priority import PriorityDrafter
+from ngramspec.drafters.registry import quoted
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.errors import check_bool, check_int, check_real
-from ngramspec.stores.fingerprint import fingerprint
 
 MAX_PROPOSAL_IDS = 1 << 20  # larger than any vocabulary
-
-
-def fingerprint_of(tokenizer: Any) -> str | None:
-    """The fingerprint of a tokenizer, see ``stores.fingerprint``; None: there is no tokenizer."""
-    return None if tokenizer is None else fingerprint(tokenizer)
 
 
 class Reader:
@@ -40,10 +35,22 @@ class Reader:
         self.model, self.most = model, most
         self._read: list[int] = []
         self._sure = 0  # length of a common prefix of the committed text and ``_read``
+        self._known = 0  # committed tokens that the model can read, the first ones
 
-    def fits(self, length: int) -> bool:
-        """Whether the model can read ``length`` tokens."""
-        return self.model.room is None or length <= self.model.room
+    def fits(self, text: Sequence[int], more: int) -> bool:
+        """Whether the model can read the committed ``text`` and ``more`` tokens after it."""
+        if self.model.room is not None and len(text) + more > self.model.room:
+            return False
+        self._known += len(self.readable(text[self._known :]))
+        return self._known == len(text)
+
+    def readable(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The first of ``tokens``, up to the first one that the model has no embedding for."""
+        vocab = self.model.vocab
+        if vocab is None:
+            return tokens
+        end = next((at for at, token in enumerate(tokens) if token >= vocab), len(tokens))
+        return tokens[:end]
 
     def agree(self, text: Sequence[int], committed: int) -> int:
         """Forget what differs from ``text``; return the length of what was read of it.
@@ -107,12 +114,15 @@ class ModelSession(DraftSession):
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         gamma = min(gamma, self.drafter.gamma)
-        reader, text = self.reader, self.text + drafted.tolist()
+        reader, path = self.reader, drafted.tolist()
+        text = self.text + path
         if reader is None or not text:
             return EMPTY_DRAFT
         if reader.model.ahead is not None:
-            gamma = min(gamma, reader.model.ahead - len(drafted))
-        if gamma < 1 or not reader.fits(len(text) + gamma):
+            gamma = min(gamma, reader.model.ahead - len(path))
+        if gamma < 1 or not reader.fits(self.text, len(path) + gamma):
+            return EMPTY_DRAFT
+        if len(reader.readable(path)) < len(path):
             return EMPTY_DRAFT
         reader.model.commit(len(self.text))
         return self._drafted(reader, text, gamma) if reader.model.ready else EMPTY_DRAFT
@@ -127,6 +137,7 @@ class ModelSession(DraftSession):
             if room := gamma - len(found) - 1:
                 drafted = np.array(text[len(self.text) :], np.int32)
                 guess = self.tables.propose_after(drafted, room).tokens[:room].tolist()
+                guess = list(reader.readable(guess))
             ids, log_probs = reader.forward(unread + guess, 1 + len(guess))
             for at in range(1 + len(guess)):
                 choice = self._choose(ids[at], log_probs[at])
@@ -192,7 +203,8 @@ class ModelDrafter(LearningDrafter):
     source_names = ("model",)
     estimates = True
     reads_states = False  # whether its model reads the target's hidden states
-    learned = ("loaded", "checked_for")
+    learned = ("loaded",)
+    same_tokenizer = False  # whether its model is known to have the target's tokenizer
 
     def __init__(
         self,
@@ -202,10 +214,10 @@ class ModelDrafter(LearningDrafter):
         most: int | None = 64,
         tables: bool = True,
     ) -> None:
-        if not isinstance(path, str | PathLike) and not hasattr(path, "config"):
+        if not self.takes(path):
             raise TypeError(f"path must be a model or the folder of one, got {path!r}")
         path = str(path) if isinstance(path, PathLike) else path
-        self.assistant = path
+        self._assistant = path
         self.gamma = check_int("gamma", gamma, 1)
         self.threshold = check_real("threshold", threshold, 0.0, 1.0)
         self.least = math.log(self.threshold)
@@ -217,13 +229,31 @@ class ModelDrafter(LearningDrafter):
         if check_bool("tables", tables):
             self.tables = PriorityDrafter([CopyDrafter(), NGramDrafter()])
         if isinstance(path, str):
-            self.spec = f"model({path},{self.settings})"
+            self.spec = f"model({quoted(path)},{self.settings})"
         self.forget()
+
+    @staticmethod
+    def takes(path: Any) -> bool:
+        """Whether it can be made for ``path``."""
+        return isinstance(path, str | PathLike) or hasattr(path, "config")
 
     def same_as(self, other: ModelDrafter) -> bool:
         """Whether another drafter has the same model and the same arguments."""
         same = self.assistant is other.assistant if self.spec is None else self.spec == other.spec
-        return type(self) is type(other) and same
+        return type(self) is type(other) and same and self.same_tokenizer == other.same_tokenizer
+
+    @property
+    def assistant(self) -> Any:
+        """The model, or the path of its folder; None: the model no longer exists."""
+        held = self._assistant
+        return held() if isinstance(held, weakref.ref) else held
+
+    def held_weakly(self) -> ModelDrafter:
+        """A copy that does not keep its model alive, unless it loads the model from a folder."""
+        other = copy.copy(self)
+        if not isinstance(self.assistant, str):
+            other._assistant = weakref.ref(self.assistant)
+        return other
 
     @property
     def assistants(self) -> tuple[Any, ...]:  # type: ignore[override]
@@ -232,7 +262,6 @@ class ModelDrafter(LearningDrafter):
 
     def forget(self) -> None:
         self.loaded: Any = None  # the folder's model
-        self.checked_for: weakref.ref[Any] | None = None  # the target that it was compared with
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelDrafter:
         """A copy that shares the model's weights."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -17,7 +18,11 @@ AUTO = f"{TABLES}+recycle(always=false)"  # policy "value"; "priority" uses TABL
 POLICIES = ("value", "priority")
 CALIBRATIONS = ("shared", "request")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-SOURCE_PATTERN = re.compile(r"\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>[^()]*)\)\s*)?(?:\+|$)")
+QUOTED = r'"(?:[^"\\]|\\.)*"'  # a JSON string
+SOURCE_PATTERN = re.compile(
+    rf'\s*(?P<name>[^+()]*?)\s*(?:\((?P<arguments>(?:{QUOTED}|[^()"])*)\)\s*)?(?:\+|$)'
+)
+ARGUMENT = re.compile(rf'(?:{QUOTED}|[^,"])*')
 
 # Class names in ngramspec.drafters, or callables added by ``register_drafter``.
 _factories: dict[str, str | Callable[..., Drafter]] = {
@@ -27,14 +32,13 @@ _factories: dict[str, str | Callable[..., Drafter]] = {
     "store": "StoreDrafter",
     "recycle": "RecycleDrafter",
     "model": "ModelDrafter",
-    "early_exit": "EarlyExitDrafter",
     "mtp": "MtpDrafter",
     "random": "RandomDrafter",
     "none": "NullDrafter",
 }
-HEADS = ("model", "early_exit", "mtp")  # drafters that run a model
+HEADS = ("model", "mtp")  # drafters that run a model
 # Arguments that may be given without their name, by drafter.
-POSITIONAL_ARGUMENTS = {"model": "path", "early_exit": "layers"}
+POSITIONAL_ARGUMENTS = {"model": "path"}
 # The arguments with which a drafter can be a source of the value drafter; ``...``: any value.
 JOINABLE: dict[str, dict[str, object]] = {
     "copy": {"min_match": ...},
@@ -85,7 +89,7 @@ def build_drafter(
         spec: draft sources separated by ``+``, each ``name`` or ``name(key=value,...)``. "auto" is
             the best default for one request: "copy+ngram+unigram", and Token Recycling ("recycle")
             in trees where a forward of many positions costs hardly more than one. One head may
-            follow: "auto+model(FOLDER)", "auto+early_exit(LAYERS)" or "auto+mtp".
+            follow: "auto+model(FOLDER)" or "auto+mtp".
         policy: "value": at every position the most probable token is drafted, whichever source it
             comes from. Every token has a confidence, and a draft ends where expected tokens per
             cost are highest. Sources that cannot be compared token by token (an n-gram table with
@@ -132,7 +136,8 @@ def _drafter(spec: str, policy: str) -> Drafter:
     while at <= len(text):
         match = SOURCE_PATTERN.match(text, at)
         if match is None:
-            raise _error(text, at, len(text), "cannot be read as name or name(key=value,...)")
+            what = "cannot be read as name or name(key=value,...); quote values with brackets: "
+            raise _error(text, at, len(text), f'{what}model("a (b)")')
         sources.append((match, _arguments(text, match)))
         at = match.end() + (match.end() == len(text) and not text.endswith("+"))
     heads = [each for each in sources if each[0]["name"] in HEADS]
@@ -171,17 +176,23 @@ def _arguments(text: str, match: re.Match[str]) -> dict[str, object]:
         raise _error(text, begin, end, f"is no drafter's name; known: {known}")
     keywords: dict[str, object] = {}
     if arguments is not None and arguments.strip():
-        begin = match.start("arguments")
-        for part in arguments.split(","):
-            end = begin + len(part)
-            if name in POSITIONAL_ARGUMENTS and not keywords and "=" not in part:
+        begin, last = match.span("arguments")
+        while begin <= last:
+            found = ARGUMENT.match(text, begin, last)
+            assert found is not None  # it matches the empty string, too
+            part, end = found.group(), found.end()
+            named = "=" in part and not part.lstrip().startswith('"')
+            if name in POSITIONAL_ARGUMENTS and not keywords and not named:
                 part = f"{POSITIONAL_ARGUMENTS[name]}={part}"
             key, equals, value = (piece.strip() for piece in part.partition("="))
             allowed = list(inspect.signature(_factory(name)).parameters)
             if not equals or not value or key not in allowed or key in keywords:
                 known = ", ".join(f"{each}=..." for each in allowed) or "no arguments"
                 raise _error(text, begin, end, f"is no argument of {name}; it takes {known}, once")
-            keywords[key] = _value(value)
+            try:
+                keywords[key] = _value(value)
+            except ValueError as error:
+                raise _error(text, begin, end, f"is no JSON string: {error}") from error
             begin = end + 1
     return keywords
 
@@ -196,7 +207,9 @@ def _made(
 
 
 def _value(text: str) -> object:
-    """Convert ``text`` to an int, a float, True, False or None if possible, else return it."""
+    """The string that ``text`` quotes, else an int, a float, True, False or None if possible."""
+    if text.startswith('"'):
+        return json.loads(text)
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -206,6 +219,12 @@ def _value(text: str) -> object:
         except ValueError:
             continue
     return text
+
+
+def quoted(text: str) -> str:
+    """A string as an argument in a spec: as a JSON string unless it can be read without quotes."""
+    plain = re.fullmatch(r"[^()=,\"+\s]+", text) and _value(text) == text
+    return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def _error(text: str, begin: int, end: int, what: str) -> ValueError:

@@ -24,8 +24,10 @@ HUB_MODES_OFF = {
     "num_beam_groups": 1,
     "penalty_alpha": 0,
 }
+# Arguments that are refused before transformers sees the call, which it might not accept.
+REFUSED_AT_ONCE = HUB_MODES_OFF | {"assistant_early_exit": None}
 # Arguments of ``generate`` that rule speculation out, and the value that switches each off.
-OFF_VALUES = HUB_MODES_OFF | {
+OFF_VALUES = REFUSED_AT_ONCE | {
     "cache_implementation": "dynamic",
     "prompt_lookup_num_tokens": None,
     "token_healing": False,
@@ -156,7 +158,7 @@ def check_request(config: Any) -> None:
         raise UnsupportedError("low_memory=True is not supported with beams; pass low_memory=False")
     refused = {
         name: getattr(config, name)
-        for name, off in ({"prompt_lookup_num_tokens": None} | HUB_MODES_OFF).items()
+        for name, off in ({"prompt_lookup_num_tokens": None} | REFUSED_AT_ONCE).items()
         if getattr(config, name, None) not in (None, off)
     }
     if refused:
@@ -180,6 +182,8 @@ def refusal(settings: dict[str, Any]) -> str:
     shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
     found = ", ".join(shown)
     remedy = ", ".join(f"{name}={OFF_VALUES[name]!r}" for name in settings)
+    if "assistant_early_exit" in settings:
+        remedy += ", and a small model as assistant_model if a model should draft"
     return f"{found} cannot be combined with a Speculator; pass {remedy}"
 
 

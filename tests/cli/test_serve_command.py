@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import socket
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ngramspec import build_drafter
 from ngramspec.cli import build_parser, main
 from ngramspec.cli.options import load_model
-from ngramspec.cli.serve import read_keys
+from ngramspec.cli.serve import read_keys, settings_of
 from ngramspec.cli.usage import UsageError
 from ngramspec.server.settings import Limits, ServerSettings
 
@@ -32,7 +34,20 @@ def test_another_host_needs_a_key(capsys, monkeypatch):
 def test_what_is_not_there_is_named(capsys, tmp_path):
     assert "--corpus" in error_of(capsys, "--corpus", str(tmp_path / "none.ngc"))
     assert "MODEL" in error_of(capsys, str(tmp_path / "none"))
+    nowhere = str(tmp_path / "none")
+    assert f"--assistant: there is no folder {nowhere!r}" in error_of(
+        capsys, "--assistant", nowhere
+    )
     assert "--active must be >= 1" in error_of(capsys, "--active", "0")
+
+
+@pytest.mark.parametrize("folder", ["/a (b)/c,d=e", "5", "/plain"])
+def test_the_assistants_folder_may_have_any_name(folder):
+    given = ["serve", "model", "--assistant", folder, "--shared", "0", "--device", "cpu"]
+    arguments = build_parser().parse_args(given)
+    loaded = SimpleNamespace(name="m", tokenizer=None)
+    settings = settings_of(arguments, loaded, {}, {})
+    assert build_drafter(settings.drafter).assistants[0].assistant == folder
 
 
 def test_keys_come_from_options_and_environment():

@@ -1,9 +1,11 @@
-"""Assistants, early exits and MTP layers in live generation: the text stays the baseline's."""
+"""Assistants in live generation: the text stays the baseline's."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from conftest import tiny_llama
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec.drafters import ModelDrafter
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 PADDED = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 9, 5, 6], [5, 6, 7, 8, 5, 6, 7, 9, 5, 7]])
@@ -36,33 +39,16 @@ def arguments(rows):
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-@pytest.fixture(scope="module")
-def heads(close):
-    return {"assistant_model": close, "assistant_early_exit": 1}
-
-
-@pytest.mark.parametrize("name", ["assistant_model", "assistant_early_exit"])
 @pytest.mark.parametrize("rows", [1, 2, "unequal"])
-def test_greedy_text_is_the_baselines(tiny, heads, name, rows):
+def test_greedy_text_is_the_baselines(tiny, close, rows):
     given = arguments(rows) | GREEDY | {"pad_token_id": 0}
     plain = tiny.generate(**given)
     speculator = Speculator(gamma=8)  # without costs the head is consulted where it adds
     for _ in range(3):
-        ours = ngramspec.generate(tiny, **given, speculator=speculator, **{name: heads[name]})
+        ours = ngramspec.generate(tiny, **given, speculator=speculator, assistant_model=close)
         assert ours.tolist() == plain.tolist()
     assert speculator.stats.drafter_faults == 0
-    source = {"assistant_model": "model", "assistant_early_exit": "early_exit"}[name]
-    assert speculator.stats.sources[source].accepted > 0
-
-
-def test_the_spec_by_name(tiny):
-    plain = tiny.generate(PROMPT, **GREEDY)
-    speculator = Speculator("auto+early_exit(1)", gamma=8)
-    assert ngramspec.generate(tiny, PROMPT, **GREEDY, speculator=speculator).tolist() == (
-        plain.tolist()
-    )
-    assert speculator.stats.drafter_faults == 0
-    assert Speculator(**speculator.to_dict()).to_dict() == speculator.to_dict()
+    assert speculator.stats.sources["model"].accepted > 0
 
 
 def test_several_sequences_and_a_second_turn(tiny, close):
@@ -81,13 +67,12 @@ def test_several_sequences_and_a_second_turn(tiny, close):
     assert ours.tolist() == tiny.generate(**more, past_key_values=plain.past_key_values).tolist()
 
 
-def test_threads_share_a_model_and_its_exit(tiny):
-    plain = tiny.generate(PROMPT, **GREEDY).tolist()
-    layers, found = len(tiny.model.layers), []
-    speculator = Speculator("auto+early_exit(1)")
+def test_threads_share_a_model_and_its_assistant(tiny, close):
+    plain, found = tiny.generate(PROMPT, **GREEDY).tolist(), []
+    speculator = Speculator(ModelDrafter(close))
 
-    def run(exits):
-        own = {"speculator": speculator} if exits else {"speculator": Speculator("none")}
+    def run(drafts):
+        own = {"speculator": speculator if drafts else Speculator("none")}
         outs = (ngramspec.generate(tiny, PROMPT, **GREEDY, **own) for _ in range(3))
         found.extend(each.tolist() for each in outs)
 
@@ -97,23 +82,13 @@ def test_threads_share_a_model_and_its_exit(tiny):
     for each in threads:
         each.join()
     assert found == [plain] * 12
-    assert len(tiny.model.layers) == layers == tiny.config.num_hidden_layers
 
 
 def test_enabled_takes_the_assistant(tiny, close):
     plain = tiny.generate(PROMPT, **GREEDY)
     with ngramspec.enabled(tiny) as speculator:
         assert tiny.generate(PROMPT, **GREEDY, assistant_model=close).tolist() == plain.tolist()
-        assert tiny.generate(PROMPT.repeat(2, 1), **GREEDY, assistant_early_exit=1).shape[0] == 2
     assert speculator.stats.drafter_faults == 0
-
-
-def test_the_pure_hook_uses_what_it_sees(tiny):
-    plain = tiny.generate(PROMPT, **GREEDY)
-    speculator = Speculator(gamma=8)
-    out = tiny.generate(PROMPT, **GREEDY, assistant_early_exit=1, custom_generate=speculator)
-    assert out.tolist() == plain.tolist()
-    assert "early_exit" in speculator.stats.sources
 
 
 def test_an_error_in_a_head_leaves_the_text(tiny, close):
@@ -140,8 +115,7 @@ def test_what_cannot_draft_is_refused_by_name(tiny, close):
     other.__class__ = named
     refused = [
         ({"assistant_model": other}, "Gemma4Assistant.*keys and values"),
-        ({"assistant_model": close, "assistant_early_exit": 1}, "cannot be combined"),
-        ({"assistant_early_exit": 99}, "must be in 1..1 for"),
+        ({"assistant_model": close, "use_mtp": True}, "cannot be combined"),
         ({"use_mtp": True}, "no layers for multi-token prediction"),
         ({"assistant_model": tiny_llama(vocab=50)}, "token ids"),
     ]
@@ -150,7 +124,13 @@ def test_what_cannot_draft_is_refused_by_name(tiny, close):
             ngramspec.generate(tiny, PROMPT, **GREEDY, **given)
 
 
-@pytest.mark.parametrize("given", [{"assistant_early_exit": 99}, {"use_mtp": True}])
+@pytest.mark.parametrize("given", [5, True, [1]])
+def test_an_assistant_that_is_no_model_is_an_error_that_names_it(tiny, given):
+    with pytest.raises(TypeError, match=r"assistant_model must be a causal .* or the path .*, got"):
+        ngramspec.generate(tiny, PROMPT, **GREEDY, assistant_model=given)
+
+
+@pytest.mark.parametrize("given", [{"assistant_early_exit": 1}, {"use_mtp": True}])
 def test_a_head_that_cannot_draft_is_left_out_where_the_baseline_is_wanted(tiny, given, caplog):
     plain = tiny.generate(PROMPT, **GREEDY)
     speculator = Speculator(unsupported="plain")
@@ -158,3 +138,23 @@ def test_a_head_that_cannot_draft_is_left_out_where_the_baseline_is_wanted(tiny,
     assert out.tolist() == plain.tolist()
     assert speculator.stats.runs == 0
     assert f"decoding without speculation: {next(iter(given))}" in caplog.text
+
+
+@pytest.mark.parametrize("drafter", ["auto", "none", "copy(min_match=2)+ngram(window=64)"])
+def test_a_speculator_does_not_keep_a_calls_assistant_alive(tiny, drafter):
+    speculator = Speculator(drafter, gamma=4)
+    for again in range(2):  # two assistants, each used twice
+        assistant = tiny_llama()
+        kept = weakref.ref(assistant)
+        gc.disable()
+        try:
+            for _ in range(2):
+                ngramspec.generate(
+                    tiny, PROMPT, **GREEDY, assistant_model=assistant, speculator=speculator
+                )
+            assert speculator.stats.sources["model"].accepted > 5 * again
+            del assistant
+            assert kept() is None
+        finally:
+            gc.enable()
+    assert speculator.stats.drafter_faults == 0

@@ -14,7 +14,7 @@ from ngramspec import DecodeStats, build_drafter
 from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import FixedGamma
-from ngramspec.drafters import EarlyExitDrafter, HeadedDrafter, ModelDrafter, ValueDrafter
+from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
 from ngramspec.drafters.heads import HeadOfCalls, with_head
 from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule
@@ -28,7 +28,7 @@ P_NEXT = torch.softmax(torch.randn((VOCAB, VOCAB), generator=torch.Generator().m
 class Toy:
     """A draft model whose distribution depends on the last token alone."""
 
-    room = None
+    room = vocab = None
     ready = True
     reading = 0.0  # cost of reading a token
 
@@ -222,10 +222,10 @@ def test_repeated_proposals_keep_the_distribution(samples, repeated):
 
 
 def test_specs_by_name():
-    drafter = build_drafter("auto+early_exit(3)")
+    drafter = build_drafter("auto+mtp(gamma=3)")
     assert isinstance(drafter, HeadedDrafter)
-    assert isinstance(drafter.head, EarlyExitDrafter)
-    assert drafter.head.layers == 3
+    assert isinstance(drafter.head, MtpDrafter)
+    assert drafter.head.gamma == 3
     assert build_drafter(drafter.spec).spec == drafter.spec
     assert build_drafter("auto+mtp").source_names[-1] == "mtp"
     assert build_drafter("auto+model(folder)").assistants[0].assistant == "folder"
@@ -237,10 +237,10 @@ def test_specs_by_name():
 
 def test_what_is_learned_of_a_calls_head_is_kept():
     heads, own = HeadOfCalls(), ValueDrafter()
-    first = heads.drafter(own, EarlyExitDrafter(2))
-    assert heads.drafter(own, EarlyExitDrafter(2)) is first
-    assert heads.drafter(own, EarlyExitDrafter(1)) is not first
-    assert with_head(build_drafter("none"), EarlyExitDrafter(2)).tables.sources == ()
+    first = heads.drafter(own, MtpDrafter(2))
+    assert heads.drafter(own, MtpDrafter(2)) is first
+    assert heads.drafter(own, MtpDrafter(1)) is not first
+    assert with_head(build_drafter("none"), MtpDrafter()).tables.sources == ()
 
 
 def steps_until_read(reading, promised, steps=400):

@@ -25,10 +25,8 @@ SPECS = [
     "recycle",
     "store",
     "model(toy)",
-    "early_exit(1)",
     "mtp",
     "auto+model(toy)",
-    "auto+early_exit(1)",
     "auto+mtp",
 ]
 CASES = [(spec, policy) for spec in SPECS for policy in ("value", "priority")]
@@ -38,7 +36,7 @@ COST = np.ones(66, np.float32)
 class Head:
     """A drafting model that expects the next id, and never a token of the secret."""
 
-    room = ahead = None
+    room = ahead = vocab = None
     ready = True
 
     def __init__(self):

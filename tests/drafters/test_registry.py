@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from doubles import ids
 
@@ -148,3 +150,33 @@ def test_registered_drafters_are_known_by_name():
                 register_drafter(name, Mine)
     finally:
         del registry._factories["mine"]
+
+
+PATHS = [
+    "/a (b)/c",
+    "a,b=c",
+    "5",
+    "true",
+    "none",
+    "1e5",
+    ' a "b" ',
+    "C:\\new\\x",
+    "a+b",
+    "ü/é",
+    "a=b",
+    "(",
+]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/plain/path-1.5_b"])
+@pytest.mark.parametrize("policy", ["value", "priority"])
+def test_any_path_can_be_quoted(path, policy):
+    for text in (f"copy+model({json.dumps(path)},gamma=3)", f"model(path={registry.quoted(path)})"):
+        drafter = build_drafter(text, policy=policy)
+        assert drafter.assistants[0].assistant == path
+        assert build_drafter(drafter.spec, policy=policy).spec == drafter.spec
+    assert registry.quoted("/plain/path-1.5_b") == "/plain/path-1.5_b"
+    with pytest.raises(ValueError, match=r'quote values with brackets: model\("a \(b\)"\)'):
+        build_drafter("model(/a (b)/c)")
+    with pytest.raises(ValueError, match=r"is no JSON string"):
+        build_drafter('model("a\\x")')

@@ -116,7 +116,7 @@ def test_a_session_drafts_the_call_and_names_its_source(tokenizer, spec):
 class Counting:
     """A draft model that is sure of the next higher token."""
 
-    room = ahead = None
+    room = ahead = vocab = None
     ready = True
 
     def reading_cost(self, tokens):
@@ -206,8 +206,11 @@ def test_generate_takes_tools_and_its_text_is_the_baseline_s(tiny):
     config.ngramspec = {"tools": calls}
     for given in ({"tools": calls}, {"generation_config": config}):
         assert ngramspec.generate(tiny, prompt, **settings, **given).tolist() == plain
-    listed = {"tools": TOOLS, "tokenizer": Characters()}
-    assert ngramspec.generate(tiny, prompt, **settings, **listed).tolist() == plain
+    for tools in (TOOLS, tuple(TOOLS)):
+        listed = {"tools": tools, "tokenizer": Characters()}
+        assert ngramspec.generate(tiny, prompt, **settings, **listed).tolist() == plain
+    with pytest.raises(TypeError, match="tools must be a list of tools, got int"):
+        ngramspec.generate(tiny, prompt, **settings, tools=5, tokenizer=Characters())
     with pytest.raises(TypeError, match=r"must be a ngramspec\.ToolCalls, got list; make one with"):
         ngramspec.generate(tiny, prompt, **settings, tools=TOOLS)
     with pytest.raises(TypeError, match="tools must be a list of tools, got dict"):

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache, cache_of, kv_cache_for
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.layers import widen_windows
 from ngramspec.hf_model.traits import embedding_count, head_size
 
 
 class AssistantModel:
     """One sequence in a drafting model, which can drop any number of its last tokens.
 
-    ``model`` is a causal language model of transformers with full attention in every layer.
+    ``model`` is a causal language model of transformers with attention in every layer.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.vocab = head_size(model) or 0  # number of token ids that it computes logits for
         self.length = 0  # tokens read
         self._cache: KVCache | None = None
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._first = full_cache(model)  # for the first forward
+        self._takes = inspect.signature(model.forward).parameters
+
+    @property
+    def vocab(self) -> int | None:
+        """Number of token ids that it can read; None: unknown."""
+        return embedding_count(self.model)
 
     @property
     def room(self) -> int | None:
@@ -39,15 +47,18 @@ class AssistantModel:
 
         If the cache cannot be truncated, an UnsupportedError is raised.
         """
-        cache = None if self._cache is None else self._cache.cache
-        kept = {"logits_to_keep": last} if self._keeps else {}
+        cache = self._first if self._cache is None else self._cache.cache
+        given: dict[str, Any] = {"logits_to_keep": last} if "logits_to_keep" in self._takes else {}
+        if "position_ids" in self._takes:  # without them Qwen2-VL counts on from its last generate
+            end = self.length + len(tokens)
+            given["position_ids"] = torch.arange(self.length, end, device=self.model.device)[None]
         with torch.no_grad(), in_place(self.model, self.model.device):
             outputs = self.model(
                 input_ids=tokens[None].to(self.model.device),
                 past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
-                **kept,
+                **given,
             )
         if self._cache is None:
             self._cache = self._checked(outputs)
@@ -59,7 +70,7 @@ class AssistantModel:
         cache = kv_cache_for(cache_of(outputs))
         if cache.slides or cache.convolves or cache.capacity is not None:
             raise UnsupportedError(
-                f"{type(self.model).__name__} cannot draft: its cache must be a dynamic one of full"
+                f"{type(self.model).__name__} cannot draft: its cache must be a dynamic one of"
                 " attention in every layer"
             )
         cache.grow_in_place()
@@ -72,18 +83,22 @@ class AssistantModel:
         self.length = min(length, self.length)
 
 
-def checked_cache(model: Any) -> Any:
-    """Return a drafting model, or raise an UnsupportedError if its cache cannot be truncated."""
+def full_cache(model: Any) -> Any:
+    """An empty cache for a drafting model, whose windows are applied by its masks alone."""
     from transformers import DynamicCache
 
-    config = model.config.get_text_config(decoder=True)
-    cache = kv_cache_for(DynamicCache(config=config))
-    if cache.slides or cache.convolves or hf_private.is_stateful(model):
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    widen_windows(cache)
+    return cache
+
+
+def check_rollback(model: Any) -> None:
+    """Raise an UnsupportedError if a drafting model's cache cannot be truncated."""
+    if kv_cache_for(full_cache(model)).convolves or hf_private.is_stateful(model):
         raise UnsupportedError(
-            f"{named(model)} cannot draft: it needs full attention in every layer, because drafts"
-            " are rolled back without a copy of its cache"
+            f"{named(model)} cannot draft: it has layers without attention, and drafts are rolled"
+            " back without a copy of its state"
         )
-    return model
 
 
 def parameters(model: Any) -> int:
@@ -96,12 +111,31 @@ def parameters(model: Any) -> int:
 def read_folder(path: str, like: Any) -> Any:
     """Load a causal language model from a local folder, on the device and in the dtype of ``like``.
 
-    An OSError is raised if there is no such folder. Nothing is downloaded.
+    It may also be the name of a repository in the hub's cache. An OSError is raised if there is
+    neither. Nothing is downloaded, and code in the folder is not run.
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=like.dtype)
+    check_folder(path)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, local_files_only=True, trust_remote_code=False, dtype=like.dtype
+    )
     return model.to(like.device).eval()
+
+
+def check_folder(path: str) -> None:
+    """Raise an OSError if a path is not that of a folder, and no name in the hub's cache."""
+    file = found = False
+    with suppress(OSError, ValueError):  # neither a path nor the name of a repository
+        file = Path(path).is_file()
+        found = bool(path) and Path(path).is_dir()
+        found = found or isinstance(try_to_load_from_cache(path, "config.json"), str)
+    if file:
+        raise NotADirectoryError(f"{path!r} is a file; pass the folder of a causal language model")
+    if not found:
+        raise FileNotFoundError(
+            f"there is no folder {path!r}; pass the folder of a causal language model"
+        )
 
 
 def named(model: Any) -> str:
@@ -110,30 +144,43 @@ def named(model: Any) -> str:
     return f"{type(model).__name__} ({place})" if place else type(model).__name__
 
 
-def tokenizer_of(model: Any) -> Any:
-    """Load the tokenizer in the local folder that a model was loaded from; None: there is none."""
-    place = Path(getattr(model, "name_or_path", "") or "")
-    if not (place / "tokenizer.json").is_file():
+def tokenizer_file(model: Any) -> Path | None:
+    """Return the tokenizer.json that belongs to a model; None: it is not known.
+
+    It is in the folder that the model was loaded from, or in the hub's cache under the model's name
+    and commit. Nothing is downloaded.
+    """
+    name, commit = getattr(model, "name_or_path", ""), hf_private.commit_hash(model.config)
+    if not isinstance(name, str) or not name:
         return None
-    from transformers import AutoTokenizer
+    try:
+        found: Any = Path(name) / "tokenizer.json"
+        if not Path(name).is_dir():
+            found = try_to_load_from_cache(name, "tokenizer.json", revision=commit)
+        return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
+    except (OSError, ValueError):  # the name is neither a path nor that of a repository
+        return None
 
-    return AutoTokenizer.from_pretrained(str(place), local_files_only=True)
 
-
-def check_assistant(assistant: Any, target: Any, own: str | None, targets: str | None) -> None:
+def check_assistant(assistant: Any, target: Any, same: bool | None) -> None:
     """Raise an UnsupportedError if a model's token ids are not those of the target.
 
-    ``own`` and ``targets`` are the fingerprints of their tokenizers; None: there is no tokenizer.
+    ``same``: whether their tokenizers are equal; None: not known. Then their numbers of logits must
+    be equal. Models with equal tokenizers may be padded to different numbers.
     """
     what = f"{named(assistant)} cannot draft for {named(target)}: "
     if getattr(assistant.config, "is_encoder_decoder", False):
-        raise UnsupportedError(what + "it is an encoder-decoder model")
-    if own is not None and targets is not None:
-        if own != targets:
-            raise UnsupportedError(f"{what}their tokenizers differ ({own[:12]}, {targets[:12]})")
-        return
-    sizes = head_size(assistant), head_size(target)
-    if sizes[0] is None or embedding_count(assistant) is None:
+        raise UnsupportedError(
+            what + "it is an encoder-decoder model; pass a causal language model"
+        )
+    own, targets = head_size(assistant), head_size(target)
+    if own is None or embedding_count(assistant) is None:
         raise UnsupportedError(what + "it has no embeddings or no output layer")
-    if sizes[1] is not None and sizes[0] != sizes[1]:
-        raise UnsupportedError(f"{what}it has {sizes[0]} token ids, the target has {sizes[1]}")
+    if same is False:
+        raise UnsupportedError(f"{what}their tokenizers differ")
+    if same is None and targets is not None and own != targets:
+        raise UnsupportedError(
+            f"{what}it has {own} token ids, the target has {targets}, and their tokenizers are not"
+            " known; if they are equal, pass tokenizer and assistant_tokenizer, or load both"
+            " models from folders with a tokenizer.json"
+        )

@@ -42,8 +42,11 @@ class StateChannel:
     def keep_prompt(self, drafted: int) -> None:
         """Keep the prompt's states.
 
-        Those of its last token and of ``drafted`` tokens after it are kept only if accepted.
+        Those of its last token and of ``drafted`` tokens after it are kept only if accepted. There
+        are none if the user compiled the forward before: such a graph calls no hook.
         """
+        if not self._found:
+            return
         states = torch.cat(self._found, dim=1)
         last = states.shape[1] - drafted
         for row, kept in enumerate(self._kept):

@@ -22,7 +22,8 @@ DYNAMIC = "DynamicLayer"
 INDEXED = "DynamicIndexedLayer"
 STATIC = "StaticLayer"  # its length is reduced in place
 STATIC_SLIDING = "StaticSlidingWindowLayer"  # it overwrites its oldest positions: no rollback
-CROPPED = frozenset({DYNAMIC, INDEXED, "DynamicSlidingWindowLayer"})
+SLIDING = "DynamicSlidingWindowLayer"
+CROPPED = frozenset({DYNAMIC, INDEXED, SLIDING})
 LINEAR = frozenset(  # with a convolution or a recurrent state
     {
         "LinearAttentionLayer",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.classes import STATIC, STATIC_SLIDING, kind_of
+from ngramspec.hf_model.compat.classes import SLIDING, STATIC, STATIC_SLIDING, kind_of
 
 States = dict[int, Any]  # a tensor, or None before the first forward
 Update = Callable[..., Any]
@@ -73,6 +73,18 @@ def restore_update(owner: Any, own: Update | None) -> None:
 
 
 # Layers with attention
+
+
+def widen_windows(cache: Any) -> None:
+    """Replace the windowed layers of an empty dynamic cache by ones that forget nothing.
+
+    The model's masks hide what is outside a window.
+    """
+    from transformers.cache_utils import DynamicLayer
+
+    for at, layer in enumerate(cache.layers):
+        if kind_of(layer) == SLIDING:
+            cache.layers[at] = DynamicLayer()
 
 
 def crop_attention(layer: Any, count: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 from mtp_models import FAMILIES, mtp_model
+from torch.utils.hooks import RemovableHandle
 
 import ngramspec
 from ngramspec import Speculator
@@ -165,3 +168,27 @@ def test_a_model_without_a_checkpoint_is_refused(model):
     bare = AutoModelForCausalLM.from_config(model.config).eval()
     with pytest.raises(ngramspec.UnsupportedError, match="cannot be read"):
         ngramspec.generate(bare, PROMPT, use_mtp=True, **GREEDY)
+
+
+def test_the_hook_and_a_config_ask_for_it_too(model):
+    plain = model.generate(PROMPT, **GREEDY)
+    hook, by_config = Speculator("none", gamma=2), Speculator("none", gamma=2)
+    ours = model.generate(PROMPT, use_mtp=True, custom_generate=hook, **GREEDY)
+    assert ours.tolist() == plain.tolist()
+    config = copy.deepcopy(model.generation_config)
+    config.use_mtp = True
+    given = {"generation_config": config, "speculator": by_config, **GREEDY}
+    assert ngramspec.generate(model, PROMPT, **given).tolist() == plain.tolist()
+    for speculator in (hook, by_config):
+        assert speculator.stats.sources["mtp"].drafted > 0
+
+
+def test_a_forward_that_was_compiled_before_drafts_nothing(model, monkeypatch):
+    """Its graph calls no hook that was registered later, so the head never knows a state."""
+    plain, decoder = model.generate(PROMPT, **GREEDY), type(model.get_decoder())
+    handle = RemovableHandle(OrderedDict())
+    monkeypatch.setattr(decoder, "register_forward_hook", lambda *_: handle)
+    speculator = Speculator("none", gamma=2)
+    ours = ngramspec.generate(model, PROMPT, use_mtp=True, speculator=speculator, **GREEDY)
+    assert ours.tolist() == plain.tolist()
+    assert speculator.stats.drafted == speculator.stats.drafter_faults == 0
