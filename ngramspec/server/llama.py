@@ -17,7 +17,6 @@ from ngramspec import __version__
 from ngramspec.server.auth import Client
 from ngramspec.server.engine import Answers
 from ngramspec.server.errors import refuse_unless
-from ngramspec.server.fim import leading_tokens
 from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
 from ngramspec.server.openai_types import InfillBody, LlamaBody, TokenizeBody
 from ngramspec.server.responses import Stream, json_response
@@ -200,6 +199,6 @@ def _tokenized(service: Service, body: TokenizeBody) -> Response:
     if body.parse_special:
         ids = service.encode_prompt(body.content, body.add_special, None)
     else:
-        before = leading_tokens(service.tokenizer) if body.add_special else []
+        before = service.text.lead if body.add_special else []
         ids = before + service.text.encode(body.content)
     return json_response({"tokens": ids})
