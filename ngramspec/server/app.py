@@ -29,6 +29,7 @@ from ngramspec.server.middleware import Front
 from ngramspec.server.openai_types import (
     ChatBody,
     CompletionBody,
+    DetokenizeBody,
     InfillBody,
     LlamaBody,
     TokenizeBody,
@@ -115,10 +116,12 @@ Asker = Annotated[Client, Depends(_client)]
 BODY_ROUTES: dict[str, tuple[type[BaseModel], Callable[..., Awaitable[Any]]]] = {
     "/v1/completions": (CompletionBody, completions.complete),
     "/v1/chat/completions": (ChatBody, chat.chat),
+    "/chat/completions": (ChatBody, chat.chat),
     "/infill": (InfillBody, llama.respond),
     "/completion": (LlamaBody, llama.respond),
     "/completions": (LlamaBody, llama.respond),
     "/tokenize": (TokenizeBody, llama.tokenize),
+    "/detokenize": (DetokenizeBody, llama.detokenize),
 }
 
 
@@ -152,6 +155,7 @@ def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
         return {"status": "ok"}
 
     @view("/v1/models")
+    @view("/models")
     async def models(client: Asker) -> dict[str, Any]:
         return {"object": "list", "data": [described]}
 

@@ -20,7 +20,7 @@ from ngramspec.server.chat_prompt import chat_ids
 from ngramspec.server.encoding import NotTextError, TooManyTokensError
 from ngramspec.server.engine import Answers, while_connected
 from ngramspec.server.errors import ApiError, bad, refuse_unless
-from ngramspec.server.grammars import grammar_of
+from ngramspec.server.grammars import grammar_of, source_of_chat
 from ngramspec.server.job import CompletionRequest, answers_of
 from ngramspec.server.openai_types import ChatBody, Message
 from ngramspec.server.reading import json_value
@@ -33,7 +33,8 @@ from ngramspec.server.tool_parsers import PlainParser
 async def chat(service: Service, body: ChatBody, client: Client, request: Request) -> Any:
     """Answer a request, whole or as a stream. An ApiError names the invalid field."""
     prompt = await service.reading.run(request, prompt_of, service, body)
-    grammar = await while_connected(request, grammar_of(service, body, client))
+    source = partial(source_of_chat, service, body)
+    grammar = await while_connected(request, grammar_of(service, source, client))
     completions, readers = await service.reading.run(
         request, requests_and_readers, service, body, prompt, client, grammar
     )

@@ -9,8 +9,17 @@ from openai.types.chat.chat_completion_function_tool import ChatCompletionFuncti
 from openai.types.chat.chat_completion_named_tool_choice_param import (
     ChatCompletionNamedToolChoiceParam,
 )
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from ngramspec.server.llama_fields import effective
 
 MAX_ANSWERS = 128  # per prompt, and prompts per request: OpenAI's limit; Limits.answers is lower
 MIN_TEMPERATURE = 1e-6  # dividing logits by it does not overflow float32
@@ -31,8 +40,8 @@ Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 Name = Annotated[str, StringConstraints(max_length=1000)]
 Names = Annotated[list[Name], Field(max_length=1000, fail_fast=True)]
 Path = Annotated[str, StringConstraints(max_length=4096)]
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
+Stop = Annotated[str, StringConstraints(max_length=1000)]
+Stops = Annotated[list[Stop], Field(max_length=256, fail_fast=True)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
 Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_usable)]
@@ -44,6 +53,13 @@ LogitBias = Annotated[
     ],
     Field(max_length=1000),
 ]
+TokenOrText = Annotated[int, Field(ge=0, lt=2**31, strict=True)] | Stop
+# Added to the score of a token, or of each token of a text; False: it is never chosen.
+Bias = Literal[False] | Annotated[float, Field(ge=-10_000, le=10_000, strict=True)]
+LlamaBias = (
+    Annotated[list[tuple[TokenOrText, Bias]], Field(max_length=1000, fail_fast=True)]
+    | Annotated[dict[Stop, Bias], Field(max_length=1000)]
+)
 Tools = Annotated[list[ChatCompletionFunctionTool], Field(max_length=128, fail_fast=True)]
 TextParts = Annotated[
     list[ChatCompletionContentPartTextParam], Field(max_length=1000, fail_fast=True)
@@ -51,7 +67,16 @@ TextParts = Annotated[
 Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)]
 
 
-class Extras(BaseModel):
+class Given(BaseModel):
+    """An object of a request. A member that is null, or that has no effect, counts as absent."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_idle_members(cls, given: Any) -> Any:
+        return effective(given) if isinstance(given, dict) else given
+
+
+class Extras(Given):
     """The field ``ngramspec``, an extension of this server."""
 
     model_config = ConfigDict(extra="forbid")
@@ -64,7 +89,7 @@ class Extras(BaseModel):
     speculate: bool = True  # whether the answer is drafted, and added to the shared text
 
 
-class Prediction(BaseModel):
+class Prediction(Given):
     """The field ``prediction``: text that the answer will probably resemble."""
 
     model_config = ConfigDict(extra="allow")  # see reading.py
@@ -80,7 +105,7 @@ class Prediction(BaseModel):
         return "".join(part["text"] for part in self.content)
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Given):
     """The field ``stream_options``."""
 
     model_config = ConfigDict(extra="allow")  # see reading.py
@@ -89,21 +114,33 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class Common(BaseModel):
-    """The fields that completions and chats share."""
+class Body(Given):
+    """The fields that all requests for an answer share."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see reading.py
 
     model: Name | None = None
+    stop: Stop | Stops | None = None
+    ngramspec: Extras = Field(default_factory=Extras)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings; an empty one is none."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(each for each in given if each)
+
+
+class Common(Body):
+    """The fields that completions and chats share."""
+
     max_tokens: Count | None = None
     temperature: Temperature | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None
     n: Answers | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Stop | Stops | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: RepetitionPenalty | None = None
@@ -112,17 +149,11 @@ class Common(BaseModel):
     user: Name | None = None
     prediction: Prediction | None = None
     prompt_cache_key: Name | None = None
-    ngramspec: Extras = Field(default_factory=Extras)
 
     @property
     def streams_usage(self) -> bool:
         """Whether a stream ends with an event for the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 class CompletionBody(Common):
@@ -144,7 +175,7 @@ class CompletionBody(Common):
 Role = Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
 
 
-class Message(BaseModel):
+class Message(Given):
     """One message of a chat; its other fields are passed to the model's template unchanged."""
 
     model_config = ConfigDict(extra="allow")
@@ -153,7 +184,7 @@ class Message(BaseModel):
     content: str | Objects | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Given):
     """The field ``response_format``."""
 
     model_config = ConfigDict(extra="allow")  # see reading.py
@@ -213,24 +244,20 @@ class ChatBody(Common):
         return "tools" if self.offered and strict else None
 
 
-class ExtraFile(BaseModel):
+class ExtraFile(Given):
     """One entry of ``input_extra``: a file, or part of one, shown before the edited text."""
 
     text: str = ""
     filename: Path = ""
 
 
-class LlamaBody(BaseModel):
+class LlamaBody(Body):
     """The fields that llama.cpp's ``/completion`` and ``/infill`` share."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see reading.py
-
-    model: Name | None = None
     prompt: str | Tokens = ""
     n_predict: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     n_indent: Count = 0
     n_cmpl: Answers = 1
-    stop: Stops = Field(default_factory=list)
     stream: bool = False
     temperature: Annotated[float, Field(le=100), AfterValidator(_usable)] | None = None
     top_k: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 40
@@ -245,9 +272,10 @@ class LlamaBody(BaseModel):
     t_max_predict_ms: Annotated[float, Field(ge=0)] = 0.0
     response_fields: Names | None = None
     return_tokens: bool = False
+    n_probs: Annotated[int, Field(ge=0, le=20)] = 0
+    logit_bias: LlamaBias = Field(default_factory=list)
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
-    ngramspec: Extras = Field(default_factory=Extras)
 
 
 class InfillBody(LlamaBody):
@@ -261,7 +289,7 @@ class InfillBody(LlamaBody):
     filename: Path = ""
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(Given):
     """The body of ``/tokenize``."""
 
     model_config = ConfigDict(extra="allow")
@@ -270,3 +298,11 @@ class TokenizeBody(BaseModel):
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+
+
+class DetokenizeBody(Given):
+    """The body of ``/detokenize``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokens: Tokens

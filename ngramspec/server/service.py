@@ -158,14 +158,16 @@ class Service:
     def check_prompt(self, ids: Sequence[int], param: str = "prompt") -> Int32:
         """A prompt as int32 (n,); an ApiError if it is empty, too long, or has an unknown id."""
         refuse_unless(bool(ids), param, "it must have at least one token, got none")
-        refuse_unless(
-            max(ids) < self.vocabulary,
-            param,
-            f"token ids must be below {self.vocabulary}, got {max(ids)}",
-        )
+        self.check_ids(ids, param)
         if len(ids) >= self.context:
             raise self.too_long(param, len(ids))
         return np.array(ids, np.int32)
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Refuse ids that are no tokens of the model."""
+        most = max(ids, default=0)
+        message = f"token ids must be below {self.vocabulary}, got {most}"
+        refuse_unless(most < self.vocabulary, param, message)
 
     def too_long(self, param: str, tokens: int) -> ApiError:
         """The error for a prompt that does not fit into the context."""
@@ -178,11 +180,15 @@ class Service:
             return self.eos
         return tuple(dict.fromkeys((*self.eos, *self.fim.ends)))
 
-    def max_tokens(self, asked: int | None, prompt: Int32, param: str = "max_tokens") -> int:
-        """The maximum number of tokens of an answer."""
+    def max_tokens(self, asked: int | None, prompt: Int32, param: str | None) -> int:
+        """The maximum number of tokens of an answer.
+
+        An ApiError names ``param`` if the context has no room for as many as ``asked``; None: they
+        are cut to the room.
+        """
         room = self.context - len(prompt)
-        if asked is None:
-            return min(self.settings.max_tokens, room)
+        if asked is None or param is None:
+            return min(self.settings.max_tokens if asked is None else asked, room)
         if asked > room:
             raise bad(
                 param,

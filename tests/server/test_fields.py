@@ -18,6 +18,7 @@ BODIES = {
     "/completions": {"prompt": "x", "n_predict": 2},
     "/infill": INFILL,
     "/tokenize": {"content": "x"},
+    "/detokenize": {"tokens": [1]},
 }
 
 

@@ -29,12 +29,11 @@ REFUSED = [
     ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
     ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),
     ({"prompt": "x", "temperature": -1}, "temperature"),
-    ({"prompt": "x", "top_p": 0}, "top_p"),
+    ({"prompt": "x", "top_p": -1}, "top_p"),
     ({"prompt": "x", "n": 0}, "n"),
     ({"prompt": "x", "n": 99}, "n"),
     ({"prompt": "x", "best_of": 4}, "best_of"),
-    ({"prompt": "x", "stop": ""}, "stop"),
-    ({"prompt": "x", "stop": ["a"] * 40}, "stop"),
+    ({"prompt": "x", "stop": ["a"] * 400}, "stop"),
     ({"prompt": "x", "logprobs": 50}, "logprobs"),
     ({"prompt": "x", "logit_bias": {"many": 1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {str(VOCAB): 1}}, "logit_bias"),
@@ -63,7 +62,10 @@ REFUSED = [
     ({"input_prefix": "x"}, "input_suffix"),
     ({"input_prefix": "x", "input_suffix": "y", "stream": True, "n_cmpl": 2}, "n_cmpl"),
     ({"input_prefix": "x", "input_suffix": "y", "grammar": "root"}, "grammar"),
-    ({"input_prefix": "x", "input_suffix": "y", "n_predict": 600}, "n_predict"),
+    ({"input_prefix": "x", "input_suffix": "y", "n_predict": -2}, "n_predict"),
+    ({"input_prefix": "x", "input_suffix": "y", "n_probs": 50}, "n_probs"),
+    ({"input_prefix": "x", "input_suffix": "y", "logit_bias": [[VOCAB, 1]]}, "logit_bias"),
+    ({"input_prefix": "x", "input_suffix": "y", "logit_bias": {"x": 1e9}}, "logit_bias"),
 ]
 
 
