@@ -161,7 +161,7 @@ def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
     @view("/v1/models/{name:path}")
     async def model(client: Asker, name: str) -> dict[str, Any]:
-        service.check_model(name)
+        service.check_name(name)
         return described
 
     @view("/props")

@@ -63,8 +63,13 @@ class Service:
         self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a request for another model."""
-        if name not in (None, "", self.settings.name):
+        """Refuse a request that names another model, if the settings say so."""
+        if self.settings.other_models == "refuse" and name:
+            self.check_name(name)
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that is not the model's."""
+        if name != self.settings.name:
             raise ApiError(
                 404,
                 f"model: there is no model {name!r} here; the model is {self.settings.name!r}",

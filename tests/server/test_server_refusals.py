@@ -23,7 +23,6 @@ REFUSED = [
     ({"prompt": "x" * 600}, "prompt"),
     ({"prompt": None}, "prompt"),
     ({}, "prompt"),
-    ({"prompt": "x", "model": "other"}, "model"),
     ({"prompt": "x", "max_tokens": 600}, "max_tokens"),
     ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
@@ -75,10 +74,35 @@ def test_what_cannot_be_answered_is_refused_by_the_fields_name(client, body, par
     route = next((to for name, to in routes.items() if name in body), "/v1/completions")
     answer = client.post(route, json=body)
     error = answer.json()["error"]
-    assert answer.status_code == (404 if param == "model" else 400)
+    assert answer.status_code == 400
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
     assert set(error) == {"message", "type", "param", "code"}
+
+
+MODELED = [
+    ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+    ("/v1/chat/completions", CHATS | {"max_tokens": 1}),
+    ("/infill", {"input_prefix": "x", "input_suffix": "y", "n_predict": 1}),
+    ("/completion", {"prompt": "x", "n_predict": 1}),
+]
+
+
+def test_another_models_name_is_answered_by_the_served_model_or_refused(client, model):
+    for route, body in MODELED:
+        answer = client.post(route, json=body | {"model": "gpt-4"})
+        assert answer.status_code == 200
+        assert answer.json()["model"] == "tiny", "it tells which model answered"
+    assert client.get("/v1/models/gpt-4").status_code == 404
+    with served(model, other_models="refuse") as strict:
+        for route, body in MODELED:
+            for name, status in (("gpt-4", 404), ("tiny", 200), ("", 200), (None, 200)):
+                answer = strict.post(route, json=body | {"model": name})
+                assert answer.status_code == status
+            error = strict.post(route, json=body | {"model": "gpt-4"}).json()["error"]
+            assert (error["param"], error["code"]) == ("model", "model_not_found")
+    with pytest.raises(ValueError, match="other_models"):
+        settings_of(other_models="maybe")
 
 
 def test_what_is_no_request_is_refused_in_the_same_shape(client):
