@@ -14,7 +14,6 @@ from typing import Any
 from anyio.to_thread import run_sync
 from fastapi import Request, Response
 
-from ngramspec import __version__
 from ngramspec.server.auth import Client
 from ngramspec.server.engine import Answers, while_connected
 from ngramspec.server.errors import refuse_unless
@@ -24,7 +23,7 @@ from ngramspec.server.llama_fields import NEUTRAL, PARAMETERS
 from ngramspec.server.openai_types import DetokenizeBody, InfillBody, LlamaBody, TokenizeBody
 from ngramspec.server.responses import Stream, json_response
 from ngramspec.server.sampling import Sampling, TokenLogprobs
-from ngramspec.server.service import Service
+from ngramspec.server.service import BUILD, Service
 from ngramspec.server.usage import speculation_of, timings_of
 
 DEFAULT_TEMPERATURE = 0.8  # of ``/completion``, as in llama.cpp
@@ -266,7 +265,7 @@ def props(service: Service) -> dict[str, Any]:
         "bos_token": tokenizer.bos_token or "",
         "eos_token": tokenizer.eos_token or "",
         "modalities": {"vision": False, "audio": False},
-        "build_info": f"ngramspec {__version__}",
+        "build_info": BUILD,
     }
 
 

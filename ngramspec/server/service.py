@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec import __version__
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import CallFormat
 from ngramspec.hf_model.traits import embedding_count
@@ -27,6 +28,7 @@ from ngramspec.server.text import Detokenizer
 from ngramspec.server.token_bytes import TokenBytes
 from ngramspec.server.tool_format import find_format
 
+BUILD = f"ngramspec {__version__}"
 MAX_REFERENCE_TOKENS = 1 << 18
 MAX_LOGPROBS = 1 << 19  # of all tokens of a response; not tuned
 DECODED_TOKENS = 4096  # at once; not tuned
@@ -126,7 +128,12 @@ class Service:
 
     def head(self, key: str) -> dict[str, Any]:
         """The first fields of an OpenAI response with this id."""
-        return {"id": key, "created": int(time.time()), "model": self.settings.name}
+        return {
+            "id": key,
+            "created": int(time.time()),
+            "model": self.settings.name,
+            "system_fingerprint": BUILD,
+        }
 
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
