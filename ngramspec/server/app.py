@@ -117,6 +117,7 @@ BODY_ROUTES: dict[str, tuple[type[BaseModel], Callable[..., Awaitable[Any]]]] = 
     "/v1/completions": (CompletionBody, completions.complete),
     "/v1/chat/completions": (ChatBody, chat.chat),
     "/chat/completions": (ChatBody, chat.chat),
+    "/apply-template": (ChatBody, chat.apply_template),
     "/infill": (InfillBody, llama.respond),
     "/completion": (LlamaBody, llama.respond),
     "/completions": (LlamaBody, llama.respond),
@@ -132,7 +133,7 @@ def _add_answer(app: FastAPI, service: Service, path: str) -> None:
     @app.post(path, response_model=None)
     async def answered(client: Asker, request: Request) -> Any:
         body = await service.reading.body(request, kind)
-        check_fields(body, request, service.settings.unknown_fields)
+        check_fields(body, request, service.settings.unknown_fields, service.idle_fields)
         return await answer(service, body, client, request)
 
 

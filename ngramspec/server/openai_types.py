@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, LiteralString
 
 from openai.types.chat import ChatCompletionContentPartTextParam
 from openai.types.chat.chat_completion_function_tool import ChatCompletionFunctionTool
@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -193,6 +194,14 @@ class ResponseFormat(Given):
     json_schema: dict[str, Any] | None = None
 
 
+TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")  # of a chat, passed to the model's template
+UNSUPPORTED_TOOLS: dict[str, LiteralString] = {
+    "allowed_tools": "'allowed_tools' is not supported here; give only the allowed functions in"
+    " tools, and 'auto' or 'required' as tool_choice",
+    "custom": "custom tools are not supported here; use a tool of type 'function'",
+}
+
+
 class ChatBody(Common):
     """The body of ``/v1/chat/completions``."""
 
@@ -208,6 +217,26 @@ class ChatBody(Common):
     parallel_tool_calls: bool | None = None
     functions: Objects | None = None
     modalities: Names | None = None
+    chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=100)] | None = None
+    reasoning_effort: Name | None = None
+    verbosity: Name | None = None
+
+    @field_validator("tools", "tool_choice", mode="before")
+    @classmethod
+    def _without_unsupported_kinds(cls, given: Any) -> Any:
+        """Say what to use instead, which the errors of the fields' types do not."""
+        objects = given if isinstance(given, list) else [given]
+        for kind in (each.get("type") for each in objects if isinstance(each, dict)):
+            if isinstance(kind, str) and kind in UNSUPPORTED_TOOLS:
+                raise PydanticCustomError("unsupported_value", UNSUPPORTED_TOOLS[kind])
+        return given
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables for the model's template."""
+        fields = {name: getattr(self, name) for name in TEMPLATE_FIELDS}
+        known = {name: value for name, value in fields.items() if value is not None}
+        return known | (self.chat_template_kwargs or {})
 
     @property
     def offered(self) -> list[dict[str, Any]]:

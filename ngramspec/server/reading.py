@@ -174,10 +174,11 @@ def check_members(value: Any, place: str) -> None:
         containers += [child for child in children if isinstance(child, dict | list)]
 
 
-def check_fields(body: BaseModel, request: Request, mode: str) -> None:
+def check_fields(body: BaseModel, request: Request, mode: str, idle: Iterable[str] = ()) -> None:
     """Refuse unknown fields that might change the answer, or name them in the response's headers.
 
-    ``mode`` is "refuse" or "warn". Fields of the body's objects are named as ``object.field``.
+    ``mode`` is "refuse" or "warn". Fields of the body's objects are named as ``object.field``. The
+    known fields ``idle``, which the model's template does not use, are treated as unknown ones.
     """
     objects = [(f"{name}.", value) for name, value in body if isinstance(value, BaseModel)]
     unknown = [
@@ -186,6 +187,8 @@ def check_fields(body: BaseModel, request: Request, mode: str) -> None:
         for name in owner.model_extra or {}
         if name not in IGNORABLE_FIELDS
     ]
+    fields = type(body).model_fields
+    unknown += [("", name, fields) for name in idle if getattr(body, name, None) is not None]
     refused = unknown
     if mode == "warn":
         names = [(place + name)[:100] for place, name, _ in unknown[:MAX_NAMED_FIELDS]]
@@ -199,6 +202,8 @@ def check_fields(body: BaseModel, request: Request, mode: str) -> None:
 
 def _why_unknown(name: str, fields: Iterable[str]) -> str:
     """The error's message about an unknown field of an object that has the given fields."""
+    if name in fields:
+        return "the model's chat template does not use it"
     same = [each for each in SAME_FIELDS.get(name, ()) if each in fields]
     if not same and name in NEUTRAL:
         alone = " together with a penalty" if name == "repeat_last_n" else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.fim import FillInTheMiddle, family_of
 from ngramspec.server.grammar_pool import GrammarPool
 from ngramspec.server.job import CompletionRequest
-from ngramspec.server.openai_types import Common, Extras, Prediction
+from ngramspec.server.openai_types import TEMPLATE_FIELDS, Common, Extras, Prediction
 from ngramspec.server.reading import Reading
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.settings import ServerSettings
@@ -54,6 +55,11 @@ class Service:
         self.fim = None if family is None else FillInTheMiddle(family, tokenizer, self.text.encode)
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)
         plain = self.tool_format is not None and self.tool_format.template is None
+        template = str(getattr(tokenizer, "chat_template", None))
+        # Fields of a request that the template does not use, so that they have no effect.
+        self.idle_fields = frozenset(
+            name for name in TEMPLATE_FIELDS if not re.search(rf"\b{name}\b", template)
+        )
         self.call_format = CallFormat(tokenizer) if plain else None
         self.encode_prompt = self.text.encode_prompt
         self.reading = Reading(settings.limits)

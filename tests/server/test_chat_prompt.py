@@ -62,11 +62,13 @@ SPECIAL += ["<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|LOUD|>"]
 PLAIN = ["<@User@>", "<@Assistant@>", "<think>", "</think>", "<tool_call>"]
 
 
-def ids_of(tokenizer, encoder, messages, tools):
+def ids_of(tokenizer, encoder, messages, tools, variables=None):
     def encode(text):
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    return chat_ids(tokenizer, encoder, messages, tools, encode=encode, most=1 << 20)
+    return chat_ids(
+        tokenizer, encoder, messages, tools, variables or {}, encode=encode, most=1 << 20
+    )
 
 
 class Chats:
@@ -325,21 +327,102 @@ def test_what_cannot_be_text_is_refused_by_the_fields_name(client, monkeypatch):
 
 
 def test_what_security_md_says_of_parts_of_names():
-    """A part in a message stays text; one in a tool's text becomes a token; a whole name never."""
+    """A part in a message stays text; one in a tool or a variable becomes a token; a name never."""
     from serving import letters
 
     tokenizer = letters()
     tokenizer.chat_template = (
         "{% for m in messages %}<|{{ m.content }}|>{% endfor %}"
         "{% for t in tools or [] %}<|{{ t.function.description }}|>{% endfor %}"
+        "<|{{ reasoning_effort }}|>"
     )
     encoder = TextEncoder(tokenizer)
 
-    def count(content, description):
+    def count(content, description, effort="low"):
         tool = {"type": "function", "function": {"name": "f", "description": description}}
         message = {"role": "user", "content": content}
-        return encoder.count(ids_of(tokenizer, encoder, [message], [tool]))
+        variables = {"reasoning_effort": effort}
+        return encoder.count(ids_of(tokenizer, encoder, [message], [tool], variables))
 
     assert count("fim_prefix", "x") == 0
     assert count("x", "fim_prefix") == 1
     assert count("<|fim_prefix|>", "<|fim_prefix|>") == 0
+    assert count("x", "x", effort="fim_prefix") == 1, "as in a tool's text"
+    assert count("x", "x", effort="<|fim_prefix|>") == 0
+    assert count("x", "x", effort={"a": ["<|fim_prefix|>"]}) == 0
+
+
+THINKER = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+    "{% if reasoning_effort %}effort {{ reasoning_effort }};{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinker(model):
+    from serving import letters, served
+
+    tokenizer = letters()
+    tokenizer.chat_template = THINKER
+    with served(model, tokenizer) as client:
+        yield client
+
+
+HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({}, ""),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "<think></think>"),
+        ({"chat_template_kwargs": {"enable_thinking": True, "other": None}}, ""),
+        ({"reasoning_effort": "high"}, "effort high;"),
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}},
+            "effort low;",
+        ),
+    ],
+    ids=str,
+)
+def test_a_template_gets_its_variables(thinker, model, tokenizer, fields, end):
+    prompt = f"user:hi;assistant:{end}"
+    answer = ask(thinker, "/v1/chat/completions", **HI, **fields)
+    assert answer["choices"][0]["message"]["content"] == plain(model, tokenizer, prompt, 8)
+    assert ask(thinker, "/apply-template", **HI, **fields) == {"prompt": prompt}
+
+
+def test_arguments_of_the_template_function_are_no_variables(thinker):
+    for name in ("chat_template", "tools", "messages", "tokenize", "add_generation_prompt"):
+        for route in ("/v1/chat/completions", "/apply-template"):
+            answer = thinker.post(route, json=HI | {"chat_template_kwargs": {name: "x"}})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "chat_template_kwargs")
+            assert repr(name) in error["message"]
+
+
+def test_a_field_that_the_template_does_not_use_is_treated_as_unknown(thinker, model):
+    from serving import letters, served
+
+    answer = thinker.post("/v1/chat/completions", json=HI | {"verbosity": "low"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "verbosity")
+    assert error["code"] == "unknown_parameter"
+    assert "template does not use it" in error["message"]
+    with served(model, letters(), unknown_fields="warn") as lenient:
+        body = HI | {"verbosity": "low", "reasoning_effort": "low"}
+        answer = lenient.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200
+        named = set(answer.headers["x-ignored-fields"].split(", "))
+        assert named == {"verbosity", "reasoning_effort"}
+
+
+def test_a_template_that_fails_is_named_by_apply_template_too(thinker):
+    answer = thinker.post("/apply-template", json={"messages": []})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    answer = thinker.post(
+        "/apply-template", json={"messages": [{"role": "user", "content": image}]}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")

@@ -351,3 +351,19 @@ def test_a_model_that_knows_no_tools_refuses_them(client):
         assert error["param"] == param
         assert "does not support tools" in error["message"]
     ask(client, ROUTE, tools=TOOLS, tool_choice="none", max_tokens=2, **HI)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "only the allowed"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "custom tools are not"),
+        ({"tools": [*TOOLS, {"type": "custom", "custom": {"name": "x"}}]}, "custom tools are not"),
+    ],
+)
+def test_kinds_of_tools_that_are_not_supported_are_refused_with_what_to_use(caller, field, words):
+    answer = caller.post(ROUTE, json={"tools": TOOLS} | field | HI)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, next(iter(field)))
+    assert words in error["message"]
+    assert "validation" not in error["message"]
