@@ -256,7 +256,7 @@ def routes():
     app = make_app(tiny_llama(vocab=VOCAB), letters(), settings_of())
     posted = {route.path for route in app.routes if "POST" in (route.methods or ())}
     assert posted == set(BODY_ROUTES)
-    return {path: kind for path, (kind, _) in BODY_ROUTES.items()}
+    return {path: route.kind for path, route in BODY_ROUTES.items()}
 
 
 def refuse_constant(name):

@@ -57,7 +57,7 @@ def test_a_field_at_its_default_counts_as_absent(client, route):
 def test_null_counts_as_absent(client, route):
     from ngramspec.server.app import BODY_ROUTES
 
-    fields = [*BODY_ROUTES[route][0].model_fields, *DEFAULTS, "max_tokenz"]
+    fields = [*BODY_ROUTES[route].kind.model_fields, *DEFAULTS, "max_tokenz"]
     nulls = {name: None for name in fields if name not in ROUTES[route]}
     names = ("stores", "reference", "namespace", "usage", "speculate")
     nulls["ngramspec"] = dict.fromkeys(names)
