@@ -1,8 +1,9 @@
 """llama.cpp's routes, as far as llama.vim, llama.vscode and other clients of it use them.
 
 Differences: ``/infill`` without ``temperature`` is greedy, because llama.cpp's sampler ``infill``
-nearly is; that sampler's merging of tokens is not implemented. ``t_max_prompt_ms``, ``id_slot`` and
-``cache_prompt`` have no effect here and are ignored.
+nearly is; that sampler's merging of tokens is not implemented. The penalties count the whole text,
+not its last ``repeat_last_n`` tokens. ``t_max_prompt_ms``, ``id_slot`` and ``cache_prompt`` have no
+effect here and are ignored.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ PENALTIES = {"repeat_penalty", "repetition_penalty", "presence_penalty", "freque
 
 
 def effective(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request without those that are null or have no effect."""
+    """The fields of a request without those that have no effect."""
     found = {name: value for name, value in given.items() if not _idle(name, value)}
     if not PENALTIES & found.keys():
         found.pop("repeat_last_n", None)
@@ -64,7 +64,7 @@ def effective(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _idle(name: str, value: Any) -> bool:
-    if value is None or name in PARAMETERS:
-        return True
-    neutral = NEUTRAL.get(name)
+    if name not in NEUTRAL:
+        return name in PARAMETERS
+    neutral = NEUTRAL[name]
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)

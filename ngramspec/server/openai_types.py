@@ -69,12 +69,14 @@ Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)
 
 
 class Given(BaseModel):
-    """An object of a request. A member that is null, or that has no effect, counts as absent."""
+    """An object of a request. A member that is null counts as absent."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_idle_members(cls, given: Any) -> Any:
-        return effective(given) if isinstance(given, dict) else given
+    def _without_null(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class Extras(Given):
@@ -123,6 +125,11 @@ class Body(Given):
     model: Name | None = None
     stop: Stop | Stops | None = None
     ngramspec: Extras = Field(default_factory=Extras)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_idle_fields(cls, given: Any) -> Any:
+        return effective(given) if isinstance(given, dict) else given
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -177,7 +184,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function", "
 
 
 class Message(Given):
-    """One message of a chat; its other fields are passed to the model's template unchanged."""
+    """One message of a chat; its other fields are passed to the model's template."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -194,7 +194,11 @@ def check_fields(body: BaseModel, request: Request, mode: str, idle: Iterable[st
         names = [(place + name)[:100] for place, name, _ in unknown[:MAX_NAMED_FIELDS]]
         if names:
             request.scope["state"]["ignored"] = ", ".join(quote(name, safe="") for name in names)
-        refused = [each for each in unknown if each[1] in CONSTRAINING_FIELDS and not each[0]]
+        refused = [
+            (place, name, fields)
+            for place, name, fields in unknown
+            if (not place and name in CONSTRAINING_FIELDS) or place == "response_format."
+        ]
     if refused:
         place, name, fields = refused[0]
         raise bad((place + name)[:100], _why_unknown(name, fields), "unknown_parameter")

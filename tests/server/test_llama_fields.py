@@ -95,6 +95,12 @@ def test_a_sampler_that_the_server_lacks_is_refused_with_the_value_that_it_suppo
         assert message in error["message"]
 
 
+def test_a_default_counts_as_absent_only_among_the_fields_of_a_request(client):
+    body = CHAT | {"prediction": {"type": "content", "content": "x", "mirostat": 0}}
+    answer = client.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prediction.mirostat")
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_penalties_window_is_refused_only_where_it_would_change_the_text(client, route):
     name = "repetition_penalty" if route.startswith("/v1") else "repeat_penalty"
@@ -119,6 +125,10 @@ def test_a_constraint_is_never_ignored(model, mode):
                 assert (answer.status_code, error["param"]) == (400, name)
                 assert ("'response_format'" in error["message"]) == ("chat" in route)
             assert client.post(route, json=ROUTES[route] | {"grammar": ""}).status_code == 200
+        form = {"type": "json_object", "schema": {"type": "object"}}  # llama.cpp's
+        answer = client.post("/v1/chat/completions", json=CHAT | {"response_format": form})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "response_format.schema")
 
 
 def test_more_tokens_than_the_context_has_room_for_are_cut(model, tokenizer):
