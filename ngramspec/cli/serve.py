@@ -75,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a request: answer 400, or name them in the header X-Ignored-Fields"
         " (default: refuse)",
     )
+    parser.add_argument(
+        "--other-models",
+        choices=("answer", "refuse"),
+        default="answer",
+        help="requests that name another model: answer with this one, or 404 (default: answer)",
+    )
     limits = parser.add_argument_group("limits")
     add_count(limits, "--max-tokens", 256, "of an answer whose request sets no limit")
     limits.add_argument("--context", type=int, metavar="N", help="tokens of prompt and answer")
@@ -160,6 +166,7 @@ def settings_of(
         max_tokens=arguments.max_tokens,
         allowed_hosts=[arguments.host, *check_allowed(arguments.allowed_hosts)],
         unknown_fields=arguments.unknown_fields,
+        other_models=arguments.other_models,
     )
 
 

@@ -8,10 +8,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi.responses import PlainTextResponse
 from openai.types import Model
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
@@ -25,14 +26,16 @@ from ngramspec.server.errors import add_handlers
 from ngramspec.server.job import CompletionRequest, ModelRunner
 from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.metrics import Metrics
-from ngramspec.server.middleware import Front
+from ngramspec.server.middleware import PUBLIC_PATHS, Front
 from ngramspec.server.openai_types import (
     ChatBody,
     CompletionBody,
+    DetokenizeBody,
     InfillBody,
     LlamaBody,
     TokenizeBody,
 )
+from ngramspec.server.openapi import RESPONSES, described, document
 from ngramspec.server.reading import check_fields
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.service import Service
@@ -91,7 +94,13 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
             await asyncio.wait(running, timeout=SHUTDOWN_GRACE_SECONDS)
         await service.grammars.close()
 
-    app = FastAPI(title="ngramspec", version=__version__, lifespan=lifespan, openapi_url=None)
+    app = FastAPI(
+        title="ngramspec",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None,  # see ``_add_views``
+        responses=RESPONSES,
+    )
     app.state.service = service
     add_handlers(app)
     app.add_middleware(Front, settings=settings, count=metrics.count_request, running=running)
@@ -111,25 +120,47 @@ def _client(
 Asker = Annotated[Client, Depends(_client)]
 
 
-# By path: the type of the body, and what answers it.
-BODY_ROUTES: dict[str, tuple[type[BaseModel], Callable[..., Awaitable[Any]]]] = {
-    "/v1/completions": (CompletionBody, completions.complete),
-    "/v1/chat/completions": (ChatBody, chat.chat),
-    "/infill": (InfillBody, llama.respond),
-    "/completion": (LlamaBody, llama.respond),
-    "/completions": (LlamaBody, llama.respond),
-    "/tokenize": (TokenizeBody, llama.tokenize),
+class BodyRoute(NamedTuple):
+    """A route whose requests have a body: its type, and what answers it."""
+
+    kind: type[BaseModel]
+    answer: Callable[..., Awaitable[Any]]
+    summary: str
+    streams: bool = True
+
+
+_CHAT = BodyRoute(ChatBody, chat.chat, "OpenAI's chat completion")
+_COMPLETION = BodyRoute(LlamaBody, llama.respond, "llama.cpp's completion")
+BODY_ROUTES = {
+    "/v1/completions": BodyRoute(CompletionBody, completions.complete, "OpenAI's completion"),
+    "/v1/chat/completions": _CHAT,
+    "/chat/completions": _CHAT,
+    "/infill": BodyRoute(InfillBody, llama.respond, "Text between a prefix and a suffix"),
+    "/completion": _COMPLETION,
+    "/completions": _COMPLETION,
+    "/apply-template": BodyRoute(
+        ChatBody, chat.apply_template, "The text of a chat's prompt", streams=False
+    ),
+    "/tokenize": BodyRoute(TokenizeBody, llama.tokenize, "The tokens of a text", streams=False),
+    "/detokenize": BodyRoute(DetokenizeBody, llama.detokenize, "The text of tokens", streams=False),
 }
 
 
 def _add_answer(app: FastAPI, service: Service, path: str) -> None:
     """Add one of BODY_ROUTES."""
-    kind, answer = BODY_ROUTES[path]
+    kind, answer, summary, streams = BODY_ROUTES[path]
+    mode = service.settings.unknown_fields
 
-    @app.post(path, response_model=None)
+    @app.post(
+        path,
+        response_model=None,
+        summary=summary,
+        operation_id=path.strip("/").replace("/", "_"),
+        openapi_extra=described(kind, streams, mode),
+    )
     async def answered(client: Asker, request: Request) -> Any:
         body = await service.reading.body(request, kind)
-        check_fields(body, request, service.settings.unknown_fields)
+        check_fields(body, request, mode, service.idle_fields)
         return await answer(service, body, client, request)
 
 
@@ -138,13 +169,17 @@ def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
     card = Model(
         id=service.settings.name, created=int(time.time()), object="model", owned_by="ngramspec"
     )
-    described: dict[str, Any] = card.model_dump(mode="json") | {
+    entry: dict[str, Any] = card.model_dump(mode="json") | {
         "max_model_len": service.context,
         "fill_in_the_middle": None if service.fim is None else service.fim.family.name,
     }
 
-    def view(path: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return app.api_route(path, methods=["GET", "HEAD"])
+    def view(path: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            app.head(path, include_in_schema=False)(function)
+            return app.get(path, **options)(function)
+
+        return add
 
     @view("/health")
     @view("/v1/health")
@@ -152,18 +187,28 @@ def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
         return {"status": "ok"}
 
     @view("/v1/models")
-    async def models(client: Asker) -> dict[str, Any]:
-        return {"object": "list", "data": [described]}
+    @view("/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [entry]}
 
     @view("/v1/models/{name:path}")
-    async def model(client: Asker, name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return described
+    async def model(name: str) -> dict[str, Any]:
+        service.check_name(name)
+        return entry
 
     @view("/props")
-    async def props(client: Asker) -> dict[str, Any]:
+    async def props() -> dict[str, Any]:
         return llama.props(service)
 
-    @view("/metrics")
-    async def page(client: Asker) -> Response:
+    @view("/metrics", response_class=PlainTextResponse)
+    async def metrics_page() -> Response:
         return Response(metrics.text(service.engine), media_type=CONTENT_TYPE_LATEST)
+
+    @cache
+    def written() -> dict[str, Any]:
+        kinds = {route.kind for route in BODY_ROUTES.values()}
+        return document(app, kinds, service.settings, PUBLIC_PATHS)
+
+    @view("/openapi.json", include_in_schema=False)
+    def openapi() -> dict[str, Any]:  # in a thread: writing it takes long
+        return written()

@@ -5,35 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from inspect import signature
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from anyio.to_thread import run_sync
-from fastapi import Request
+from fastapi import Request, Response
 
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.server import chat_answer
 from ngramspec.server.auth import Client
 from ngramspec.server.chat_answer import Reader
-from ngramspec.server.chat_prompt import chat_ids
+from ngramspec.server.chat_prompt import chat_ids, prompt_text
 from ngramspec.server.encoding import NotTextError, TooManyTokensError
 from ngramspec.server.engine import Answers, while_connected
 from ngramspec.server.errors import ApiError, bad, refuse_unless
-from ngramspec.server.grammars import grammar_of
+from ngramspec.server.grammars import grammar_of, source_of_chat
 from ngramspec.server.job import CompletionRequest, answers_of
 from ngramspec.server.openai_types import ChatBody, Message
 from ngramspec.server.reading import json_value
-from ngramspec.server.responses import Stream
+from ngramspec.server.responses import Stream, json_response
 from ngramspec.server.service import Service
 from ngramspec.server.settings import Limits
 from ngramspec.server.tool_parsers import PlainParser
+
+T = TypeVar("T")
 
 
 async def chat(service: Service, body: ChatBody, client: Client, request: Request) -> Any:
     """Answer a request, whole or as a stream. An ApiError names the invalid field."""
     prompt = await service.reading.run(request, prompt_of, service, body)
-    grammar = await while_connected(request, grammar_of(service, body, client))
+    source = partial(source_of_chat, service, body)
+    grammar = await while_connected(request, grammar_of(service, source, client))
     completions, readers = await service.reading.run(
         request, requests_and_readers, service, body, prompt, client, grammar
     )
@@ -46,8 +50,33 @@ async def chat(service: Service, body: ChatBody, client: Client, request: Reques
     return await run_sync(chat_answer.whole, service, body, answers, found, readers, head)
 
 
+async def apply_template(
+    service: Service, body: ChatBody, client: Client, request: Request
+) -> Response:
+    """The text of a chat's prompt, as llama.cpp's ``/apply-template``.
+
+    A control token's name in a message is not told apart from the template's own.
+    """
+    return await service.reading.run(request, _rendered, service, body)
+
+
+def _rendered(service: Service, body: ChatBody) -> Response:
+    check(service, body)
+
+    def text_of(messages: list[Any], tools: list[Any]) -> str:
+        return prompt_text(service.tokenizer, messages, tools, body.variables)
+
+    return json_response({"prompt": templated(service, body, text_of)})
+
+
 def prompt_of(service: Service, body: ChatBody) -> Int32:
     """Check a request's fields and encode its prompt. This can take seconds."""
+    check(service, body)
+    return service.check_prompt(encoded(service, body), "messages")
+
+
+def check(service: Service, body: ChatBody) -> None:
+    """Refuse a chat's fields that are not supported; an ApiError names the field."""
     service.check_model(body.model)
     service.check_count(body.n or 1, "n")
     refuse_unless(not body.functions, "functions", "not supported here; use tools")
@@ -66,24 +95,38 @@ def prompt_of(service: Service, body: ChatBody) -> Int32:
     refuse_unless(all(names), "tools", "a function must have a name")
     refuse_unless(bool(names) or not body.must_call, "tool_choice", "there are no tools to call")
     refuse_unless(body.chosen in (None, *names), "tool_choice", f"there is no tool {body.chosen!r}")
-    return service.check_prompt(encoded(service, body), "messages")
+    own = {*signature(service.tokenizer.apply_chat_template).parameters, "messages"}
+    for name in body.chat_template_kwargs or ():
+        message = f"{name!r} cannot be set, only the template's own variables"
+        refuse_unless(name not in own, "chat_template_kwargs", message)
 
 
 def encoded(service: Service, body: ChatBody) -> list[int]:
-    """The ids that the model's own template makes of the messages and tools.
+    """The ids that the model's own template makes of the messages and tools."""
+    encode = partial(service.encode, param="messages", framed=False)
+
+    def ids_of(messages: list[Any], tools: list[Any]) -> list[int]:
+        return chat_ids(
+            service.tokenizer,
+            service.text,
+            messages,
+            tools,
+            body.variables,
+            encode=encode,
+            most=service.context - 1,
+        )
+
+    return templated(service, body, ids_of)
+
+
+def templated(service: Service, body: ChatBody, apply: Callable[[list[Any], list[Any]], T]) -> T:
+    """What ``apply`` makes of messages and tools with the model's own template.
 
     If the template fails with the tools but accepts the messages alone, the error names the tools.
     """
     given = [message_of(service, each) for each in body.messages]
-
-    encode = partial(service.encode, param="messages", framed=False)
-
-    def templated(tools: list[dict[str, Any]]) -> list[int]:
-        most = service.context - 1
-        return chat_ids(service.tokenizer, service.text, given, tools, encode=encode, most=most)
-
     try:
-        return templated(body.offered)
+        return apply(given, body.offered)
     except ApiError:
         raise
     except TooManyTokensError as error:
@@ -94,7 +137,7 @@ def encoded(service: Service, body: ChatBody) -> list[int]:
         blamed = "messages"
         if body.offered:
             with suppress(Exception):
-                templated([])
+                apply(given, [])
                 blamed = "tools"
         raise bad(blamed, f"the model's template refuses them: {words_of(error)}") from error
 

@@ -94,10 +94,13 @@ def message_of(parts: Sequence[Part]) -> ChatCompletionMessage:
     content = "".join(part.content for part in parts)
     reasoning = "".join(part.reasoning for part in parts)
     more: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
+    if calls:
+        more["tool_calls"] = calls
     return ChatCompletionMessage(
         role="assistant",
         content=None if calls and not content else content,
-        tool_calls=calls or None,
+        refusal=None,
+        annotations=[],
         **more,
     )
 
@@ -159,7 +162,7 @@ def new_id() -> str:
 
 
 def _chunk(index: int, choice_delta: ChoiceDelta) -> ChunkChoice:
-    return ChunkChoice.construct(index=index, delta=choice_delta, finish_reason=None)
+    return ChunkChoice.construct(index=index, delta=choice_delta, logprobs=None, finish_reason=None)
 
 
 def logprobs(
@@ -179,7 +182,7 @@ def logprobs(
         own = _token(service, each.token, hidden)
         value = each.logprob or 0.0
         found.append(ChatCompletionTokenLogprob(**own, logprob=value, top_logprobs=top))
-    return ChoiceLogprobs(content=found)
+    return ChoiceLogprobs(content=found, refusal=None)
 
 
 def _token(service: Service, token: int, hidden: Container[int] | None) -> dict[str, Any]:

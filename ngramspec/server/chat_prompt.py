@@ -23,11 +23,12 @@ def chat_ids(
     encoder: TextEncoder,
     messages: list[Any],
     tools: list[Any],
+    variables: Mapping[str, Any],
     *,
     encode: Callable[[str], list[int]],
     most: int,
 ) -> list[int]:
-    """The ids of the prompt that the model's template makes of messages and tools.
+    """The ids of the prompt that the model's template makes of messages, tools and variables.
 
     If these contain no names of control tokens, the ids are those of
     ``apply_chat_template(tokenize=True)``. ``encode`` encodes a text with its control tokens, and
@@ -37,9 +38,10 @@ def chat_ids(
     """
     marks: dict[str, str] = defaultdict(random_digits)  # by the name that each replaces
     messages, tools = marked(messages, encoder, marks), marked(tools, encoder, marks)
-    text = prompt_text(tokenizer, messages, tools)
+    variables = {name: marked(each, encoder, marks) for name, each in variables.items()}
+    text = prompt_text(tokenizer, messages, tools, variables)
     every = encoder.spans(text)
-    own = own_spans(tokenizer, encoder, messages, tools, text)
+    own = own_spans(tokenizer, encoder, messages, tools, variables, text)
     if own == every and not marks:
         ids = encode(text)
         if encoder.count(ids) <= len(own):
@@ -62,7 +64,12 @@ def marked(value: Any, encoder: TextEncoder, marks: dict[str, str]) -> Any:
 
 
 def own_spans(
-    tokenizer: Any, encoder: TextEncoder, messages: list[Any], tools: list[Any], text: str
+    tokenizer: Any,
+    encoder: TextEncoder,
+    messages: list[Any],
+    tools: list[Any],
+    variables: Mapping[str, Any],
+    text: str,
 ) -> list[Span]:
     """The spans of control tokens' names that the template itself wrote.
 
@@ -70,7 +77,7 @@ def own_spans(
     """
     veil = str.maketrans({each: VEIL for each in "".join(encoder.names) if not _kept(each)})
     try:
-        second = prompt_text(tokenizer, veiled(messages, veil), tools)
+        second = prompt_text(tokenizer, veiled(messages, veil), tools, variables)
     except Exception:  # whatever a template raises about characters
         second = ""
     same = len(second) == len(text) and all(
@@ -93,10 +100,12 @@ def veiled(value: Any, veil: Mapping[int, str]) -> Any:
     return value
 
 
-def prompt_text(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str:
+def prompt_text(
+    tokenizer: Any, messages: list[Any], tools: list[Any], variables: Mapping[str, Any]
+) -> str:
     """The text that the model's template renders."""
     text: str = tokenizer.apply_chat_template(
-        messages, tools=tools or None, add_generation_prompt=True, tokenize=False
+        messages, tools=tools or None, add_generation_prompt=True, tokenize=False, **variables
     )
     return text
 

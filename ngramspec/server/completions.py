@@ -76,7 +76,7 @@ def read(
     for prompt in prompts:
         own = common | {
             "prompt": prompt,
-            "max_tokens": service.max_tokens(body.max_tokens, prompt),
+            "max_tokens": service.max_tokens(body.max_tokens, prompt, "max_tokens"),
             "eos": service.ends_of(prompt),
             "reference": reference(prompt),
         }

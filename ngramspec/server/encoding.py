@@ -48,10 +48,11 @@ class NotTextError(ValueError):
 class TextEncoder:
     """Encodes texts with a copy of a tokenizer. Thread-safe.
 
-    ``names`` and ``ids`` are those of the control tokens, see ``control_names``. ``longest`` is an
-    upper bound on the characters of text that one token represents: a vocabulary entry has at least
-    one character for each byte or character of its token's text. It does not hold for a tokenizer
-    that drops characters or encodes a run of unknown characters as one token.
+    ``names`` and ``ids`` are those of the control tokens, see ``control_names``. ``lead`` are the
+    tokens before every framed text, see ``leading_tokens``. ``longest`` is an upper bound on the
+    characters of text that one token represents: a vocabulary entry has at least one character for
+    each byte or character of its token's text. It does not hold for a tokenizer that drops
+    characters or encodes a run of unknown characters as one token.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -61,6 +62,7 @@ class TextEncoder:
         self._longest_name = max(map(len, self.names), default=0)
         self._tokenizer = tokenizer
         self.longest = max(map(len, tokenizer.get_vocab()))
+        self.lead = leading_tokens(tokenizer)
         self._aliases: dict[str, str] = {}
         self._named: dict[int, int] = {}  # ids of aliases to ids of their control tokens
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -87,12 +89,21 @@ class TextEncoder:
     def encode_prompt(self, text: str, framed: bool, most: int | None) -> list[int]:
         """The ids of a text in which names of special tokens become these tokens.
 
-        ``framed``: add the tokens that the tokenizer adds to every text. A TooManyTokensError is
-        raised if there are more than ``most`` ids.
+        ``framed``: add the tokens that the tokenizer adds to every text, but no second BOS token to
+        a text that begins with its name. A TooManyTokensError is raised if there are more than
+        ``most`` ids.
         """
+        lead = self.lead if framed else []
         if self._of_prompts is None:
-            return list(self._tokenizer(text, add_special_tokens=framed)["input_ids"])
-        return without_gil(self._of_prompts, text, add_special_tokens=framed, most=most)
+            ids = list(self._tokenizer(text, add_special_tokens=framed)["input_ids"])
+        else:
+            most_found = None if most is None else most + len(lead)
+            ids = without_gil(self._of_prompts, text, add_special_tokens=framed, most=most_found)
+        if lead and ids[: 2 * len(lead)] == lead * 2:
+            ids = ids[len(lead) :]
+        if most is not None and len(ids) > most:
+            raise TooManyTokensError(len(ids))
+        return ids
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """The ids of a text, without control tokens; see ``encode_with``."""
@@ -162,6 +173,13 @@ class TextEncoder:
             for name, alias in self._aliases.items()
         }
         return backend
+
+
+def leading_tokens(tokenizer: Any) -> list[int]:
+    """The tokens that a tokenizer adds before every text: its BOS token, or none."""
+    first = list(tokenizer("")["input_ids"])[:1]
+    bos = getattr(tokenizer, "bos_token_id", None)
+    return first if bos is not None and first == [bos] else []
 
 
 def untruncated(backend: Any) -> Any:

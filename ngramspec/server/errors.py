@@ -13,13 +13,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 ERROR_TYPES = {
-    **dict.fromkeys((400, 404, 405, 413, 421), "invalid_request_error"),
+    **dict.fromkeys((400, 404, 405, 413, 415, 421), "invalid_request_error"),
     401: "authentication_error",
     429: "rate_limit_error",
     499: "cancelled_error",
     503: "service_unavailable_error",
 }
-ERROR_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
+ERROR_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    415: {"Accept-Encoding": "identity"},
+    429: {"Retry-After": "1"},
+}
 
 
 class ApiError(Exception):

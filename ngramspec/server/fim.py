@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ngramspec.draft import Int32
+from ngramspec.server.encoding import leading_tokens
 from ngramspec.server.fim_families import FAMILIES, Family
 from ngramspec.server.openai_types import ExtraFile
 
@@ -141,10 +142,3 @@ def family_of(tokenizer: Any) -> Family | None:
     """The family whose special tokens a tokenizer has, or None."""
     vocabulary = set(tokenizer.get_vocab())
     return next((each for each in FAMILIES if vocabulary.issuperset(each.tokens)), None)
-
-
-def leading_tokens(tokenizer: Any) -> list[int]:
-    """The tokens that a tokenizer adds before every text: its BOS token, or none."""
-    first = list(tokenizer("")["input_ids"])[:1]
-    bos = getattr(tokenizer, "bos_token_id", None)
-    return first if bos is not None and first == [bos] else []

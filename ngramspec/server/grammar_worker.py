@@ -35,13 +35,15 @@ def compiler_of(vocabulary: str) -> Any:
 def compiled(compiler: Any, kind: str, text: str) -> Any:
     """A grammar compiled by xgrammar's ``GrammarCompiler``; a RuntimeError if it cannot be used.
 
-    ``kind`` is "json", "json_schema" or "structural_tag". ``text`` is the schema or the tag, as
-    JSON; it is ignored for "json".
+    ``kind`` is "json", "json_schema", "structural_tag" or "grammar". ``text`` is the schema or the
+    tag, as JSON, or a grammar in llama.cpp's GBNF; it is ignored for "json".
     """
     if kind == "json":
         return compiler.compile_builtin_json_grammar()
     if kind == "json_schema":
         return compiler.compile_json_schema(text)
+    if kind == "grammar":
+        return compiler.compile_grammar(text)
     return compiler.compile_structural_tag(text)
 
 

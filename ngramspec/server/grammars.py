@@ -1,4 +1,4 @@
-"""Answers constrained by xgrammar: ``response_format`` and tool calls."""
+"""Answers constrained by xgrammar: schemas, grammars and tool calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ngramspec.server.auth import Client
 from ngramspec.server.errors import bad, refuse_unless
 from ngramspec.server.grammar_pool import UnusableGrammarError
-from ngramspec.server.openai_types import ChatBody
+from ngramspec.server.openai_types import ChatBody, LlamaBody
 from ngramspec.server.responses import json_parts
 from ngramspec.server.service import Service
 from ngramspec.server.tool_parsers import CLOSE, OPEN
@@ -21,31 +21,54 @@ INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
 MAX_SCHEMA_CHARACTERS = 65536  # bounds the size of the compiled grammar; not tuned
 
 
-async def grammar_of(service: Service, body: ChatBody, client: Client) -> Callable[[], Any] | None:
+# The request's field that requires a grammar, and the grammar's kind and text, see
+# ``grammar_worker.compiled``.
+Source = tuple[str, str, str]
+
+
+async def grammar_of(
+    service: Service, source: Callable[[], Source | None], client: Client
+) -> Callable[[], Any] | None:
     """The factory of a request's logits processor; None if any text is allowed.
 
-    It can take seconds. Cancelling this call ends the compilation. An ApiError says that xgrammar
-    is not installed, or cannot compile the schema within the time limit.
+    ``source`` is called in a thread. This can take seconds. Cancelling this call ends the
+    compilation. An ApiError says that xgrammar is not installed, or cannot compile the grammar
+    within the time limit.
     """
-    source = await asyncio.to_thread(source_of, service, body)
-    if source is None:
+    found = await asyncio.to_thread(source)
+    if found is None:
         return None
-    param, kind, text = source
+    param, kind, text = found
     try:
         grammar = await service.grammars.compile(client.user, kind, text)
     except UnusableGrammarError as error:
-        raise bad(param, f"the schema cannot be used: {error}") from error
+        what = "grammar" if kind == "grammar" else "schema"
+        raise bad(param, f"the {what} cannot be used: {error}") from error
     import xgrammar
 
     return partial(xgrammar.contrib.hf.LogitsProcessor, grammar)
 
 
-def source_of(service: Service, body: ChatBody) -> tuple[str, str, str] | None:
-    """The grammar that a request asks for, or an ApiError if it is not supported; None: any text.
+def source_of_llama(service: Service, body: LlamaBody) -> Source | None:
+    """The grammar that a request to llama.cpp's routes asks for; see ``source_of_chat``.
 
-    Returns the request's field that requires the grammar, and the grammar's kind and text, see
-    ``grammar_worker.compiled``.
+    As in llama.cpp, ``grammar`` takes precedence over ``json_schema``.
     """
+    param = "json_schema" if body.grammar is None else "grammar"
+    given = getattr(body, param)
+    if given is None:
+        return None
+    check_available(service, param, "it")
+    refuse_unless(not body.ignore_eos, "ignore_eos", f"not supported together with {param}")
+    if param == "json_schema":
+        return param, param, bounded_json(param, given)
+    most = MAX_SCHEMA_CHARACTERS
+    refuse_unless(len(given) <= most, param, f"at most {most} characters, got {len(given)}")
+    return param, param, given
+
+
+def source_of_chat(service: Service, body: ChatBody) -> Source | None:
+    """The grammar that a chat asks for, or an ApiError if it is not supported; None: any text."""
     form, param = body.response_format, body.constrained_by
     if form is not None and form.type != "text":
         param = "response_format"

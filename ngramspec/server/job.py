@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,7 @@ class Delta:
     ended: str | None = None  # why the answer has ended: "stop", "length" or "cancelled"
     stop: str | None = None  # the stop string that ended it
     error: Exception | None = None  # the error that ended it
+    tokens: tuple[int, ...] = ()  # of the turn; their text may come later
 
 
 @dataclass(slots=True)
@@ -222,13 +223,14 @@ class Job:
         over = generation.finished or self._too_late()
         if over:
             text += self._stop.add(self._text.add((), last=True), last=True)
+        delta = Delta(text, logprobs, tokens=tuple(progress.tokens[before:]))
         if self._stop.found is not None:
-            self._end(runner, Delta(text, logprobs, STOP, self._stop.found))
+            self._end(runner, replace(delta, ended=STOP, stop=self._stop.found))
         elif over:
             at_eos = bool(progress.tokens) and progress.tokens[-1] in request.eos
-            self._end(runner, Delta(text, logprobs, STOP if at_eos else LENGTH))
+            self._end(runner, replace(delta, ended=STOP if at_eos else LENGTH))
         else:
-            self._put(Delta(text, logprobs))
+            self._put(delta)
 
     def _too_late(self) -> bool:
         """Whether the answer's time limit has passed and it has a whole line."""

@@ -1,45 +1,53 @@
 """llama.cpp's routes, as far as llama.vim, llama.vscode and other clients of it use them.
 
 Differences: ``/infill`` without ``temperature`` is greedy, because llama.cpp's sampler ``infill``
-nearly is; that sampler's merging of tokens is not implemented. ``t_max_prompt_ms``, ``id_slot`` and
-``cache_prompt`` have no effect here and are ignored.
+nearly is; that sampler's merging of tokens is not implemented. The penalties count the whole text,
+not its last ``repeat_last_n`` tokens. ``t_max_prompt_ms``, ``id_slot`` and ``cache_prompt`` have no
+effect here and are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from anyio.to_thread import run_sync
 from fastapi import Request, Response
 
-from ngramspec import __version__
 from ngramspec.server.auth import Client
-from ngramspec.server.engine import Answers
+from ngramspec.server.engine import Answers, while_connected
 from ngramspec.server.errors import refuse_unless
-from ngramspec.server.fim import leading_tokens
+from ngramspec.server.grammars import grammar_of, source_of_llama
 from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
-from ngramspec.server.openai_types import InfillBody, LlamaBody, TokenizeBody
+from ngramspec.server.llama_fields import NEUTRAL, PARAMETERS
+from ngramspec.server.openai_types import DetokenizeBody, InfillBody, LlamaBody, TokenizeBody
 from ngramspec.server.responses import Stream, json_response
-from ngramspec.server.sampling import Sampling
-from ngramspec.server.service import Service
+from ngramspec.server.sampling import Sampling, TokenLogprobs
+from ngramspec.server.service import BUILD, Service
 from ngramspec.server.usage import speculation_of, timings_of
 
 DEFAULT_TEMPERATURE = 0.8  # of ``/completion``, as in llama.cpp
 MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``; not tuned
-SAMPLING_FIELDS = {
-    *("n_predict", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
-    *("repeat_penalty", "presence_penalty", "frequency_penalty"),
-}
+SETTINGS = (  # of LlamaBody, in ``generation_settings``
+    *("n_predict", "n_indent", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
+    *("repeat_penalty", "presence_penalty", "frequency_penalty", "stream", "return_tokens"),
+    *("n_probs", "logit_bias", "t_max_predict_ms"),
+)
+HIDDEN_SETTINGS = ("n_cmpl", "repetition_penalty", "response_fields")  # no settings of llama.cpp
+SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]
+BAN = -10_000.0  # the bias of a token that is never chosen while another one is allowed
 
 
 async def respond(service: Service, body: LlamaBody, client: Client, request: Request) -> Any:
     """Answer a request, whole or as a stream. An ApiError names the invalid field."""
     service.check_model(body.model)
-    for name in ("grammar", "json_schema"):
-        refuse_unless(getattr(body, name) is None, name, "not supported on this route")
     refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
-    completions = await service.reading.run(request, requests_of, service, body, client)
+    grammar = None
+    if body.grammar is not None or body.json_schema is not None:
+        source = partial(source_of_llama, service, body)
+        grammar = await while_connected(request, grammar_of(service, source, client))
+    completions = await service.reading.run(request, requests_of, service, body, client, grammar)
     answers = Answers(service.engine, completions, client)
     if body.stream:
         return Stream(chunks(service, body, answers), answers.cancel, done=False)
@@ -74,13 +82,15 @@ def whole(
 ) -> Response:
     """The response without streaming."""
     made = [
-        picked(final(service, body, job, deltas), body.response_fields)
+        final(service, body, job, deltas, any("\n" in delta.text for delta in deltas))
         for job, deltas in zip(answers.jobs, found, strict=True)
     ]
     return json_response(made[0] if len(made) == 1 else made)
 
 
-def requests_of(service: Service, body: LlamaBody, client: Client) -> list[CompletionRequest]:
+def requests_of(
+    service: Service, body: LlamaBody, client: Client, grammar: Callable[[], Any] | None
+) -> list[CompletionRequest]:
     """The completion request of each answer. This can take seconds."""
     service.check_count(body.n_cmpl, "n_cmpl")
     prompt = service.check_prompt(encoded(service, body))
@@ -89,60 +99,134 @@ def requests_of(service: Service, body: LlamaBody, client: Client) -> list[Compl
     default = 0.0 if isinstance(body, InfillBody) else DEFAULT_TEMPERATURE
     sampling = Sampling(
         temperature=default if body.temperature is None else max(body.temperature, 0.0),
-        top_p=body.top_p or 1.0,
+        top_p=body.top_p,
         top_k=max(body.top_k, 0),
         min_p=body.min_p,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repeat_penalty,
+        logit_bias=biases_of(service, body),
         seed=body.seed if body.seed >= 0 else None,
         banned=eos if body.ignore_eos else (),
+        grammar=grammar,
     )
     common: dict[str, Any] = {
         "prompt": prompt,
         "user": client.user,
-        "max_tokens": service.max_tokens(asked, prompt, "n_predict"),
-        "stops": tuple(body.stop),
+        "max_tokens": service.max_tokens(asked, prompt, None),
+        "stops": body.stops,
         "indent": body.n_indent,
         "eos": eos,
+        "top_logprobs": body.n_probs or None,
         "seconds": body.t_max_predict_ms / 1000 or None,
         "reference": service.reference(body.ngramspec)(prompt),
         "stores": service.stores(body.ngramspec, client),
         "speculate": body.ngramspec.speculate,
     }
-    return answers_of(sampling, body.n_cmpl, **common)
+    completions = answers_of(sampling, body.n_cmpl, **common)
+    service.check_logprobs(completions, "n_probs")
+    return completions
+
+
+def biases_of(service: Service, body: LlamaBody) -> dict[int, float]:
+    """What is added to the scores of tokens; a text stands for each of its tokens."""
+    given, found = body.logit_bias, dict[int, float]()
+    pairs: Any = given.items() if isinstance(given, dict) else given
+    for key, bias in pairs:
+        number = isinstance(given, dict) and key.isascii() and key.isdigit() and len(key) <= 20
+        ids = [int(key)] if number or isinstance(key, int) else service.text.encode(key)
+        service.check_ids(ids, "logit_bias")
+        for token in ids:
+            found[token] = found.get(token, 0.0) + (BAN if bias is False else bias)
+    return {token: bias for token, bias in found.items() if bias}
 
 
 async def chunks(
     service: Service, body: LlamaBody, answers: Answers
 ) -> AsyncIterator[dict[str, Any]]:
     """The events of a streamed response: text, then the final event with everything else."""
+    held: list[Delta] = []  # whose tokens were not sent
+    new_line = False
     async for _, delta in answers.deltas():
+        held.append(delta)
+        new_line = new_line or "\n" in delta.text
         if delta.ended is not None:
-            yield final(service, body, answers.jobs[0], [delta])
+            yield final(service, body, answers.jobs[0], held, new_line)
         elif delta.text:
-            yield {"content": delta.text, "tokens": [], "stop": False}
+            yield {**part(service, body, held), "stop": False}
+            held = []
 
 
-def final(service: Service, body: LlamaBody, job: Job, deltas: Sequence[Delta]) -> dict[str, Any]:
-    """llama.cpp's JSON of an answer that has ended."""
-    last, progress = deltas[-1], job.progress
-    answer = {
+def part(service: Service, body: LlamaBody, deltas: Sequence[Delta]) -> dict[str, Any]:
+    """What deltas add to an answer: text, tokens and log-probabilities."""
+    tokens = [token for delta in deltas for token in delta.tokens]
+    found: dict[str, Any] = {
         "content": "".join(delta.text for delta in deltas),
-        "tokens": list(progress.tokens) if body.return_tokens else [],
+        "tokens": tokens if body.return_tokens or body.stream else [],
+    }
+    rows = [_row(service, row) for delta in deltas for row in delta.logprobs]
+    return found | ({"completion_probabilities": rows} if rows else {})
+
+
+def _row(service: Service, row: TokenLogprobs) -> dict[str, Any]:
+    top = [_token(service, token, value) for token, value in row.top]
+    return {**_token(service, row.token, row.logprob or 0.0), "top_logprobs": top}
+
+
+def _token(service: Service, token: int, logprob: float) -> dict[str, Any]:
+    text, found = service.decode([token]), service.bytes_of(token)
+    known = list(text.encode() if found is None else found)
+    return {"id": token, "token": text, "bytes": known, "logprob": logprob}
+
+
+def final(
+    service: Service, body: LlamaBody, job: Job, deltas: Sequence[Delta], new_line: bool
+) -> dict[str, Any]:
+    """llama.cpp's JSON of an answer that has ended, with the fields that were asked for.
+
+    ``new_line``: whether the whole answer has a line end.
+    """
+    last, progress, request = deltas[-1], job.progress, job.request
+    settings = settings_of(service, body) | {
+        "n_predict": request.max_tokens,
+        "max_tokens": request.max_tokens,
+        "temperature": request.sampling.temperature,
+        "seed": -1 if request.sampling.seed is None else request.sampling.seed,
+    }
+    answer = part(service, body, deltas) | {
         "stop": True,
         "model": service.settings.name,
         "stop_type": stop_type(last),
         "stopping_word": last.stop or "",
+        "has_new_line": new_line,
         "tokens_predicted": len(progress.tokens),
-        "tokens_evaluated": len(job.request.prompt),
-        "tokens_cached": len(job.request.prompt) + max(len(progress.tokens) - 1, 0),
+        "tokens_evaluated": len(request.prompt),
+        "tokens_cached": len(request.prompt) + max(len(progress.tokens) - 1, 0),
         "truncated": False,
+        "generation_settings": settings,
         "timings": timings_of([job]),
     }
     if body.ngramspec.usage:
         answer["ngramspec"] = speculation_of([job])
-    return answer
+    return picked(answer, body.response_fields)
+
+
+def settings_of(service: Service, body: LlamaBody) -> dict[str, Any]:
+    """The parameters of a request in effect, with those that this server does not have."""
+    given = {name: getattr(body, name) for name in SETTINGS}
+    temperature = DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
+    return {
+        **{name: value for name, value in NEUTRAL.items() if name not in HIDDEN_SETTINGS},
+        **PARAMETERS,
+        **given,
+        "temperature": temperature,
+        "stop": list(body.stops),
+        "max_tokens": body.n_predict,
+        "grammar": body.grammar or "",
+        "samplers": SAMPLERS,
+        "n_ctx": service.context,
+        "model": service.settings.name,
+    }
 
 
 def stop_type(last: Delta) -> str:
@@ -153,8 +237,8 @@ def stop_type(last: Delta) -> str:
 
 
 def picked(answer: dict[str, Any], fields: Sequence[str] | None) -> dict[str, Any]:
-    """The fields that ``response_fields`` lists, under those names; None: all fields."""
-    if fields is None:
+    """The fields that ``response_fields`` lists, under those names; all if it lists none."""
+    if not fields:
         return answer
     found = {}
     for name in fields:
@@ -169,7 +253,7 @@ def picked(answer: dict[str, Any], fields: Sequence[str] | None) -> dict[str, An
 def props(service: Service) -> dict[str, Any]:
     """The context size, the template and the default parameters."""
     tokenizer, name = service.tokenizer, service.settings.name
-    params = LlamaBody().model_dump(include=SAMPLING_FIELDS) | {"temperature": DEFAULT_TEMPERATURE}
+    params = settings_of(service, LlamaBody())
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):  # several templates by name
         template = template.get("default")
@@ -182,15 +266,14 @@ def props(service: Service) -> dict[str, Any]:
         "bos_token": tokenizer.bos_token or "",
         "eos_token": tokenizer.eos_token or "",
         "modalities": {"vision": False, "audio": False},
-        "build_info": f"ngramspec {__version__}",
+        "build_info": BUILD,
     }
 
 
 async def tokenize(
     service: Service, body: TokenizeBody, client: Client, request: Request
 ) -> Response:
-    """The ids of a text; an ApiError if ``with_pieces`` is set, or the text is too long."""
-    refuse_unless(not body.with_pieces, "with_pieces", "not supported here")
+    """The ids of a text, or with ``with_pieces`` also what each adds to it."""
     message = f"at most {MAX_TEXT_CHARACTERS} characters, got {len(body.content)}"
     refuse_unless(len(body.content) <= MAX_TEXT_CHARACTERS, "content", message)
     return await service.reading.run(request, _tokenized, service, body)
@@ -200,6 +283,30 @@ def _tokenized(service: Service, body: TokenizeBody) -> Response:
     if body.parse_special:
         ids = service.encode_prompt(body.content, body.add_special, None)
     else:
-        before = leading_tokens(service.tokenizer) if body.add_special else []
+        before = service.text.lead if body.add_special else []
         ids = before + service.text.encode(body.content)
-    return json_response({"tokens": ids})
+    tokens: list[Any] = ids
+    if body.with_pieces:
+        tokens = [{"id": token, "piece": piece_of(service, token)} for token in ids]
+    return json_response({"tokens": tokens})
+
+
+def piece_of(service: Service, token: int) -> str | list[int]:
+    """What a token adds to a text: text, or its bytes if they are part of a character."""
+    found = service.bytes_of(token, ())
+    try:
+        return service.decode([token]) if found is None else found.decode()
+    except UnicodeDecodeError:
+        return list(found or b"")
+
+
+async def detokenize(
+    service: Service, body: DetokenizeBody, client: Client, request: Request
+) -> Response:
+    """The text of tokens."""
+    return await service.reading.run(request, _detokenized, service, body)
+
+
+def _detokenized(service: Service, body: DetokenizeBody) -> Response:
+    service.check_ids(body.tokens, "tokens")
+    return json_response({"content": service.decode(body.tokens)})

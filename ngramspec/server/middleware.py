@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -15,6 +16,7 @@ from ngramspec.server.hosts import AllowedHosts
 from ngramspec.server.settings import ServerSettings
 
 PUBLIC_PATHS = ("/health", "/v1/health")  # no key is required
+REQUEST_ID_HEADER = "X-Request-Id"  # as in OpenAI's API
 IGNORED_FIELDS_HEADER = "X-Ignored-Fields"  # names unknown fields of the body
 
 
@@ -54,8 +56,10 @@ class Front:
                 began = True
                 route = str(getattr(scope.get("route"), "path", "other"))
                 self._count(route, str(message["status"]))
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = f"req_{uuid4().hex}"
                 if ignored := state.get("ignored"):
-                    MutableHeaders(scope=message)[IGNORED_FIELDS_HEADER] = ignored
+                    headers[IGNORED_FIELDS_HEADER] = ignored
             await send(message)
 
         task = asyncio.current_task()

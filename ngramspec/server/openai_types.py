@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, LiteralString
 
 from openai.types.chat import ChatCompletionContentPartTextParam
 from openai.types.chat.chat_completion_function_tool import ChatCompletionFunctionTool
 from openai.types.chat.chat_completion_named_tool_choice_param import (
     ChatCompletionNamedToolChoiceParam,
 )
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from ngramspec.server.llama_fields import effective
 
 MAX_ANSWERS = 128  # per prompt, and prompts per request: OpenAI's limit; Limits.answers is lower
 MIN_TEMPERATURE = 1e-6  # dividing logits by it does not overflow float32
@@ -31,8 +41,8 @@ Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 Name = Annotated[str, StringConstraints(max_length=1000)]
 Names = Annotated[list[Name], Field(max_length=1000, fail_fast=True)]
 Path = Annotated[str, StringConstraints(max_length=4096)]
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
+Stop = Annotated[str, StringConstraints(max_length=1000)]
+Stops = Annotated[list[Stop], Field(max_length=256, fail_fast=True)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
 Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_usable)]
@@ -44,6 +54,13 @@ LogitBias = Annotated[
     ],
     Field(max_length=1000),
 ]
+TokenOrText = Annotated[int, Field(ge=0, lt=2**31, strict=True)] | Stop
+# Added to the score of a token, or of each token of a text; False: it is never chosen.
+Bias = Literal[False] | Annotated[float, Field(ge=-10_000, le=10_000, strict=True)]
+LlamaBias = (
+    Annotated[list[tuple[TokenOrText, Bias]], Field(max_length=1000, fail_fast=True)]
+    | Annotated[dict[Stop, Bias], Field(max_length=1000)]
+)
 Tools = Annotated[list[ChatCompletionFunctionTool], Field(max_length=128, fail_fast=True)]
 TextParts = Annotated[
     list[ChatCompletionContentPartTextParam], Field(max_length=1000, fail_fast=True)
@@ -51,7 +68,18 @@ TextParts = Annotated[
 Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)]
 
 
-class Extras(BaseModel):
+class Given(BaseModel):
+    """An object of a request. A member that is null counts as absent."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Extras(Given):
     """The field ``ngramspec``, an extension of this server."""
 
     model_config = ConfigDict(extra="forbid")
@@ -64,7 +92,7 @@ class Extras(BaseModel):
     speculate: bool = True  # whether the answer is drafted, and added to the shared text
 
 
-class Prediction(BaseModel):
+class Prediction(Given):
     """The field ``prediction``: text that the answer will probably resemble."""
 
     model_config = ConfigDict(extra="allow")  # see reading.py
@@ -80,7 +108,7 @@ class Prediction(BaseModel):
         return "".join(part["text"] for part in self.content)
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Given):
     """The field ``stream_options``."""
 
     model_config = ConfigDict(extra="allow")  # see reading.py
@@ -89,21 +117,38 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class Common(BaseModel):
-    """The fields that completions and chats share."""
+class Body(Given):
+    """The fields that all requests for an answer share."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see reading.py
 
     model: Name | None = None
+    stop: Stop | Stops | None = None
+    ngramspec: Extras = Field(default_factory=Extras)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_idle_fields(cls, given: Any) -> Any:
+        return effective(given) if isinstance(given, dict) else given
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings; an empty one is none."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(each for each in given if each)
+
+
+class Common(Body):
+    """The fields that completions and chats share."""
+
     max_tokens: Count | None = None
     temperature: Temperature | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None
     n: Answers | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Stop | Stops | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: RepetitionPenalty | None = None
@@ -112,17 +157,11 @@ class Common(BaseModel):
     user: Name | None = None
     prediction: Prediction | None = None
     prompt_cache_key: Name | None = None
-    ngramspec: Extras = Field(default_factory=Extras)
 
     @property
     def streams_usage(self) -> bool:
         """Whether a stream ends with an event for the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 class CompletionBody(Common):
@@ -144,8 +183,8 @@ class CompletionBody(Common):
 Role = Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
 
 
-class Message(BaseModel):
-    """One message of a chat; its other fields are passed to the model's template unchanged."""
+class Message(Given):
+    """One message of a chat; its other fields are passed to the model's template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -153,13 +192,21 @@ class Message(BaseModel):
     content: str | Objects | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Given):
     """The field ``response_format``."""
 
     model_config = ConfigDict(extra="allow")  # see reading.py
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
+
+
+TEMPLATE_FIELDS = ("reasoning_effort", "verbosity")  # of a chat, passed to the model's template
+UNSUPPORTED_TOOLS: dict[str, LiteralString] = {
+    "allowed_tools": "'allowed_tools' is not supported here; give only the allowed functions in"
+    " tools, and 'auto' or 'required' as tool_choice",
+    "custom": "custom tools are not supported here; use a tool of type 'function'",
+}
 
 
 class ChatBody(Common):
@@ -177,6 +224,26 @@ class ChatBody(Common):
     parallel_tool_calls: bool | None = None
     functions: Objects | None = None
     modalities: Names | None = None
+    chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=100)] | None = None
+    reasoning_effort: Name | None = None
+    verbosity: Name | None = None
+
+    @field_validator("tools", "tool_choice", mode="before")
+    @classmethod
+    def _without_unsupported_kinds(cls, given: Any) -> Any:
+        """Say what to use instead, which the errors of the fields' types do not."""
+        objects = given if isinstance(given, list) else [given]
+        for kind in (each.get("type") for each in objects if isinstance(each, dict)):
+            if isinstance(kind, str) and kind in UNSUPPORTED_TOOLS:
+                raise PydanticCustomError("unsupported_value", UNSUPPORTED_TOOLS[kind])
+        return given
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables for the model's template."""
+        fields = {name: getattr(self, name) for name in TEMPLATE_FIELDS}
+        known = {name: value for name, value in fields.items() if value is not None}
+        return known | (self.chat_template_kwargs or {})
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -213,24 +280,20 @@ class ChatBody(Common):
         return "tools" if self.offered and strict else None
 
 
-class ExtraFile(BaseModel):
+class ExtraFile(Given):
     """One entry of ``input_extra``: a file, or part of one, shown before the edited text."""
 
     text: str = ""
     filename: Path = ""
 
 
-class LlamaBody(BaseModel):
+class LlamaBody(Body):
     """The fields that llama.cpp's ``/completion`` and ``/infill`` share."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see reading.py
-
-    model: Name | None = None
     prompt: str | Tokens = ""
     n_predict: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     n_indent: Count = 0
     n_cmpl: Answers = 1
-    stop: Stops = Field(default_factory=list)
     stream: bool = False
     temperature: Annotated[float, Field(le=100), AfterValidator(_usable)] | None = None
     top_k: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 40
@@ -245,9 +308,10 @@ class LlamaBody(BaseModel):
     t_max_predict_ms: Annotated[float, Field(ge=0)] = 0.0
     response_fields: Names | None = None
     return_tokens: bool = False
+    n_probs: Annotated[int, Field(ge=0, le=20)] = 0
+    logit_bias: LlamaBias = Field(default_factory=list)
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
-    ngramspec: Extras = Field(default_factory=Extras)
 
 
 class InfillBody(LlamaBody):
@@ -261,7 +325,7 @@ class InfillBody(LlamaBody):
     filename: Path = ""
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(Given):
     """The body of ``/tokenize``."""
 
     model_config = ConfigDict(extra="allow")
@@ -270,3 +334,11 @@ class TokenizeBody(BaseModel):
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+
+
+class DetokenizeBody(Given):
+    """The body of ``/detokenize``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    tokens: Tokens

@@ -6,7 +6,8 @@ that holds the GIL blocks the event loop, so the size of each such operation is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from pydantic_core import from_json
 
 from ngramspec._native.json_shape import json_shape
 from ngramspec.server.errors import ApiError, bad, queue_full
+from ngramspec.server.llama_fields import NEUTRAL
 from ngramspec.server.settings import Limits
 
 LARGE_BODY_BYTES = 64 << 10  # reading a larger body can take many milliseconds; not tuned
@@ -28,11 +30,17 @@ MAX_DIGITS = 400  # consecutive digits of a number: parsing n of them takes O(n 
 MAX_MEMBERS = 4096  # of an object
 MAX_NAMED_FIELDS = 8  # in a warning's header; not tuned
 MIN_SIMILARITY = 0.75  # of an unknown field to the one that an error suggests; not tuned
+# Fields that constrain an answer, in llama.cpp's, vLLM's and SGLang's APIs. Where they are unknown
+# they are always refused: an answer without the constraint would be wrong.
+CONSTRAINING_FIELDS = (
+    *("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("structured_outputs", "regex", "ebnf"),
+)
 # Names of one thing in OpenAI's and llama.cpp's APIs, to suggest the other one.
 SAME_FIELDS = {
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), ("n_predict",)),
     "n_predict": ("max_completion_tokens", "max_tokens"),
-    "json_schema": ("response_format",),
+    **dict.fromkeys(CONSTRAINING_FIELDS, ("response_format", "grammar", "json_schema")),
 }
 # Fields of OpenAI's and llama.cpp's APIs that do not change the answer's text, so they can be
 # ignored: they concern the user, billing, storage, and the slot or cache to use.
@@ -80,7 +88,7 @@ class Reading:
         A RequestValidationError says that it is not JSON or not of this type; an ApiError that it
         is not sent as JSON or has too many values, or that too many requests are waiting.
         """
-        check_type(request.headers.get("content-type", ""))
+        check_type(request.headers)
         raw = await request.body()
         request.state.large = len(raw) > LARGE_BODY_BYTES
         return await self.run(request, validated, raw, kind, self._limits)
@@ -93,11 +101,15 @@ class Reading:
         return await lane.run(lambda: function(*args, **named))
 
 
-def check_type(given: str) -> None:
-    """Refuse a body that is not declared as JSON.
+def check_type(headers: Mapping[str, str]) -> None:
+    """Refuse a body that is compressed, or that is not declared as JSON.
 
     Browsers do not let a page of another site declare JSON without the server's permission.
     """
+    coding, given = headers.get("content-encoding", ""), headers.get("content-type", "")
+    if coding.strip().lower() not in ("", "identity"):
+        message = f"the body must not be compressed, got Content-Encoding {coding[:100]!r}"
+        raise ApiError(415, message, code="unsupported_encoding")
     kind = given.partition(";")[0].strip().lower()
     if kind != "application/json" and not (
         kind.startswith("application/") and kind.endswith("+json")
@@ -162,28 +174,44 @@ def check_members(value: Any, place: str) -> None:
         containers += [child for child in children if isinstance(child, dict | list)]
 
 
-def check_fields(body: BaseModel, request: Request, mode: str) -> None:
+def check_fields(body: BaseModel, request: Request, mode: str, idle: Iterable[str] = ()) -> None:
     """Refuse unknown fields that might change the answer, or name them in the response's headers.
 
-    ``mode`` is "refuse" or "warn". Fields of the body's objects are named as ``object.field``.
+    ``mode`` is "refuse" or "warn". Fields of the body's objects are named as ``object.field``. The
+    known fields ``idle``, which the model's template does not use, are treated as unknown ones.
     """
     objects = [(f"{name}.", value) for name, value in body if isinstance(value, BaseModel)]
     unknown = [
         (place, name, type(owner).model_fields)
         for place, owner in (("", body), *objects)
-        for name, value in (owner.model_extra or {}).items()
-        if value is not None and name not in IGNORABLE_FIELDS
+        for name in owner.model_extra or {}
+        if name not in IGNORABLE_FIELDS
     ]
-    if not unknown:
-        return
+    fields = type(body).model_fields
+    unknown += [("", name, fields) for name in idle if getattr(body, name, None) is not None]
+    refused = unknown
     if mode == "warn":
         names = [(place + name)[:100] for place, name, _ in unknown[:MAX_NAMED_FIELDS]]
-        request.scope["state"]["ignored"] = ", ".join(quote(name, safe="") for name in names)
-        return
-    place, name, fields = unknown[0]
+        if names:
+            request.scope["state"]["ignored"] = ", ".join(quote(name, safe="") for name in names)
+        refused = [
+            (place, name, fields)
+            for place, name, fields in unknown
+            if (not place and name in CONSTRAINING_FIELDS) or place == "response_format."
+        ]
+    if refused:
+        place, name, fields = refused[0]
+        raise bad((place + name)[:100], _why_unknown(name, fields), "unknown_parameter")
+
+
+def _why_unknown(name: str, fields: Iterable[str]) -> str:
+    """The error's message about an unknown field of an object that has the given fields."""
+    if name in fields:
+        return "the model's chat template does not use it"
     same = [each for each in SAME_FIELDS.get(name, ()) if each in fields]
+    if not same and name in NEUTRAL:
+        alone = " together with a penalty" if name == "repeat_last_n" else ""
+        return f"this server supports only {json.dumps(NEUTRAL[name])} here{alone}"
     known = same or get_close_matches(name[:100], fields, 1, cutoff=MIN_SIMILARITY)
     hint = f"; did you mean {known[0]!r}?" if known else ""
-    raise bad(
-        (place + name)[:100], f"this server does not know the field{hint}", "unknown_parameter"
-    )
+    return f"this server does not know the field{hint}"

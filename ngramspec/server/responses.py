@@ -15,15 +15,22 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ngramspec.server.errors import ApiError, shutting_down
 
+
+def _set_fields(value: BaseModel) -> dict[str, Any]:
+    """A model's fields that were given, as in events."""
+    extra = value.model_extra or {}
+    return {name: each for name, each in value if name in value.model_fields_set or name in extra}
+
+
 _ENCODER = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_set_fields
 )
 PART_PIECES = 4096  # pieces of few characters that are joined at once; not tuned
 DONE = format_sse_event(data_str="[DONE]")
 
 
 def json_parts(value: Any) -> Iterator[str]:
-    """Parts of the JSON text of a value, which may contain pydantic models.
+    """Parts of the JSON text of a value, which may contain pydantic models, without unset fields.
 
     Each part is written without holding the GIL for long.
     """

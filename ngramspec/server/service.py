@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ngramspec import __version__
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import CallFormat
 from ngramspec.hf_model.traits import embedding_count
@@ -18,7 +20,7 @@ from ngramspec.server.errors import ApiError, bad, refuse_unless
 from ngramspec.server.fim import FillInTheMiddle, family_of
 from ngramspec.server.grammar_pool import GrammarPool
 from ngramspec.server.job import CompletionRequest
-from ngramspec.server.openai_types import Common, Extras, Prediction
+from ngramspec.server.openai_types import TEMPLATE_FIELDS, Common, Extras, Prediction
 from ngramspec.server.reading import Reading
 from ngramspec.server.sampling import Sampling
 from ngramspec.server.settings import ServerSettings
@@ -27,6 +29,7 @@ from ngramspec.server.text import Detokenizer
 from ngramspec.server.token_bytes import TokenBytes
 from ngramspec.server.tool_format import find_format
 
+BUILD = f"ngramspec {__version__}"
 MAX_REFERENCE_TOKENS = 1 << 18
 MAX_LOGPROBS = 1 << 19  # of all tokens of a response; not tuned
 DECODED_TOKENS = 4096  # at once; not tuned
@@ -52,6 +55,11 @@ class Service:
         self.fim = None if family is None else FillInTheMiddle(family, tokenizer, self.text.encode)
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)
         plain = self.tool_format is not None and self.tool_format.template is None
+        template = str(getattr(tokenizer, "chat_template", None))
+        # Fields of a request that the template does not use, so that they have no effect.
+        self.idle_fields = frozenset(
+            name for name in TEMPLATE_FIELDS if not re.search(rf"\b{name}\b", template)
+        )
         self.call_format = CallFormat(tokenizer) if plain else None
         self.encode_prompt = self.text.encode_prompt
         self.reading = Reading(settings.limits)
@@ -63,8 +71,13 @@ class Service:
         self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a request for another model."""
-        if name not in (None, "", self.settings.name):
+        """Refuse a request that names another model, if the settings say so."""
+        if self.settings.other_models == "refuse" and name:
+            self.check_name(name)
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that is not the model's."""
+        if name != self.settings.name:
             raise ApiError(
                 404,
                 f"model: there is no model {name!r} here; the model is {self.settings.name!r}",
@@ -121,7 +134,12 @@ class Service:
 
     def head(self, key: str) -> dict[str, Any]:
         """The first fields of an OpenAI response with this id."""
-        return {"id": key, "created": int(time.time()), "model": self.settings.name}
+        return {
+            "id": key,
+            "created": int(time.time()),
+            "model": self.settings.name,
+            "system_fingerprint": BUILD,
+        }
 
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
@@ -158,14 +176,16 @@ class Service:
     def check_prompt(self, ids: Sequence[int], param: str = "prompt") -> Int32:
         """A prompt as int32 (n,); an ApiError if it is empty, too long, or has an unknown id."""
         refuse_unless(bool(ids), param, "it must have at least one token, got none")
-        refuse_unless(
-            max(ids) < self.vocabulary,
-            param,
-            f"token ids must be below {self.vocabulary}, got {max(ids)}",
-        )
+        self.check_ids(ids, param)
         if len(ids) >= self.context:
             raise self.too_long(param, len(ids))
         return np.array(ids, np.int32)
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Refuse ids that are no tokens of the model."""
+        most = max(ids, default=0)
+        message = f"token ids must be below {self.vocabulary}, got {most}"
+        refuse_unless(most < self.vocabulary, param, message)
 
     def too_long(self, param: str, tokens: int) -> ApiError:
         """The error for a prompt that does not fit into the context."""
@@ -178,11 +198,15 @@ class Service:
             return self.eos
         return tuple(dict.fromkeys((*self.eos, *self.fim.ends)))
 
-    def max_tokens(self, asked: int | None, prompt: Int32, param: str = "max_tokens") -> int:
-        """The maximum number of tokens of an answer."""
+    def max_tokens(self, asked: int | None, prompt: Int32, param: str | None) -> int:
+        """The maximum number of tokens of an answer.
+
+        An ApiError names ``param`` if the context has no room for as many as ``asked``; None: they
+        are cut to the room.
+        """
         room = self.context - len(prompt)
-        if asked is None:
-            return min(self.settings.max_tokens, room)
+        if asked is None or param is None:
+            return min(self.settings.max_tokens if asked is None else asked, room)
         if asked > room:
             raise bad(
                 param,

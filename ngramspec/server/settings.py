@@ -56,10 +56,13 @@ class ServerSettings:
     # "refuse" answers 400, as OpenAI's API does, because a misspelled field would silently change
     # the answer; "warn" names the field in the header X-Ignored-Fields.
     unknown_fields: Literal["refuse", "warn"] = "refuse"
+    # Whether requests that name another model are answered by this one, or with 404.
+    other_models: Literal["answer", "refuse"] = "answer"
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1)
         check_choice("unknown_fields", self.unknown_fields, ("refuse", "warn"))
+        check_choice("other_models", self.other_models, ("answer", "refuse"))
         for user, key in self.keys.items():
             if not user or "/" in user:  # namespaces have the form USER/NAME
                 raise ValueError(f"a user must have a name without slashes, got {user!r}")

@@ -78,7 +78,7 @@ def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
 def rendered(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str | None:
     """The text that the model's template renders; None if it fails or there is none."""
     try:
-        return prompt_text(tokenizer, messages, tools)
+        return prompt_text(tokenizer, messages, tools, {})
     except Exception:  # templates raise errors of any type
         return None
 

@@ -26,23 +26,22 @@ def usage_of(jobs: Sequence[Job], body: Common) -> CompletionUsage:
     """The usage of one request; several answers to one prompt share its array.
 
     With a prediction, the accepted and the rejected draft tokens that continue it (or
-    ``ngramspec.reference``) are counted.
+    ``ngramspec.reference``) are counted; without one there are none.
     """
     first = {id(job.request.prompt): job for job in reversed(jobs)}.values()  # of each prompt
     made = sum(len(job.progress.tokens) for job in jobs)
     read = sum(len(job.request.prompt) for job in first)
+    stats = DecodeStats() if body.prediction is None else stats_of(jobs)
     fields: dict[str, Any] = {
         "prompt_tokens": read,
         "completion_tokens": made,
         "total_tokens": read + made,
         "prompt_tokens_details": {"cached_tokens": sum(job.progress.reused for job in first)},
-    }
-    if body.prediction is not None:
-        stats = stats_of(jobs)
-        fields["completion_tokens_details"] = {
+        "completion_tokens_details": {
             "accepted_prediction_tokens": stats.reference_accepted,
             "rejected_prediction_tokens": stats.reference_drafted - stats.reference_accepted,
-        }
+        },
+    }
     if body.ngramspec.usage:
         fields["ngramspec"] = speculation_of(jobs)
     return CompletionUsage(**fields)

@@ -17,7 +17,18 @@ COMPLETIONS, CHAT, INFILL, LLAMA = (
     "/completion",
 )
 VIEWS = ["/health", "/v1/models", "/v1/models/tiny", "/v1/models/other", "/metrics", "/nothing"]
-VIEWS += ["/", "/docs", "/props", "/tokenize", "/v1/health", "/v1/models/%00", "//v1", "/%ff"]
+VIEWS += [
+    "/",
+    "/docs",
+    "/openapi.json",
+    "/models",
+    "/props",
+    "/tokenize",
+    "/v1/health",
+    "/v1/models/%00",
+    "//v1",
+    "/%ff",
+]
 METHODS = ["GET", "GET", "GET", "HEAD", "OPTIONS", "PUT", "DELETE", "POST", "BREW"]
 HOSTS = ["127.0.0.1", "localhost:8000", "evil.example", "", "[::1]:80", "127.0.0.1.evil.example"]
 PROMPTS = [
@@ -61,9 +72,10 @@ OPENAI = [
 ]
 LLAMAS = [*COMMON, "prompt", "n_predict", "n_indent", "n_cmpl", "repeat_penalty", "ignore_eos"]
 LLAMAS += ["samplers", "t_max_predict_ms", "response_fields", "return_tokens", "grammar"]
-LLAMAS += ["json_schema", "cache_prompt", "id_slot"]
+LLAMAS += ["json_schema", "cache_prompt", "id_slot", "n_probs", "logit_bias", "repeat_last_n"]
 CHATS = ["messages", "max_completion_tokens", "top_logprobs", "logprobs", "tools", "tool_choice"]
-CHATS += ["response_format", "parallel_tool_calls", "functions", "modalities"]
+CHATS += ["response_format", "parallel_tool_calls", "functions", "modalities", "verbosity"]
+CHATS += ["chat_template_kwargs", "reasoning_effort"]
 FIELDS = {
     COMPLETIONS: [*OPENAI, "prompt", "suffix", "echo", "logprobs", "best_of"],
     CHAT: [*OPENAI, *CHATS],

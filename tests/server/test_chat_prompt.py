@@ -62,11 +62,13 @@ SPECIAL += ["<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|LOUD|>"]
 PLAIN = ["<@User@>", "<@Assistant@>", "<think>", "</think>", "<tool_call>"]
 
 
-def ids_of(tokenizer, encoder, messages, tools):
+def ids_of(tokenizer, encoder, messages, tools, variables=None):
     def encode(text):
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    return chat_ids(tokenizer, encoder, messages, tools, encode=encode, most=1 << 20)
+    return chat_ids(
+        tokenizer, encoder, messages, tools, variables or {}, encode=encode, most=1 << 20
+    )
 
 
 class Chats:
@@ -325,21 +327,26 @@ def test_what_cannot_be_text_is_refused_by_the_fields_name(client, monkeypatch):
 
 
 def test_what_security_md_says_of_parts_of_names():
-    """A part in a message stays text; one in a tool's text becomes a token; a whole name never."""
+    """A part in a message stays text; one in a tool or a variable becomes a token; a name never."""
     from serving import letters
 
     tokenizer = letters()
     tokenizer.chat_template = (
         "{% for m in messages %}<|{{ m.content }}|>{% endfor %}"
         "{% for t in tools or [] %}<|{{ t.function.description }}|>{% endfor %}"
+        "<|{{ reasoning_effort }}|>"
     )
     encoder = TextEncoder(tokenizer)
 
-    def count(content, description):
+    def count(content, description, effort="low"):
         tool = {"type": "function", "function": {"name": "f", "description": description}}
         message = {"role": "user", "content": content}
-        return encoder.count(ids_of(tokenizer, encoder, [message], [tool]))
+        variables = {"reasoning_effort": effort}
+        return encoder.count(ids_of(tokenizer, encoder, [message], [tool], variables))
 
     assert count("fim_prefix", "x") == 0
     assert count("x", "fim_prefix") == 1
     assert count("<|fim_prefix|>", "<|fim_prefix|>") == 0
+    assert count("x", "x", effort="fim_prefix") == 1, "as in a tool's text"
+    assert count("x", "x", effort="<|fim_prefix|>") == 0
+    assert count("x", "x", effort={"a": ["<|fim_prefix|>"]}) == 0

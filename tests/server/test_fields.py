@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 from serving import ask, events, letters, served, text_of
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
 
+CODING = "Content-Encoding"
 JSON = {"Content-Type": "application/json"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 INFILL = {"input_prefix": "a", "input_suffix": "b", "n_predict": 2}
@@ -18,6 +21,7 @@ BODIES = {
     "/completions": {"prompt": "x", "n_predict": 2},
     "/infill": INFILL,
     "/tokenize": {"content": "x"},
+    "/detokenize": {"tokens": [1]},
 }
 
 
@@ -122,6 +126,33 @@ def test_a_body_that_is_not_declared_as_json_is_refused_with_the_reason(client, 
     answer = client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
     assert answer.status_code == 400
     assert "application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br, gzip", "x" * 500])
+def test_a_compressed_body_is_refused_as_such(client, coding):
+    body = gzip.compress(b'{"prompt": "x"}')
+    answer = client.post("/v1/completions", content=body, headers=JSON | {CODING: coding})
+    assert answer.status_code == 415
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_encoding")
+    assert coding[:50] in error["message"]
+    assert answer.headers["accept-encoding"] == "identity"
+    plain = {"content": b'{"prompt": "x", "max_tokens": 1}', "headers": JSON | {CODING: "Identity"}}
+    assert client.post("/v1/completions", **plain).status_code == 200
+
+
+def test_every_answer_has_an_id_of_its_own(client):
+    ids = set()
+    for answer in (
+        client.post("/v1/completions", json=BODIES["/v1/completions"]),
+        client.post("/v1/completions", json=BODIES["/v1/completions"] | {"stream": True}),
+        client.post("/v1/completions", json={}),
+        client.post("/v1/completions", headers={"Host": "evil.example"}),
+        client.get("/nothing"),
+        client.get("/health"),
+    ):
+        ids.add(answer.headers["x-request-id"])
+    assert len(ids) == 6
 
 
 def test_without_a_key_nothing_is_told_of_a_body(model):

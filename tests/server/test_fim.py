@@ -7,12 +7,7 @@ from serving import letters
 from tokenizers import AddedToken, pre_tokenizers
 
 from ngramspec.server.encoding import TextEncoder
-from ngramspec.server.fim import (
-    FillInTheMiddle,
-    family_of,
-    fitted,
-    leading_tokens,
-)
+from ngramspec.server.fim import FillInTheMiddle, family_of, fitted
 from ngramspec.server.fim_families import FAMILIES
 from ngramspec.server.openai_types import ExtraFile
 
@@ -128,8 +123,3 @@ def test_text_behind_text_has_no_space_in_front_where_the_tokenizer_would_put_on
     assert tokenizer.decode(fim.prompt("P", "S", line="L")) == "[SUFFIX]S[PREFIX] PL"
     whole = fim.prompt("P", "S", line="L", files=[ExtraFile(text="F", filename="f")], name="own")
     assert tokenizer.decode(whole) == "[SUFFIX]S[PREFIX] +++++ f\nF\n\n+++++ own\nPL"
-
-
-def test_a_beginning_of_sequence_token_leads():
-    tokenizer = letters()
-    assert leading_tokens(tokenizer) == []

@@ -9,11 +9,11 @@ tools/server/README.md at https://github.com/ggml-org/llama.cpp (commit 00dc805)
 from __future__ import annotations
 
 import pytest
-from serving import CHAT, ask, served
+from serving import CHAT, VOCAB, ask, served
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
-VIEWS = ["/health", "/v1/health", "/v1/models", "/v1/models/tiny", "/props", "/metrics"]
+VIEWS = ["/health", "/v1/health", "/v1/models", "/models", "/v1/models/tiny", "/props", "/metrics"]
 
 
 def test_props_tell_the_context_and_the_template(client):
@@ -38,10 +38,40 @@ def test_a_text_is_tokenized(client, tokenizer):
         ({}, "content"),
         ({"content": 3}, "content"),
         ({"content": "a" * ((1 << 18) + 1)}, "content"),
-        ({"content": "a", "with_pieces": True}, "with_pieces"),
+        ({"content": "a", "with_pieces": 3}, "with_pieces"),
     ):
         answer = client.post("/tokenize", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_a_tokens_piece_is_text_or_bytes(client, model):
+    found = ask(client, "/tokenize", content="a<|fim_prefix|>", with_pieces=True)
+    assert found["tokens"] == [{"id": 65, "piece": "a"}, {"id": 96, "piece": "<|fim_prefix|>"}]
+    service = client.app.state.service
+    known = service.bytes_of
+    try:
+        service.bytes_of = lambda token, hidden: b"\xc3" if token == 65 else None
+        found = ask(client, "/tokenize", content="ab", with_pieces=True)
+    finally:
+        service.bytes_of = known
+    assert found["tokens"] == [{"id": 65, "piece": [195]}, {"id": 66, "piece": "b"}]
+
+
+def test_tokens_become_text_again(client):
+    text = "ab<|fim_prefix|>"
+    tokens = ask(client, "/tokenize", content=text)["tokens"]
+    assert ask(client, "/detokenize", tokens=tokens) == {"content": text}
+    assert ask(client, "/detokenize", tokens=[]) == {"content": ""}
+    for tokens in ([VOCAB], [-1], ["a"], None):
+        answer = client.post("/detokenize", json={"tokens": tokens})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
+
+
+def test_llama_cpps_short_names_of_openais_routes_are_answered(client):
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "temperature": 0}
+    answers = [ask(client, f"{place}/chat/completions", **chat) for place in ("", "/v1")]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert client.get("/models").json() == client.get("/v1/models").json()
 
 
 def test_a_beginning_is_added_where_it_is_asked_for(model, tokenizer):

@@ -130,7 +130,7 @@ def expected(model):
 
 def serving_of(model):
     limits = {"body": 65536, "active": 6, "waiting": 12, "pool": 1 << 22, "pool_of_key": 1 << 21}
-    return listening(model, keys=KEYS, limits=limits)
+    return listening(model, keys=KEYS, limits=limits, other_models="refuse")
 
 
 def ended(app, seconds=60):

@@ -146,7 +146,7 @@ def test_a_body_of_too_many_values_is_not_parsed(client, monkeypatch, route, for
     ("route", "body", "param", "most"),
     [
         ("/v1/completions", {"prompt": ["a"] * 129}, "prompt", 128),
-        ("/v1/completions", {"prompt": "x", "stop": ["a"] * 17}, "stop", 16),
+        ("/v1/completions", {"prompt": "x", "stop": ["a"] * 257}, "stop", 256),
         ("/v1/completions", {"prompt": "x", "ngramspec": {"stores": ["a"] * 1001}}, "stores", 1000),
         (
             "/v1/completions",

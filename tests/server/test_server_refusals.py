@@ -23,18 +23,16 @@ REFUSED = [
     ({"prompt": "x" * 600}, "prompt"),
     ({"prompt": None}, "prompt"),
     ({}, "prompt"),
-    ({"prompt": "x", "model": "other"}, "model"),
     ({"prompt": "x", "max_tokens": 600}, "max_tokens"),
     ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
     ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),
     ({"prompt": "x", "temperature": -1}, "temperature"),
-    ({"prompt": "x", "top_p": 0}, "top_p"),
+    ({"prompt": "x", "top_p": -1}, "top_p"),
     ({"prompt": "x", "n": 0}, "n"),
     ({"prompt": "x", "n": 99}, "n"),
     ({"prompt": "x", "best_of": 4}, "best_of"),
-    ({"prompt": "x", "stop": ""}, "stop"),
-    ({"prompt": "x", "stop": ["a"] * 40}, "stop"),
+    ({"prompt": "x", "stop": ["a"] * 400}, "stop"),
     ({"prompt": "x", "logprobs": 50}, "logprobs"),
     ({"prompt": "x", "logit_bias": {"many": 1}}, "logit_bias"),
     ({"prompt": "x", "logit_bias": {str(VOCAB): 1}}, "logit_bias"),
@@ -63,7 +61,10 @@ REFUSED = [
     ({"input_prefix": "x"}, "input_suffix"),
     ({"input_prefix": "x", "input_suffix": "y", "stream": True, "n_cmpl": 2}, "n_cmpl"),
     ({"input_prefix": "x", "input_suffix": "y", "grammar": "root"}, "grammar"),
-    ({"input_prefix": "x", "input_suffix": "y", "n_predict": 600}, "n_predict"),
+    ({"input_prefix": "x", "input_suffix": "y", "n_predict": -2}, "n_predict"),
+    ({"input_prefix": "x", "input_suffix": "y", "n_probs": 50}, "n_probs"),
+    ({"input_prefix": "x", "input_suffix": "y", "logit_bias": [[VOCAB, 1]]}, "logit_bias"),
+    ({"input_prefix": "x", "input_suffix": "y", "logit_bias": {"x": 1e9}}, "logit_bias"),
 ]
 
 
@@ -73,10 +74,35 @@ def test_what_cannot_be_answered_is_refused_by_the_fields_name(client, body, par
     route = next((to for name, to in routes.items() if name in body), "/v1/completions")
     answer = client.post(route, json=body)
     error = answer.json()["error"]
-    assert answer.status_code == (404 if param == "model" else 400)
+    assert answer.status_code == 400
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
     assert set(error) == {"message", "type", "param", "code"}
+
+
+MODELED = [
+    ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+    ("/v1/chat/completions", CHATS | {"max_tokens": 1}),
+    ("/infill", {"input_prefix": "x", "input_suffix": "y", "n_predict": 1}),
+    ("/completion", {"prompt": "x", "n_predict": 1}),
+]
+
+
+def test_another_models_name_is_answered_by_the_served_model_or_refused(client, model):
+    for route, body in MODELED:
+        answer = client.post(route, json=body | {"model": "gpt-4"})
+        assert answer.status_code == 200
+        assert answer.json()["model"] == "tiny", "it tells which model answered"
+    assert client.get("/v1/models/gpt-4").status_code == 404
+    with served(model, other_models="refuse") as strict:
+        for route, body in MODELED:
+            for name, status in (("gpt-4", 404), ("tiny", 200), ("", 200), (None, 200)):
+                answer = strict.post(route, json=body | {"model": name})
+                assert answer.status_code == status
+            error = strict.post(route, json=body | {"model": "gpt-4"}).json()["error"]
+            assert (error["param"], error["code"]) == ("model", "model_not_found")
+    with pytest.raises(ValueError, match="other_models"):
+        settings_of(other_models="maybe")
 
 
 def test_what_is_no_request_is_refused_in_the_same_shape(client):

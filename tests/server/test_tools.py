@@ -159,7 +159,7 @@ def test_one_call_ends_the_answer_where_there_may_be_no_more(caller, says):
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Adding.", "tool_calls")
     assert answer["usage"]["completion_tokens"] == len(f"Adding.\n{CALL}")
     cut = ask(caller, ROUTE, stop="</tool_call>", **body)["choices"][0]
-    assert cut["message"]["tool_calls"] is None
+    assert "tool_calls" not in cut["message"]
     assert cut["message"]["content"] == f"Adding.\n{CALL}".removesuffix("</tool_call>")
 
 
@@ -192,7 +192,7 @@ def test_without_tools_the_text_is_as_it_is(caller, says):
     says(CALL)
     choice = ask(caller, ROUTE, **HI)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
-    assert choice["message"]["tool_calls"] is None
+    assert "tool_calls" not in choice["message"]
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
@@ -226,7 +226,7 @@ def test_a_strict_function_is_kept_to_where_it_is_called(caller, monkeypatch):
     body = {"tools": tools, "max_tokens": 120, **NO_SPACES, **HI}
     free = ask(caller, ROUTE, **body)["choices"][0]["message"]
     assert free["content"], "it may say anything else"
-    assert free["tool_calls"] is None
+    assert "tool_calls" not in free
     own = Sampling._processors
 
     def begun(self, prompt):
@@ -351,3 +351,19 @@ def test_a_model_that_knows_no_tools_refuses_them(client):
         assert error["param"] == param
         assert "does not support tools" in error["message"]
     ask(client, ROUTE, tools=TOOLS, tool_choice="none", max_tokens=2, **HI)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "only the allowed"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "custom tools are not"),
+        ({"tools": [*TOOLS, {"type": "custom", "custom": {"name": "x"}}]}, "custom tools are not"),
+    ],
+)
+def test_kinds_of_tools_that_are_not_supported_are_refused_with_what_to_use(caller, field, words):
+    answer = caller.post(ROUTE, json={"tools": TOOLS} | field | HI)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, next(iter(field)))
+    assert words in error["message"]
+    assert "validation" not in error["message"]

@@ -1,0 +1,269 @@
+"""llama.cpp's fields on every route: those without effect, and what its own routes make of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conftest import tiny_llama
+from serving import VOCAB, ask, events, plain, served, shown
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+pytest_plugins = ["server_fixtures"]
+PROMPT = "def hello(name):\n    return name + 'hello"
+GREEDY = {"prompt": PROMPT, "n_predict": 24, "temperature": 0}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
+ROUTES = {
+    "/completion": GREEDY,
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 8},
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 8, "temperature": 0},
+    "/v1/chat/completions": CHAT,
+}
+# The defaults that tools/server/README.md at https://github.com/ggml-org/llama.cpp (commit 00dc805)
+# documents, of all fields that this server does not read from each route's requests.
+DEFAULTS = {
+    **{"dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "typical_p": 1, "n_indent": 0, "n_keep": 0},
+    **{"repeat_last_n": 64, "repeat_penalty": 1.0, "dry_multiplier": 0.0, "dry_base": 1.75},
+    **{"dry_allowed_length": 2, "dry_penalty_last_n": 64, "xtc_probability": 0.0},
+    **{"dry_sequence_breakers": ["\n", ":", '"', "*"], "xtc_threshold": 0.1, "mirostat": 0},
+    **{"mirostat_tau": 5.0, "mirostat_eta": 0.1, "grammar": "", "logit_bias": [], "n_probs": 0},
+    **{"min_keep": 0, "t_max_predict_ms": 0, "id_slot": -1, "cache_prompt": True, "lora": []},
+    **{"return_tokens": False, "timings_per_token": False, "return_progress": False, "stop": []},
+    **{"post_sampling_probs": False, "response_fields": [], "ignore_eos": False, "n_cmpl": 1},
+}
+
+
+def content(answer):
+    for key in ("model", "timings", "id", "created", "tokens_cached", "usage"):
+        answer.pop(key, None)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def ending():
+    """A server whose model can end its answers."""
+    with served(tiny_llama(vocab=VOCAB, eos_token_id=100)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_field_at_its_default_counts_as_absent(client, route):
+    expected = content(ask(client, route, **ROUTES[route]))
+    assert content(ask(client, route, **DEFAULTS, **ROUTES[route])) == expected
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_null_counts_as_absent(client, route):
+    from ngramspec.server.app import BODY_ROUTES
+
+    fields = [*BODY_ROUTES[route].kind.model_fields, *DEFAULTS, "max_tokenz"]
+    nulls = {name: None for name in fields if name not in ROUTES[route]}
+    names = ("stores", "reference", "namespace", "usage", "speculate")
+    nulls["ngramspec"] = dict.fromkeys(names)
+    if route.startswith("/v1"):
+        nulls["stream_options"] = {"include_usage": None, "include_obfuscation": None}
+    expected = content(ask(client, route, **ROUTES[route]))
+    assert content(ask(client, route, **nulls, **ROUTES[route])) == expected
+
+
+def test_null_in_a_message_or_a_schema_is_told_apart(client, ending):
+    said = {"role": "assistant", "content": "x", "name": None, "tool_calls": None}
+    plain_said = {"role": "assistant", "content": "x"}
+    answers = [
+        ask(client, "/v1/chat/completions", **CHAT | {"messages": [each]})
+        for each in (said, plain_said)
+    ]
+    assert content(answers[0]) == content(answers[1])
+    pytest.importorskip("xgrammar")
+    answer = ask(ending, "/completion", json_schema={"const": None}, **GREEDY)
+    assert answer["content"] == "null"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_sampler_that_the_server_lacks_is_refused_with_the_value_that_it_supports(client, route):
+    for name, value, message in (
+        ("mirostat", 2, "only 0"),
+        ("dry_multiplier", 0.8, "only 0"),
+        ("typical_p", 0.9, "only 1"),
+        ("typical_p", True, "only 1"),
+        ("lora", [{"id": 0, "scale": 1}], "only []"),
+    ):
+        answer = client.post(route, json=ROUTES[route] | {name: value})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, name)
+        assert message in error["message"]
+
+
+def test_a_default_counts_as_absent_only_among_the_fields_of_a_request(client):
+    body = CHAT | {"prediction": {"type": "content", "content": "x", "mirostat": 0}}
+    answer = client.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prediction.mirostat")
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_penalties_window_is_refused_only_where_it_would_change_the_text(client, route):
+    name = "repetition_penalty" if route.startswith("/v1") else "repeat_penalty"
+    for window, penalty, status in ((64, 1, 200), (64, 1.2, 400), (-1, 1.2, 200), (0, 1, 200)):
+        body = ROUTES[route] | {"repeat_last_n": window, name: penalty}
+        answer = client.post(route, json=body)
+        assert answer.status_code == status, answer.text
+        assert status == 200 or answer.json()["error"]["param"] == "repeat_last_n"
+
+
+@pytest.mark.parametrize("mode", ["refuse", "warn"])
+def test_a_constraint_is_never_ignored(model, mode):
+    with served(model, unknown_fields=mode) as client:
+        for route in ("/v1/completions", "/v1/chat/completions"):
+            for name, value in (
+                ("grammar", 'root ::= "a"'),
+                ("json_schema", {"type": "object"}),
+                ("guided_choice", ["a"]),
+            ):
+                answer = client.post(route, json=ROUTES[route] | {name: value})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, name)
+                assert ("'response_format'" in error["message"]) == ("chat" in route)
+            assert client.post(route, json=ROUTES[route] | {"grammar": ""}).status_code == 200
+        form = {"type": "json_object", "schema": {"type": "object"}}  # llama.cpp's
+        answer = client.post("/v1/chat/completions", json=CHAT | {"response_format": form})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "response_format.schema")
+
+
+def test_more_tokens_than_the_context_has_room_for_are_cut(model, tokenizer):
+    count = 20
+    with served(model, tokenizer, limits={"context": len(PROMPT) + count}) as client:
+        answer = ask(client, "/completion", **GREEDY | {"n_predict": 10**6})
+    assert answer["generation_settings"]["n_predict"] == count
+    assert answer["content"] == plain(model, tokenizer, PROMPT, count)
+
+
+def test_many_stop_strings_are_allowed_and_empty_ones_are_none(client, model, tokenizer):
+    expected = plain(model, tokenizer, PROMPT, 24)
+    stops = [*(f"not there {n}" for n in range(99)), "", expected[5:7]]
+    answer = ask(client, "/completion", stop=stops, **GREEDY)
+    assert answer["content"] == expected[: expected.index(expected[5:7])]
+    assert ask(client, "/completion", stop=["", ""], **GREEDY)["content"] == expected
+    for route, body in (("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", CHAT)):
+        body = {"max_tokens": 24, "temperature": 0} | body
+        whole = ask(client, route, **body)["choices"]
+        assert ask(client, route, stop="", **body)["choices"] == whole
+
+
+def test_a_top_p_of_zero_keeps_one_token(client):
+    greedy = ask(client, "/completion", **GREEDY)["content"]
+    sampled = GREEDY | {"temperature": 1.5, "top_k": 0, "min_p": 0, "seed": 3, "top_p": 0}
+    assert ask(client, "/completion", **sampled)["content"] == greedy
+    openai = {"prompt": PROMPT, "max_tokens": 24, "temperature": 1.5, "top_p": 0}
+    assert ask(client, **openai)["choices"][0]["text"] == greedy
+
+
+def test_no_response_fields_are_all_and_settings_can_be_picked(client):
+    whole = ask(client, "/completion", **GREEDY)
+    assert ask(client, "/completion", response_fields=[], **GREEDY).keys() == whole.keys()
+    names = ["content", "generation_settings/top_k", "generation_settings/none"]
+    answer = ask(client, "/completion", response_fields=names, top_k=3, **GREEDY)
+    assert answer == {"content": whole["content"], "generation_settings/top_k": 3}
+
+
+def test_an_answer_tells_its_settings(client):
+    given = {"top_k": 7, "top_p": 0.5, "stop": ["~~"], "seed": 5, "n_cmpl": 2}
+    answers = ask(client, "/completion", **GREEDY | given | {"temperature": 0.7})
+    for index, answer in enumerate(answers):
+        settings = answer["generation_settings"]
+        expected = {"temperature": 0.7, "top_k": 7, "top_p": 0.5, "stop": ["~~"], "min_p": 0.05}
+        expected |= {"n_predict": 24, "mirostat": 0, "seed": 5 + index, "n_ctx": 512}
+        assert settings.items() >= {**expected, "model": "tiny", "n_probs": 0}.items()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_tells_whether_it_has_a_line_end(client, stream):
+    line_end = 95
+    for bias, expected in ((50, True), (-50, False)):
+        body = GREEDY | {"logit_bias": [[line_end, bias]], "stream": stream}
+        answer = client.post("/completion", json=body)
+        last = events(answer.text)[-1] if stream else answer.json()
+        assert last["has_new_line"] is expected
+
+
+def test_a_stream_has_the_tokens_of_its_text(client, tokenizer):
+    whole = ask(client, "/completion", return_tokens=True, **GREEDY)
+    assert ask(client, "/completion", **GREEDY)["tokens"] == []
+    parts = events(client.post("/completion", json=GREEDY | {"stream": True}).text)
+    assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+    for part in parts:
+        assert shown(tokenizer.decode(part["tokens"])) == part["content"]
+    held = events(client.post("/completion", json=GREEDY | {"stream": True, "n_indent": 9}).text)
+    count = held[-1]["tokens_predicted"]
+    assert [token for part in held for token in part["tokens"]] == whole["tokens"][:count]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_probabilities_are_the_targets(client, model, tokenizer, stream):
+    body = GREEDY | {"n_probs": 2, "stream": stream}
+    answer = client.post("/completion", json=body)
+    parts = events(answer.text) if stream else [answer.json()]
+    rows = [row for part in parts for row in part["completion_probabilities"]]
+    text = "".join(row["token"] for row in rows)
+    assert "".join(part["content"] for part in parts) == shown(text)
+    ids = torch.tensor([tokenizer(PROMPT)["input_ids"] + [row["id"] for row in rows]])
+    with torch.no_grad():
+        scores = torch.log_softmax(model(ids).logits[0, len(PROMPT) - 1 : -1], -1)
+    for row, score in zip(rows, scores, strict=True):
+        best, at = score.topk(2)
+        assert [each["id"] for each in row["top_logprobs"]] == at.tolist()
+        found = torch.tensor([each["logprob"] for each in row["top_logprobs"]])
+        torch.testing.assert_close(found, best, rtol=1e-3, atol=1e-3)
+        assert row["logprob"] == row["top_logprobs"][0]["logprob"]
+        assert bytes(row["bytes"]).decode() == shown(row["token"])
+    assert "completion_probabilities" not in ask(client, "/completion", **GREEDY)
+
+
+def test_biases_are_of_ids_and_of_the_tokens_of_a_text(client, tokenizer):
+    q = tokenizer("Q")["input_ids"][0]
+
+    def text(bias):
+        return ask(client, "/completion", logit_bias=bias, **GREEDY)["content"]
+
+    assert text([[q, 1000]]) == text([["Q", 1000]]) == text({"Q": 1000}) == "Q" * 24
+    assert text({str(q): 1000}) == "Q" * 24
+    assert text([["Q", 500], [q, 500]]) == "Q" * 24
+    greedy = text([])
+    banned = text([[greedy, False]])
+    assert not set(banned) & set(greedy)
+    assert text([["Q", 1000], [q, False]]) == greedy, "it is not chosen"
+
+
+def test_a_grammar_or_a_schema_constrains_the_text(ending):
+    pytest.importorskip("xgrammar")
+    grammar = {"grammar": 'root ::= "yes" | "no"'}
+    for route, body in (("/completion", GREEDY), ("/infill", ROUTES["/infill"])):
+        answer = ask(ending, route, **body | grammar)
+        assert answer["content"] in ("yes", "no")
+        assert answer["stop_type"] == "eos"
+        assert answer["generation_settings"]["grammar"] == grammar["grammar"]
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 1}
+    parts = events(
+        ending.post("/completion", json=GREEDY | {"json_schema": schema, "stream": True}).text
+    )
+    (found,) = json.loads("".join(part["content"] for part in parts))
+    assert isinstance(found, bool)
+    both = ask(ending, "/completion", json_schema=schema, **grammar, **GREEDY)
+    assert both["content"] in ("yes", "no"), "as in llama.cpp"
+
+
+def test_a_grammar_that_cannot_be_used_is_refused_with_the_reason(ending, client):
+    pytest.importorskip("xgrammar")
+    for body, param, words in (
+        ({"grammar": "root"}, "grammar", "the grammar cannot be used: EBNF"),
+        ({"grammar": "x" * 70_000}, "grammar", "at most 65536 characters, got 70000"),
+        ({"json_schema": {"type": 1}}, "json_schema", "the schema cannot be used"),
+        ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos", "together with grammar"),
+    ):
+        answer = ending.post("/completion", json=GREEDY | body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param)
+        assert words in error["message"]
+    answer = client.post("/completion", json=GREEDY | {"grammar": 'root ::= "a"'})
+    assert "no token that ends a text" in answer.json()["error"]["message"]
