@@ -32,6 +32,8 @@ class WithoutMessages(logging.Filter):
         record.msg = named(record.msg)
         if isinstance(record.args, tuple):
             record.args = tuple(named(each) for each in record.args)
+        elif record.args is not None:
+            record.args = {key: named(each) for key, each in record.args.items()}
         return True
 
 
