@@ -157,6 +157,7 @@ class View:
         pieces = Pieces(tokenizer, ids)
         with Stream(self.out, colour=self.colour) as stream:
             yield lambda event: stream.add(pieces.of(event))
+            stream.add(pieces.end())
 
     def outcome(self, stats: DecodeStats) -> None:
         """Print the counts of the last shown text."""

@@ -17,12 +17,13 @@ Piece = tuple[str, str]  # outcome of a token (one of the above), and its text
 class Pieces:
     """The text of each step's tokens after the prompt ``ids``, decoded step by step.
 
-    A token that ends inside a character has no text. The token that completes the character has
-    all of it.
+    A token whose text depends on the next tokens, as it ends inside a character, has no text. The
+    token that decides it has all of it.
     """
 
     def __init__(self, tokenizer: Any, ids: Sequence[int]) -> None:
         self._text = Detokenizer(tokenizer, ids)
+        self._kind = PLAIN  # of the last token
 
     def of(self, event: StepEvent) -> list[Piece]:
         """The drafted and emitted tokens of a step, in order.
@@ -37,7 +38,13 @@ class Pieces:
             pieces.append((REJECTED, text.strip(REPLACEMENT_CHARACTER)))
         kind = PLAIN if verdict.rejected is None else CORRECTED
         pieces += [(kind, self._add(token)) for token in verdict.emitted[accepted:]]
+        self._kind = pieces[-1][0] if pieces else self._kind
         return [(kind, text) for kind, text in pieces if text]
+
+    def end(self) -> list[Piece]:
+        """The text that was undecided after the last step."""
+        text = printable(self._text.add((), last=True))
+        return [(self._kind, text)] if text else []
 
     def _add(self, token: int) -> str:
         return printable(self._text.add((token,)))

@@ -7,6 +7,7 @@ transformers' own processors, the banned ids are read.
 
 from __future__ import annotations
 
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import finalize
@@ -24,6 +25,8 @@ MATCHERS = {
     ("outlines.backends.llguidance", "LLGuidanceLogitsProcessor"): "ll_matchers",
 }
 MAX_TOKEN_BYTES = 64  # longest token that ``spelled`` tries; not tuned
+ALL_BYTES = [bytes((each,)) for each in range(256)]
+CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 MASK_WORD_BITS = 32  # bits of a word of xgrammar's masks
 Spelling = dict[bytes, int]  # token ids by their text
 
@@ -73,22 +76,50 @@ class _XGrammar(_Grammar):
             return []
         several = getattr(self._processor, "compiled_grammars", None)
         grammar = several[self._row] if several else self._processor.compiled_grammar
-        found = spelled(copy.find_jump_forward_string().encode(), _spelling(grammar), most)
+        found = spelled(_jump_forward(copy), _spelling(grammar), most)
         followed = all(copy.accept_token(token) for token in found)
         if followed and len(found) < most and copy.is_completed():
             found += _only(copy, grammar.tokenizer_info.vocab_size)
         return found
 
 
+def _jump_forward(matcher: Any) -> bytes:
+    """The bytes that a matcher forces, without an incomplete character at their end.
+
+    xgrammar can give them only as a string. If they are not one, its error has them.
+    """
+    try:
+        text: str = matcher.find_jump_forward_string()
+        return text.encode()
+    except UnicodeDecodeError as error:
+        begun = error.object.lstrip(CONTINUATION_BYTES)  # of a character that was begun before
+        whole = utf_8_decode(begun, "replace", False)[1]
+        return error.object[: len(error.object) - len(begun) + whole]
+
+
 def _spelling(grammar: Any) -> Spelling:
     """The vocabulary of a compiled grammar, made once and kept while the grammar exists."""
     found = _spellings.get(id(grammar))
     if found is None:
-        found = {}
-        for token, name in enumerate(grammar.tokenizer_info.decoded_vocab):
-            found.setdefault(name, token)
+        found = spelling_of(grammar.tokenizer_info.decoded_vocab)
         _spellings[id(grammar)] = found
         finalize(grammar, _spellings.pop, id(grammar), None)
+    return found
+
+
+def spelling_of(names: Sequence[bytes]) -> Spelling:
+    """The first token of each text; those of byte fallback only for bytes without another one.
+
+    The tokens of byte fallback follow each other in the vocabulary.
+    """
+    zeros = (token for token, name in enumerate(names) if name == ALL_BYTES[0])
+    first = next((token for token in zeros if list(names[token : token + 256]) == ALL_BYTES), None)
+    tokens = range(len(names))
+    if first is not None:
+        tokens = [*tokens[:first], *tokens[first + 256 :], *tokens[first : first + 256]]
+    found: Spelling = {}
+    for token in tokens:
+        found.setdefault(names[token], token)
     return found
 
 

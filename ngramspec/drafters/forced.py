@@ -117,7 +117,8 @@ class _ForcedSession(ForwardingSession):
             return self._forced.after(self._context, most)[:most]
         except Exception as error:
             self._broken = True
-            logger.warning("jump-forward decoding is disabled after an error: %r", error)
+            kind = type(error).__name__  # the message can quote the text
+            logger.warning("jump-forward decoding is disabled after an error: %s", kind)
             return []
 
     def _confidence(self, count: int) -> Float32:

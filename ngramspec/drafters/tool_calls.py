@@ -134,7 +134,8 @@ class CallPredictor:
 
     def _fail(self, error: Exception) -> None:
         self._broken, self._reader = True, None
-        logger.warning("tool calls are no longer predicted after an error: %r", error)
+        kind = type(error).__name__  # the message can quote the text
+        logger.warning("tool calls are no longer predicted after an error: %s", kind)
 
     def _read_prompt(self, tokens: Int32) -> None:
         """Learn from the calls in the prompt."""

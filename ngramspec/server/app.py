@@ -25,6 +25,7 @@ from ngramspec.server.engine import Engine
 from ngramspec.server.errors import add_handlers
 from ngramspec.server.job import CompletionRequest, ModelRunner
 from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
+from ngramspec.server.logs import private_logs
 from ngramspec.server.metrics import Metrics
 from ngramspec.server.middleware import PUBLIC_PATHS, Front
 from ngramspec.server.openai_types import (
@@ -87,12 +88,13 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
         # collection visits every object of torch and transformers, and stops all threads for up to
         # a second.
         gc.freeze()
-        yield
-        gc.unfreeze()
-        await asyncio.to_thread(engine.close)
-        if running:
-            await asyncio.wait(running, timeout=SHUTDOWN_GRACE_SECONDS)
-        await service.grammars.close()
+        with private_logs():
+            yield
+            gc.unfreeze()
+            await asyncio.to_thread(engine.close)
+            if running:
+                await asyncio.wait(running, timeout=SHUTDOWN_GRACE_SECONDS)
+            await service.grammars.close()
 
     app = FastAPI(
         title="ngramspec",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
@@ -23,10 +23,11 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob, TopLogprob
 
 from ngramspec.server.engine import Answers
-from ngramspec.server.job import STOP, Delta
+from ngramspec.server.job import STOP, CompletionRequest, Delta, Job
 from ngramspec.server.openai_types import ChatBody
 from ngramspec.server.responses import json_response
 from ngramspec.server.service import Service
+from ngramspec.server.token_names import TokenNames
 from ngramspec.server.tool_parsers import Parser, Part
 from ngramspec.server.usage import ending, timings_of
 
@@ -68,15 +69,16 @@ def whole(
     head: dict[str, Any],
 ) -> Response:
     """The response without streaming, from each answer's deltas and reader; ``head`` begins it."""
-    hidden = answers.jobs[0].request.hidden
     choices = [
         Choice(
             index=index,
             message=message_of([part for delta in deltas for part in reader.read(delta)]),
             finish_reason=reader.reason(deltas[-1].ended or STOP),
-            logprobs=logprobs(service, body, deltas, hidden),
+            logprobs=logprobs(service, deltas, job.request, names_of(service, body, job)),
         )
-        for index, (deltas, reader) in enumerate(zip(found, readers, strict=True))
+        for index, (deltas, reader, job) in enumerate(
+            zip(found, readers, answers.jobs, strict=True)
+        )
     ]
     end = ending(answers.jobs, body)
     return json_response(ChatCompletion(object="chat.completion", choices=choices, **end, **head))
@@ -119,6 +121,7 @@ async def chunks(
     for index in range(len(answers.jobs)):
         choice = _chunk(index, ChoiceDelta(role="assistant", content=""))
         yield ChatCompletionChunk.construct(choices=[choice], **head)
+    names = [names_of(service, body, job) for job in answers.jobs]
     async for index, delta in answers.deltas():
         reader = readers[index]
         choices = [_chunk(index, each) for each in _deltas(reader.read(delta), reader)]
@@ -127,8 +130,8 @@ async def chunks(
         if delta.ended:
             choices[-1].finish_reason = reader.reason(delta.ended)
         if body.logprobs and choices:
-            hidden = answers.jobs[index].request.hidden
-            choices[0].logprobs = logprobs(service, body, [delta], hidden)
+            request = answers.jobs[index].request
+            choices[0].logprobs = logprobs(service, [delta], request, names[index])
         for left, choice in enumerate(choices, 1 - len(choices)):
             if left == 0 and answers.ended and not body.streams_usage:
                 head["timings"] = timings_of(answers.jobs)
@@ -165,27 +168,32 @@ def _chunk(index: int, choice_delta: ChoiceDelta) -> ChunkChoice:
     return ChunkChoice.construct(index=index, delta=choice_delta, logprobs=None, finish_reason=None)
 
 
+def names_of(service: Service, body: ChatBody, job: Job) -> TokenNames | None:
+    """The names of an answer's tokens, if its log-probabilities are asked for."""
+    return service.names(job.request) if body.logprobs else None
+
+
 def logprobs(
-    service: Service, body: ChatBody, deltas: Sequence[Delta], hidden: Container[int] | None
+    service: Service, deltas: Sequence[Delta], request: CompletionRequest, names: TokenNames | None
 ) -> ChoiceLogprobs | None:
-    """The log-probabilities of one answer's deltas, in this route's format.
-
-    ``hidden``: see ``CompletionRequest``.
-    """
-    if not body.logprobs:
+    """The log-probabilities of one answer's next deltas, in this route's format."""
+    if names is None:
         return None
+    rows = [each for delta in deltas for each in delta.logprobs]
+    ended = bool(deltas) and deltas[-1].ended is not None
     found = []
-    for each in (each for delta in deltas for each in delta.logprobs):
-        top = [
-            TopLogprob(**_token(service, token, hidden), logprob=value) for token, value in each.top
-        ]
-        own = _token(service, each.token, hidden)
-        value = each.logprob or 0.0
-        found.append(ChatCompletionTokenLogprob(**own, logprob=value, top_logprobs=top))
+    for left, each in enumerate(rows, 1 - len(rows)):
+        name = names.add(each.token, last=ended and not left)
+
+        def named(token: int, own: int = each.token, name: str = name) -> dict[str, Any]:
+            """A token's text and bytes. The joined bytes of all tokens are the answer's text."""
+            data = service.bytes_of(token, request.hidden)
+            text = name if token == own else names.alone(token)
+            return {"token": text, "bytes": None if data is None else list(data)}
+
+        top = [TopLogprob(**named(token), logprob=value) for token, value in each.top]
+        own = ChatCompletionTokenLogprob(
+            **named(each.token), logprob=each.logprob or 0.0, top_logprobs=top
+        )
+        found.append(own)
     return ChoiceLogprobs(content=found, refusal=None)
-
-
-def _token(service: Service, token: int, hidden: Container[int] | None) -> dict[str, Any]:
-    """A token's text and bytes. The joined bytes of all tokens are the answer's text."""
-    found = service.bytes_of(token, hidden)
-    return {"token": service.decode([token]), "bytes": None if found is None else list(found)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -16,11 +15,13 @@ from openai.types.completion_choice import CompletionChoice, Logprobs
 from ngramspec.server.auth import Client
 from ngramspec.server.engine import Answers
 from ngramspec.server.errors import bad, refuse_unless
+from ngramspec.server.fim import leading_tokens
 from ngramspec.server.job import STOP, CompletionRequest, Delta, answers_of
 from ngramspec.server.openai_types import CompletionBody
 from ngramspec.server.responses import Stream, json_response
 from ngramspec.server.sampling import TokenLogprobs
 from ngramspec.server.service import Service
+from ngramspec.server.token_names import TokenNames
 from ngramspec.server.usage import ending, timings_of
 
 STREAMED_ROWS = 32  # tokens with log-probabilities in one event; not tuned
@@ -28,22 +29,22 @@ STREAMED_ROWS = 32  # tokens with log-probabilities in one event; not tuned
 
 async def complete(service: Service, body: CompletionBody, client: Client, request: Request) -> Any:
     """Answer a request, whole or as a stream. An ApiError names the invalid field."""
-    completions, echoes = await service.reading.run(request, read, service, body, client)
+    completions, echoes, names = await service.reading.run(request, read, service, body, client)
     answers = Answers(service.engine, completions, client)
     head = service.head(f"cmpl-{uuid4().hex}")
     if body.stream:
-        return Stream(chunks(service, body, answers, echoes, head), answers.cancel)
+        return Stream(chunks(body, answers, echoes, names, head), answers.cancel)
     found = await answers.whole(request)
-    return await run_sync(whole, service, body, answers, found, echoes, head)
+    return await run_sync(whole, body, answers, found, echoes, names, head)
 
 
 def read(
     service: Service, body: CompletionBody, client: Client
-) -> tuple[list[CompletionRequest], list[str]]:
+) -> tuple[list[CompletionRequest], list[str], list[TokenNames]]:
     """Check a request. This can take seconds.
 
-    Returns the completion request of each answer, prompt by prompt, and the text to repeat before
-    each answer: its prompt if ``echo`` is set, else "".
+    Returns the completion request of each answer, prompt by prompt; the text to repeat before each
+    answer, its prompt if ``echo`` is set, else ""; and with ``logprobs`` the names of its tokens.
     """
     service.check_model(body.model)
     n = body.n or 1
@@ -82,7 +83,15 @@ def read(
         }
         completions += answers_of(sampling, n, **own)
     service.check_logprobs(completions, "logprobs")
-    return completions, echoes
+    names = []
+    if body.logprobs is not None:
+        lead = len(leading_tokens(service.tokenizer))
+        framings = [lead * isinstance(each, str) for each in many for _ in range(n)]
+        names = [
+            service.names(each, framing=framing, echoed=each.prompt_logprobs)
+            for each, framing in zip(completions, framings, strict=True)
+        ]
+    return completions, echoes, names
 
 
 def _encoded(service: Service, body: CompletionBody, many: list[Any]) -> list[list[int]]:
@@ -99,11 +108,11 @@ def _encoded(service: Service, body: CompletionBody, many: list[Any]) -> list[li
 
 
 def whole(
-    service: Service,
     body: CompletionBody,
     answers: Answers,
     found: Sequence[Sequence[Delta]],
     echoes: Sequence[str],
+    names: Sequence[TokenNames],
     head: dict[str, Any],
 ) -> Response:
     """The response without streaming. With log-probabilities this can take seconds."""
@@ -113,8 +122,10 @@ def whole(
             text=echoes[index] + "".join(delta.text for delta in deltas),
             finish_reason=_reason(deltas[-1]),
             logprobs=_logprobs(
-                service, body, [row for delta in deltas for row in delta.logprobs], 0
-            ),
+                names[index], [row for delta in deltas for row in delta.logprobs], last=True
+            )
+            if names
+            else None,
         )
         for index, deltas in enumerate(found)
     ]
@@ -123,14 +134,14 @@ def whole(
 
 
 async def chunks(
-    service: Service,
     body: CompletionBody,
     answers: Answers,
     echoes: Sequence[str],
+    names: Sequence[TokenNames],
     head: dict[str, Any],
 ) -> AsyncIterator[Completion]:
     """The events of a streamed response."""
-    offsets, echoed = [0] * len(answers.jobs), list(echoes)
+    echoed = list(echoes)
     with_usage = body.streams_usage
     head = {"object": "text_completion", **head}
     empty: dict[str, Any] = {"usage": None} if with_usage else {}
@@ -138,13 +149,12 @@ async def chunks(
         text, echoed[index] = echoed[index] + delta.text, ""
         if not text and delta.ended is None and not delta.logprobs:
             continue
-        rows, offset = delta.logprobs, offsets[index]
-        offsets[index] += len(text)
+        rows = delta.logprobs
         last = empty if with_usage or not answers.ended else {"timings": timings_of(answers.jobs)}
         while True:
             now, rows = rows[:STREAMED_ROWS], rows[STREAMED_ROWS:]
             ended = _reason(delta) if delta.ended and not rows else None
-            logprobs = _logprobs(service, body, now, offset)
+            logprobs = _logprobs(names[index], now, last=bool(ended)) if names else None
             choice = CompletionChoice.construct(
                 index=index, text="" if rows else text, finish_reason=ended, logprobs=logprobs
             )
@@ -152,7 +162,6 @@ async def chunks(
             yield Completion.construct(choices=[choice], **also, **head)
             if logprobs is None or not rows:
                 break
-            offset = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
             await asyncio.sleep(0)
     if with_usage:
         yield Completion.construct(choices=[], **ending(answers.jobs, body), **head)
@@ -162,20 +171,13 @@ def _reason(delta: Delta) -> Any:
     return delta.ended or STOP
 
 
-def _logprobs(
-    service: Service, body: CompletionBody, found: Sequence[TokenLogprobs], offset: int
-) -> Logprobs | None:
-    """Log-probabilities in this route's format, of tokens whose text begins at ``offset``."""
-    if body.logprobs is None:
-        return None
-    texts = [service.decode([each.token]) for each in found]
-    offsets = list(accumulate(map(len, texts), initial=offset))[:-1]
-    top: list[Any] = [
-        None
-        if each.logprob is None
-        else {service.decode([token]): value for token, value in each.top}
-        for each in found
-    ]
+def _logprobs(names: TokenNames, found: Sequence[TokenLogprobs], *, last: bool) -> Logprobs:
+    """Log-probabilities of the next tokens in this route's format; ``last``: no others follow."""
+    texts, offsets, top = [], [], []
+    for left, each in enumerate(found, 1 - len(found)):
+        offsets.append(names.offset)
+        texts.append(names.add(each.token, last=last and not left))
+        top.append(None if each.logprob is None else names.of(each, texts[-1]))
     return Logprobs.construct(
         tokens=texts,
         token_logprobs=[each.logprob for each in found],

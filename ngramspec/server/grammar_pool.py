@@ -65,7 +65,7 @@ class GrammarPool:
             compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
             self._made = _line([self._seconds, info.serialize_json()]), compiler
         except Exception as error:  # whatever xgrammar raises about a tokenizer
-            logger.warning("xgrammar cannot use the model's tokenizer: %s", error)
+            logger.warning("xgrammar cannot use the model's tokenizer: %s", str(error))
 
     async def compile(self, user: str, kind: str, text: str) -> Any:
         """A grammar compiled for a user, see ``grammar_worker.compiled``; or UnusableGrammarError.

@@ -217,6 +217,8 @@ class Job:
         for token in tokens:  # up to the one that completes a stop string
             progress.tokens.append(token)
             text += self._stop.add(self._text.add((token,)))
+            if self._stop.found is None and self._stop.ends_in(self._text.held):
+                text += self._stop.add(self._text.add((), last=True))
             if self._stop.found is not None:
                 break
         logprobs = logprobs[: len(logprobs) - (before + len(tokens) - len(progress.tokens))]

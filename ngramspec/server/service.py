@@ -27,6 +27,7 @@ from ngramspec.server.settings import ServerSettings
 from ngramspec.server.shared import Shelf
 from ngramspec.server.text import Detokenizer
 from ngramspec.server.token_bytes import TokenBytes
+from ngramspec.server.token_names import TokenNames
 from ngramspec.server.tool_format import find_format
 
 BUILD = f"ngramspec {__version__}"
@@ -172,6 +173,15 @@ class Service:
         ends = range(0, len(ids), DECODED_TOKENS)
         parts = [decoder.add(ids[at : at + DECODED_TOKENS]) for at in ends]
         return "".join((*parts, decoder.add((), last=True)))
+
+    def names(
+        self, request: CompletionRequest, *, framing: int = 0, echoed: bool = False
+    ) -> TokenNames:
+        """The names of one answer's tokens; see ``TokenNames``."""
+        prompt, hidden = request.prompt.tolist(), request.hidden
+        return TokenNames(
+            self.tokenizer, self.bytes_of, prompt, hidden, framing=framing, echoed=echoed
+        )
 
     def check_prompt(self, ids: Sequence[int], param: str = "prompt") -> Int32:
         """A prompt as int32 (n,); an ApiError if it is empty, too long, or has an unknown id."""

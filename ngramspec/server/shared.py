@@ -55,7 +55,7 @@ class Shelf(UserDict[str, Corpus]):
             try:
                 self.data[name] = Corpus.open(corpus.path)
             except (OSError, ValueError) as error:
-                logger.warning("the corpus %s cannot be opened again: %s", name, error)
+                logger.warning("the corpus %s cannot be opened again: %s", name, str(error))
         return self.data[name]
 
 

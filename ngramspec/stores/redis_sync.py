@@ -184,7 +184,7 @@ class RedisSync:
                 self.address.shown(),
                 type(error).__name__,
             )
-        logger.debug("sync: %s", error)
+        logger.debug("sync: %s", type(error).__name__)  # its message can quote a text
         self._connected, self._warned = False, True
         self._pause = min(max(2 * self._pause, POLL_MILLISECONDS / 1000), MAX_PAUSE_SECONDS)
         if not self._closed:
@@ -338,7 +338,8 @@ class RedisSync:
             try:
                 entry = Entry.read(fields, self._keys.vocabulary)
             except (KeyError, ValueError) as error:
-                logger.debug("sync: an entry that is not one of ours: %r", error)
+                kind = type(error).__name__
+                logger.debug("sync: an entry that is not one of ours: %s", kind)
                 continue
             added = feed.add(feed.last, entry, self._producer)
             if added is None:

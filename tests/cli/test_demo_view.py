@@ -9,6 +9,7 @@ import sys
 import pytest
 from byte_model import ByteTokenizer
 from rich.console import Console
+from tiny_tokenizers import with_fallback
 
 from ngramspec import DecodeStats, StepEvent, Verdict
 from ngramspec.cli import demo_view
@@ -20,8 +21,10 @@ ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other th
 
 
 def event(drafted, accepted, emitted, verified=None):
-    """The step that drafted and emitted these characters, with so many accepted."""
-    drafted, emitted = tuple(drafted.encode()), tuple(emitted.encode())
+    """The step that drafted and emitted these characters or tokens, with so many accepted."""
+    drafted, emitted = (
+        tuple(each.encode() if isinstance(each, str) else each) for each in (drafted, emitted)
+    )
     if verified is None:
         verified = min(len(drafted), accepted + 1)
     rejected = accepted if verified > accepted else None
@@ -56,6 +59,27 @@ def test_a_character_of_several_tokens_comes_whole_and_special_tokens_not_at_all
         shown.append(pieces.of(StepEvent(1, (), (), verdict, 0.0, 0.0, 0.0)))
     assert [each for each in shown if each] == [[("plain", "é")], [("plain", "🦜")]]
     assert pieces.of(StepEvent(2, (), (), Verdict(range(0), 0, (0,)), 0.0, 0.0, 0.0)) == []
+
+
+def test_pieces_of_byte_fallback_join_to_the_decode_of_all_tokens():
+    tokenizer = with_fallback()
+    ids = tokenizer("be 日é漢\n😀")["input_ids"]
+    for at in range(len(ids)):
+        pieces = Pieces(tokenizer, ids[:at])
+        shown = [each for token in ids[at:] for each in pieces.of(event((), 0, (token,)))]
+        text = "".join(text for _, text in (*shown, *pieces.end()))
+        if "�" not in tokenizer.decode(ids[:at]):
+            assert tokenizer.decode(ids[:at]) + text == tokenizer.decode(ids)
+
+
+def test_a_rejected_token_has_only_its_own_text():
+    tokenizer = with_fallback()
+    line, letter = tokenizer.convert_tokens_to_ids(["<0x0A>", "b"])
+    pieces = Pieces(tokenizer, tokenizer("be")["input_ids"])
+    assert pieces.of(event((), 0, (line,))) == []
+    step = event((letter,), 0, (line,), verified=1)
+    assert pieces.of(step) == [("rejected", "b")]
+    assert pieces.end() == [("corrected", "\n\n")]
 
 
 def test_a_rejected_token_leaves_the_text_as_it_was():

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from conftest import tiny_llama
+from tiny_tokenizers import over_bytes, with_fallback
 from transformers import LogitsProcessorList
 from transformers.generation.logits_process import (
     NoBadWordsLogitsProcessor,
@@ -15,7 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from ngramspec import Speculator
-from ngramspec.decoding.forced import banned_by, forced_by, spelled
+from ngramspec.decoding.forced import banned_by, forced_by, spelled, spelling_of
 
 VOCAB = 5
 INF = float("-inf")
@@ -85,6 +86,12 @@ def test_a_text_is_spelled_in_the_longest_tokens():
     assert spelled(b"", spelling, 9) == []
 
 
+def test_byte_fallback_spells_only_what_has_no_other_token():
+    vocabulary = [b"\n", *(bytes((each,)) for each in range(256)), b"a", b"b", b"a"]
+    spelling = spelling_of(vocabulary)
+    assert spelled(b"a\nb\xc3", spelling, 9) == [257, 0, 258, 1 + 0xC3]
+
+
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 def test_biases_that_force_a_cycle_are_drafted_and_the_text_is_plain_s(sample):
     """Behind 1 to 7 the next one is forced; behind 8 all is open but 0."""
@@ -112,3 +119,52 @@ def test_biases_that_force_a_cycle_are_drafted_and_the_text_is_plain_s(sample):
     assert plain[0, 3:10].tolist() == [2, 3, 4, 5, 6, 7, 8]
     share = speculator.stats.sources["forced"]
     assert share.accepted == share.verified >= 6
+
+
+def constrained(tokenizer, grammar):
+    """xgrammar's logits processor of a grammar in EBNF."""
+    xgrammar = pytest.importorskip("xgrammar", reason="pip install 'ngramspec[grammars]'")
+    from xgrammar.contrib.hf import LogitsProcessor
+
+    info = xgrammar.TokenizerInfo.from_huggingface(
+        tokenizer, vocab_size=len(tokenizer), stop_token_ids=[0]
+    )
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+    return LogitsProcessor(compiler.compile_grammar(grammar))
+
+
+@pytest.mark.parametrize("make", [over_bytes, with_fallback])
+def test_whole_characters_are_forced_where_a_part_of_another_one_is(make):
+    """本 and 木 differ in their last bytes only."""
+    tokenizer = make()
+    processor = constrained(tokenizer, 'root ::= "ab" ("d日本e" | "d日木e") "ch"')
+    source = forced_by([processor], 0, 1, len(tokenizer))
+    text = [each for each in tokenizer.encode("abd日本ech") if tokenizer.decode([each])]
+    assert tokenizer.decode(text) == "abd日本ech"
+    counts = []
+    for end in range(len(text)):
+        processor(torch.tensor([[5, *text[:end]]]), torch.zeros(1, len(tokenizer)))
+        forced = source.after([5, *text[: end + 1]], 8)
+        assert forced == [*text, 0][end + 1 : end + 1 + len(forced)]  # 0 is the end
+        counts.append(len(forced))
+    # After a and b come d and the bytes of 日, then those of 本; the last one is a choice.
+    assert counts == [5, 4, 3, 2, 1, 0, 1, 0, 4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("make", [over_bytes, with_fallback])
+def test_forced_text_of_parts_of_characters_is_accepted_and_logs_nothing(make, caplog):
+    tokenizer = make()
+    model = tiny_llama(vocab=len(tokenizer))
+    model.generation_config.eos_token_id = None
+    prompt = torch.tensor([tokenizer.encode("be")])
+
+    def run(**more):
+        grammar = 'root ::= (("日本語abc" | "日木語abc" | "日本誌dea") "éé—")+'
+        listed = LogitsProcessorList([constrained(tokenizer, grammar)])
+        options = {"max_new_tokens": 60, "do_sample": False, "logits_processor": listed}
+        return model.generate(prompt, **options, **more)
+
+    speculator = Speculator("none", 8)
+    assert torch.equal(run(custom_generate=speculator), run())
+    assert speculator.stats.sources["forced"].accepted > 20
+    assert not [each for each in caplog.records if each.name.startswith("ngramspec")]

@@ -185,7 +185,7 @@ def test_a_tokenizer_that_fails_stops_predictions_but_not_drafts(caplog):
         assert len(session.propose(4)) > 0
         session.extend(int32([1]))
         session.propose(4)
-    assert caplog.text.count("no longer predicted") == 1
+    assert caplog.text.count("no longer predicted after an error: RuntimeError\n") == 1
 
 
 def test_text_that_is_no_call_ends_the_prediction(tokenizer):

@@ -7,7 +7,8 @@ import random
 import pytest
 from conftest import tiny_llama
 from serving import ask, events, letters, served
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tiny_tokenizers import over_bytes, with_fallback
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from ngramspec.server.token_bytes import TokenBytes
@@ -25,31 +26,6 @@ TEXTS = [
 def random_text(rng):
     kinds = [(0, 0x80), (0x80, 0x800), (0x800, 0xD800), (0xE000, 0x10000), (0x10000, 0x20000)]
     return "".join(chr(rng.randrange(*rng.choice(kinds))) for _ in range(rng.randrange(1, 40)))
-
-
-def over_bytes():
-    """A tokenizer without merges: each token is a byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    plain = Tokenizer(models.BPE({each: at for at, each in enumerate(alphabet)}, []))
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    plain.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain)
-    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
-    tokenizer.add_tokens([AddedToken("<tool>é", normalized=False)])
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    return tokenizer
-
-
-def with_fallback():
-    """A tokenizer of pieces as SentencePiece's, which has bytes for all other characters."""
-    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdehins漢"]
-    known = {each: at for at, each in enumerate(pieces)}
-    plain = Tokenizer(models.BPE(known, [], unk_token="<unk>", byte_fallback=True))
-    space = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    plain.normalizer = normalizers.Sequence(space)
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    plain.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", unk_token="<unk>")
 
 
 def joined(tokenizer, text):

@@ -1,0 +1,31 @@
+"""Tokenizers whose tokens can be parts of a character."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+
+def over_bytes():
+    """A tokenizer without merges: each token is a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = Tokenizer(models.BPE({each: at for at, each in enumerate(alphabet)}, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    plain.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain)
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    tokenizer.add_tokens([AddedToken("<tool>é", normalized=False)])
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return tokenizer
+
+
+def with_fallback():
+    """A tokenizer of pieces as SentencePiece's, which has bytes for all other characters."""
+    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdehins漢"]
+    known = {each: at for at, each in enumerate(pieces)}
+    plain = Tokenizer(models.BPE(known, [], unk_token="<unk>", byte_fallback=True))
+    space = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    plain.normalizer = normalizers.Sequence(space)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    plain.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", unk_token="<unk>")
