@@ -237,8 +237,8 @@ def stop_type(last: Delta) -> str:
 
 
 def picked(answer: dict[str, Any], fields: Sequence[str] | None) -> dict[str, Any]:
-    """The fields that ``response_fields`` lists, under those names; all if it lists none."""
-    if not fields:
+    """The fields that ``response_fields`` lists, under those names; None: all fields."""
+    if fields is None:
         return answer
     found = {}
     for name in fields:
