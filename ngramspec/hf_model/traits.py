@@ -77,7 +77,7 @@ class Traits:
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
     """Return the traits of a model, for inputs as ``generate`` prepared them.
 
-    A ``prepare_inputs_for_generation`` that the model's class defines is called; see ``probe``.
+    A ``prepare_inputs_for_generation`` other than the common one is tried; see ``probe``.
     """
     from transformers.generation.utils import GenerationMixin
 
@@ -96,7 +96,8 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
     hooked, passes_masks = False, True
     own = type(model).prepare_inputs_for_generation
     foreign = not own.__module__.startswith("transformers.")
-    if foreign or (placed and own is not GenerationMixin.prepare_inputs_for_generation):
+    reads_text = prepare is not GenerationMixin.prepare_inputs_for_generation
+    if foreign or (placed and reads_text):
         from ngramspec.hf_model.probe import probe
 
         passes_positions, passes_masks = probe(model, input_ids, kwargs)
@@ -117,7 +118,7 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         windows=windows_of(config),
         alibi=_has_alibi(config),
         by_slot=bool(names & classes.BY_SLOT),
-        reads_text=prepare is not GenerationMixin.prepare_inputs_for_generation,
+        reads_text=reads_text,
         takes_positions=placed,
         hooked=hooked,
         skips_padding=not placed and classes.skips_padding(model),

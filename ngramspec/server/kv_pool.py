@@ -219,5 +219,5 @@ def why_not_kept(model: Any) -> str | None:
     """
     ids, config = torch.ones((1, 1), dtype=torch.int64), model.generation_config
     traits, cache = traits_of(model, ids, {}), kv_cache_for(cache_maker(model)())
-    call = call_traits_of(ids, config, {}, cache, traits=traits, states=())
+    call = call_traits_of(model, ids, config, {}, cache, traits=traits, states=())
     return obstacle(Ability.KEPT, Known(traits, call, model, config, {}))

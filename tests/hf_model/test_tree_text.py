@@ -9,7 +9,7 @@ from conftest import tiny_llama
 from doubles import ScriptedDrafter, bushy, oracle
 from families import ENCODER_DECODER, FAMILIES, VARIED, VOCAB, build
 
-from ngramspec import Draft, Speculator, UnsupportedError
+from ngramspec import Draft, Speculator
 from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
 from ngramspec.hf_model.model import Target
 
@@ -119,7 +119,7 @@ def test_near_the_end_branches_do_not_take_the_place_of_the_path():
         assert accepted == [*range(1, len(draft), 2)]
 
 
-def test_a_model_that_drops_positions_is_refused_a_tree(monkeypatch):
+def test_drafts_are_chains_where_positions_are_dropped(monkeypatch):
     model = tiny_llama()
     text = model.generate(IDS, max_new_tokens=60)[0].tolist()
     prepare = model.prepare_inputs_for_generation
@@ -128,8 +128,9 @@ def test_a_model_that_drops_positions_is_refused_a_tree(monkeypatch):
         return prepare(*args, **kwargs) | {"position_ids": None}
 
     monkeypatch.setattr(model, "prepare_inputs_for_generation", dropped)
-    with pytest.raises(UnsupportedError, match="drops the positions"):
-        run(model, IDS, Speculator(bushy(text, 97), tree=17))
+    speculator = Speculator(bushy(text, 97), tree=17)
+    assert run(model, IDS, speculator)[0].tolist() == text
+    assert speculator.stats.chains == {"a model that counts its positions itself": 1}
     assert run(model, IDS, Speculator(oracle(text)))[0].tolist() == text
 
 
