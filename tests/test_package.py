@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "draft_length": FLOOR | {"_native", "costs"},
     "drafters": FLOOR | {"stores", "_native", "draft_length"},
     "hf_model": FLOOR | {"hf_model.compat"},
-    "hf_model.compat": set(),
+    "hf_model.compat": {"errors"},
     "verification": FLOOR | {"hf_model.compat"},
     "decoding": FLOOR | WINGS | {"hf_model.compat"},
     "persistence": FLOOR | {"drafters"},
