@@ -114,9 +114,9 @@ def spelling_of(names: Sequence[bytes]) -> Spelling:
     """
     zeros = (token for token, name in enumerate(names) if name == ALL_BYTES[0])
     first = next((token for token in zeros if list(names[token : token + 256]) == ALL_BYTES), None)
-    tokens = range(len(names))
+    tokens = list(range(len(names)))
     if first is not None:
-        tokens = [*tokens[:first], *tokens[first + 256 :], *tokens[first : first + 256]]
+        tokens = tokens[:first] + tokens[first + 256 :] + tokens[first : first + 256]
     found: Spelling = {}
     for token in tokens:
         found.setdefault(names[token], token)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 NAME_KEY = "name"
 ARGUMENT_KEYS = ("arguments", "parameters")
 MAX_DEPTH = 16  # of nested values
+MAX_ALTERNATIVES = 32  # of a schema that are read
+SPACES = re.compile(r"[ \t\r\n]+")
+# Text that a state reads without changing.
+RUNS = {
+    **dict.fromkeys(("string", "keytext"), re.compile(r'[^"\\]+')),
+    "scalar": re.compile(r"[^,\]} \t\r\n]+"),
+    "done": re.compile(r".+", re.DOTALL),
+}
 Schema = Mapping[str, Any]
+UNKNOWN: Schema = {}
 
 
 @dataclass(slots=True)
@@ -18,7 +29,7 @@ class Frame:
     """An object or array that is open.
 
     Attributes:
-        schema: its schema; {}: not known.
+        schema: its schema.
         path: names of the keys that lead to it.
         keys: keys of the object that were written; None: it is an array.
     """
@@ -97,22 +108,27 @@ class CallReader(Place):
 
     def read(self, text: str) -> CallReader:
         """Read more text; returns itself."""
-        for character in text:
-            self._read(character)
+        at = 0
+        while at < len(text) and self.state != "invalid":
+            run = None if self._escaped else RUNS.get(self.state, SPACES).match(text, at)
+            if run is None:
+                self._read(text[at])
+                at += 1
+                continue
+            if self.state in ("string", "keytext", "scalar"):
+                self.partial += run[0]
+            else:
+                self.space += run[0]
+            at = run.end()
         return self
 
     def _read(self, c: str) -> None:
         if self.state in ("string", "keytext"):
             self._in_string(c)
             return
-        if self.state == "invalid":
-            return
         if self.state == "scalar":
-            if c not in ",]} \t\r\n":
-                self.partial += c
-                return
             self._end_value(self.partial)
-        if c in " \t\r\n" or self.state == "done":
+        if c in " \t\r\n":
             self.space += c
             return
         self._punctuation(c)
@@ -176,16 +192,17 @@ class CallReader(Place):
 
 
 def resolved(schema: Any) -> Schema:
-    """The schema, or the first usable alternative of ``anyOf`` or ``oneOf``; {} if unknown."""
+    """The schema, or the first usable alternative of ``anyOf`` or ``oneOf``; else UNKNOWN."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping):
-            return {}
+            return UNKNOWN
         choices = schema.get("anyOf") or schema.get("oneOf")
         if not isinstance(choices, Sequence) or not choices:
             return schema
-        named = [each for each in choices if isinstance(each, Mapping)]
+        first = islice(choices, MAX_ALTERNATIVES)
+        named = (each for each in first if isinstance(each, Mapping))
         schema = next((each for each in named if each.get("type") != "null"), None)
-    return {}
+    return UNKNOWN
 
 
 def unquoted(text: str) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from ngramspec.drafters.call_reader import (
     ARGUMENT_KEYS,
+    MAX_ALTERNATIVES,
     MAX_DEPTH,
     NAME_KEY,
+    UNKNOWN,
     CallReader,
     Frame,
     Place,
@@ -23,10 +25,34 @@ from ngramspec.drafters.call_reader import (
     unquoted,
 )
 
+MAX_TOOLS = 256
+MAX_KEYS = 256  # of an object that are predicted
 MAX_EARLIER_VALUES = 4  # of an argument
-MAX_CONTINUATIONS = 32
-MAX_PREDICTED_CHARACTERS = 400
+MAX_CONTINUATIONS = MAX_ALTERNATIVES
+MAX_VALUE_CHARACTERS = 4096  # of a value that is predicted
+MAX_PREDICTED_CHARACTERS = 400  # of one continuation
+MAX_ALL_CHARACTERS = 8 * MAX_PREDICTED_CHARACTERS  # of all continuations
 LITERALS = {"boolean": ("false", "true"), "null": ("null",)}
+VALUE, REST, OPEN = "value", "rest", "open"
+
+
+class Step(NamedTuple):
+    """A part of a continuation, and the place after it.
+
+    ``then`` is what comes next there: a value, the rest after a value, or text that is not known.
+    """
+
+    text: str
+    place: Place
+    then: str
+
+
+class Members(NamedTuple):
+    """The keys of an object's schema; ``needed`` are all that must be written, or None."""
+
+    known: tuple[str, ...]
+    required: tuple[str, ...]
+    needed: frozenset[str] | None
 
 
 class CallText:
@@ -39,16 +65,23 @@ class CallText:
 
     def __init__(self, tools: Sequence[Any], closes: str = "</tool_call>") -> None:
         self.tools: dict[str, Schema] = {}
-        for tool in tools:
+        self._names: dict[str, str] = {}  # their JSON texts
+        for tool in islice(tools, MAX_TOOLS):
             function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-                self.tools[function["name"]] = resolved(function.get("parameters"))
+            name: Any = function.get("name") if isinstance(function, Mapping) else None
+            text = json_text(name) if isinstance(name, str) else None
+            if text is not None:
+                self.tools[name] = resolved(function.get("parameters"))
+                self._names[name] = text
         self._closes = closes
         self._ending = "\n" + closes
         self._style = {"": "\n", ":": " ", ",": " "}
         self._used: list[str] = []  # names of tools, the latest first
         self._values: dict[tuple[str | None, tuple[str, ...]], list[str]] = {}
         self._orders: dict[tuple[str | None, tuple[str, ...]], list[str]] = {}
+        # By a schema's ``id``, with the schema, which so remains alive.
+        self._listed: dict[int, tuple[Schema, list[str]]] = {}
+        self._members: dict[int, tuple[Schema, Members]] = {}
 
     def reader(self) -> CallReader:
         """Reads a new call."""
@@ -64,35 +97,57 @@ class CallText:
             self._ending = space + closes
         self._used = [call.tool, *(each for each in self._used if each != call.tool)]
         for path, keys in call.orders:
-            self._orders[call.tool if path else None, path] = keys
+            self._orders[call.tool if path else None, path] = keys[:MAX_KEYS]
         for path, text in call.values:
             known = self._values.setdefault((call.tool, path), [])
             known[:] = [text, *(each for each in known if each != text)][:MAX_EARLIER_VALUES]
 
     def after(self, call: CallReader) -> list[str]:
         """Texts that may come next, the likeliest first; [] where nothing is known."""
-        found = dict.fromkeys(islice(self._after(call), MAX_CONTINUATIONS))
-        return [text[:MAX_PREDICTED_CHARACTERS] for text in found if text]
+        if call.state == "done":
+            known = self._ending.startswith(call.space)
+            rest = self._ending[len(call.space) :][:MAX_PREDICTED_CHARACTERS]
+            return [rest] if known and rest else []
+        found: dict[str, None] = {}
+        left = MAX_ALL_CHARACTERS
+        for step in islice(self._steps(call), MAX_CONTINUATIONS):
+            text = self._continued(step, min(left, MAX_PREDICTED_CHARACTERS))
+            found[text] = None
+            left -= len(text)
+        return [text for text in found if text]
 
     def chooses(self, call: CallReader) -> bool:
         """Whether the model chooses here among values, so that texts may be wrong or missing."""
         return call.state in ("string", "scalar", "value") and bool(call.frames)
 
-    def _after(self, call: CallReader) -> Iterator[str]:
+    def _continued(self, step: Step, most: int) -> str:
+        """At most ``most`` characters: a step, and what follows it most likely."""
+        parts, count = [step.text], len(step.text)
+        while count < most and step.then != OPEN:
+            following = self._begun if step.then == VALUE else self._rests
+            found = next(following(step.place), None)
+            if found is None:
+                break
+            step = found
+            parts.append(step.text)
+            count += len(step.text)
+        return "".join(parts)[:most]
+
+    def _steps(self, call: CallReader) -> Iterator[Step]:
+        """What may come next, the likeliest first."""
         state = call.state
-        if state == "done":
-            if self._ending.startswith(call.space):
-                yield self._ending[len(call.space) :]
-        elif state in ("string", "scalar"):
+        if state in ("string", "scalar"):
             begun = '"' * (state == "string") + call.partial
-            known = [each for each in self._values_of(call) if each.startswith(begun)]
-            yield from (each[len(begun) :] for each in self._ended(call, known))
+            for step in self._ended(call):
+                if step.text.startswith(begun):
+                    yield step._replace(text=step.text[len(begun) :])
         elif state == "keytext":
             for key in self._keys(call):
                 if key.startswith(call.partial):
-                    yield self._member(call, key)[len(call.partial) + 1 :]
+                    step = self._member(call, key)
+                    yield step._replace(text=step.text[len(call.partial) + 1 :])
         elif state == "colon":
-            yield from (":" + self._style[":"] + each for each in self._begun(call))
+            yield from self._after_text(":" + self._style[":"], self._begun(call))
         elif state == "after":
             yield from self._rests(call)
         elif state in ("key", "value"):
@@ -103,96 +158,139 @@ class CallText:
                 following = self._begun(call)
             else:
                 following = (self._member(call, key) for key in self._keys(call))
-            yield from (usual[len(call.space) :] + each for each in following)
+            yield from self._after_text(usual[len(call.space) :], following)
 
-    def _keys(self, place: Place) -> list[str]:
+    @staticmethod
+    def _after_text(text: str, steps: Iterator[Step]) -> Iterator[Step]:
+        return (step._replace(text=text + step.text) for step in steps)
+
+    def _members_of(self, schema: Schema) -> Members:
+        """The keys of an object's schema, of which the first ``MAX_KEYS`` are read."""
+        if id(schema) not in self._members:
+            properties, required = schema.get("properties"), schema.get("required")
+            known = properties if isinstance(properties, Mapping) else ()
+            names = tuple(each for each in islice(known, MAX_KEYS) if isinstance(each, str))
+            needed: frozenset[str] | None = None
+            if isinstance(required, Sequence) and not isinstance(required, str):
+                first = islice(required, MAX_KEYS)
+                needed = frozenset(each for each in first if isinstance(each, str))
+            before = tuple(each for each in names if each in (needed or ()))
+            self._members[id(schema)] = schema, Members(names, before, needed)
+        return self._members[id(schema)][1]
+
+    def _keys(self, place: Place) -> Iterator[str]:
         """The keys that the last frame, an object, may have next, in order."""
         frame = place.frames[-1]
-        written = frame.keys or []
-        if not frame.path:
-            usual = self._orders.get((None, ()), [NAME_KEY, ARGUMENT_KEYS[0]])
-            return [each for each in usual if each not in written]
-        properties = frame.schema.get("properties")
-        known = list(properties) if isinstance(properties, Mapping) else []
-        required = frame.schema.get("required")
-        needed = [each for each in known if isinstance(required, Sequence) and each in required]
-        usual = self._orders.get((place.tool, frame.path), [])
-        ordered = dict.fromkeys([*(each for each in usual if each in known), *needed, *known])
-        return [each for each in ordered if each not in written]
+        passed = set(frame.keys or ())
+        if frame.path:
+            members = self._members_of(frame.schema)
+            usual = self._orders.get((place.tool, frame.path), [])
+            given = [each for each in usual if each in members.known]
+            ordered = (*given, *members.required, *members.known)
+        else:
+            ordered = tuple(self._orders.get((None, ()), (NAME_KEY, ARGUMENT_KEYS[0])))
+        for key in ordered:
+            if key not in passed:
+                passed.add(key)
+                yield key
 
     def _may_end(self, place: Place) -> bool:
         """Whether the last frame, an object, is likelier to end than to have another key."""
         frame = place.frames[-1]
         if not frame.path:
             return False
-        usual = self._orders.get((place.tool, frame.path), frame.schema.get("required"))
-        return not isinstance(usual, Sequence) or set(frame.keys or []).issuperset(usual)
+        needed = self._members_of(frame.schema).needed
+        usual = self._orders.get((place.tool, frame.path), needed)
+        return usual is None or set(frame.keys or ()).issuperset(usual)
 
-    def _member(self, place: Place, key: str) -> str:
-        """A key of the last frame, and the likeliest beginning of its value."""
+    def _member(self, place: Place, key: str) -> Step:
+        """A key of the last frame, before its value."""
         *outer, frame = place.frames
         frame = Frame(frame.schema, frame.path, [*(frame.keys or ()), key])
-        begun = next(self._begun(place.within([*outer, frame], key)), "")
-        return json.dumps(key) + ":" + self._style[":"] + begun
+        text = json.dumps(key) + ":" + self._style[":"]
+        return Step(text, place.within([*outer, frame], key), VALUE)
 
-    def _begun(self, place: Place) -> Iterator[str]:
+    def _begun(self, place: Place) -> Iterator[Step]:
         """Beginnings of the value that is expected, after a key that its frame has."""
         if not place.frames:
-            inside = place.within([Frame({}, (), [])])
-            yield "{" + self._member(inside, next(iter(self._keys(inside)), NAME_KEY))
+            inside = place.within([Frame(UNKNOWN, (), [])])
+            step = self._member(inside, next(self._keys(inside), NAME_KEY))
+            yield step._replace(text="{" + step.text)
             return
         schema, path = place.schema(), place.path()
         kind = schema.get("type")
-        yield from self._ended(place, self._values_of(place))
+        yield from self._ended(place)
         if kind == "string" and "enum" not in schema:
-            yield '"'
+            yield Step('"', place, OPEN)
         elif kind == "object" and len(place.frames) < MAX_DEPTH:
             inside = place.within([*place.frames, Frame(schema, path, [])])
-            keys = self._keys(inside)
-            yield "{" + self._member(inside, keys[0]) if keys else "{}" + self._rest(place)
+            key = next(self._keys(inside), None)
+            if key is None:
+                yield Step("{}", place, REST)
+            else:
+                step = self._member(inside, key)
+                yield step._replace(text="{" + step.text)
         elif kind == "array" and len(place.frames) < MAX_DEPTH:
-            inside = place.within([*place.frames, Frame(schema, path, None)])
-            yield "[" + next(self._begun(inside), "")
+            yield Step("[", place.within([*place.frames, Frame(schema, path, None)]), VALUE)
 
-    def _ended(self, place: Place, values: list[str]) -> Iterator[str]:
-        """Values, each with what follows it most likely."""
-        for value in values:
+    def _ended(self, place: Place) -> Iterator[Step]:
+        """The known values of an argument or the name."""
+        for value in self._values_of(place):
+            after = place
             if len(place.frames) == 1 and place.key == NAME_KEY:  # arguments depend on the name
-                place = Place(place.tools, place.frames, NAME_KEY, unquoted(value[1:-1]))
-            yield value + self._rest(place)
+                after = Place(place.tools, place.frames, NAME_KEY, unquoted(value[1:-1]))
+            yield Step(value, after, REST)
 
     def _values_of(self, place: Place) -> list[str]:
         """JSON texts of the known values of an argument or the name, the latest first."""
-        schema, path = place.schema(), place.path()
+        path = place.path()
         if path == (NAME_KEY,):
-            return [json.dumps(each) for each in dict.fromkeys([*self._used, *self.tools])]
-        listed = [schema["const"]] if "const" in schema else schema.get("enum")
-        if not isinstance(listed, Sequence) or isinstance(listed, str):
-            listed = ()
-        texts = [json.dumps(each) for each in listed[:MAX_CONTINUATIONS]]
-        texts = texts or list(LITERALS.get(str(schema.get("type")), ()))
+            return [self._names[each] for each in dict.fromkeys([*self._used, *self.tools])]
+        texts = self._listed_in(place.schema())
         earlier = self._values.get((place.tool, path), [])
         return [*(each for each in earlier if not texts or each in texts), *texts]
 
-    def _rest(self, place: Place) -> str:
-        """What follows most likely once a value of the last frame has ended."""
-        return next(self._rests(place), "")
+    def _listed_in(self, schema: Schema) -> list[str]:
+        """JSON texts of the values that a schema lists."""
+        if id(schema) not in self._listed:
+            listed = [schema["const"]] if "const" in schema else schema.get("enum")
+            if not isinstance(listed, Sequence) or isinstance(listed, str):
+                listed = ()
+            texts = [json_text(each) for each in islice(listed, MAX_CONTINUATIONS)]
+            found = [each for each in texts if each is not None]
+            found = found or list(LITERALS.get(str(schema.get("type")), ()))
+            self._listed[id(schema)] = schema, found
+        return self._listed[id(schema)][1]
 
-    def _rests(self, place: Place) -> Iterator[str]:
+    def _rests(self, place: Place) -> Iterator[Step]:
         """What follows once a value of the last frame has ended, the likeliest first."""
         if not place.frames:
-            yield self._ending
+            yield Step(self._ending, place, OPEN)
             return
         frame, outer = place.frames[-1], place.within(place.frames[:-1])
+        comma = "," + self._style[","]
         if frame.keys is None:
-            yield "]" + self._rest(outer)
-            yield "," + self._style[","] + next(self._begun(place.within(place.frames)), "")
+            yield Step("]", outer, REST)
+            yield Step(comma, place.within(place.frames), VALUE)
             return
-        keys = self._keys(place)
-        ends = not keys or self._may_end(place)
+        first = next(self._keys(place), None)
+        ends = first is None or self._may_end(place)
         if ends:
-            yield "}" + self._rest(outer)
-        for key in keys:
-            yield "," + self._style[","] + self._member(place, key)
+            yield Step("}", outer, REST)
+        yield from self._after_text(comma, (self._member(place, key) for key in self._keys(place)))
         if not ends:
-            yield "}" + self._rest(outer)
+            yield Step("}", outer, REST)
+
+
+def json_text(value: Any) -> str | None:
+    """A value's JSON text; None if it has none or a long one."""
+    parts, count = [], 0
+    try:
+        for part in json.JSONEncoder().iterencode(value):
+            parts.append(part)
+            count += len(part)
+            if count > MAX_VALUE_CHARACTERS:
+                return None
+    except (RecursionError, TypeError, ValueError):
+        return None
+    return "".join(parts)

@@ -23,6 +23,8 @@ logger = logging.getLogger("ngramspec")
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 OPENING_TOKENS = 16  # last tokens in which an opening is searched
 MAX_CALL_TOKENS = 4096  # of a call that is read; a longer one is not predicted
+MAX_READ_TOKENS, MAX_READ_CHARACTERS = 1 << 14, 1 << 16  # of a prompt's end; not tuned
+CONTEXT_TOKENS = 256  # of a call, which are encoded with a continuation; not tuned
 MAX_ROWS = 64
 MAX_CANDIDATES = 8  # per row
 # Probabilities that a prediction begins with, not tuned; the calibration corrects them: the only
@@ -140,7 +142,7 @@ class CallPredictor:
     def _read_prompt(self, tokens: Int32) -> None:
         """Learn from the calls in the prompt."""
         try:
-            text = self._calls.text(tokens.tolist())
+            text = self._calls.text(tokens[-MAX_READ_TOKENS:].tolist())[-MAX_READ_CHARACTERS:]
             for part in text.split(self._calls.opens)[1:]:
                 call, closes, _ = part.partition(self._calls.closes)
                 reader = self._text.reader().read(call + closes)
@@ -186,9 +188,11 @@ class CallPredictor:
             self._reader, self._recent = None, self._call[-OPENING_TOKENS:]
 
     def _tokens(self, text: str) -> list[int]:
-        """The tokens of a continuation, as the tokenizer splits the whole call if that fits."""
-        whole = self._calls.encode(self._calls.opens + self._known + text)
-        begun = self._calls.encode(self._calls.opens + self._known)
+        """The tokens of a continuation, as the tokenizer splits it after the call if that fits."""
+        before = self._calls.opens + self._known
+        if len(self._call) > CONTEXT_TOKENS:
+            before = self._calls.text(self._call[-CONTEXT_TOKENS:])
+        begun, whole = self._calls.encode(before), self._calls.encode(before + text)
         if whole[: len(begun)] == begun and self._call[-len(begun) :] == begun:
             return whole[len(begun) :]
         return self._calls.encode(text)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.drafters.call_text import CallText
+from ngramspec.drafters.call_reader import CallReader
+from ngramspec.drafters.call_text import (
+    MAX_ALL_CHARACTERS,
+    MAX_CONTINUATIONS,
+    MAX_PREDICTED_CHARACTERS,
+    CallText,
+)
 
 TOOLS = [
     {
@@ -167,3 +174,94 @@ def test_any_text_is_read(text):
     calls = CallText(TOOLS)
     reader = calls.reader().read(text)
     assert all(isinstance(each, str) for each in calls.after(reader))
+
+
+class Keys(Mapping):
+    """Properties of one kind; counts the keys that are looked at."""
+
+    def __init__(self, count, schema):
+        self.count, self.schema, self.seen = count, schema, 0
+
+    def __getitem__(self, key):
+        self.seen += 1
+        return self.schema
+
+    def __iter__(self):
+        for number in range(self.count):
+            self.seen += 1
+            yield f"k{number}"
+
+    def __len__(self):
+        return self.count
+
+
+class Listed(list):
+    """A list that fails the test if it is read to its end."""
+
+    def __iter__(self):
+        for number, each in enumerate(super().__iter__()):
+            assert number < 5000, "all of it was read"
+            yield each
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "boolean"}, ": false, "),
+        ({"type": "object", "properties": {}}, ": {}, "),
+        ({"enum": ["x"]}, ': "x", '),
+        ({"type": "array"}, ": ["),
+    ],
+    ids=["boolean", "object", "enum", "array"],
+)
+def test_of_a_large_schema_only_as_much_is_read_as_is_predicted(schema, value):
+    keys = Keys(100_000, schema)
+    needed = Listed(f"k{number}" for number in range(100_000))
+    parameters = {"type": "object", "properties": keys, "required": needed}
+    calls = CallText([{"name": "f", "parameters": parameters}])
+    assert keys.seen == 0
+    begun = '\n{"name": "f", "arguments": {"k0"'
+    text = after(begun, calls)[0]
+    assert text.startswith(value)
+    assert len(text) == (MAX_PREDICTED_CHARACTERS if value != ": [" else 3)
+    found = after(begun + ": 7, ", calls)
+    assert 8 <= len(found) <= MAX_CONTINUATIONS
+    assert sum(map(len, found)) <= MAX_ALL_CHARACTERS
+    assert keys.seen < 4000
+
+
+def test_deep_and_wide_schemas_are_read_to_a_bound():
+    itself = {"type": "object", "required": ["a"]}
+    itself["properties"] = {"a": itself}
+    calls = CallText([{"name": "f", "parameters": itself}])
+    text = calls.after(calls.reader())[0]
+    assert text.startswith('\n{"name": "f", "arguments": {"a": {"a": {')
+    assert len(text) <= MAX_PREDICTED_CHARACTERS
+    either = {"anyOf": Listed([3] * 10_000)}
+    assert after("", CallText([{"name": "f", "parameters": either}]))
+    tools = Listed({"name": f"f{number}"} for number in range(10_000))
+    assert len(CallText(tools).tools) < 1000
+
+
+def test_long_values_are_not_predicted():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (Listed([1] * 10_000), "x" * 10_000, {"a": deep}, {1, 2}):
+        schema = {"type": "object", "properties": {"a": {"enum": [value, "short"]}}}
+        calls = CallText([{"name": "f", "parameters": schema}])
+        found = after('\n{"name": "f", "arguments": {"a": ', calls)
+        assert found == ['"short"}}\n</tool_call>']
+    while deep:  # freeing it at once would recurse
+        deep = deep.pop()
+
+
+def test_long_values_are_read_at_once(monkeypatch):
+    read, count = CallReader._read, []
+    monkeypatch.setattr(CallReader, "_read", lambda *given: count.append(1) or read(*given))
+    value = "x" * 10_000
+    call = json.dumps({"name": "f", "arguments": {"a": value, "b": 1}}, indent=9_000)
+    reader = CallText([{"name": "f"}]).reader().read(call + value)
+    assert reader.values == [(("arguments", "a"), f'"{value}"'), (("arguments", "b"), "1")]
+    assert reader.space == value
+    assert len(count) < 100

@@ -15,6 +15,8 @@ from conftest import tiny_llama
 import ngramspec
 from ngramspec import SharedStore, ToolCalls, build_drafter
 from ngramspec.drafters import HeadedDrafter
+from ngramspec.drafters.call_text import MAX_PREDICTED_CHARACTERS
+from ngramspec.drafters.tool_calls import CONTEXT_TOKENS, MAX_READ_TOKENS
 
 TOOLS = [
     {
@@ -241,3 +243,40 @@ class Forcing:
         forced = torch.full_like(scores, -math.inf)
         forced[:, self.text[(input_ids.shape[1] - self.prompt) % len(self.text)]] = 0
         return forced
+
+
+class Measured(Characters):
+    """Notes the lengths of what it encodes and decodes."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoded, self.decoded = [], []
+
+    def encode(self, text, add_special_tokens=True):
+        self.encoded.append(len(text))
+        return super().encode(text)
+
+    def decode(self, ids, skip_special_tokens=True):
+        self.decoded.append(len(ids))
+        return super().decode(ids)
+
+
+def test_of_a_long_prompt_the_last_calls_are_read(tokenizer):
+    compact = json.dumps(json.loads(CALL[11:-12]), separators=(",", ":"))
+    measured = Measured()
+    prompt = "x" * 100_000 + f"<tool_call>{compact}</tool_call>"
+    predictor = ToolCalls(TOOLS, measured).predictor(int32(tokenizer.encode(prompt)))
+    assert max(measured.decoded) == MAX_READ_TOKENS
+    predictor.extend(int32(Characters().encode("<tool_call>")))
+    path = "".join(chr(int(ids[0])) for ids, _ in predictor.rows(64))
+    assert path == (compact + "</tool_call>")[:64]
+
+
+def test_of_a_long_call_the_end_is_encoded_with_a_continuation():
+    measured = Measured()
+    predictor = ToolCalls(TOOLS, measured).predictor(int32([1]))
+    begun = '<tool_call>\n{"name": "get_time", "arguments": {"city": "'
+    predictor.extend(int32(Characters().encode(begun + "x" * 2000 + '"')))
+    path = "".join(chr(int(ids[0])) for ids, _ in predictor.rows(64))
+    assert path == ', "unit": "C"}}\n</tool_call>'
+    assert 0 < max(measured.encoded) <= CONTEXT_TOKENS + MAX_PREDICTED_CHARACTERS
