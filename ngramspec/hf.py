@@ -277,8 +277,9 @@ class Arguments:
         if tools is not None:
             from ngramspec.drafters.tool_calls import ToolCalls  # most calls have none
 
-            own = isinstance(tools, ToolCalls)
-            kwargs["tools"] = tools if own else ToolCalls(tools, tokenizer)
+            if not isinstance(tools, ToolCalls):
+                tools = ToolCalls(tools, tokenizer)
+            kwargs["tools"] = tools
         own = kwargs.get("stores")
         stores = speculator.stores if own is None else open_stores(own)
         for store in (*stores, *open_stores(kwargs.get("extra_stores"), "extra_stores")):

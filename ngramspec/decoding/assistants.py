@@ -108,8 +108,7 @@ def _model_of(drafter: ModelDrafter, target: Any) -> Any:
     model = drafter.assistant
     if isinstance(model, str):
         model = drafter.loaded = drafter.loaded or read_folder(model, target)
-    same = drafter.same_tokenizer
-    same = same or same_vocabulary(*(tokenizer_file(each) for each in (model, target)))
-    check_assistant(model, target, same)
+    files = (tokenizer_file(each) for each in (model, target))
+    check_assistant(model, target, drafter.same_tokenizer or same_vocabulary(*files))
     check_rollback(model)
     return model
