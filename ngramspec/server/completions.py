@@ -15,7 +15,6 @@ from openai.types.completion_choice import CompletionChoice, Logprobs
 from ngramspec.server.auth import Client
 from ngramspec.server.engine import Answers
 from ngramspec.server.errors import bad, refuse_unless
-from ngramspec.server.fim import leading_tokens
 from ngramspec.server.job import STOP, CompletionRequest, Delta, answers_of
 from ngramspec.server.openai_types import CompletionBody
 from ngramspec.server.responses import Stream, json_response
@@ -85,7 +84,7 @@ def read(
     service.check_logprobs(completions, "logprobs")
     names = []
     if body.logprobs is not None:
-        lead = len(leading_tokens(service.tokenizer))
+        lead = len(service.text.lead)
         framings = [lead * isinstance(each, str) for each in many for _ in range(n)]
         names = [
             service.names(each, framing=framing, echoed=each.prompt_logprobs)
