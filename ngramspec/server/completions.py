@@ -84,8 +84,7 @@ def read(
     service.check_logprobs(completions, "logprobs")
     names = []
     if body.logprobs is not None:
-        lead = len(service.text.lead)
-        framings = [lead * isinstance(each, str) for each in many for _ in range(n)]
+        framings = [service.text.framing(each) for each in many for _ in range(n)]
         names = [
             service.names(each, framing=framing, echoed=each.prompt_logprobs)
             for each, framing in zip(completions, framings, strict=True)

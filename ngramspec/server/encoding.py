@@ -105,6 +105,13 @@ class TextEncoder:
             raise TooManyTokensError(len(ids))
         return ids
 
+    def framing(self, prompt: str | list[int]) -> int:
+        """How many of a prompt's first ids are not in its text: those that ``encode_prompt`` adds."""
+        if not isinstance(prompt, str) or not self.lead:
+            return 0
+        own = self._tokenizer.decode(self.lead, skip_special_tokens=False)
+        return 0 if prompt.startswith(own) else len(self.lead)
+
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """The ids of a text, without control tokens; see ``encode_with``."""
         if most is not None and len(text) > most * self.longest:

@@ -174,9 +174,11 @@ def _row(service: Service, row: TokenLogprobs) -> dict[str, Any]:
 
 
 def _token(service: Service, token: int, logprob: float) -> dict[str, Any]:
-    text, found = service.decode([token]), service.bytes_of(token)
-    known = list(text.encode() if found is None else found)
-    return {"id": token, "token": text, "bytes": known, "logprob": logprob}
+    named, shown = service.bytes_of(token, ()), service.bytes_of(token)
+    # ``decode`` would strip the space of a token that stands alone.
+    text = service.decode([token]) if named is None else named.decode(errors="replace")
+    data = text.encode() if shown is None else shown
+    return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
 
 
 def final(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from serving import VOCAB, ask, events, plain, served, shown
+from tiny_tokenizers import with_fallback
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
@@ -219,6 +220,16 @@ def test_probabilities_are_the_targets(client, model, tokenizer, stream):
         assert row["logprob"] == row["top_logprobs"][0]["logprob"]
         assert bytes(row["bytes"]).decode() == shown(row["token"])
     assert "completion_probabilities" not in ask(client, "/completion", **GREEDY)
+
+
+def test_tokens_keep_their_spaces_beside_their_probabilities(model):
+    tokenizer = with_fallback()
+    space = tokenizer.convert_tokens_to_ids("▁")
+    wide = tiny_llama(vocab=len(tokenizer))
+    with served(wide, tokenizer) as client:
+        body = {"prompt": "a b c", "n_predict": 3, "logit_bias": [[space, 1000]], "n_probs": 1}
+        rows = ask(client, "/completion", **body)["completion_probabilities"]
+    assert [(row["token"], row["bytes"]) for row in rows] == [(" ", [32])] * 3
 
 
 def test_biases_are_of_ids_and_of_the_tokens_of_a_text(client, tokenizer):
