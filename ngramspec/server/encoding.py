@@ -106,7 +106,7 @@ class TextEncoder:
         return ids
 
     def framing(self, prompt: str | list[int]) -> int:
-        """How many of a prompt's first ids are not in its text: those that ``encode_prompt`` adds."""
+        """How many of a prompt's first ids ``encode_prompt`` adds, which are not in its text."""
         if not isinstance(prompt, str) or not self.lead:
             return 0
         own = self._tokenizer.decode(self.lead, skip_special_tokens=False)
