@@ -12,6 +12,7 @@ from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.heads import HEAD_SETTINGS, check_tokenizers, requested_head
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_of, given_cache
 from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
 from ngramspec.hf_model.support import HUB_MODES_OFF, refusal
 from ngramspec.speculator import Speculator
@@ -42,7 +43,7 @@ class GenerateHook:
         bound = _HOOK_SIGNATURE.bind(*args, **kwargs | self._dropped)
         bound.apply_defaults()
         call = GenerateCall(**bound.arguments)
-        cache = call.model_kwargs.get("past_key_values")
+        cache = cache_of(call.model_kwargs)
         if self._own_cache and cache is not None:
             mark_as_made_by_generate(cache)
         return self._run(call)
@@ -238,7 +239,7 @@ class Arguments:
         """
         hook = GenerateHook(
             decode,
-            own_cache=self.kwargs.get("past_key_values") is None,
+            own_cache=given_cache(self.kwargs) is None,
             streamer=self.kwargs.get("streamer"),
             synced_gpus=self.kwargs.pop("synced_gpus", None),
         )

@@ -19,8 +19,8 @@ def open_generation(
     """Begin a generation of one sequence that the caller advances step by step.
 
     This is for programs that do other work between steps, such as a server with several users. The
-    text is that of ``generate``. After ``close``, a cache that was passed as ``past_key_values``
-    holds only committed tokens, so it can be passed again with a longer text. All steps run in the
+    text is that of ``generate``. After ``close``, a cache that was passed as an argument holds only
+    committed tokens, so it can be passed again with a longer text. All steps run in the
     inference mode (torch.inference_mode) that is active when this function is called. So they may
     be called in another mode or in another thread.
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, pipeline
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
@@ -131,12 +132,12 @@ def converse(smollm2, generate, cache):
         out = generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
+            **cache_argument(cache),
             max_new_tokens=20,
             do_sample=False,
             return_dict_in_generate=True,
         )
-        cache = out.past_key_values
+        cache = cache_of(out)
         assert cache.get_seq_length() == out.sequences.shape[1] - 1
         seen.append(out.sequences)
     return seen

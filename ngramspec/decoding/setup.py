@@ -30,8 +30,8 @@ from ngramspec.drafters.base import Drafter, DraftModel
 from ngramspec.drafters.call_stores import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.kv_cache import cache_of
 from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
+from ngramspec.hf_model.compat.cache_name import cache_of
 from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
 from ngramspec.hf_model.compat.hf_private import pad_token
 from ngramspec.hf_model.compat.layers import layers_restored

@@ -19,6 +19,7 @@ from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.attention.gqa_attention import Attention, available, in_place, split_by
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.attention.windows import Masks, Windows
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.compat.layers import replace_update
 from ngramspec.hf_model.forward import head_inputs
 from ngramspec.hf_model.model import Target
@@ -57,7 +58,7 @@ class Share:
 
 def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> Share:
     """Return the share of a generation, from the arguments of its separate forward."""
-    ids, cache, mask = inputs["input_ids"], inputs["past_key_values"], inputs.get("attention_mask")
+    ids, cache, mask = inputs["input_ids"], cache_of(inputs), inputs.get("attention_mask")
     if mask is None or (isinstance(mask, torch.Tensor) and mask.ndim < 4):
         width = ids.shape[1]
         sees, length = attended((), width, ids.device), int(cache.get_seq_length())
@@ -104,7 +105,7 @@ class JointForward:
                 input_ids=ids,
                 position_ids=torch.cat([each.positions for each in shares], dim=-1),
                 attention_mask=torch.ones((1, 1, total, total), dtype=torch.bool, device=device),
-                past_key_values=cache,
+                **cache_argument(cache),
                 use_cache=True,
                 logits_to_keep=total,
                 return_dict=True,

@@ -12,6 +12,7 @@ from transformers import DynamicCache, StoppingCriteria
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.compat.versions import PLACES_TOKENS, before, has
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30}
@@ -106,11 +107,11 @@ def test_a_prompt_wholly_inside_the_caller_s_cache(name, settings, crop):
         texts = []
         for custom in (None, Speculator(**settings)):
             cache = DynamicCache(config=model.config)
-            model(ids, past_key_values=cache, use_cache=True)
+            model(ids, **cache_argument(cache), use_cache=True)
             if crop:
                 cache.crop(-crop)
             texts.append(
-                model.generate(ids, past_key_values=cache, custom_generate=custom, **GREEDY)
+                model.generate(ids, **cache_argument(cache), custom_generate=custom, **GREEDY)
             )
     assert texts[0].tolist() == texts[1].tolist()
 

@@ -9,6 +9,7 @@ from conftest import tiny_llama
 
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.server.job import CompletionRequest, Job, ModelRunner
 from ngramspec.server.kv_pool import CachePool, cache_maker, common_length, why_not_kept
 from ngramspec.server.sampling import Sampling
@@ -28,7 +29,7 @@ def fill(pool, model, user, prompt, count=4, *, give_back=True):
     lease = pool.take(user, prompt)
     ids = torch.tensor(prompt[None].astype(np.int64))
     settings = {"do_sample": False, "max_new_tokens": count}
-    with open_generation(model, ids, past_key_values=lease.cache, **settings) as run:
+    with open_generation(model, ids, **cache_argument(lease.cache), **settings) as run:
         while not run.finished:
             run.step()
     tokens = np.array(run.tokens, np.int32)

@@ -273,12 +273,6 @@ def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
     return stretched
 
 
-def cache_of(kwargs: dict[str, Any]) -> Any:
-    """Return the cache in the arguments or the outputs of a model's forward, or None."""
-    found = kwargs.get("past_key_values")
-    return kwargs.get("cache_params") if found is None else found  # Mamba calls it cache_params
-
-
 def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
     """Return a KVCache that rolls a model's cache back, or raise an UnsupportedError."""
     if cache is None:
