@@ -227,15 +227,15 @@ def mix_positions(model):
     mlp.forward = lambda states: own(states + states.roll(1, dims=1))
 
 
-def attend_to_the_layer_before(model):
-    """Have the second layer attend to the keys and values of the first."""
+def attend_to_copies(model):
+    """Have the second layer attend to copies of the keys and values of the first."""
     first, second = (layer.self_attn for layer in model.model.layers[:2])
     kept = {}
 
     def keep(own):
         def update(key, value, layer, *args, **kwargs):
             if layer:
-                return kept["states"]
+                return tuple(each.clone() for each in kept["states"])
             kept["states"] = own(key, value, layer, *args, **kwargs)
             return kept["states"]
 
@@ -261,7 +261,10 @@ def attend_to_the_layer_before(model):
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(mix_positions, "other logits"), (attend_to_the_layer_before, "attend to its cache")],
+    [
+        (mix_positions, "other logits"),
+        (attend_to_copies, "attend to its cache"),
+    ],
 )
 def test_a_model_that_cannot_is_found_out(change, reason):
     model = tiny_llama(seed=3)
