@@ -172,9 +172,11 @@ MODEL_NAMES = rows(
 
 CLASS_MODULES = {
     **dict.fromkeys(("CROPPED", "LINEAR", "KNOWN_CACHES"), classes.CACHE_MODULE),
-    **dict.fromkeys(("STATIC", "STATIC_SLIDING"), classes.CACHE_MODULE),
+    **dict.fromkeys(("EMPTY", "STATIC", "STATIC_SLIDING"), classes.CACHE_MODULE),
     **dict.fromkeys(("BY_SLOT", "WIDENS_MASK", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
-    **dict.fromkeys(("NOT_STATIC", "PLACES_ONE_TOKEN_ELSEWHERE", "ATTENDS_BY_OUTPUT"), ""),
+    **dict.fromkeys(
+        ("ONE_AT_A_TIME_WITH", "NOT_STATIC", "PLACES_ONE_TOKEN_ELSEWHERE", "ATTENDS_BY_OUTPUT"), ""
+    ),
     "PASSES_POSITIONS": "",
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
     **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), classes.PROCESSOR_MODULE),
@@ -182,6 +184,8 @@ CLASS_MODULES = {
     **dict.fromkeys(("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME"), classes.CRITERION_MODULE),
 }
 CLASSES_SINCE = {
+    "DoryForCausalLM": "5.24",
+    "DummyLayer": "5.23",
     "GgufHfQuantizer": "5.17",
     "HyperCLOVAXVisionV2ForConditionalGeneration": "5.18",
     "MossTranscribeDiarizeForConditionalGeneration": "5.20",
