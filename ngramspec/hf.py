@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.decoding.call import decode_call
+from ngramspec.decoding.call import decode_call, version_fault
 from ngramspec.decoding.heads import HEAD_SETTINGS, check_tokenizers, requested_head
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
@@ -214,6 +214,9 @@ class Arguments:
 
     def speculate(self, speculator: Speculator) -> Any:
         """Run the call with speculation, or handle it as ``unsupported`` says."""
+        fault = version_fault()
+        if fault is not None:
+            return self._plainly(fault)
         refused = self.refused()
         if refused is not None:
             return self._without_speculation(speculator, refused)
@@ -303,9 +306,14 @@ class Arguments:
         """Decode without speculation if unsupported="plain"; else raise an UnsupportedError."""
         if speculator.unsupported == "error":
             raise UnsupportedError(refused)
+        return self._plainly(refused, log=speculator.log_once)
+
+    def _plainly(self, reason: str, log: Callable[[str], None] | None = None) -> Any:
+        """Decode without speculation, for a reason."""
         if self.kwargs.pop("generator", None) is not None:
-            raise UnsupportedError(f"generator: {refused}")
+            raise UnsupportedError(f"generator: {reason}")
         for name in ("reference_ids", "stores", "extra_stores", "session", "tools"):
             self.kwargs.pop(name, None)
-        speculator.log_once(f"decoding without speculation: {refused}")
+        if log is not None:
+            log(f"decoding without speculation: {reason}")
         return self.plain(*self.args, **self.kwargs)

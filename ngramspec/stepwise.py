@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ngramspec.decoding.call import version_fault
 from ngramspec.decoding.joint_steps import Added, JointSteps
 from ngramspec.decoding.open_generation import OpenGeneration, open_call
 from ngramspec.errors import UnsupportedError
@@ -44,7 +45,7 @@ def open_generation(
     """
     speculator = checked(speculator)
     call = Arguments(model.generate, model, args, kwargs)
-    refused = call.refused()
+    refused = version_fault() or call.refused()
     if refused is not None:
         raise UnsupportedError(refused)
     opened, _ = call.run(lambda call: open_call(speculator.settings(), call))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -12,9 +13,26 @@ from ngramspec.decoding.loop import decode
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import CallSetup, Settings
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.versions import untested
 from ngramspec.hf_model.support import plain_method
 
 logger = logging.getLogger("ngramspec")
+
+# Errors of code that calls another version of transformers than it was written for.
+BROKEN = (AttributeError, ImportError, LookupError, NotImplementedError, TypeError)
+
+
+def version_fault() -> str | None:
+    """Why calls under the installed transformers run as the baseline; None: they need not.
+
+    The first call under an untested version checks it; see ``self_check``.
+    """
+    version = untested()
+    if version is None:
+        return None
+    from ngramspec.decoding.self_check import fault_of
+
+    return fault_of(version, _speculate)
 
 
 def decode_call(settings: Settings, call: GenerateCall) -> Any:
@@ -22,6 +40,13 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
 
     The result and the errors are those of ``Speculator.__call__``.
     """
+    fault = version_fault()
+    if fault is None:
+        return _speculate(settings, call)
+    return _decode_plainly(call, UnsupportedError(fault), synced_gpus=bool(call.synced_gpus))
+
+
+def _speculate(settings: Settings, call: GenerateCall) -> Any:
     ranks = None
     try:
         if call.synced_gpus or (dist.is_available() and dist.is_initialized()):
@@ -29,9 +54,16 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
 
             ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
         setup = CallSetup(settings, call, ranks)
-    except UnsupportedError as error:
+    except (UnsupportedError, *BROKEN) as error:
+        broken, version = not isinstance(error, UnsupportedError), untested()
+        if (broken and version is None) or (not broken and settings.config.unsupported == "error"):
+            raise
+        if broken:
+            error = UnsupportedError(
+                f"{type(error).__name__} under transformers {version}: {error}"
+            )
         synced = ranks is not None and ranks.synced
-        return _decode_without_speculation(settings, call, error, synced_gpus=synced)
+        return _decode_plainly(call, error, synced_gpus=synced, log=settings.log_once)
     loop = setup.loop()
     try:
         sequences = decode(loop)
@@ -51,12 +83,16 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     return output
 
 
-def _decode_without_speculation(
-    settings: Settings, call: GenerateCall, error: UnsupportedError, *, synced_gpus: bool
+def _decode_plainly(
+    call: GenerateCall,
+    error: Exception,
+    *,
+    synced_gpus: bool,
+    log: Callable[[str], None] | None = None,
 ) -> Any:
-    """Let transformers decode the call, or raise if that is not wanted or not possible."""
+    """Let transformers decode the call, or raise ``error`` if that is not possible."""
     method = plain_method(call.generation_config)
-    if settings.config.unsupported == "error" or method is None:
+    if method is None:
         raise error
     plain = getattr(type(call.model), method)
     own = {"streamer": call.streamer, "generator": call.generator}
@@ -64,7 +100,8 @@ def _decode_without_speculation(
     for name in given:
         if name not in signature(plain).parameters:
             raise UnsupportedError(f"{name} cannot be used here: {error}") from error
-    settings.log_once(f"decoding without speculation: {error}")
+    if log is not None:
+        log(f"decoding without speculation: {error}")
     return plain(
         call.model,
         call.input_ids,
