@@ -1,4 +1,4 @@
-"""Compiled verification against plain compiled ``generate`` and prompt lookup, which is eager.
+"""Compiled verification against plain compiled ``generate`` and prompt lookup on a dynamic cache.
 
     python -m benchmarks compiled --dtype bfloat16 --repeats 3 --json compiled.json
 

@@ -20,6 +20,7 @@ from benchmarks.harness import add_json, write
 from ngramspec.cli.options import add_count
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.measure.models import load
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32, 48, 65, 128)
@@ -57,7 +58,7 @@ def relative_costs(model: Any, context: int, repeats: int) -> tuple[dict[int, fl
     make = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, model.config.vocab_size, (1, context), generator=make)
     cache = DynamicCache(config=model.config)
-    model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(input_ids=tokens, **cache_argument(cache), use_cache=True, logits_to_keep=1)
     rolled = kv_cache_for(cache)
     rolled.record()
 
@@ -65,7 +66,7 @@ def relative_costs(model: Any, context: int, repeats: int) -> tuple[dict[int, fl
         began = perf_counter()
         with in_place(model, model.device):
             block = tokens[:, :width]
-            model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=width)
+            model(input_ids=block, **cache_argument(cache), use_cache=True, logits_to_keep=width)
         spent = perf_counter() - began
         rolled.truncate(width)
         return spent

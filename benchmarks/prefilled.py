@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.measure.forwards import PREFILL_CHUNK_POSITIONS
 
 State = tuple[torch.Tensor, torch.Tensor]  # a layer's keys and values, (1, heads, n, dim)
@@ -40,7 +41,7 @@ def prefilled_model(model: Any) -> Iterator[Callable[[Sequence[int]], None]]:
         if args or not _begins_with(known[0], kwargs):
             return kind.forward(self, *args, **kwargs)
         for layer, (keys, values) in enumerate(known[1]):
-            kwargs["past_key_values"].update(keys, values, layer)
+            cache_of(kwargs).update(keys, values, layer)
         return kind.forward(self, **_without(known[0].shape[1], kwargs))
 
     def read(prompt: Sequence[int]) -> None:
@@ -68,7 +69,7 @@ def states_of(model: Any, ids: torch.Tensor) -> list[State]:
     cache = DynamicCache(config=model.config)
     for begin in range(0, ids.shape[1], PREFILL_CHUNK_POSITIONS):
         block = ids[:, begin : begin + PREFILL_CHUNK_POSITIONS]
-        model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(input_ids=block, **cache_argument(cache), use_cache=True, logits_to_keep=1)
     states = [(layer.keys, layer.values) for layer in cache.layers]
     if any(keys.shape[2] != ids.shape[1] for keys, _ in states):
         raise ValueError("a prefill can be shared only where all layers have full attention")
@@ -77,7 +78,7 @@ def states_of(model: Any, ids: torch.Tensor) -> list[State]:
 
 def _begins_with(known: torch.Tensor | None, kwargs: dict[str, Any]) -> bool:
     """Whether this is the first forward of a call, and its tokens begin with those known."""
-    cache, ids = kwargs.get("past_key_values"), kwargs.get("input_ids")
+    cache, ids = cache_of(kwargs), kwargs.get("input_ids")
     if known is None or cache is None or ids is None or cache.get_seq_length():
         return False
     count = known.shape[1]

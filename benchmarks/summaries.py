@@ -26,6 +26,7 @@ import torch
 from benchmarks.harness import add_run, padded, write
 from ngramspec import DecodeStats, Speculator, generate
 from ngramspec.cli.options import add_count
+from ngramspec.hf_model.compat.cache_name import cache_of
 from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.traces import read_traces
 from ngramspec.measure.turns import PLAIN, take_turns
@@ -131,7 +132,7 @@ def forced(model: Any, texts: Texts) -> Iterator[None]:
     def forward(self: Any, **kwargs: Any) -> Any:
         positions, ids = given_positions(), kwargs["decoder_input_ids"]
         if positions is None:
-            before = kwargs["past_key_values"].get_seq_length()
+            before = cache_of(kwargs).get_seq_length()
             positions = (torch.arange(ids.shape[1]) + before)[None]
         outputs = kind.forward(self, **kwargs)
         texts.force(outputs.logits, kwargs["encoder_outputs"][0], positions)

@@ -70,6 +70,12 @@ ODD: dict[str, dict[str, Any]] = {
     },
     "DbrxConfig": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "DogeConfig": {"is_moe": True},
+    "DoryConfig": {
+        "num_hidden_layers": 4,
+        "n_input_layers": 1,
+        "n_output_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "Dots3NoteTextConfig": {
         "swa_head_dim": 16,
         "swa_qk_nope_head_dim": 8,
@@ -84,7 +90,6 @@ ODD: dict[str, dict[str, Any]] = {
     "FSMTConfig": {"src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "Gemma3nTextConfig": {
-        "num_kv_shared_layers": 0,
         "vocab_size_per_layer_input": VOCAB,
         "hidden_size_per_layer_input": 8,
         "laurel_rank": 8,
@@ -183,6 +188,9 @@ def small(config: Any, **changes: Any) -> Any:
     if isinstance(kinds, list) and "layer_types" in known:
         each = [*dict.fromkeys(kinds)]  # one of each
         layers = max(len(each), SMALL["num_hidden_layers"])
+        if getattr(default, "num_kv_shared_layers", 0):  # and one of each that shares its keys
+            settings["num_kv_shared_layers"] = len(each)
+            each, layers = each * 2, layers + len(each)
         settings["layer_types"] = [*each, *kinds][:layers]
         settings |= {name: layers for name in LAYERS if name in settings}
     for name in config.sub_configs:

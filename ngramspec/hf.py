@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.decoding.call import decode_call
+from ngramspec.decoding.call import decode_call, version_fault
 from ngramspec.decoding.heads import check_tokenizers, requested_head
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_of, given_cache
 from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
 from ngramspec.hf_model.support import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
@@ -42,7 +43,7 @@ class GenerateHook:
         bound = _HOOK_SIGNATURE.bind(*args, **kwargs | self._dropped)
         bound.apply_defaults()
         call = GenerateCall(**bound.arguments)
-        cache = call.model_kwargs.get("past_key_values")
+        cache = cache_of(call.model_kwargs)
         if self._own_cache and cache is not None:
             mark_as_made_by_generate(cache)
         return self._run(call)
@@ -213,6 +214,9 @@ class Arguments:
 
     def speculate(self, speculator: Speculator) -> Any:
         """Run the call with speculation, or handle it as ``unsupported`` says."""
+        fault = version_fault()
+        if fault is not None:
+            return self._plainly(fault)
         refused = self.refused()
         if refused is not None:
             return self._without_speculation(speculator, refused)
@@ -238,7 +242,7 @@ class Arguments:
         """
         hook = GenerateHook(
             decode,
-            own_cache=self.kwargs.get("past_key_values") is None,
+            own_cache=given_cache(self.kwargs) is None,
             streamer=self.kwargs.get("streamer"),
             synced_gpus=self.kwargs.pop("synced_gpus", None),
         )
@@ -305,9 +309,14 @@ class Arguments:
         """Decode without speculation if unsupported="plain"; else raise an UnsupportedError."""
         if speculator.unsupported == "error":
             raise UnsupportedError(refused)
+        return self._plainly(refused, log=speculator.log_once)
+
+    def _plainly(self, reason: str, log: Callable[[str], None] | None = None) -> Any:
+        """Decode without speculation, for a reason."""
         if self.kwargs.pop("generator", None) is not None:
-            raise UnsupportedError(f"generator: {refused}")
+            raise UnsupportedError(f"generator: {reason}")
         for name in ("reference_ids", "stores", "extra_stores", "session", "tools"):
             self.kwargs.pop(name, None)
-        speculator.log_once(f"decoding without speculation: {refused}")
+        if log is not None:
+            log(f"decoding without speculation: {reason}")
         return self.plain(*self.args, **self.kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ngramspec.decoding.call import version_fault
 from ngramspec.decoding.joint_steps import Added, JointSteps
 from ngramspec.decoding.open_generation import OpenGeneration, open_call
 from ngramspec.errors import UnsupportedError
@@ -19,8 +20,8 @@ def open_generation(
     """Begin a generation of one sequence that the caller advances step by step.
 
     This is for programs that do other work between steps, such as a server with several users. The
-    text is that of ``generate``. After ``close``, a cache that was passed as ``past_key_values``
-    holds only committed tokens, so it can be passed again with a longer text. All steps run in the
+    text is that of ``generate``. After ``close``, a cache that was passed as an argument holds only
+    committed tokens, so it can be passed again with a longer text. All steps run in the
     inference mode (torch.inference_mode) that is active when this function is called. So they may
     be called in another mode or in another thread.
 
@@ -44,7 +45,7 @@ def open_generation(
     """
     speculator = checked(speculator)
     call = Arguments(model.generate, model, args, kwargs)
-    refused = call.refused()
+    refused = version_fault() or call.refused()
     if refused is not None:
         raise UnsupportedError(refused)
     opened, _ = call.run(lambda call: open_call(speculator.settings(), call))

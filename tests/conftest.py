@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,15 @@ from ngramspec.measure.models import gguf_read_once
 # No test depends on how fast the machine is.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def no_old_name(record: logging.LogRecord) -> bool:
+    """Raise where transformers logs that outputs are read or made by an old name."""
+    assert "deprecated. Use `cache`" not in record.getMessage()
+    return True
+
+
+logging.getLogger("transformers.utils.generic").addFilter(no_old_name)
 
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 

@@ -68,6 +68,21 @@ T5GEMMA = SIZES | {
     "attn_logit_softcapping": None,
     "initializer_range": 0.3,
 }
+# The last layers attend to the keys of earlier ones of their kind.
+SHARED = (
+    SIZES
+    | WINDOW
+    | {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+        "tie_word_embeddings": False,
+    }
+)
+GEMMA3N = SHARED | {"laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 4}
+GEMMA4 = SHARED | {"global_head_dim": 8}
 # name -> (class, configuration class, settings)
 CAUSAL = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", SIZES),
@@ -124,6 +139,8 @@ CAUSAL = {
         SIZES | {"n_head": 4, "n_layer": 2, "slow_but_exact": True},
     ),
     "bart decoder": ("BartForCausalLM", "BartConfig", SEQ2SEQ | {"is_decoder": True}),
+    "gemma3n (shared keys)": ("Gemma3nForCausalLM", "Gemma3nTextConfig", GEMMA3N),
+    "gemma4 (shared keys)": ("Gemma4ForCausalLM", "Gemma4TextConfig", GEMMA4),
     "mixtral (experts)": (
         "MixtralForCausalLM",
         "MixtralConfig",

@@ -10,6 +10,7 @@ import transformers
 from transformers import DynamicCache
 
 from benchmarks import tiny
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.compat.versions import KEEPS_SELECTION, has
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -43,7 +44,7 @@ def cache_after(model, ids: torch.Tensor) -> DynamicCache:
     with torch.no_grad():
         for part in (ids[:, :first], *ids[:, first:].split(1, dim=1)):
             if part.shape[1]:
-                model(part, past_key_values=made)
+                model(part, **cache_argument(made))
     return made
 
 

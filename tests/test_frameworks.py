@@ -12,13 +12,16 @@ import torch
 from conftest import tiny_llama
 from doubles import half_right, oracle
 from families import build
+from packaging.version import Version
 from prompts import PASSAGES
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3NextForCausalLM, pipeline
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 import ngramspec
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
@@ -132,12 +135,12 @@ def converse(smollm2, generate, cache):
         out = generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
+            **cache_argument(cache),
             max_new_tokens=20,
             do_sample=False,
             return_dict_in_generate=True,
         )
-        cache = out.past_key_values
+        cache = cache_of(out)
         assert cache.get_seq_length() == out.sequences.shape[1] - 1
         seen.append(out.sequences)
     return seen
@@ -216,6 +219,10 @@ def test_a_recurrent_model_is_tested_under_adapters_of_each_row():
     assert torch.equal(ours, plain)
 
 
+@pytest.mark.skipif(
+    Version(peft.__version__) < Version(MIN_PEFT_VERSION),
+    reason=f"model.add_adapter of this transformers needs peft {MIN_PEFT_VERSION}",
+)
 def test_adapters_that_transformers_put_on():
     model = tiny_llama()
     bare = model.generate(PROMPT, **GREEDY)

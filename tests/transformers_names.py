@@ -175,9 +175,11 @@ MODEL_NAMES = rows(
 
 CLASS_MODULES = {
     **dict.fromkeys(("CROPPED", "LINEAR", "KNOWN_CACHES"), classes.CACHE_MODULE),
-    **dict.fromkeys(("STATIC", "STATIC_SLIDING"), classes.CACHE_MODULE),
+    **dict.fromkeys(("EMPTY", "STATIC", "STATIC_SLIDING"), classes.CACHE_MODULE),
     **dict.fromkeys(("BY_SLOT", "WIDENS_MASK", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
-    **dict.fromkeys(("NOT_STATIC", "PLACES_ONE_TOKEN_ELSEWHERE", "ATTENDS_BY_OUTPUT"), ""),
+    **dict.fromkeys(
+        ("ONE_AT_A_TIME_WITH", "NOT_STATIC", "PLACES_ONE_TOKEN_ELSEWHERE", "ATTENDS_BY_OUTPUT"), ""
+    ),
     **dict.fromkeys(("PASSES_POSITIONS", "READS_MASKS"), ""),
     "MIXES_POSITIONS": "models.doge.modeling_doge",
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
@@ -186,6 +188,8 @@ CLASS_MODULES = {
     **dict.fromkeys(("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME"), classes.CRITERION_MODULE),
 }
 CLASSES_SINCE = {
+    "DoryForCausalLM": "5.24",
+    "DummyLayer": "5.23",
     "GgufHfQuantizer": "5.17",
     "HyperCLOVAXVisionV2ForConditionalGeneration": "5.18",
     "MossTranscribeDiarizeForConditionalGeneration": "5.20",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -12,11 +13,28 @@ from ngramspec.decoding.loop import decode
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import CallSetup, Settings
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import cache_of
+from ngramspec.hf_model.compat.cache_name import given_cache
 from ngramspec.hf_model.compat.layers import layers_restored
+from ngramspec.hf_model.compat.versions import untested
 from ngramspec.hf_model.support import plain_method
 
 logger = logging.getLogger("ngramspec")
+
+# Errors of code that calls another version of transformers than it was written for.
+BROKEN = (AttributeError, ImportError, LookupError, NotImplementedError, TypeError)
+
+
+def version_fault() -> str | None:
+    """Why calls under the installed transformers run as the baseline; None: they need not.
+
+    The first call under an untested version checks it; see ``self_check``.
+    """
+    version = untested()
+    if version is None:
+        return None
+    from ngramspec.decoding.self_check import fault_of
+
+    return fault_of(version, _speculate)
 
 
 def decode_call(settings: Settings, call: GenerateCall) -> Any:
@@ -24,26 +42,35 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
 
     The result and the errors are those of ``Speculator.__call__``.
     """
+    fault = version_fault()
+    if fault is None:
+        return _speculate(settings, call)
+    return _decode_plainly(call, fault, synced_gpus=bool(call.synced_gpus))
+
+
+def _speculate(settings: Settings, call: GenerateCall) -> Any:
+    """Decode with speculation. Until the prefill has run, a failure may become a plain call."""
     ranks = loop = None
     try:
         if call.synced_gpus or (dist.is_available() and dist.is_initialized()):
             from ngramspec.decoding.distributed import ranks_of  # most calls have one process
 
             ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
-        with layers_restored(cache_of(call.model_kwargs)):
+        with layers_restored(given_cache(call.model_kwargs)):
             setup = CallSetup(settings, call, ranks)
             loop = setup.loop()
             try:
                 sequences = decode(loop)
             finally:
                 settings.count(setup.stats)
-    except UnsupportedError as error:
-        method = plain_method(call.generation_config)
-        begun = loop is not None and loop.prefilled
-        if begun or settings.config.unsupported == "error" or method is None:
+    except (UnsupportedError, *BROKEN) as error:
+        reason = _why_plain(settings, error)
+        if reason is None or (loop is not None and loop.prefilled):
+            raise
+        if plain_method(call.generation_config) is None:
             raise
         synced = ranks is not None and ranks.synced
-        return _decode_without_speculation(settings, call, method, str(error), synced_gpus=synced)
+        return _decode_plainly(call, reason, synced_gpus=synced, log=settings.log_once)
     sampler = loop.sampler
     ranking = loop.batch.ranking(scores=sampler.scores is not None)
     output = setup.target.output(sequences, sampler.scores, sampler.logits, ranking)
@@ -58,21 +85,39 @@ def decode_call(settings: Settings, call: GenerateCall) -> Any:
     return output
 
 
-def _decode_without_speculation(
-    settings: Settings, call: GenerateCall, method: str, reason: str, *, synced_gpus: bool
-) -> Any:
-    """Let the baseline's ``method`` decode the call, or raise if that is not possible.
+def _why_plain(settings: Settings, error: Exception) -> str | None:
+    """Why the baseline may decode a call that failed with an error; None: it may not."""
+    if isinstance(error, UnsupportedError):
+        return None if settings.config.unsupported == "error" else str(error)
+    version = untested()
+    if version is None:
+        return None
+    return f"{type(error).__name__} under transformers {version}: {error}"
 
-    ``reason`` says why the call is unsupported. The error itself is not passed, because a frame
-    that holds an error in whose traceback it is would keep the call's cache alive.
+
+def _decode_plainly(
+    call: GenerateCall,
+    reason: str,
+    *,
+    synced_gpus: bool,
+    log: Callable[[str], None] | None = None,
+) -> Any:
+    """Let the baseline decode the call; an UnsupportedError says that it cannot.
+
+    The error itself is not passed, only the ``reason``: a frame that holds an error in whose
+    traceback it is would keep the call's cache alive.
     """
+    method = plain_method(call.generation_config)
+    if method is None:
+        raise UnsupportedError(reason)
     plain = getattr(type(call.model), method)
     own = {"streamer": call.streamer, "generator": call.generator}
     given = {name: value for name, value in own.items() if value is not None}
     for name in given:
         if name not in signature(plain).parameters:
             raise UnsupportedError(f"{name} cannot be used here: {reason}")
-    settings.log_once(f"decoding without speculation: {reason}")
+    if log is not None:
+        log(f"decoding without speculation: {reason}")
     return plain(
         call.model,
         call.input_ids,

@@ -116,7 +116,6 @@ class DecodeLoop:
 
     def is_unfinished(self) -> bool:
         """Whether there is another step to run; if not, end the drafting successfully."""
-        self.prefilled = True
         unfinished = not self.batch.stopped
         if self.ranks is not None:
             unfinished = self.ranks.any_unfinished(unfinished)
@@ -153,7 +152,9 @@ class DecodeLoop:
     def forward(self, step: Step) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
         if step.prefill:
-            return self.target.prefill(self.block(step)[:, 1:] if step.longest else None)
+            logits = self.target.prefill(self.block(step)[:, 1:] if step.longest else None)
+            self.prefilled = True
+            return logits
         with self.section(INPUT_PREPARATION):
             try:
                 return self.target.forward(*self.arguments(step))

@@ -10,6 +10,7 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.cache_name import CACHE_NAMES
 from ngramspec.hf_model.inputs.growth import prompt_end
 from ngramspec.hf_model.inputs.present_rows import has_hooks
 from ngramspec.hf_model.traits import Traits
@@ -79,7 +80,7 @@ def call_traits_of(
 
 # Arguments of the prefill that a prompt of plain text has.
 PLAIN_PREFILL = (
-    *("past_key_values", "use_cache", "logits_to_keep", "attention_mask", "position_ids"),
+    *(*CACHE_NAMES, "use_cache", "logits_to_keep", "attention_mask", "position_ids"),
     *("encoder_outputs", "decoder_attention_mask", "decoder_position_ids"),
 )
 

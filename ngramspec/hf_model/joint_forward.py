@@ -19,6 +19,7 @@ from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.attention.gqa_attention import Attention, available, in_place, split_by
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.attention.windows import Masks, Windows
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.compat.layers import replace_update
 from ngramspec.hf_model.forward import head_inputs
 from ngramspec.hf_model.model import Target
@@ -55,7 +56,7 @@ class Share:
 
 def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> Share:
     """Return the share of a generation, from the arguments of its separate forward."""
-    ids, cache, mask = inputs["input_ids"], inputs["past_key_values"], inputs.get("attention_mask")
+    ids, cache, mask = inputs["input_ids"], cache_of(inputs), inputs.get("attention_mask")
     if mask is None or (isinstance(mask, torch.Tensor) and mask.ndim < 4):
         width = ids.shape[1]
         sees, length = attended((), width, ids.device), int(cache.get_seq_length())
@@ -80,9 +81,9 @@ class JointForward:
         self._model = model
         self._shares = shares
         self._widths = [each.ids.shape[1] for each in shares]
-        self._key: torch.Tensor | None = None  # keys that a layer has just passed to ``_update``
-        self._states: list[Any] = []  # keys and values of each share in that layer
-        self._layer = 0  # its index
+        # By the id of the keys that a layer passed to ``_update``, and that later ones may share:
+        # these keys, the keys and values of each share in that layer, and its index.
+        self._added: dict[int, tuple[torch.Tensor, list[Any], int]] = {}
 
     def run(self, hidden: bool = False) -> list[JointResult]:
         """Run the forward, collect the head's inputs if ``hidden``, and return each share's result.
@@ -102,7 +103,7 @@ class JointForward:
                 input_ids=ids,
                 position_ids=torch.cat([each.positions for each in shares], dim=-1),
                 attention_mask=torch.ones((1, 1, total, total), dtype=torch.bool, device=device),
-                past_key_values=cache,
+                **cache_argument(cache),
                 use_cache=True,
                 logits_to_keep=total,
                 return_dict=True,
@@ -116,11 +117,11 @@ class JointForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add a layer's new keys and values, (1, heads, total, size), to every share's cache."""
         parts = zip(*(torch.split(each, self._widths, dim=2) for each in (key, value)), strict=True)
-        self._states = [
+        states = [
             share.cache.update(*own, layer_idx, *args, **kwargs)
             for share, own in zip(self._shares, parts, strict=True)
         ]
-        self._key, self._layer = key, layer_idx
+        self._added[id(key)] = key, states, layer_idx
         return key, value
 
     def attend(
@@ -137,13 +138,13 @@ class JointForward:
         ``query`` is (1, heads, total, size), key and value are those that ``_update`` returned. The
         result is (1, total, heads, size).
         """
-        if key is not self._key:
+        if id(key) not in self._added:
             raise UnsupportedError(f"{type(module).__name__} does not attend to its cache's states")
-        self._key = None
+        _, added, layer = self._added[id(key)]
         kwargs.pop("is_causal", None)
         queries = torch.split(query, self._widths, dim=2)
         found = [
-            own(module, part, *states, share.mask_of(self._layer), is_causal=False, **kwargs)[0]
-            for part, states, share in zip(queries, self._states, self._shares, strict=True)
+            own(module, part, *states, share.mask_of(layer), is_causal=False, **kwargs)[0]
+            for part, states, share in zip(queries, added, self._shares, strict=True)
         ]
         return torch.cat(found, dim=1)

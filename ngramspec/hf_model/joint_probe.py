@@ -15,6 +15,7 @@ import torch
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask
 from ngramspec.hf_model.attention.windows import windows_of
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.joint_forward import JointForward, Share, share_of
 from ngramspec.hf_model.recurrent_probe import Found, alike, tested_once
 from ngramspec.hf_model.traits import embedding_count
@@ -52,9 +53,9 @@ def _share(model: Any, before: int, new: int) -> Share:
     positions = torch.arange(before + new, device=model.device)[None]
     tokens = (positions * 7 + before) % (embedding_count(model) or 8)
     cache = DynamicCache(config=model.config)
-    model(input_ids=tokens[:, :before], past_key_values=cache, use_cache=True)
+    model(input_ids=tokens[:, :before], **cache_argument(cache), use_cache=True)
     ids, places = tokens[:, before:], positions[:, before:]
-    inputs = {"input_ids": ids, "past_key_values": cache, "position_ids": places}
+    inputs = {"input_ids": ids, "position_ids": places} | cache_argument(cache)
     windows = windows_of(model.config.get_text_config(decoder=True))
     if windows is not None and windows.known:
         mask = tree_mask(attended((), new, model.device), None, before, model.device)
@@ -68,5 +69,5 @@ def _alone(model: Any, share: Share) -> torch.Tensor:
     """Return the logits of a separate forward, (1, n, vocab); the share's cache is not changed."""
     cache = deepcopy(share.cache)
     places = {"input_ids": share.ids, "position_ids": share.positions}
-    logits: torch.Tensor = model(past_key_values=cache, use_cache=True, **places).logits
+    logits: torch.Tensor = model(**cache_argument(cache), use_cache=True, **places).logits
     return logits

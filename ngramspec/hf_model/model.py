@@ -10,9 +10,10 @@ import torch
 
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.attention.tree_attention import Trees
-from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Checkpoint
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.cache_name import cache_of
 from ngramspec.hf_model.forward import NOTHING, LastForward, check_logits, head_inputs, reading
 from ngramspec.hf_model.inputs.shapes import least_width
 from ngramspec.hf_model.prepared import PreparedTarget
@@ -219,7 +220,7 @@ class Target(PreparedTarget):
     def _replace_cache(self, forward: LastForward) -> None:
         """Continue with the cache that a forward made instead of the one that it was given."""
         self.close()
-        self.inputs.replace_cache(forward.outputs.past_key_values)
+        self.inputs.replace_cache(cache_of(forward.outputs))
         self._use_cache()
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
             self.limits.no_drafts = "the model forgot the text after its original length"

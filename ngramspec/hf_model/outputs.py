@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.forward import LastForward
 
 # Names of the outputs that each option of ``generate`` asks for.
@@ -106,6 +107,6 @@ class OutputRecorder:
             sequences=sequences,
             scores=None if scores is None else tuple(scores),
             logits=None if logits is None else tuple(logits),
-            past_key_values=cache,
+            **cache_argument(cache),
             **states,
         )

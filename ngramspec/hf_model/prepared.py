@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.kv_cache import cache_of, kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.cache.recurrent_state import Pending
 from ngramspec.hf_model.call import Known, call_traits_of
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.cache_name import cache_of
 from ngramspec.hf_model.compat.layers import decoder_cache, widen_static
 from ngramspec.hf_model.forward import LastForward
 from ngramspec.hf_model.inputs.growth import next_position, prompt_end

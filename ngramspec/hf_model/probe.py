@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.inputs.growth import prompt_end
 
 
@@ -19,7 +20,7 @@ def probe(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> tuple[
     """
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
     rows, length = input_ids.shape[0], prompt_end(input_ids, kwargs, prefix=prefix)
-    grown = kwargs | {"past_key_values": _zeros(model, rows, length)}
+    grown = kwargs | cache_argument(_zeros(model, rows, length))
     mask, positions = (kwargs.get(f"{prefix}{name}") for name in ("attention_mask", "position_ids"))
     if positions is None:  # ``Inputs.begin`` adds them
         positions = torch.arange(length, device=input_ids.device).expand(rows, -1)

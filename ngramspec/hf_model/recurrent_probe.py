@@ -16,6 +16,7 @@ import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat.cache_name import cache_names, parameter_of
 from ngramspec.hf_model.compat.classes import least_step_size
 from ngramspec.hf_model.compat.layers import is_linear, linear_states
 
@@ -97,7 +98,7 @@ def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
     """Return the last hidden states, (rows, n, size), of a forward over n tokens of each row."""
     known = inspect.signature(decoder.forward).parameters
     kwargs: dict[str, Any] = {"use_cache": True, "return_dict": True}
-    kwargs["past_key_values" if "past_key_values" in known else "cache_params"] = cache
+    kwargs[parameter_of(decoder.forward) or cache_names()[0]] = cache
     if "position_ids" in known:
         kwargs["position_ids"] = tokens
     vocab = int(decoder.get_input_embeddings().weight.shape[0])

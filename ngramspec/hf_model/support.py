@@ -12,6 +12,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.call import CallTraits
 from ngramspec.hf_model.compat import classes, hf_private
+from ngramspec.hf_model.compat.cache_name import cache_names, cache_of
 from ngramspec.hf_model.compat.versions import KEEPS_SELECTION, PLACES_TOKENS, has
 from ngramspec.hf_model.traits import Traits, embedding_count
 
@@ -42,6 +43,10 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     recurrent = hf_private.is_stateful(model)
     for one in sorted(names & classes.ONE_AT_A_TIME.keys()):
         raise UnsupportedError(f"{name} cannot check several tokens: {classes.ONE_AT_A_TIME[one]}")
+    for one in sorted(names & classes.ONE_AT_A_TIME_WITH.keys()):
+        setting, value, reason = classes.ONE_AT_A_TIME_WITH[one]
+        if getattr(getattr(model, "config", None), setting, None) == value:  # a class has none
+            raise UnsupportedError(f"{name} cannot check several tokens: {reason}")
     for one in sorted(names & classes.OWN_CACHE.keys()):
         raise UnsupportedError(f"{name} cannot roll tokens back: {classes.OWN_CACHE[one]}")
     if names & classes.PLACES_ONE_TOKEN_ELSEWHERE and not has(PLACES_TOKENS):
@@ -50,12 +55,12 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
         )
     forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
     parameters = {each for forward in forwards for each in inspect.signature(forward).parameters}
-    if recurrent and not parameters & {"past_key_values", "cache_params"}:
+    if recurrent and not parameters & {*cache_names()}:
         raise UnsupportedError(
             f"{name} keeps a recurrent state outside the caches of transformers, where it cannot be"
             " rolled back"
         )
-    if "input_ids" in parameters and "past_key_values" not in parameters and not recurrent:
+    if "input_ids" in parameters and cache_names()[0] not in parameters and not recurrent:
         raise UnsupportedError(f"{name} keeps no key-value cache; speculation needs one")
     if hf_private.overridden(model, hf_private.UPDATE_METHODS):
         raise UnsupportedError(f"{name} overrides how its inputs are updated between steps")
@@ -203,7 +208,7 @@ def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, An
         return
     low, high = int(input_ids.min()), int(input_ids.max())
     if low < 0 or high >= vocab:
-        cache = model_kwargs.get("past_key_values")
+        cache = cache_of(model_kwargs)
         new = input_ids if cache is None else input_ids[:, int(cache.get_seq_length()) :]
         wrong = set(new[(new < 0) | (new >= vocab)].tolist())
         for bad in sorted(wrong - placeholders(model.config)):

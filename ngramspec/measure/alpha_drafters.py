@@ -18,6 +18,7 @@ import torch
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.stochastic import proposal_of, sampled
+from ngramspec.hf_model.compat.cache_name import cache_argument
 
 
 class CountModel:
@@ -154,6 +155,6 @@ class _SmallModelSession(_SamplingSession):
     @torch.no_grad()
     def _forward(self, tokens: list[int]) -> torch.Tensor:
         ids = torch.tensor([tokens], device=self.model.device)
-        out = self.model(input_ids=ids, past_key_values=self._cache, use_cache=True)
+        out = self.model(input_ids=ids, **cache_argument(self._cache), use_cache=True)
         logits: torch.Tensor = out.logits[0, -1]
         return logits

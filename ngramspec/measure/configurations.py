@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ngramspec import DecodeStats, Speculator, StepEvent, generate
+from ngramspec.hf_model.compat.cache_name import cache_of
 from ngramspec.hf_model.compat.hf_private import compile_on_every_device
 from ngramspec.measure.machine import PeakMemory, synchronize
 from ngramspec.measure.turns import PLAIN
@@ -179,7 +180,7 @@ def forwards_of(model: Any, *, watch: bool) -> Iterator[list[tuple[int, int]]]:
     seen: list[tuple[int, int]] = []
 
     def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        cache = kwargs["past_key_values"]
+        cache = cache_of(kwargs)
         seen.append((kwargs["input_ids"].shape[1], int(cache.get_seq_length())))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True) if watch else nullcontext()

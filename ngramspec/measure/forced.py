@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.compat.cache_name import cache_of
 from ngramspec.hf_model.compat.hf_private import forget_compiled_call
 from ngramspec.hf_model.compat.positions import given_positions
 
@@ -77,6 +78,6 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
 
 def _positions(input_ids: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
     """Positions of a forward's tokens that follow what its cache holds, int64 (1, n)."""
-    cache = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
     before = 0 if cache is None else cache.get_seq_length()
     return (torch.arange(input_ids.shape[1], device=input_ids.device) + before)[None]

@@ -11,6 +11,7 @@ import torch
 
 from ngramspec.hf_model.attention.gqa_attention import in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.measure.machine import synchronize
 
 PREFILL_CHUNK_POSITIONS = 2048  # positions of a prefill's forward
@@ -36,7 +37,7 @@ def forward_seconds(
     cache = DynamicCache(config=model.config)
     for begin in range(0, context, PREFILL_CHUNK_POSITIONS):
         block = tokens[:, begin : min(begin + PREFILL_CHUNK_POSITIONS, context)]
-        model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(input_ids=block, **cache_argument(cache), use_cache=True, logits_to_keep=1)
     rolled = kv_cache_for(cache)
     rolled.record()
     seconds: dict[int, list[float]] = {width: [] for width in sorted(set(widths))}
@@ -46,7 +47,9 @@ def forward_seconds(
             synchronize(device)
             began = perf_counter()
             with in_place(model, device):
-                model(input_ids=block, past_key_values=cache, use_cache=True, logits_to_keep=width)
+                model(
+                    input_ids=block, **cache_argument(cache), use_cache=True, logits_to_keep=width
+                )
             synchronize(device)
             if turn:
                 times.append(perf_counter() - began)

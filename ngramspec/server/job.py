@@ -13,6 +13,7 @@ import torch
 
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import ToolCalls
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.server.kv_pool import CachePool, Lease
 from ngramspec.server.sampling import Sampling, TokenLogprobs, logprobs_of
 from ngramspec.server.text import Detokenizer, StopText
@@ -302,7 +303,7 @@ class ModelRunner:
         """
         ids = self._ids(tokens)
         keep = {} if all_logits else {"logits_to_keep": 1}
-        out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, **keep)
+        out = self.model(input_ids=ids, **cache_argument(cache), use_cache=True, **keep)
         logits: torch.Tensor = out.logits[0]
         return logits
 
@@ -317,7 +318,7 @@ class ModelRunner:
             ids,
             speculator=self._speculator(request.user) if request.speculate else self._plain,
             attention_mask=torch.ones_like(ids),  # a prompt may hold the padding token
-            past_key_values=cache,
+            **cache_argument(cache),
             max_new_tokens=request.max_tokens,
             eos_token_id=list(request.eos) or None,
             reference_ids=request.reference,

@@ -25,6 +25,7 @@ from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.cache.snapshot import Snapshot, cuts_anywhere, forgets, memory
 from ngramspec.hf_model.call import Known, call_traits_of
 from ngramspec.hf_model.compat.classes import DYNAMIC, kind_of
+from ngramspec.hf_model.compat.layers import stores, storing
 from ngramspec.hf_model.traits import traits_of
 
 MARK_EVERY = 32  # tokens; not tuned
@@ -68,7 +69,7 @@ class Lease:
         """Return the length of the longest prefix of a prompt that the cache can be cropped to."""
         common = common_length(self.tokens, prompt)
         whole = not self.busy and (common == len(self.tokens) or cuts_anywhere(self.cache))
-        if whole or all(kind_of(layer) == DYNAMIC for layer in self.cache.layers):
+        if whole or all(kind_of(layer) == DYNAMIC for layer in storing(self.cache)):
             return common
         lengths = [each.length for each in self.marks if each.length <= common]
         return max(lengths, default=0)
@@ -192,6 +193,8 @@ def _give(cache: Any, source: Lease, length: int) -> None:
         exact[0].restore(cache, source.cache)
         return
     for index, layer in enumerate(source.cache.layers):
+        if not stores(layer):
+            continue
         if cache is source.cache:
             layer.crop(min(length - int(layer.get_seq_length()), 0))
         elif layer.is_initialized:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_of
 
 RANK = int(os.environ["RANK"])
 VOCAB = 96
@@ -73,7 +74,7 @@ def synced(folder: str) -> dict[str, object]:
         kwargs |= {"return_dict_in_generate": True}
         out = ngramspec.generate(model, prompt, speculator=speculator, **kwargs, **asked)
         seen[name] = out.sequences[0].tolist()
-        seen[f"{name}: cache"] = out.past_key_values.get_seq_length()
+        seen[f"{name}: cache"] = cache_of(out).get_seq_length()
         torch.distributed.barrier()
     try:
         ngramspec.generate(model, prompt, cache_implementation="static", **kwargs)

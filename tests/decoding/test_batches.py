@@ -14,6 +14,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.inputs.growth import grow_ragged, used_slots
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
@@ -250,7 +251,7 @@ def test_a_returned_cache_goes_on_as_plain_generate_s(rows):
         mask = torch.ones_like(ids)
         mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
         speculator = None if custom is None else Speculator("unigram", 4)
-        kept = {"attention_mask": mask, "past_key_values": out.past_key_values}
+        kept = {"attention_mask": mask, **cache_argument(cache_of(out))}
         new = ids[:, out.sequences.shape[1] - 1 :]  # what the cache does not hold
         again = model.generate(new, custom_generate=speculator, **kept, **GREEDY)
         texts.append((out.sequences.tolist(), again.tolist()))
@@ -312,7 +313,7 @@ def test_a_batch_over_a_cache_of_the_caller_s_leaves_no_gaps_in_it():
     for custom in (None, Speculator("copy(min_match=1)", 4)):
         cache, now = DynamicCache(config=model.config), ids
         for _ in range(3):
-            now = model.generate(now, past_key_values=cache, custom_generate=custom, **GREEDY)
+            now = model.generate(now, **cache_argument(cache), custom_generate=custom, **GREEDY)
             now = torch.cat((now, ids[:, :4]), dim=1)
         texts.append((now, cache))
     assert torch.equal(texts[0][0], texts[1][0])

@@ -14,6 +14,7 @@ from conftest import tiny_llama
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.drafters import ModelDrafter
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 PADDED = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 9, 5, 6], [5, 6, 7, 8, 5, 6, 7, 9, 5, 7]])
@@ -62,9 +63,9 @@ def test_several_sequences_and_a_second_turn(tiny, close):
     turn = torch.cat((first.sequences, PROMPT), dim=1)
     more = {"input_ids": turn, **GREEDY}
     ours = ngramspec.generate(
-        tiny, **more, past_key_values=first.past_key_values, assistant_model=close
+        tiny, **more, **cache_argument(cache_of(first)), assistant_model=close
     )
-    assert ours.tolist() == tiny.generate(**more, past_key_values=plain.past_key_values).tolist()
+    assert ours.tolist() == tiny.generate(**more, **cache_argument(cache_of(plain))).tolist()
 
 
 def test_threads_share_a_model_and_its_assistant(tiny, close):

@@ -16,6 +16,7 @@ import ngramspec
 from ngramspec import Speculator
 from ngramspec.drafters import ModelDrafter
 from ngramspec.hf_model.cache.inplace_kv import grow_in_place
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.stepwise import JointSteps, open_generation
 
 PROMPT = torch.tensor([[1, 5, 9, 5, 9, 5, 9, 7]])
@@ -111,7 +112,7 @@ def filled(model, kind, inside):
     room = {"max_cache_len": 60} if kind is StaticCache else {}
     cache = kind(config=model.config, **room)
     with mode(inside):
-        model(PROMPT[:, :5], past_key_values=cache)
+        model(PROMPT[:, :5], **cache_argument(cache))
     return cache
 
 
@@ -124,7 +125,7 @@ def test_a_given_cache_does_what_it_does_in_the_baseline(tiny, kind, made, outer
     def told(call):
         try:
             with mode(outer):
-                return call(past_key_values=filled(tiny, kind, made))
+                return call(**cache_argument(filled(tiny, kind, made)))
         except RuntimeError as error:
             return str(error)
 
@@ -153,7 +154,7 @@ def test_a_cache_serves_generations_of_different_modes(tiny, modes):
     known = PROMPT
     for turn, inside in enumerate(modes):
         settings = {"do_sample": False, "max_new_tokens": 13 + (turn == 2)}
-        run = opened(tiny, known, inside, past_key_values=cache, **settings)
+        run = opened(tiny, known, inside, **cache_argument(cache), **settings)
         known = torch.tensor([[*known[0].tolist(), *drained(run, not inside)]])
     assert known[0].tolist() == text
 
@@ -194,12 +195,12 @@ def test_a_static_cache_from_inference_mode_gives_the_models_own_error(tiny):
     """Its lengths are shortened after the failed forward, which must not hide the error."""
     with torch.inference_mode():
         cache = StaticCache(tiny.config, max_cache_len=32)
-        tiny(PROMPT, past_key_values=cache)
+        tiny(PROMPT, **cache_argument(cache))
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor") as caught:
         ngramspec.generate(
             tiny,
             PROMPT.repeat(1, 2),
-            past_key_values=cache,
+            **cache_argument(cache),
             do_sample=False,
             max_new_tokens=4,
             speculator=Speculator("none"),

@@ -16,6 +16,7 @@ from ngramspec.costs.joint import JointCosts, JointShare
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import Draft
 from ngramspec.draft_length.batch_choice import worthwhile_rows
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.stepwise import JointSteps, open_generation
 
 TEXT = [1, 5, 9, 5, 9, 5, 9, 7, 3, 3, 4, 5, 9, 6]
@@ -79,7 +80,7 @@ def test_texts_and_caches_are_those_of_each_alone(tiny, tree):
         drafter = bushy(text, 97) if tree else half_right(text, 97)
         speculator = Speculator(drafter, 6, tree=tree)
         runs.append(
-            open_generation(tiny, prompt, speculator=speculator, past_key_values=cache, **GREEDY)
+            open_generation(tiny, prompt, speculator=speculator, **cache_argument(cache), **GREEDY)
         )
         runs[-1].step()
     run_together(tiny, runs, turns=6)
@@ -88,7 +89,7 @@ def test_texts_and_caches_are_those_of_each_alone(tiny, tree):
         assert committed == text[: len(committed)]
         run.close()
         fresh = DynamicCache(config=tiny.config)
-        tiny(torch.tensor([committed[:-1]]), past_key_values=fresh)
+        tiny(torch.tensor([committed[:-1]]), **cache_argument(fresh))
         for kept, computed in zip(cache.layers, fresh.layers, strict=True):
             torch.testing.assert_close(kept.keys, computed.keys, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(kept.values, computed.values, rtol=1e-4, atol=1e-5)
@@ -226,15 +227,15 @@ def mix_positions(model):
     mlp.forward = lambda states: own(states + states.roll(1, dims=1))
 
 
-def attend_to_the_layer_before(model):
-    """Have the second layer attend to the keys and values of the first."""
+def attend_to_copies(model):
+    """Have the second layer attend to copies of the keys and values of the first."""
     first, second = (layer.self_attn for layer in model.model.layers[:2])
     kept = {}
 
     def keep(own):
         def update(key, value, layer, *args, **kwargs):
             if layer:
-                return kept["states"]
+                return tuple(each.clone() for each in kept["states"])
             kept["states"] = own(key, value, layer, *args, **kwargs)
             return kept["states"]
 
@@ -243,14 +244,16 @@ def attend_to_the_layer_before(model):
     original = second.forward
     first_forward = first.forward
 
-    def forward_first(*args, past_key_values, **kwargs):
-        past_key_values.own = past_key_values.update
-        past_key_values.update = keep(past_key_values.own)
-        return first_forward(*args, past_key_values=past_key_values, **kwargs)
+    def forward_first(*args, **kwargs):
+        cache = cache_of(kwargs)
+        cache.own = cache.update
+        cache.update = keep(cache.own)
+        return first_forward(*args, **kwargs)
 
-    def forward_second(*args, past_key_values, **kwargs):
-        out = original(*args, past_key_values=past_key_values, **kwargs)
-        past_key_values.update = past_key_values.own
+    def forward_second(*args, **kwargs):
+        out = original(*args, **kwargs)
+        cache = cache_of(kwargs)
+        cache.update = cache.own
         return out
 
     first.forward, second.forward = forward_first, forward_second
@@ -258,7 +261,10 @@ def attend_to_the_layer_before(model):
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(mix_positions, "other logits"), (attend_to_the_layer_before, "attend to its cache")],
+    [
+        (mix_positions, "other logits"),
+        (attend_to_copies, "attend to its cache"),
+    ],
 )
 def test_a_model_that_cannot_is_found_out(change, reason):
     model = tiny_llama(seed=3)

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.stepwise import open_generation
 
 PROMPT = torch.tensor([[1, 5, 9, 5, 9, 5, 9, 7]])
@@ -70,7 +71,7 @@ def test_a_cache_is_cut_to_the_committed_tokens(tiny, steps):
     drafter = half_right(whole, 97)
     cache = DynamicCache(config=tiny.config)
     run = open_generation(
-        tiny, PROMPT, speculator=Speculator(drafter, 6), past_key_values=cache, **GREEDY
+        tiny, PROMPT, speculator=Speculator(drafter, 6), **cache_argument(cache), **GREEDY
     )
     for _ in range(steps):
         run.step()
@@ -83,12 +84,12 @@ def test_a_cache_is_cut_to_the_committed_tokens(tiny, steps):
     assert cache.get_seq_length() == (len(committed) - 1 if steps else 0)
     if steps:
         fresh = DynamicCache(config=tiny.config)
-        tiny(torch.tensor([committed[:-1]]), past_key_values=fresh)
+        tiny(torch.tensor([committed[:-1]]), **cache_argument(fresh))
         for kept, computed in zip(cached_keys(cache), cached_keys(fresh), strict=True):
             torch.testing.assert_close(kept, computed, rtol=1e-4, atol=1e-5)
     longer = torch.tensor([committed])
     rest = {"do_sample": False, "max_new_tokens": len(whole) - len(committed)}
-    with open_generation(tiny, longer, past_key_values=cache, **rest) as again:
+    with open_generation(tiny, longer, **cache_argument(cache), **rest) as again:
         assert [*committed, *drained(again)] == whole
 
 

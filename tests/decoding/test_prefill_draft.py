@@ -19,6 +19,7 @@ from transformers import DynamicCache
 
 from ngramspec import Speculator, generate
 from ngramspec.draft_length.schedule import PrefillDraftLength
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 VOCAB = 97
@@ -56,7 +57,7 @@ def test_the_text_and_the_cache_are_plain_generate_s(model, kind, new):
     speculator = Speculator(drafter)
     ours = model.generate(IDS, custom_generate=speculator, **asked)
     assert torch.equal(plain.sequences, ours.sequences)
-    assert alike(ours.past_key_values, plain.past_key_values)
+    assert alike(cache_of(ours), cache_of(plain))
     torch.testing.assert_close(*map(torch.stack, (ours.scores, plain.scores)), rtol=1e-4, atol=1e-4)
     stats = speculator.stats
     assert 1 + stats.prefill_accepted + stats.emitted == new
@@ -86,7 +87,7 @@ def test_it_ends_at_the_token_that_ends_it(model, at):
     asked = {"eos_token_id": end, "max_new_tokens": 20, "return_dict_in_generate": True}
     ours = model.generate(IDS, custom_generate=Speculator(oracle(plain[0].tolist())), **asked)
     assert torch.equal(ours.sequences, plain[:, : 11 + at])
-    assert alike(ours.past_key_values, model.generate(IDS, **asked).past_key_values)
+    assert alike(cache_of(ours), cache_of(model.generate(IDS, **asked)))
 
 
 def test_a_padded_prompt_and_a_kept_cache(model):
@@ -100,9 +101,11 @@ def test_a_padded_prompt_and_a_kept_cache(model):
     cache, kept = DynamicCache(), DynamicCache()
     turn = IDS
     for _ in range(3):
-        plain = model.generate(turn, past_key_values=cache, max_new_tokens=12)
+        plain = model.generate(turn, **cache_argument(cache), max_new_tokens=12)
         speculator = Speculator(oracle(plain[0].tolist()))
-        ours = generate(model, turn, past_key_values=kept, max_new_tokens=12, speculator=speculator)
+        ours = generate(
+            model, turn, **cache_argument(kept), max_new_tokens=12, speculator=speculator
+        )
         assert torch.equal(plain, ours)
         assert speculator.stats.prefill_accepted == 8
         assert alike(kept, cache)
@@ -168,12 +171,12 @@ def test_an_error_while_the_prefill_s_tokens_are_told_leaves_the_cache_as_plain(
             model,
             IDS,
             max_new_tokens=12,
-            past_key_values=cache,
+            **cache_argument(cache),
             streamer=InterruptedStreamer(4),  # at the third token
             speculator=speculator,
         )
     assert cache.get_seq_length() == 12  # the prompt, and those before the one told last
-    again = model.generate(plain.sequences[:, :15], past_key_values=cache, max_new_tokens=7)
+    again = model.generate(plain.sequences[:, :15], **cache_argument(cache), max_new_tokens=7)
     assert torch.equal(again, plain.sequences)
 
 

@@ -13,6 +13,7 @@ from fuzz import models
 from fuzz.case import Case
 from fuzz.families import FAMILIES
 from fuzz.watchers import Criterion, Log, Processor, Streamer
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 IMAGE_IDS = 4  # of each image
 
@@ -45,7 +46,7 @@ def next_turn(case: Case, before: Any, kwargs: dict[str, Any], log: Log) -> dict
     return {
         "input_ids": ids,
         "attention_mask": mask,
-        "past_key_values": before.past_key_values,
+        **cache_argument(cache_of(before)),
         **options,
         **_watchers(case, log),
     }
@@ -107,10 +108,10 @@ def _given_cache(
         room = (
             ids.shape[1] + case.options["max_new_tokens"] + random.Random(case.seed).choice((0, 30))
         )
-        kwargs["past_key_values"] = StaticCache(config=model.config, max_cache_len=room)
+        kwargs |= cache_argument(StaticCache(config=model.config, max_cache_len=room))
         return
     cache = DynamicCache(config=model.config)
-    kwargs["past_key_values"] = cache
+    kwargs |= cache_argument(cache)
     known = {"dynamic": 0, "begun": ids.shape[1] - 2, "whole": ids.shape[1]}[case.cache]
     if known > 0 and "input_ids" in kwargs:
         with torch.no_grad():
@@ -118,7 +119,7 @@ def _given_cache(
             model(
                 input_ids=ids[:, :known],
                 attention_mask=mask[:, :known],
-                past_key_values=cache,
+                **cache_argument(cache),
                 use_cache=True,
                 **({} if case.family in NO_PLACES else {"position_ids": places}),
             )

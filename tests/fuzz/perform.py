@@ -18,6 +18,7 @@ from fuzz.drafters import drafter_of
 from fuzz.inputs import arguments, next_turn
 from fuzz.watchers import Log
 from ngramspec import Speculator
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 BEYOND = [7, 8, 5, 6, 100_000, 9, 2_000_000]  # ids, two of which no model here knows
 
@@ -170,7 +171,7 @@ def _perform(
     except Exception as error:
         raise NotAsked(f"{type(error).__name__}: {error}") from error
     mask = kwargs.get("attention_mask")
-    cache = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
     torch.manual_seed(case.seed)
     begin = torch.get_rng_state()
     process = state.of_process()
@@ -185,9 +186,10 @@ def _perform(
         finally:
             side.changed += state.differences(before, state.of_arguments(kwargs))
         side.outputs.append(output)
-        cache = getattr(output, "past_key_values", cache)
+        returned = None if isinstance(output, torch.Tensor) else cache_of(output)
+        cache = cache if isinstance(output, torch.Tensor) else returned
         if turn + 1 < case.turns:
-            if getattr(output, "past_key_values", None) is None or model.config.is_encoder_decoder:
+            if returned is None or model.config.is_encoder_decoder:
                 break
             with mode_of("inputs", case, turn):
                 kwargs = next_turn(case, output, {"attention_mask": mask}, side.log)
@@ -231,7 +233,7 @@ def _continued(case: Case, model: Any, ids: torch.Tensor, cache: Any, mask: Any)
         whole[:, : mask.shape[1]] = mask
     try:
         return model.generate(
-            more, attention_mask=whole, past_key_values=cache, max_new_tokens=4, do_sample=False
+            more, attention_mask=whole, **cache_argument(cache), max_new_tokens=4, do_sample=False
         )
     except Exception as error:
         return f"{type(error).__name__}: {error}"

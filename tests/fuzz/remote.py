@@ -8,6 +8,8 @@ import torch
 from transformers import LlamaForCausalLM, MistralForCausalLM
 from transformers.masking_utils import create_causal_mask
 
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+
 __all__ = ["create_causal_mask"]  # as remote code imports it, beside the models
 
 
@@ -32,9 +34,10 @@ class OwnInputs(LlamaForCausalLM):
     """Prepares its inputs all by itself, from the old signature."""
 
     def prepare_inputs_for_generation(
-        self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None, **kwargs
+        self, input_ids, attention_mask=None, inputs_embeds=None, **kwargs
     ):
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        cache = cache_of(kwargs)
+        past = 0 if cache is None else cache.get_seq_length()
         if kwargs.get("next_sequence_length"):
             input_ids = input_ids[:, -kwargs["next_sequence_length"] :]
         elif past:
@@ -43,7 +46,7 @@ class OwnInputs(LlamaForCausalLM):
         return {
             "input_ids": None if first else input_ids,
             "inputs_embeds": inputs_embeds if first else None,
-            "past_key_values": past_key_values,
+            **cache_argument(cache),
             "use_cache": True,
             "attention_mask": attention_mask,
         }

@@ -16,6 +16,7 @@ from conftest import AssumedStepCosts
 from ngramspec.costs import curve as cost_curve
 from ngramspec.costs.processors import AMX
 from ngramspec.decoding import step_costs
+from ngramspec.hf_model.compat.cache_name import CACHE_NAMES
 
 
 @contextmanager
@@ -60,7 +61,7 @@ def of_process() -> tuple[Any, ...]:
 
 def of_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call, but for its cache, which a call is to change."""
-    return {name: _brief(value) for name, value in kwargs.items() if name != "past_key_values"}
+    return {name: _brief(value) for name, value in kwargs.items() if name not in CACHE_NAMES}
 
 
 def length_of(cache: Any) -> int | None:

@@ -14,6 +14,7 @@ import torch
 from ngramspec.hf_model.abilities import FACTS, Ability, obstacle, obstacles
 from ngramspec.hf_model.attention.windows import Reach, Windows
 from ngramspec.hf_model.call import CallTraits, Known
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.traits import Traits
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -60,7 +61,7 @@ CALL = CallTraits(
 CONFIG = SimpleNamespace(prefill_chunk_size=None, max_length=20)
 CHUNKED = SimpleNamespace(prefill_chunk_size=4, max_length=20)
 WINDOW = Windows({"": Reach(window=19)})
-PLAIN = {"past_key_values": object(), "use_cache": True, "attention_mask": MASK}
+PLAIN = {**cache_argument(object()), "use_cache": True, "attention_mask": MASK}
 
 
 class Routed(torch.nn.Module):

@@ -11,6 +11,7 @@ from families import build
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.decoding import step_costs
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.compiled import Graphs, bucket_sizes
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -169,7 +170,7 @@ def test_a_small_cache_of_the_user_s_takes_the_widths_that_fit(monkeypatch):
     kwargs = {"cache_implementation": None, "compile_config": config()}
     for drafter in (oracle(plain[0].tolist()), random_drafter(97), "none"):
         cache = StaticCache(model.config, max_cache_len=69)
-        ours, _ = run(model, drafter=drafter, gamma=9, past_key_values=cache, **kwargs)
+        ours, _ = run(model, drafter=drafter, gamma=9, **cache_argument(cache), **kwargs)
         assert torch.equal(ours, plain)
         assert int(cache.get_seq_length()) == 69
     assert widths[:8] == [10, 10, 10, 10, 10, 4, 4, 1]

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicLayer
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 VOCAB = 97
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
@@ -47,22 +48,19 @@ class DropsPositions(LlamaForCausalLM):
 class CountsText(LlamaForCausalLM):
     """Finds the new tokens by the length of the whole text, as older code on the hub does."""
 
-    def prepare_inputs_for_generation(
-        self, input_ids, past_key_values=None, attention_mask=None, **kwargs
-    ):
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        inputs = {"past_key_values": past_key_values, "attention_mask": attention_mask}
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
+        cache = cache_of(kwargs)
+        past = 0 if cache is None else cache.get_seq_length()
+        inputs = cache_argument(cache) | {"attention_mask": attention_mask}
         return inputs | {"input_ids": input_ids[:, past:], "use_cache": True}
 
 
 class OneToken(LlamaForCausalLM):
     """Passes on one token, however many are new."""
 
-    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, **kwargs):
-        inputs = super().prepare_inputs_for_generation(
-            input_ids, past_key_values=past_key_values, **kwargs
-        )
-        if past_key_values.get_seq_length():
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
+        if cache_of(kwargs).get_seq_length():
             inputs["input_ids"] = inputs["input_ids"][:, -1:]
         return inputs
 
@@ -72,7 +70,7 @@ class OwnPositions(LlamaForCausalLM):
 
     def prepare_inputs_for_generation(self, input_ids, **kwargs):
         inputs = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        past, new = inputs["past_key_values"].get_seq_length(), inputs["input_ids"].shape[1]
+        past, new = cache_of(inputs).get_seq_length(), inputs["input_ids"].shape[1]
         inputs["position_ids"] = torch.arange(past, past + new)[None]
         return inputs
 
@@ -305,7 +303,7 @@ def test_caches_that_override_nothing_are_rolled_back():
     plain = model.generate(IDS, **GREEDY)
     cache = OwnCache(config=model.config)
     speculator = Speculator(half_right(plain[0].tolist(), VOCAB), 5)
-    ours = ngramspec.generate(model, IDS, past_key_values=cache, speculator=speculator, **GREEDY)
+    ours = ngramspec.generate(model, IDS, **cache_argument(cache), speculator=speculator, **GREEDY)
     assert ours.tolist() == plain.tolist()
     assert cache.get_seq_length() == plain.shape[1] - 1
     assert cache.total() == 2 * 2 * 8 * (plain.shape[1] - 1)
@@ -319,7 +317,7 @@ def test_layers_that_override_nothing_are_rolled_back(monkeypatch):
         monkeypatch.setattr(DynamicLayer, name, 0, raising=False)
     cache = DynamicCache(config=model.config)
     cache.layers = [PlainLayer() for _ in cache.layers]
-    ours = ngramspec.generate(model, IDS, past_key_values=cache, **GREEDY)
+    ours = ngramspec.generate(model, IDS, **cache_argument(cache), **GREEDY)
     assert ours.tolist() == plain.tolist()
 
 
@@ -329,4 +327,4 @@ def test_caches_and_layers_that_override_something_are_refused_by_name():
     layered.layers = [OwnLayer() for _ in layered.layers]
     for cache, name in ((Grudging(config=model.config), "Grudging"), (layered, "OwnLayer")):
         with pytest.raises(UnsupportedError, match=f"{name}.* cannot be rolled back"):
-            ngramspec.generate(model, IDS, past_key_values=cache, **GREEDY)
+            ngramspec.generate(model, IDS, **cache_argument(cache), **GREEDY)

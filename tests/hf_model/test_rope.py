@@ -10,6 +10,7 @@ from families import SIZES, VOCAB
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_of
 
 TURN = 40  # positions after which longrope takes its long factors
 LONG = {
@@ -103,7 +104,7 @@ def test_drafts_are_accepted_on_both_sides_of_the_turn(phi3, right):
             accepted.append((where, len(event.verdict.accepted)))
             where += len(event.verdict.emitted)
         assert any(count for at, count in accepted if at < TURN - 8)
-        kept = phi3.generate(ids, return_dict_in_generate=True, **GREEDY).past_key_values
+        kept = cache_of(phi3.generate(ids, return_dict_in_generate=True, **GREEDY))
         if kept.get_seq_length() == len(text) - 1:  # older transformers forget the text there
             assert any(count for at, count in accepted if at > TURN + 2)
 
@@ -113,8 +114,8 @@ def test_the_cache_of_the_call_goes_on_behind_the_turn(phi3):
     kept = {"return_dict_in_generate": True, **GREEDY}
     plain = phi3.generate(ids, **kept)
     ours = ngramspec.generate(phi3, ids, speculator=Speculator("unigram", 4), **kept)
-    assert ours.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
-    for mine, theirs in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
+    assert cache_of(ours).get_seq_length() == cache_of(plain).get_seq_length()
+    for mine, theirs in zip(cache_of(ours).layers, cache_of(plain).layers, strict=True):
         torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)
 
 

@@ -13,6 +13,7 @@ from transformers import DynamicCache, StoppingCriteria
 import ngramspec
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.compat.versions import PLACES_TOKENS, before, has
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30}
@@ -107,11 +108,11 @@ def test_a_prompt_wholly_inside_the_caller_s_cache(name, settings, crop):
         texts = []
         for custom in (None, Speculator(**settings)):
             cache = DynamicCache(config=model.config)
-            model(ids, past_key_values=cache, use_cache=True)
+            model(ids, **cache_argument(cache), use_cache=True)
             if crop:
                 cache.crop(-crop)
             texts.append(
-                model.generate(ids, past_key_values=cache, custom_generate=custom, **GREEDY)
+                model.generate(ids, **cache_argument(cache), custom_generate=custom, **GREEDY)
             )
     assert texts[0].tolist() == texts[1].tolist()
 
@@ -182,6 +183,47 @@ def test_criteria_that_answer_for_other_rows_are_refused():
 
     with pytest.raises(ValueError, match=r"must answer for 2 rows, got shape \(3,\)"):
         ngramspec.generate(tiny_llama(), IDS.expand(2, -1), stopping_criteria=[three], **GREEDY)
+
+
+def test_a_loop_that_reads_other_states_for_earlier_forwards_is_refused():
+    """With "last_loop", a wider forward gives other states; "per_loop" has a cache per loop."""
+    dory = pytest.importorskip("transformers.models.dory").DoryForCausalLM
+    model = tiny_models.build(dory)
+    plain = model.generate(IDS, **GREEDY)
+    speculator = Speculator(half_right(plain[0].tolist(), tiny_models.VOCAB), 4)
+    assert torch.equal(model.generate(IDS, custom_generate=speculator, **GREEDY), plain)
+    assert speculator.stats.accepted
+    model.config.recurrent_kv_cache_mode = "last_loop"
+    with pytest.raises(UnsupportedError, match="recurrent_kv_cache_mode='per_loop'"):
+        model.generate(IDS, custom_generate=Speculator(), **GREEDY)
+
+
+def test_an_index_of_a_layer_that_shares_its_keys(monkeypatch):
+    """Such a layer of Mistral Large 4 stores an index and no keys; another one stores nothing."""
+    folder = pytest.importorskip("transformers.models.mistral_large4")
+    own = {
+        "num_hidden_layers": 5, "layer_types": ["indexed_attention"] * 5, "index_head_dim": 8,
+        "kv_source_layers": [0, 1, 0, 1, 1], "no_rope_layers": [1, 0, 1, 0, 0],
+        "indexer_types": ["full"] * 4 + ["shared"], "qk_head_dim": 16,
+    }  # fmt: skip
+    monkeypatch.setitem(tiny_models.ODD, "MistralLarge4TextConfig", own)
+    model = tiny_models.build(folder.MistralLarge4ForConditionalGeneration)
+    modes = ["store", "store", "reuse_but_indexer", "reuse_but_indexer", "reuse"]
+    assert model.config.text_config.kv_sharing_modes == modes
+    for beams in (1, 2):
+        asked = GREEDY | {"num_beams": beams, "return_dict_in_generate": True}
+        plain = model.generate(IDS, **asked)
+        drafter = half_right(plain.sequences[0].tolist(), tiny_models.VOCAB)
+        speculator = Speculator(drafter, 4)
+        ours = model.generate(IDS, custom_generate=speculator, **asked)
+        assert torch.equal(ours.sequences, plain.sequences)
+        assert speculator.stats.accepted > 0 or beams > 1
+        for mine, theirs in zip(cache_of(ours).layers, cache_of(plain).layers, strict=True):
+            for name in ("keys", "values", "indexer_keys"):
+                own, other = (getattr(each, name, None) for each in (mine, theirs))
+                assert (own is None) == (other is None)
+                if other is not None:
+                    torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-3)
 
 
 def test_hidden_states_of_several_streams():

@@ -14,6 +14,7 @@ import ngramspec
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.costs.call import CallCosts
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask, tree_positions
+from ngramspec.hf_model.compat.cache_name import cache_of
 from ngramspec.hf_model.model import Target
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
@@ -145,7 +146,7 @@ def test_the_cache_holds_each_row_s_accepted_path(monkeypatch):
     assert len(seen) == 3
     for text, layers in seen:
         with torch.no_grad():
-            expected = model(torch.tensor([text]), use_cache=True).past_key_values.layers
+            expected = cache_of(model(torch.tensor([text]), use_cache=True)).layers
         assert len(text) > 40
         for found, layer in zip(layers, expected, strict=True):
             torch.testing.assert_close(found[0], layer.keys[0], rtol=1e-4, atol=1e-4)

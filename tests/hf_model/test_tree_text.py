@@ -10,6 +10,7 @@ from doubles import ScriptedDrafter, bushy, oracle
 from families import ENCODER_DECODER, FAMILIES, VARIED, VOCAB, build
 
 from ngramspec import Draft, Speculator
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
 from ngramspec.hf_model.model import Target
 
@@ -145,7 +146,7 @@ def test_trees_on_static_caches(name, attention):
     for ids in (IDS, left):
         mask = (ids != 0).long()
         plain = model.generate(ids, attention_mask=mask, max_new_tokens=60, **kwargs)
-        n = int(plain.past_key_values.get_seq_length())
+        n = int(cache_of(plain).get_seq_length())
         text = plain.sequences[0, ids.shape[1] - 10 :].tolist()  # padding is not drafted from
         for seed in range(2):
             speculator = Speculator(bushy(text, VOCAB, seed), 17, tree=17)
@@ -153,8 +154,8 @@ def test_trees_on_static_caches(name, attention):
             assert torch.equal(plain.sequences, ours.sequences)
             assert not speculator.stats.chains
             assert speculator.stats.accepted > 15
-            assert int(ours.past_key_values.get_seq_length()) == n
-            layers = zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True)
+            assert int(cache_of(ours).get_seq_length()) == n
+            layers = zip(cache_of(ours).layers, cache_of(plain).layers, strict=True)
             for mine, its in layers:
                 torch.testing.assert_close(
                     mine.keys[:, :, :n], its.keys[:, :, :n], rtol=1e-3, atol=1e-4
@@ -201,8 +202,8 @@ def test_after_a_tree_the_cache_is_as_if_the_rejected_tokens_had_never_been_ther
     ours = run(model, IDS, speculator, return_dict_in_generate=True)
     assert torch.equal(plain.sequences, ours.sequences)
     assert speculator.stats.accepted > 15
-    theirs = plain.past_key_values
-    for mine, layer in zip(ours.past_key_values.layers, theirs.layers, strict=True):
+    theirs = cache_of(plain)
+    for mine, layer in zip(cache_of(ours).layers, theirs.layers, strict=True):
         assert mine.keys.shape == layer.keys.shape
         torch.testing.assert_close(mine.keys, layer.keys, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(mine.values, layer.values, rtol=1e-4, atol=1e-4)
@@ -218,7 +219,7 @@ def test_a_kept_cache_and_a_padded_prompt():
     first = run(model, IDS, speculator, return_dict_in_generate=True)
     more = torch.cat((first.sequences, IDS), 1)
     plain = model.generate(more, max_new_tokens=60)
-    again = run(model, more, speculator, past_key_values=first.past_key_values)
+    again = run(model, more, speculator, **cache_argument(cache_of(first)))
     assert torch.equal(plain, again)
 
 

@@ -12,6 +12,7 @@ import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.compat.versions import before
 from ngramspec.hf_model.model import Target
 
@@ -87,16 +88,16 @@ def test_the_cache_continues_a_second_turn(name):
         drafter = RowTrees(row_texts(inputs, plain.sequences))
         speculator = Speculator(drafter, 17, tree=17)
         ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
-        layers = zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True)
+        layers = zip(cache_of(ours).layers, cache_of(plain).layers, strict=True)
         for mine, its in layers:
             assert mine.get_seq_length() == its.get_seq_length() == 7 + new
             torch.testing.assert_close(mine.keys, its.keys, rtol=1e-3, atol=1e-4)
         ids = torch.cat((plain.sequences, inputs["input_ids"]), dim=1)
         cut = {"do_sample": False, "max_new_tokens": 40}
-        again = model.generate(ids, past_key_values=plain.past_key_values, **cut)
+        again = model.generate(ids, **cache_argument(cache_of(plain)), **cut)
         drafter.texts = {tuple(again[0, :4].tolist()): again[0].tolist()}
         mine = ngramspec.generate(
-            model, ids, past_key_values=ours.past_key_values, speculator=speculator, **cut
+            model, ids, **cache_argument(cache_of(ours)), speculator=speculator, **cut
         )
         assert torch.equal(again, mine)
 
@@ -118,9 +119,9 @@ def test_a_draft_in_the_prefill(name):
 def test_masks_over_a_cache_that_keeps_all():
     """A cache made without the model's config has no windows; the masks have."""
     model, inputs = windowed("mistral sliding", 8), batch(3)
-    kwargs, plain = plain_of(model, inputs, past_key_values=DynamicCache())
+    kwargs, plain = plain_of(model, inputs, **cache_argument(DynamicCache()))
     speculator = Speculator(RowTrees(row_texts(inputs, plain)), 17, tree=17)
-    kwargs["past_key_values"] = DynamicCache()
+    kwargs |= cache_argument(DynamicCache())
     ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
     assert torch.equal(plain, ours)
 
@@ -151,14 +152,14 @@ def test_a_static_cache_with_windows_is_returned_and_continues():
     speculator = Speculator(RowTrees(row_texts(inputs, plain.sequences)), 17, tree=17)
     ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
     assert torch.equal(plain.sequences, ours.sequences)
-    assert int(ours.past_key_values.get_seq_length()) == plain.past_key_values.get_seq_length()
+    assert int(cache_of(ours).get_seq_length()) == cache_of(plain).get_seq_length()
 
 
 def test_a_callers_static_cache_with_windows_is_refused():
     model, inputs = windowed("mistral sliding", 8), batch(1)
     cache = StaticCache(config=model.config, max_cache_len=64)
     with pytest.raises(UnsupportedError, match="pass cache_implementation='static' instead of"):
-        ngramspec.generate(model, **inputs, past_key_values=cache, max_new_tokens=8)
+        ngramspec.generate(model, **inputs, **cache_argument(cache), max_new_tokens=8)
 
 
 @pytest.mark.parametrize("window", [8, 112])

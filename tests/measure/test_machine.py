@@ -9,6 +9,7 @@ import torch
 from conftest import tiny_llama
 from forced_text import VOCAB
 
+from ngramspec.hf_model.compat.cache_name import cache_of
 from ngramspec.measure.forwards import forward_seconds
 from ngramspec.measure.machine import PeakMemory, machine
 
@@ -26,7 +27,7 @@ def test_forwards_are_timed_behind_their_context(model, monkeypatch):
 
     def noted(self, *args, **kwargs):
         width = kwargs["input_ids"].shape[1]
-        lengths.append((width, kwargs["past_key_values"].get_seq_length()))
+        lengths.append((width, cache_of(kwargs).get_seq_length()))
         clock[0] += width
         return plain(self, *args, **kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import families
 import numpy as np
 import pytest
 import torch
@@ -10,6 +11,7 @@ from conftest import tiny_llama
 
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.server.job import CompletionRequest, Job, ModelRunner
 from ngramspec.server.kv_pool import CachePool, cache_maker, common_length, why_not_kept
 from ngramspec.server.sampling import Sampling
@@ -29,7 +31,7 @@ def fill(pool, model, user, prompt, count=4, *, give_back=True):
     lease = pool.take(user, prompt)
     ids = torch.tensor(prompt[None].astype(np.int64))
     settings = {"do_sample": False, "max_new_tokens": count}
-    with open_generation(model, ids, past_key_values=lease.cache, **settings) as run:
+    with open_generation(model, ids, **cache_argument(lease.cache), **settings) as run:
         while not run.finished:
             run.step()
     tokens = np.array(run.tokens, np.int32)
@@ -165,7 +167,12 @@ def convolving():
     return tiny_models.build(transformers.Lfm2ForCausalLM)
 
 
-@pytest.mark.parametrize("make", [windowed, hybrid, convolving])
+def sharing():
+    """A model whose last layers attend to the keys of earlier ones, and store nothing."""
+    return families.build("gemma4 (shared keys)", sliding_window=16)
+
+
+@pytest.mark.parametrize("make", [windowed, hybrid, convolving, sharing])
 def test_layers_that_forget_return_to_the_nearest_snapshot(make):
     """Of what was read before the prompt's last part, of the answer's start, and of its end."""
     model = make()
@@ -193,6 +200,21 @@ def test_layers_that_forget_return_to_the_nearest_snapshot(make):
         assert job.progress.tokens == fresh(model, prompt, 12).tolist()
     marks = [each.marks for each in pool._caches]
     assert pool.bytes > sum(mark.nbytes for each in marks for mark in each) > 0
+
+
+def test_layers_that_store_nothing_are_neither_cropped_nor_copied():
+    kinds = ["full_attention"] * 4
+    model = families.build("gemma4 (shared keys)", layer_types=kinds, max_position_embeddings=512)
+    assert why_not_kept(model) is None
+    pool, text = pool_of(model), TEXT % 60 + 1
+    for end, reused in ((100, 0), (104, 100), (90, 89)):
+        lease, tokens = fill(pool, model, "a", text[:end])
+        assert lease.reused == reused
+        assert tokens.tolist() == fresh(model, text[:end]).tolist()
+    _held, _ = fill(pool, model, "a", text[:100], give_back=False)
+    lease, tokens = fill(pool, model, "a", text[:99])  # the one in use is copied
+    assert pool.copies == 1
+    assert tokens.tolist() == fresh(model, text[:99]).tolist()
 
 
 def test_rotary_positions_that_follow_the_length_cannot_be_cut(tiny):

@@ -12,8 +12,9 @@ from huggingface_hub import try_to_load_from_cache
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention.gqa_attention import in_place
-from ngramspec.hf_model.cache.kv_cache import KVCache, cache_of, kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import KVCache, kv_cache_for
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.compat.layers import widen_windows
 from ngramspec.hf_model.traits import embedding_count, head_size
 
@@ -55,9 +56,9 @@ class AssistantModel:
         with torch.no_grad(), in_place(self.model, self.model.device):
             outputs = self.model(
                 input_ids=tokens[None].to(self.model.device),
-                past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
+                **cache_argument(cache),
                 **given,
             )
         if self._cache is None:

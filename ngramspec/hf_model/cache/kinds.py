@@ -16,7 +16,7 @@ from ngramspec.hf_model.compat.classes import (
     STATIC_SLIDING,
     kind_of,
 )
-from ngramspec.hf_model.compat.layers import can_record, decoder_cache, is_offloaded
+from ngramspec.hf_model.compat.layers import can_record, decoder_cache, is_offloaded, storing
 
 
 def check_kinds(cache: Any) -> None:
@@ -25,7 +25,7 @@ def check_kinds(cache: Any) -> None:
     All its layers except those of cross-attention are checked.
     """
     own = decoder_cache(cache)
-    layers = list(getattr(own, "layers", []))
+    layers = storing(own)
     kinds = sorted({kind_of(layer) for layer in layers})
     names = {kind_of(each) for each in (cache, own)}
     if is_offloaded(own):

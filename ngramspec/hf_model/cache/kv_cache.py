@@ -46,7 +46,7 @@ class KVCache:
 
     def __init__(self, cache: Any, *, recurrent: bool = False) -> None:
         self.cache = cache
-        layers = list(fields.decoder_cache(cache).layers)
+        layers = fields.storing(fields.decoder_cache(cache))
         self._cross = fields.cross_layers(cache)  # they change only when rows leave
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
         self.windows = WindowLayers([layer for layer in self.layers if layer.is_sliding])
@@ -195,11 +195,15 @@ class KVCache:
         for layer in self.layers:
             fields.reorder_index(layer, origins)
 
+    def _with_keys(self) -> list[Any]:
+        """Layers that hold keys; one that shares another layer's may hold only an index."""
+        return [layer for layer in self.layers if layer.keys is not None]
+
     def _states_by_row(self) -> Iterator[torch.Tensor]:
         """Yield all existing states except an index's positions, each (rows, ...)."""
+        for layer in self._with_keys():
+            yield from (layer.keys, layer.values)  # (rows, heads, length, size)
         for layer in self.layers:
-            if layer.keys is not None:
-                yield from (layer.keys, layer.values)  # (rows, heads, length, size)
             index = fields.index_keys(layer)
             if index is not None:
                 yield index  # (rows, length, size)
@@ -223,7 +227,7 @@ class KVCache:
             return
         places = torch.tensor(moves, device="cpu").T
         indices: dict[tuple[torch.device, int], torch.Tensor] = {}
-        for layer in self.layers:
+        for layer in self._with_keys():
             gone = fields.dropped(layer)
             for states in (layer.keys, layer.values):  # (rows, heads, length, size)
                 key = states.device, gone
@@ -238,7 +242,7 @@ class KVCache:
 
         What a layer with a window no longer holds is masked, or outside every row's window.
         """
-        for layer in self.layers:
+        for layer in self._with_keys():
             own = self.windows.kept_of(layer, slots) if layer.is_sliding else slots
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # (batch, heads, length, size)
@@ -253,7 +257,7 @@ class KVCache:
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; ``order[place] >= place`` is where a place's row was."""
         moved = [(place, was) for place, was in enumerate(order) if place != was]
-        for layer in (*self.layers, *self._cross):
+        for layer in (*self._with_keys(), *self._cross):
             for name in ("keys", "values"):
                 states = getattr(layer, name)  # (batch, heads, length, size)
                 for place, was in moved:
@@ -271,12 +275,6 @@ def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
         return tuple(pad(each, (0, 0, 0, length - each.shape[2])) for each in states)
 
     return stretched
-
-
-def cache_of(kwargs: dict[str, Any]) -> Any:
-    """Return the cache in the arguments or the outputs of a model's forward, or None."""
-    found = kwargs.get("past_key_values")
-    return kwargs.get("cache_params") if found is None else found  # Mamba calls it cache_params
 
 
 def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:

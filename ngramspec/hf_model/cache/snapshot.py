@@ -8,19 +8,26 @@ from typing import Any
 import torch
 
 from ngramspec.hf_model.compat.classes import DYNAMIC, kind_of
-from ngramspec.hf_model.compat.layers import dropped, is_linear, may_record, stop_recording
+from ngramspec.hf_model.compat.layers import (
+    dropped,
+    is_linear,
+    may_record,
+    stop_recording,
+    stores,
+    storing,
+)
 
 
 def cuts_anywhere(cache: Any) -> bool:
     """Whether a cache's layers hold every position, so that it can be cropped to any length."""
-    return not any(is_linear(each) or dropped(each) for each in cache.layers)
+    return not any(is_linear(each) or dropped(each) for each in storing(cache))
 
 
 def forgets(cache: Any, length: int) -> bool:
     """Whether a layer of a cache of ``length`` positions does not hold all of them."""
     return any(
         is_linear(each) or (each.is_sliding and length >= each.sliding_window)
-        for each in cache.layers
+        for each in storing(cache)
     )
 
 
@@ -34,7 +41,9 @@ class Snapshot:
     def __init__(self, cache: Any) -> None:
         self.length = int(cache.get_seq_length())  # positions in the cache
         self._layers = {
-            at: _copied(layer) for at, layer in enumerate(cache.layers) if kind_of(layer) != DYNAMIC
+            at: _copied(layer)
+            for at, layer in enumerate(cache.layers)
+            if stores(layer) and kind_of(layer) != DYNAMIC
         }
 
     @property
@@ -50,6 +59,8 @@ class Snapshot:
         for at, layer in enumerate(source.layers):
             if at in self._layers:
                 cache.layers[at] = _copied(self._layers[at])
+            elif not stores(layer):
+                continue
             elif cache is source:
                 layer.crop(min(self.length - int(layer.get_seq_length()), 0))
             elif layer.is_initialized:

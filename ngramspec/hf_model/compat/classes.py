@@ -21,6 +21,7 @@ CAPTURE_MODULE = "utils.output_capturing"
 DYNAMIC = "DynamicLayer"
 INDEXED = "DynamicIndexedLayer"
 STATIC = "StaticLayer"  # its length is reduced in place
+EMPTY = "DummyLayer"  # it stores nothing: it uses another layer's keys, or has no attention
 STATIC_SLIDING = "StaticSlidingWindowLayer"  # it overwrites its oldest positions: no rollback
 SLIDING = "DynamicSlidingWindowLayer"
 CROPPED = frozenset({DYNAMIC, INDEXED, SLIDING})
@@ -53,6 +54,15 @@ ONE_AT_A_TIME = {
     "MoshiForCausalLM": "its attention window is longer in a wider forward",
     "ProphetNetForCausalLM": "it accepts one new token",
     "ProphetNetForConditionalGeneration": "it accepts one new token",
+}
+# The same with one value of a setting: the setting, the value and the reason.
+ONE_AT_A_TIME_WITH = {
+    "DoryForCausalLM": (
+        "recurrent_kv_cache_mode",
+        "last_loop",
+        "in earlier loops a token attends to states of these loops for the tokens of its forward"
+        " only; use recurrent_kv_cache_mode='per_loop'",
+    ),
 }
 OWN_CACHE = {
     "DeepseekV4ForCausalLM": "its compressors merge several tokens into one entry of the cache,"

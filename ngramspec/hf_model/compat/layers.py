@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.classes import SLIDING, STATIC, STATIC_SLIDING, kind_of
+from ngramspec.hf_model.compat.classes import EMPTY, SLIDING, STATIC, STATIC_SLIDING, kind_of
 
 States = dict[int, Any]  # a tensor, or None before the first forward
 Update = Callable[..., Any]
@@ -29,6 +29,16 @@ Update = Callable[..., Any]
 def decoder_cache(cache: Any) -> Any:
     """Return the self-attention cache in an encoder-decoder model's cache, or ``cache`` itself."""
     return getattr(cache, "self_attention_cache", cache)
+
+
+def stores(layer: Any) -> bool:
+    """Whether a layer stores states of its own."""
+    return kind_of(layer) != EMPTY
+
+
+def storing(cache: Any) -> list[Any]:
+    """Return the layers of a cache that store states of their own; none if it has no layers."""
+    return [layer for layer in getattr(cache, "layers", ()) if stores(layer)]
 
 
 @contextmanager
@@ -46,7 +56,7 @@ def layers_restored(cache: Any) -> Iterator[None]:
 def cross_layers(cache: Any) -> Sequence[Any]:
     """Return the layers of cross-attention in an encoder-decoder model's cache."""
     cross = getattr(cache, "cross_attention_cache", None)
-    return () if cross is None else cross.layers
+    return storing(cross)
 
 
 def is_offloaded(cache: Any) -> bool:

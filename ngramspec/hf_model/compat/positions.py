@@ -19,6 +19,9 @@ from torch.nn.functional import embedding
 
 from ngramspec.hf_model.compat import classes
 
+# Names of a position embedding's parameter for the cache's length.
+LENGTHS = ("cache_length", "past_key_values_length")
+
 Modules = tuple[list[Any], list[Any]]  # position embeddings, and attentions with a position bias
 
 
@@ -85,7 +88,8 @@ def _count_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
         return None
     call = _signature(type(module).forward).bind(module, *args, **kwargs)
     if type(module).__name__ not in classes.GROWING_EMBEDDINGS:
-        call.arguments.pop("past_key_values_length", None)
+        for name in LENGTHS:
+            call.arguments.pop(name, None)
         if call.arguments.get("position_ids") is not None:
             call.arguments["position_ids"] = torch.zeros_like(call.arguments["position_ids"])
     return call.args[1:], call.kwargs

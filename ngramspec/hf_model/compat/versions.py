@@ -1,9 +1,12 @@
-"""Versions that changed transformers' behaviour."""
+"""Versions that changed transformers' behaviour, and the newest tested one."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from packaging.version import Version
 
 
@@ -15,6 +18,8 @@ class Change:
     what: str
 
 
+NEWEST_TESTED = "5.24.0"
+
 MARKS_CACHES = Change("5.19", "generate marks every cache that a caller passed")
 PLACES_TOKENS = Change("5.19", "GIT places a single token where it places one of several")
 KEEPS_SELECTION = Change("5.17", "a mask of bools keeps the selection of an index under sdpa")
@@ -25,6 +30,43 @@ def before(version: str) -> bool:
     from transformers import __version__
 
     return Version(__version__) < Version(version)
+
+
+def untested() -> str | None:
+    """Return the version of the installed transformers if it is newer than NEWEST_TESTED."""
+    from transformers import __version__
+
+    return __version__ if _newer(__version__) else None
+
+
+@functools.cache
+def _newer(version: str) -> bool:
+    return Version(version) > Version(NEWEST_TESTED)
+
+
+def small_model(vocab: int) -> Any:
+    """Return a random Llama in float32 on the CPU, to check an untested version with.
+
+    It uses the CPU's random generator.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.default_generator.manual_seed(0)  # not those of other devices
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.device("cpu"):
+        return LlamaForCausalLM(config).eval().float()
 
 
 def has(change: Change) -> bool:

@@ -12,6 +12,7 @@ import torch
 from ngramspec.hf_model.attention.tree_attention import Trees, attended, tree_mask, tree_positions
 from ngramspec.hf_model.attention.windows import Masks, added, query_positions
 from ngramspec.hf_model.compat import hf_private
+from ngramspec.hf_model.compat.cache_name import CACHE_NAMES, cache_argument
 from ngramspec.hf_model.inputs.growth import OwnSlots, grow, grow_ragged, padding_of, used_slots
 from ngramspec.hf_model.inputs.present_rows import select_rows
 from ngramspec.hf_model.traits import Traits
@@ -96,7 +97,7 @@ class Inputs:
 
     def replace_cache(self, cache: Any) -> None:
         """Use another cache in later forwards."""
-        self.kwargs["past_key_values"] = cache
+        self.kwargs |= cache_argument(cache)
         self._passed_on = None
 
     def grown(self, count: int, lengths: Sequence[int] = ()) -> dict[str, Any]:
@@ -308,7 +309,7 @@ class Inputs:
     @property
     def rows_may_leave(self) -> bool:
         """Whether every argument of a forward that depends on rows can be reduced to some rows."""
-        known = ("past_key_values", "cache_position", *self._by_row)
+        known = (*CACHE_NAMES, "cache_position", *self._by_row)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
         return self.ragged and plain and not self._traits.reads_text

@@ -15,6 +15,7 @@ from transformers import DynamicCache, GenerationConfig
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 PAIR = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 8, 5, 6], [11, 12, 13, 11, 12, 13, 11, 12, 13, 11]])
@@ -104,10 +105,10 @@ def test_a_given_cache_whose_rows_differ(tiny):
     for settings in ({}, {"custom_generate": speculator}):
         first = tiny.generate(PROMPT, **kwargs)
         more = torch.cat((first.sequences, PROMPT), dim=1)
-        cache = first.past_key_values
+        cache = cache_of(first)
         for layer in cache.layers:
             layer.keys[1:] += 0.5
-        outputs.append(tiny.generate(more, past_key_values=cache, **kwargs, **settings))
+        outputs.append(tiny.generate(more, **cache_argument(cache), **kwargs, **settings))
     assert_same(*outputs)
 
 
@@ -128,8 +129,7 @@ def test_the_returned_cache_is_that_of_plain_beam_search(family):
     plain, ours, speculator = both(model, {"num_beams": 4, "max_new_tokens": 20})
     assert speculator.stats.accepted > 0
     caches = [
-        getattr(each.past_key_values, "self_attention_cache", each.past_key_values)
-        for each in (plain, ours)
+        getattr(cache_of(each), "self_attention_cache", cache_of(each)) for each in (plain, ours)
     ]
     assert caches[0].get_seq_length() == caches[1].get_seq_length()
     for first, second in zip(caches[0].layers, caches[1].layers, strict=True):
@@ -169,7 +169,7 @@ def test_a_criterion_that_fails_leaves_the_cache_where_plain_beam_search_does(ti
     for speculator in (None, Speculator(oracle, gamma=4)):
         cache = DynamicCache(config=tiny.config)
         kwargs = {"num_beams": 4, "max_new_tokens": 30, "do_sample": False}
-        kwargs |= {"past_key_values": cache, "stopping_criteria": [Watching(fail_at=18)]}
+        kwargs |= {**cache_argument(cache), "stopping_criteria": [Watching(fail_at=18)]}
         if speculator is None:
             kwargs["logits_processor"] = [oracle.watch]
         else:

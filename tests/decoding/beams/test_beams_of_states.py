@@ -9,6 +9,7 @@ from layer_states import PROMPT, assert_close, model_of
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_of
 
 CROPPED = ("Lfm2ForCausalLM", "Lfm3ForCausalLM", "DeepseekV32ForCausalLM")
 REPLAYED = ("BambaForCausalLM", "Qwen3NextForCausalLM", "ZayaForCausalLM", "Mamba2ForCausalLM")
@@ -64,8 +65,7 @@ def test_rejected_drafts_leave_no_trace_in_the_returned_cache(name):
     plain, ours, stats = both(name, {"num_beams": 2, "max_new_tokens": 32}, right=0.75)
     assert stats.accepted > 0
     assert stats.drafted > stats.accepted
-    key = "past_key_values" if plain.get("past_key_values") is not None else "cache_params"
-    for mine, theirs in zip(ours.past_key_values.layers, plain[key].layers, strict=True):
+    for mine, theirs in zip(cache_of(ours).layers, cache_of(plain).layers, strict=True):
         for each in STATES:
             if getattr(theirs, each, None) is not None:
                 assert_close(getattr(mine, each), getattr(theirs, each), within=1e-3)

@@ -19,6 +19,7 @@ from ngramspec.decoding.beams.branches import (
     with_branches,
 )
 from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.verification.sampler import DraftCursor
 
 PAIR = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [0, 0, 0, 9, 8, 5, 6, 9, 8, 5]])
@@ -78,7 +79,7 @@ def test_branches_make_fewer_forwards():
 def test_the_returned_cache_is_that_of_plain_beam_search(rows):
     plain, ours, stats = both(build("gpt2"), SETTINGS[0], rows=rows, drafter="auto")
     assert stats.sources["top_k"].accepted > 0
-    mine, theirs = (each.past_key_values for each in (ours, plain))
+    mine, theirs = (cache_of(each) for each in (ours, plain))
     assert mine.get_seq_length() == theirs.get_seq_length()
     for first, second in zip(mine.layers, theirs.layers, strict=True):
         torch.testing.assert_close(first.keys, second.keys, atol=1e-4, rtol=1e-4)
@@ -91,7 +92,7 @@ def test_a_criterion_that_fails_leaves_the_cache_where_plain_beam_search_does(en
     for speculator in (None, Speculator("auto", gamma=4, tree=12)):
         cache = DynamicCache(config=model.config)
         kwargs = {"num_beams": 3, "max_new_tokens": 30, "do_sample": False}
-        kwargs |= {"past_key_values": cache, "stopping_criteria": [Watching(fail_at=end)]}
+        kwargs |= {**cache_argument(cache), "stopping_criteria": [Watching(fail_at=end)]}
         kwargs["custom_generate"] = speculator
         with pytest.raises(RuntimeError, match=f"fails at {end}"):
             model.generate(PAIR[:1], **kwargs)

@@ -16,6 +16,7 @@ import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model.assistants.mtp import MtpHead, mtp_layers
 from ngramspec.hf_model.assistants.states import StateChannel
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 MTP = getattr(import_module("transformers.modeling_layers"), "MtpModel", None)
 if not hasattr(MTP, "forward_layer"):
@@ -140,12 +141,12 @@ def test_sampling_and_a_second_turn(model):
     second = ngramspec.generate(
         model,
         turn,
-        past_key_values=ours.past_key_values,
+        **cache_argument(cache_of(ours)),
         use_mtp=True,
         speculator=Speculator("none", gamma=4),
         **GREEDY,
     )
-    expected = model.generate(turn, past_key_values=plain.past_key_values, **GREEDY)
+    expected = model.generate(turn, **cache_argument(cache_of(plain)), **GREEDY)
     assert second.tolist() == expected.tolist()
     sampled = {"do_sample": True, "max_new_tokens": 16, "num_return_sequences": 2}
     speculator = Speculator("none", gamma=2)

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model.cache.inplace_kv import MIN_FREE_POSITIONS, InPlace, close_up
+from ngramspec.hf_model.compat.cache_name import cache_argument
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -143,14 +144,14 @@ def test_a_generation_copies_its_cache_no_more_and_gives_it_back_as_plain_decodi
     model = tiny_llama(positions=1024, attn_implementation=attention)
     kwargs = {"max_new_tokens": 300, "do_sample": False}
     plain_cache = DynamicCache(config=model.config)
-    plain = model.generate(PROMPT, past_key_values=plain_cache, **kwargs)
+    plain = model.generate(PROMPT, **cache_argument(plain_cache), **kwargs)
     cache, places = DynamicCache(config=model.config), []
 
     def look(event):
         places.append(cache.layers[0].keys.data_ptr())
 
     speculator = Speculator(half_right(plain[0].tolist(), 97), 5, on_step=look)
-    ours = model.generate(PROMPT, custom_generate=speculator, past_key_values=cache, **kwargs)
+    ours = model.generate(PROMPT, custom_generate=speculator, **cache_argument(cache), **kwargs)
     assert torch.equal(ours, plain)
     moved = sum(one != other for one, other in pairwise(places))
     steps = speculator.stats.target_calls
@@ -160,8 +161,8 @@ def test_a_generation_copies_its_cache_no_more_and_gives_it_back_as_plain_decodi
         torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-5)
         assert mine.keys.untyped_storage().nbytes() == theirs.keys.untyped_storage().nbytes()
     more = {"max_new_tokens": 5, "do_sample": False}
-    again = model.generate(ours, past_key_values=cache, **more)
-    assert torch.equal(again, model.generate(plain, past_key_values=plain_cache, **more))
+    again = model.generate(ours, **cache_argument(cache), **more)
+    assert torch.equal(again, model.generate(plain, **cache_argument(plain_cache), **more))
 
 
 def test_a_forward_that_a_user_compiled():

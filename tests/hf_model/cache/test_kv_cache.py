@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -29,7 +30,7 @@ def cache_after(model, ids):
     """The cache of one forward over ``ids`` that never saw anything else."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(ids, past_key_values=cache)
+        model(ids, **cache_argument(cache))
     return cache
 
 
@@ -45,7 +46,7 @@ def test_after_every_step_the_cache_is_that_of_a_run_that_never_drafted(tiny):
         assert_same_cache(cache, cache_after(tiny, torch.tensor([committed[:-1]])))
 
     speculator = Speculator(half_right(text, 97), 5, on_step=check)
-    kwargs = {"max_new_tokens": 40, "do_sample": False, "past_key_values": cache}
+    kwargs = {"max_new_tokens": 40, "do_sample": False, **cache_argument(cache)}
     out = tiny.generate(PROMPT, custom_generate=speculator, **kwargs)
     assert out[0].tolist() == text == committed
     assert len(rejected) > 5
@@ -59,7 +60,7 @@ def test_after_any_stop_the_cache_has_plain_generate_s_length(tiny, stop_after, 
     for speculator in (None, Speculator(oracle(text), 7), Speculator(half_right(text, 97), 7)):
         cache = DynamicCache(config=tiny.config)
         seen = []
-        kwargs = {"past_key_values": cache, "do_sample": False, "max_new_tokens": 40}
+        kwargs = {**cache_argument(cache), "do_sample": False, "max_new_tokens": 40}
 
         def count(*args, seen=seen):
             seen.append(1)
@@ -116,7 +117,7 @@ def test_an_interrupt_in_the_middle_of_a_forward_rolls_every_layer_back(tiny):
     handle = tiny.model.layers[1].register_forward_pre_hook(interrupt, with_kwargs=True)
     try:
         with pytest.raises(KeyboardInterrupt):
-            tiny.generate(PROMPT, past_key_values=cache, **kwargs)
+            tiny.generate(PROMPT, **cache_argument(cache), **kwargs)
     finally:
         handle.remove()
     length = cache.get_seq_length()
@@ -134,7 +135,7 @@ def test_an_interrupted_prefill_leaves_the_kept_cache_as_it_was(tiny):
     )
     try:
         with pytest.raises(Stop):
-            tiny.generate(longer, past_key_values=cache, custom_generate=Speculator())
+            tiny.generate(longer, **cache_argument(cache), custom_generate=Speculator())
     finally:
         handle.remove()
     assert_same_cache(cache, cache_after(tiny, PROMPT))
@@ -148,7 +149,7 @@ def test_an_interrupted_prefill_over_windows_leaves_what_was_there(kept):
     cache = DynamicCache(config=model.config)
     if kept:
         with torch.no_grad():
-            model(ids[:, :kept], past_key_values=cache)
+            model(ids[:, :kept], **cache_argument(cache))
     before = [(layer.get_seq_length(), layer.keys) for layer in cache.layers if kept]
 
     def interrupt(*_):
@@ -158,7 +159,7 @@ def test_an_interrupted_prefill_over_windows_leaves_what_was_there(kept):
     drafter = half_right(ids[0].tolist(), 50)
     try:
         with pytest.raises(Stop):
-            model.generate(ids, past_key_values=cache, custom_generate=Speculator(drafter))
+            model.generate(ids, **cache_argument(cache), custom_generate=Speculator(drafter))
     finally:
         handle.remove()
     assert cache.get_seq_length() == kept
@@ -167,7 +168,7 @@ def test_an_interrupted_prefill_over_windows_leaves_what_was_there(kept):
         torch.testing.assert_close(layer.keys[:, :, -min(length, 11) :], keys[:, :, -11:])
     kwargs = {"max_new_tokens": 20, "do_sample": False}
     plain = model.generate(ids, **kwargs)
-    assert torch.equal(plain, model.generate(ids, past_key_values=cache, **kwargs))
+    assert torch.equal(plain, model.generate(ids, **cache_argument(cache), **kwargs))
 
 
 @pytest.mark.parametrize("chunk", [None, 5])
@@ -181,7 +182,7 @@ def test_turns_over_a_kept_cache_with_windows(chunk):
         for turn, (new, speculate) in enumerate([(10, 1), (1, 1), (6, 0), (20, 1), (6, 0)]):
             kwargs = {"max_new_tokens": new, "do_sample": False, "prefill_chunk_size": chunk}
             kwargs["custom_generate"] = custom if speculate else None
-            now = model.generate(now, past_key_values=cache, **kwargs)
+            now = model.generate(now, **cache_argument(cache), **kwargs)
             now = torch.cat((now, ids[:, turn : turn + 7]), dim=1)
         texts.append(now)
     assert torch.equal(*texts)
@@ -194,7 +195,7 @@ def test_a_kept_cache_goes_on_in_the_next_turn(tiny):
         cache = DynamicCache(config=tiny.config)
         ids = PROMPT
         for turn in range(3):
-            kwargs = {"max_new_tokens": 20, "do_sample": False, "past_key_values": cache}
+            kwargs = {"max_new_tokens": 20, "do_sample": False, **cache_argument(cache)}
             ids = tiny.generate(ids, custom_generate=custom, **kwargs)
             ids = torch.cat((ids, torch.tensor([[turn + 1, 5, 6]])), dim=1)
         caches.append(cache)
@@ -207,7 +208,7 @@ def test_a_returned_cache_is_plain_generate_s(tiny):
     kwargs = {"max_new_tokens": 30, "do_sample": False, "return_dict_in_generate": True}
     plain = tiny.generate(PROMPT, **kwargs)
     ours = tiny.generate(PROMPT, custom_generate=Speculator(gamma=6), **kwargs)
-    assert_same_cache(ours.past_key_values, plain.past_key_values)
+    assert_same_cache(cache_of(ours), cache_of(plain))
 
 
 def test_caches_that_cannot_be_rolled_back_are_refused_by_name(tiny):

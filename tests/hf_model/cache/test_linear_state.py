@@ -12,6 +12,7 @@ import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat.cache_name import cache_argument
 
 # Convolutions beside attention; of keys and values inside it, with windows; an index of the keys.
 CLASSES = ("Lfm2ForCausalLM", "Lfm3ForCausalLM", "InklingForCausalLM", "DeepseekV32ForCausalLM")
@@ -50,7 +51,7 @@ def test_after_every_step_the_cache_is_that_of_a_run_that_never_drafted(model):
         assert_same_cache(ours, cache_after(model, torch.tensor([committed[:-1]])))
 
     speculator = Speculator(half_right(text, tiny.VOCAB), 5, on_step=check)
-    out = model.generate(PROMPT, past_key_values=ours, custom_generate=speculator, **GREEDY)
+    out = model.generate(PROMPT, **cache_argument(ours), custom_generate=speculator, **GREEDY)
     assert out[0].tolist() == text == committed
     assert len(rejected) > 5
 
@@ -69,7 +70,7 @@ def test_an_interrupted_forward_leaves_no_trace(model):
     handle = model.model.layers[-1].register_forward_pre_hook(interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            model.generate(PROMPT, past_key_values=ours, custom_generate=speculator, **GREEDY)
+            model.generate(PROMPT, **cache_argument(ours), custom_generate=speculator, **GREEDY)
     finally:
         handle.remove()
     length = ours.get_seq_length()
@@ -94,7 +95,7 @@ def test_a_forward_is_interrupted_between_keys_and_their_index(name, hook):
     model.generate(PROMPT, custom_generate=Speculator(drafter, 5), **GREEDY)  # it may be probed
     indexer = [each for each in model.modules() if type(each).__name__.endswith("Indexer")][-1]
     handle = getattr(indexer, hook)(interrupt)
-    kwargs = GREEDY | {"past_key_values": ours, "custom_generate": Speculator(drafter, 5)}
+    kwargs = GREEDY | {**cache_argument(ours), "custom_generate": Speculator(drafter, 5)}
     try:
         with pytest.raises(KeyboardInterrupt):
             model.generate(PROMPT, **kwargs)
@@ -103,7 +104,7 @@ def test_a_forward_is_interrupted_between_keys_and_their_index(name, hook):
     length = ours.get_seq_length()
     assert length >= PROMPT.shape[1]
     left = GREEDY | {"max_new_tokens": text.shape[1] - length - 1}
-    again = model.generate(text[:, : length + 1], past_key_values=ours, **left)
+    again = model.generate(text[:, : length + 1], **cache_argument(ours), **left)
     assert torch.equal(again, text)
 
 
@@ -117,12 +118,12 @@ def test_an_interrupted_prefill_leaves_what_was_there(model, kept):
     handle = model.model.layers[-1].register_forward_pre_hook(interrupt)
     try:
         with pytest.raises(Stop):
-            model.generate(PROMPT, past_key_values=ours, custom_generate=Speculator(), **GREEDY)
+            model.generate(PROMPT, **cache_argument(ours), custom_generate=Speculator(), **GREEDY)
     finally:
         handle.remove()
     if kept:
         assert_same_cache(ours, cache_after(model, PROMPT[:, :kept]))
-    text = model.generate(PROMPT, past_key_values=ours, **GREEDY)
+    text = model.generate(PROMPT, **cache_argument(ours), **GREEDY)
     assert torch.equal(text, model.generate(PROMPT, **GREEDY))
 
 
@@ -134,7 +135,7 @@ def test_plain_generate_goes_on_with_a_cache_that_was_kept(model, chunk):
         for turn, (new, speculate) in enumerate([(9, 1), (1, 1), (6, 0), (12, 1), (6, 0)]):
             kwargs = {"max_new_tokens": new, "do_sample": False, "prefill_chunk_size": chunk}
             kwargs["custom_generate"] = custom if speculate else None
-            ids = model.generate(ids, past_key_values=ours, **kwargs)
+            ids = model.generate(ids, **cache_argument(ours), **kwargs)
             ids = torch.cat((ids, PROMPT[:, turn : turn + 3]), dim=1)
         texts.append(ids)
         caches.append(ours)

@@ -12,6 +12,7 @@ import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.recurrent_state import MAX_PENDING_TOKENS, Checkpoint
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of, parameter_of
 from ngramspec.hf_model.compat.versions import before
 from ngramspec.hf_model.recurrent_probe import why_not_continued
 
@@ -46,7 +47,7 @@ def test_after_every_step_the_states_are_those_of_a_run_that_never_drafted(name)
         assert_same_cache(ours, cache_after(model, torch.tensor([committed[:length]])))
 
     speculator = Speculator(half_right(text, tiny.VOCAB), 5, on_step=check)
-    out = model.generate(PROMPT, past_key_values=ours, custom_generate=speculator, **GREEDY)
+    out = model.generate(PROMPT, **cache_argument(ours), custom_generate=speculator, **GREEDY)
     assert out[0].tolist() == text == committed
     assert len(rejected) > 5
     assert 0 in pending
@@ -61,7 +62,7 @@ def test_a_text_that_ends_inside_a_draft_leaves_nothing_pending(name):
     text = model.generate(PROMPT, **GREEDY)[0].tolist()
     for end in range(12, 20):
         ours = new_cache(model)
-        kwargs = GREEDY | {"past_key_values": ours, "eos_token_id": text[end]}
+        kwargs = GREEDY | {**cache_argument(ours), "eos_token_id": text[end]}
         speculator = Speculator(oracle([*text[: end + 1], *text[:10]]), 5)
         out = model.generate(PROMPT, custom_generate=speculator, **kwargs)
         assert_same_cache(ours, cache_after(model, out[:, :-1]))
@@ -75,9 +76,8 @@ def test_a_returned_cache_is_plain_generate_s(name):
     drafter = half_right(plain.sequences[0].tolist(), tiny.VOCAB)
     ours = ngramspec.generate(model, PROMPT, speculator=Speculator(drafter, 5), **kwargs)
     assert torch.equal(ours.sequences, plain.sequences)
-    key = "past_key_values" if "past_key_values" in plain else "cache_params"
-    if plain.get(key) is not None:
-        assert_same_cache(ours.past_key_values, plain[key])
+    if cache_of(plain) is not None:
+        assert_same_cache(cache_of(ours), cache_of(plain))
     assert len(ours.hidden_states) == len(plain.hidden_states)
     for mine, theirs in zip(ours.hidden_states, plain.hidden_states, strict=True):
         for own, other in zip(mine, theirs, strict=True):
@@ -101,7 +101,7 @@ def test_an_interrupted_forward_leaves_no_trace(name):
         handle = model.model.layers[-1].register_forward_pre_hook(interrupt)
         try:
             with pytest.raises(KeyboardInterrupt):
-                model.generate(PROMPT, past_key_values=ours, custom_generate=speculator, **GREEDY)
+                model.generate(PROMPT, **cache_argument(ours), custom_generate=speculator, **GREEDY)
         finally:
             handle.remove()
         length = ours.get_seq_length()
@@ -110,8 +110,8 @@ def test_an_interrupted_forward_leaves_no_trace(name):
         if length:
             assert_same_cache(ours, same)
         kwargs = {"do_sample": False, "max_new_tokens": 3}
-        more = model.generate(so_far, past_key_values=ours, **kwargs)
-        assert torch.equal(more, model.generate(so_far, past_key_values=same, **kwargs))
+        more = model.generate(so_far, **cache_argument(ours), **kwargs)
+        assert torch.equal(more, model.generate(so_far, **cache_argument(same), **kwargs))
 
 
 @pytest.mark.parametrize("name", ATTENTION)
@@ -120,7 +120,7 @@ def test_plain_generate_goes_on_with_a_cache_that_was_kept(name):
     for custom in (None, Speculator("copy(min_match=1)", 4)):
         ours, ids = new_cache(model), PROMPT
         for turn, (new, speculate) in enumerate([(9, 1), (1, 1), (6, 0), (12, 1), (6, 0)]):
-            kwargs = {"max_new_tokens": new, "do_sample": False, "past_key_values": ours}
+            kwargs = {"max_new_tokens": new, "do_sample": False, **cache_argument(ours)}
             ids = model.generate(ids, custom_generate=custom if speculate else None, **kwargs)
             ids = torch.cat((ids, PROMPT[:, turn : turn + 3]), dim=1)
         texts.append(ids)
@@ -161,7 +161,7 @@ def test_the_probe_leaves_alone_what_a_model_keeps_in_its_modules():
     seen = []
     for speculator in (None, Speculator(unsupported="plain")):
         begun = cache_after(model, PROMPT[:, :8])
-        asked = GREEDY | {"past_key_values": begun, "custom_generate": speculator}
+        asked = GREEDY | {**cache_argument(begun), "custom_generate": speculator}
         out = model.generate(PROMPT, **asked)
         states = [getattr(each, "recurrent_states", None) for each in model.modules()]
         seen.append((out, [each for each in states if each is not None]))
@@ -182,13 +182,14 @@ def test_a_checkpoint_puts_states_back_where_they_were():
     made = new_cache(model)
     fresh = Checkpoint(made.layers)
     fresh.save()
+    name = parameter_of(model.forward)
     with torch.no_grad():
-        model(PROMPT, cache_params=made)
+        model(PROMPT, **{name: made})
         checkpoint = Checkpoint(made.layers)
         checkpoint.save()
         state = made.layers[0].recurrent_states[0]
         before = state.clone()
-        model(PROMPT[:, :3], cache_params=made)
+        model(PROMPT[:, :3], **{name: made})
     assert not torch.equal(state, before)
     checkpoint.restore()
     assert made.layers[0].recurrent_states[0] is state  # compiled forwards know the address

@@ -7,6 +7,7 @@ import torch
 from layer_states import assert_close, model_of, new_cache
 
 from ngramspec.hf_model.cache.snapshot import Snapshot, memory
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.compat.layers import may_record, records_past
 
 TEXT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26, 11, 3, 2, 14, 30, 31, 7, 8]])
@@ -22,7 +23,7 @@ def test_a_snapshot_of_a_recording_cache_does_not_record(name):
     used.activate_past_recording()
     with torch.no_grad():
         for cache in (used, plain):
-            model(TEXT[:, :10], past_key_values=cache)
+            model(TEXT[:, :10], **cache_argument(cache))
         for at in recording:
             used.layers[at].crop(0)  # no position is rejected; it goes on recording
         snapshot = Snapshot(used)
@@ -31,7 +32,7 @@ def test_a_snapshot_of_a_recording_cache_does_not_record(name):
         assert not any(records_past(restored.layers[at]) for at in recording)
         for at in range(10, TEXT.shape[1]):
             scores = [
-                model(TEXT[:, at : at + 1], past_key_values=cache).logits
+                model(TEXT[:, at : at + 1], **cache_argument(cache)).logits
                 for cache in (restored, plain)
             ]
             assert_close(*scores)

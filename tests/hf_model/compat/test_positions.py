@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import threading
 from contextlib import nullcontext
 
@@ -15,8 +16,9 @@ from transformers_names import POSITION_FOLDERS
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.compat.classes import POSITION_EMBEDDINGS
-from ngramspec.hf_model.compat.positions import counting_modules, placed
+from ngramspec.hf_model.compat.positions import LENGTHS, counting_modules, placed
 
 HOOKED = ("bart decoder", "bart", "marian", "pegasus", "m2m100 (no positions of padding)", "t5")
 GREEDY = {"do_sample": False, "max_new_tokens": 40} | VARIED
@@ -60,7 +62,9 @@ class Caller(torch.nn.Module):
         if name.startswith(("M2M", "Nllb")):
             return embed(tokens, None, past)
         if name.startswith(("Speech2Text", "TrOCR")):
-            return embed(tokens, past_key_values_length=past)
+            known = inspect.signature(embed.forward).parameters
+            length = next(each for each in LENGTHS if each in known)
+            return embed(tokens, **{length: past})
         if name.startswith(("Bart", "MBart", "PLBart", "BigBird", "Whisper")):
             return embed(tokens, past, position_ids=counted)
         if name.startswith("Mvp"):
@@ -116,7 +120,7 @@ def test_a_bias_is_that_of_the_positions(name):
         cache = transformers.DynamicCache()
         states = torch.randn(2, 4, 8, 8)
         cache.update(states, states, 0)
-        attention(hidden, mask=mask, position_bias=None, past_key_values=cache)
+        attention(hidden, mask=mask, position_bias=None, **cache_argument(cache))
         hook.remove()
     assert given[0].shape == (2, 4, 3, 11)
     for row in range(2):

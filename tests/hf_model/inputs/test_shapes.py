@@ -11,6 +11,7 @@ from prompts import PROMPTS
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.inputs.shapes import least_width, most_positions
 from ngramspec.hf_model.traits import rope_changes_at
 
@@ -140,16 +141,16 @@ def test_the_cache_is_left_as_plain_decoding_leaves_it():
 
     model = model_of(torch.float32, "eager")
     plain = DynamicCache(config=model.config)
-    text = model.generate(IDS, max_new_tokens=50, past_key_values=plain)[0].tolist()
+    text = model.generate(IDS, max_new_tokens=50, **cache_argument(plain))[0].tolist()
     for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=99)):
-        run(model, IDS, half_right(text, 97), 8, past_key_values=cache)
+        run(model, IDS, half_right(text, 97), 8, **cache_argument(cache))
         n = int(cache.get_seq_length())
         assert n == plain.get_seq_length() == 59
         for mine, its in zip(cache.layers, plain.layers, strict=True):
             torch.testing.assert_close(mine.keys[:, :, :n], its.keys)
             torch.testing.assert_close(mine.values[:, :, :n], its.values)
         longer = torch.cat((torch.tensor([text]), IDS), dim=1)
-        again, _ = run(model, longer, "auto", 8, max_new_tokens=9, past_key_values=cache)
+        again, _ = run(model, longer, "auto", 8, max_new_tokens=9, **cache_argument(cache))
         assert torch.equal(again.sequences, model.generate(longer, max_new_tokens=9))
 
 
@@ -159,23 +160,23 @@ def test_a_static_cache_has_room_for_the_padding():
     model = model_of(torch.float32, "sdpa")
     for kwargs in ({}, {"max_cache_len": 300}, {"prefill_chunk_size": 4}):
         out, _ = run(model, IDS, "auto", 32, **STATIC, **kwargs)
-        capacity = out.past_key_values.layers[0].keys.shape[2]
+        capacity = cache_of(out).layers[0].keys.shape[2]
         assert capacity == max(10 + 50 - 2 + 32, kwargs.get("max_cache_len", 0))
     assert run(model, IDS, "auto", 8, max_new_tokens=1, **STATIC)[0].sequences.shape == (1, 11)
     small = StaticCache(model.config, max_cache_len=89)
     with pytest.raises(UnsupportedError, match="width=32 needs a static cache of 90 .* has 89"):
-        run(model, IDS, "auto", 32, past_key_values=small)
+        run(model, IDS, "auto", 32, **cache_argument(small))
     enough = StaticCache(model.config, max_cache_len=90)
-    run(model, IDS, liar([5] * 60, 97), 32, past_key_values=enough)
+    run(model, IDS, liar([5] * 60, 97), 32, **cache_argument(enough))
     more = torch.cat((IDS, IDS), dim=1)  # a kept cache, with all tokens or only the new ones
     kept = StaticCache(model.config, max_cache_len=36)
-    model.generate(IDS, max_new_tokens=5, past_key_values=kept)
+    model.generate(IDS, max_new_tokens=5, **cache_argument(kept))
     with pytest.raises(UnsupportedError, match="a static cache of 37 positions"):
-        run(model, more, "auto", 8, max_new_tokens=11, past_key_values=kept)
+        run(model, more, "auto", 8, max_new_tokens=11, **cache_argument(kept))
     mask = torch.ones(1, 24, dtype=torch.int64)
     with pytest.raises(UnsupportedError, match="a static cache of 37 positions"):
-        run(model, IDS, "auto", 8, max_new_tokens=7, past_key_values=kept, attention_mask=mask)
-    run(model, more, "auto", 8, max_new_tokens=10, past_key_values=kept)
+        run(model, IDS, "auto", 8, max_new_tokens=7, **cache_argument(kept), attention_mask=mask)
+    run(model, more, "auto", 8, max_new_tokens=10, **cache_argument(kept))
 
 
 REFUSED = [
@@ -242,7 +243,7 @@ def test_no_forward_reaches_over_a_turn_of_the_rotary_positions():
         IDS, max_new_tokens=60, custom_generate=speculator, return_dict_in_generate=True
     )
     assert ours.sequences[0].tolist() == text
-    for mine, its in zip(ours.past_key_values.layers, plain.past_key_values.layers, strict=True):
+    for mine, its in zip(cache_of(ours).layers, cache_of(plain).layers, strict=True):
         torch.testing.assert_close(mine.keys, its.keys, rtol=1e-3, atol=1e-3)
 
 

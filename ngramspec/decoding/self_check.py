@@ -1,0 +1,133 @@
+"""A check, before the first call, of a transformers that is newer than the newest tested one.
+
+A small random Llama decodes a few tokens, with drafts of which parts are wrong. The text must be
+the baseline's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ngramspec.decoding.config import Config
+from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.setup import Settings
+from ngramspec.draft import Draft, Int32
+from ngramspec.draft_length.schedule import PrefillDraftLength
+from ngramspec.drafters.base import DraftSession
+from ngramspec.drafters.known import OracleDrafter, OracleSession
+from ngramspec.hf_model.compat.versions import NEWEST_TESTED, small_model
+from ngramspec.stats import DecodeStats
+
+logger = logging.getLogger("ngramspec")
+
+Decode = Callable[[Settings, GenerateCall], Any]
+
+VOCAB = 61
+PROMPT = (5, 6, 7, 8, 5, 6, 7, 9)
+NEW_TOKENS = 12
+GAMMA = 4
+RIGHT = 2  # tokens of each draft that are right; the others are rejected
+
+_found: dict[str, str | None] = {}  # by version, why it cannot be speculated with
+_lock = threading.Lock()
+
+
+def fault_of(version: str, decode: Decode) -> str | None:
+    """Why calls under a version of transformers run as the baseline; None: the check has passed.
+
+    The check runs once in a process. If it fails, this is logged as a warning.
+    """
+    with _lock:
+        if version not in _found:
+            reason = _try(decode)
+            _found[version] = None if reason is None else _message(version, reason)
+            if reason is not None:
+                logger.warning("decoding without speculation: %s", _found[version])
+        return _found[version]
+
+
+def _message(version: str, reason: str) -> str:
+    return (
+        f"ngramspec does not work with transformers {version}, which is newer than the newest that"
+        f" it was tested with ({reason}); upgrade ngramspec, or install"
+        f" transformers=={NEWEST_TESTED}"
+    )
+
+
+def _try(decode: Decode) -> str | None:
+    try:
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+            return _compare(small_model(VOCAB), decode)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _compare(model: Any, decode: Decode) -> str | None:
+    """Why a model's text with drafts is not the baseline's; None: it is."""
+    ids, stats, said = torch.tensor([PROMPT], device="cpu"), DecodeStats(), list[str]()
+    asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS}
+    asked |= {"do_sample": False, "num_beams": 1}
+    plain = model.generate(ids, **asked)
+    settings = Settings(
+        config=Config(gamma=GAMMA, tree=None, compiled=False),
+        drafter=lambda: _HalfRight([plain[0].tolist()]),
+        prefill_length=PrefillDraftLength(GAMMA),
+        on_step=None,
+        observer=None,
+        count=stats.add,
+        log_once=said.append,
+    )
+
+    def hook(
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        unused: tuple[str, ...] = (
+            "streamer",
+            "reference_ids",
+            "stores",
+            "extra_stores",
+            "session",
+            "tools",
+        )
+        unused += ("inputs_tensor", "generator", "synced_gpus")
+        call = GenerateCall(
+            model=model,
+            input_ids=input_ids,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            model_kwargs=model_kwargs,
+            **dict.fromkeys(unused),
+        )
+        return decode(settings, call)
+
+    ours = model.generate(ids, custom_generate=hook, **asked)
+    if not torch.equal(plain, ours):
+        return "a rejected draft changes the text"
+    if said or not stats.accepted or stats.accepted == stats.drafted:
+        return "; ".join(said) or "no draft was verified"
+    return None
+
+
+class _HalfRight(OracleDrafter):
+    """Drafts the known text, of which it changes all tokens after the first ones."""
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return _HalfRightSession(self.texts, tokens)
+
+
+class _HalfRightSession(OracleSession):
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        tokens = super().propose_after(drafted, gamma).tokens.copy()
+        tokens[RIGHT:] = (tokens[RIGHT:] + 1) % VOCAB
+        return Draft(tokens)

@@ -1,0 +1,116 @@
+"""Calls under a transformers newer than the newest tested one: checked once, else the baseline."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from doubles import oracle
+from transformers.cache_utils import DynamicLayer
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError
+from ngramspec.decoding import self_check, setup
+from ngramspec.hf_model.compat import cache_name, versions
+from ngramspec.stepwise import open_generation
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+GREEDY = {"do_sample": False, "max_new_tokens": 20}
+
+
+@pytest.fixture
+def unknown(monkeypatch):
+    """A version that is not tested, and whose check has not run."""
+    monkeypatch.setattr("transformers.__version__", "5.99.0")
+    monkeypatch.setattr(self_check, "_found", {})
+
+
+@pytest.fixture(params=["renamed argument", "removed method", "method without effect"])
+def broken(request, unknown, monkeypatch):
+    if request.param == "renamed argument":  # to one that is not among the names known here
+        monkeypatch.setattr(cache_name, "CACHE_NAMES", ("memory", "memories", "memory_states"))
+        cache_name.cache_names.cache_clear()
+    elif request.param == "removed method":
+        monkeypatch.delattr(DynamicLayer, "crop")
+    else:
+        monkeypatch.setattr(DynamicLayer, "crop", lambda self, count: None)
+    yield
+    cache_name.cache_names.cache_clear()
+
+
+def warnings_of(caplog):
+    return [each for each in caplog.messages if "decoding without speculation" in each]
+
+
+@pytest.mark.parametrize("unsupported", ["plain", "error"])
+def test_what_the_check_finds_runs_as_the_baseline(tiny, broken, unsupported, caplog):
+    plain = tiny.generate(PROMPT, **GREEDY)
+    for _ in range(2):
+        speculator = Speculator(oracle(plain[0].tolist()), 4, unsupported=unsupported)
+        assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
+        ours = ngramspec.generate(
+            tiny, PROMPT, speculator=speculator, reference_ids=[1, 2], **GREEDY
+        )
+        assert torch.equal(ours, plain)
+        with ngramspec.enabled(tiny, speculator):
+            assert torch.equal(tiny.generate(PROMPT, **GREEDY), plain)
+        assert not speculator.stats.runs
+    (warning,) = warnings_of(caplog)
+    assert "transformers 5.99.0" in warning
+    assert f"install transformers=={versions.NEWEST_TESTED}" in warning
+
+
+def test_an_open_generation_has_no_baseline(tiny, broken):
+    with pytest.raises(UnsupportedError, match=r"transformers 5\.99\.0"):
+        open_generation(tiny, PROMPT, **GREEDY)
+
+
+def test_an_unknown_version_that_passes_is_used(tiny, unknown, caplog):
+    plain = tiny.generate(PROMPT, **GREEDY)
+    for _ in range(2):
+        speculator = Speculator(oracle(plain[0].tolist()), 4)
+        assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
+        assert speculator.stats.accepted > 0
+    assert self_check._found == {"5.99.0": None}
+    assert not warnings_of(caplog)
+
+
+def test_the_check_changes_no_random_state(tiny, unknown):
+    before = torch.get_rng_state()
+    tiny.generate(PROMPT, custom_generate=Speculator(), **GREEDY)
+    assert self_check._found
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_tested_version_is_not_checked(tiny, monkeypatch):
+    monkeypatch.setattr(self_check, "_found", {})
+    tiny.generate(PROMPT, custom_generate=Speculator(), **GREEDY)
+    assert not self_check._found
+
+
+def test_what_fails_for_one_model_only_runs_as_the_baseline(tiny, unknown, monkeypatch, caplog):
+    """The check's model is a Llama; another class may use what has changed."""
+    plain = tiny.generate(PROMPT, **GREEDY)
+    own = setup.Target
+
+    def changed(model, *args, **kwargs):
+        if model is tiny:
+            raise AttributeError("'DynamicCache' object has no attribute 'layers'")
+        return own(model, *args, **kwargs)
+
+    monkeypatch.setattr(setup, "Target", changed)
+    speculator = Speculator()
+    for _ in range(2):
+        assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
+    (warning,) = warnings_of(caplog)
+    assert "transformers 5.99.0" in warning
+    monkeypatch.setattr("transformers.__version__", versions.NEWEST_TESTED)
+    with pytest.raises(AttributeError):
+        tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+
+
+def test_the_newest_tested_version_is_the_pinned_one(request):
+    constraints = (request.config.rootpath / "constraints.txt").read_text()
+    assert f"\ntransformers=={versions.NEWEST_TESTED}\n" in constraints
+    assert (
+        f'    "{versions.NEWEST_TESTED}": ' in (request.config.rootpath / "noxfile.py").read_text()
+    )
