@@ -25,6 +25,7 @@ OTHERS = {
     ("cli/options.py", "_ArgumentGroup"): "argparse's, a type that has no public name",
     ("decoding/config.py", "_config"): "an attribute of a pickled Speculator",
     ("decoding/config.py", "_saved"): "an attribute of a Speculator pickled by version 0.1",
+    ("drafters/call_text.py", "_replace"): "a method of every named tuple",
     ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",
     ("enabling.py", "_orig_mod"): "the model in a torch.compile wrapper",
     ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
