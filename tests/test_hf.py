@@ -20,7 +20,7 @@ from transformers.generation import StoppingCriteria
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.hf_model.compat.cache_name import cache_names
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_names
 from ngramspec.hf_model.compat.hf_private import is_callers
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -72,6 +72,17 @@ def test_a_given_cache_is_the_caller_s_under_its_old_name_too(tiny, name):
     assert cache.get_seq_length() == plain.shape[1] - 1
     for layer in cache.layers:
         assert layer.keys.untyped_storage().nbytes() == layer.keys.nbytes
+
+
+def test_a_given_cache_may_hold_ids_that_are_no_tokens(tiny):
+    """They are the padding of an earlier turn, whose positions the cache has."""
+    cache = DynamicCache(config=tiny.config)
+    tiny(PROMPT, **cache_argument(cache))
+    ids = torch.cat((PROMPT, torch.tensor([[3, 4]])), dim=1)
+    ids[0, 0] = -1
+    kwargs = {"max_new_tokens": 8, "do_sample": False, **cache_argument(cache)}
+    ours = tiny.generate(ids, custom_generate=Speculator(), **kwargs)
+    assert ours.shape[1] == ids.shape[1] + 8
 
 
 class Recorder(LogitsProcessor):
