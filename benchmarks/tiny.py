@@ -12,7 +12,7 @@ MOST_PARAMETERS = 8_000_000
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # Sizes of a tiny model, by the names that configurations have for them.
 SMALL: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size",), VOCAB),
+    **dict.fromkeys(("vocab_size", "unpadded_vocab_size"), VOCAB),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "dim", "hidden_dim"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim"), 48),
     **dict.fromkeys(

@@ -9,11 +9,19 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import Puts, half_right, oracle
-from transformers import GenerationConfig, LogitsProcessor, TextIteratorStreamer, TextStreamer
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    TextIteratorStreamer,
+    TextStreamer,
+)
 from transformers.generation import StoppingCriteria
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_names
+from ngramspec.hf_model.compat.hf_private import is_callers
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -48,6 +56,33 @@ def test_processing_acts_as_in_plain_generate(tiny, settings):
     for drafter in drafters:
         for ours in three_ways(tiny, PROMPT, speculator=Speculator(drafter, 6), **kwargs):
             assert torch.equal(plain, ours)
+
+
+@pytest.mark.parametrize("name", {cache_names()[0], "past_key_values"})
+@pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
+def test_a_given_cache_is_the_caller_s_under_its_old_name_too(tiny, name):
+    """It is brought up to date, closed up, and marked as the caller's, so that it can be kept."""
+    cache = DynamicCache(config=tiny.config)
+    asked = {"max_new_tokens": 20, "do_sample": False}
+    plain = tiny.generate(PROMPT, **asked)
+    speculator = Speculator(half_right(plain[0].tolist(), 97), 4)
+    ours = ngramspec.generate(tiny, PROMPT, speculator=speculator, **{name: cache}, **asked)
+    assert torch.equal(ours, plain)
+    assert is_callers(cache)
+    assert cache.get_seq_length() == plain.shape[1] - 1
+    for layer in cache.layers:
+        assert layer.keys.untyped_storage().nbytes() == layer.keys.nbytes
+
+
+def test_a_given_cache_may_hold_ids_that_are_no_tokens(tiny):
+    """They are the padding of an earlier turn, whose positions the cache has."""
+    cache = DynamicCache(config=tiny.config)
+    tiny(PROMPT, **cache_argument(cache))
+    ids = torch.cat((PROMPT, torch.tensor([[3, 4]])), dim=1)
+    ids[0, 0] = -1
+    kwargs = {"max_new_tokens": 8, "do_sample": False, **cache_argument(cache)}
+    ours = tiny.generate(ids, custom_generate=Speculator(), **kwargs)
+    assert ours.shape[1] == ids.shape[1] + 8
 
 
 class Recorder(LogitsProcessor):

@@ -31,6 +31,10 @@ VOCAB = 61
 PROMPT = (5, 6, 7, 8, 5, 6, 7, 9)
 NEW_TOKENS = 12
 GAMMA = 4
+UNUSED = (  # arguments of a call
+    *("streamer", "reference_ids", "stores", "extra_stores", "session", "tools"),
+    *("inputs_tensor", "generator", "synced_gpus"),
+)
 RIGHT = 2  # tokens of each draft that are right; the others are rejected
 
 _found: dict[str, str | None] = {}  # by version, why it cannot be speculated with
@@ -91,15 +95,6 @@ def _compare(model: Any, decode: Decode) -> str | None:
         generation_config: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        unused: tuple[str, ...] = (
-            "streamer",
-            "reference_ids",
-            "stores",
-            "extra_stores",
-            "session",
-            "tools",
-        )
-        unused += ("inputs_tensor", "generator", "synced_gpus")
         call = GenerateCall(
             model=model,
             input_ids=input_ids,
@@ -107,7 +102,7 @@ def _compare(model: Any, decode: Decode) -> str | None:
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             model_kwargs=model_kwargs,
-            **dict.fromkeys(unused),
+            **dict.fromkeys(UNUSED),
         )
         return decode(settings, call)
 

@@ -73,9 +73,11 @@ def test_models_that_take_one_token_at_a_time_are_refused_with_the_reason():
         FSMTForConditionalGeneration,
         MoshiForCausalLM,
         OpenAIGPTLMHeadModel,
+        XLMWithLMHeadModel,
     )
 
-    for kind in (BltForCausalLM, FSMTForConditionalGeneration, MoshiForCausalLM):
+    kinds = (BltForCausalLM, FSMTForConditionalGeneration, MoshiForCausalLM, XLMWithLMHeadModel)
+    for kind in kinds:
         (first, *_) = parity.try_class(kind)
         assert first.outcome == "refused"
         assert ONE_AT_A_TIME[kind.__name__] in first.detail

@@ -8,6 +8,7 @@ from conftest import tiny_llama
 from forced_text import IDS, TEXT, VOCAB
 
 from ngramspec import generate
+from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.measure.configurations import Caller, Configuration
 from ngramspec.measure.forced import forced_model
 
@@ -39,6 +40,18 @@ def test_a_forced_model_says_the_text_however_it_is_decoded(model, way, ours):
     assert type(model) is kind
     assert "_forced_targets" not in dict(model.named_buffers())
     assert call(**inputs)[0, len(IDS) :].tolist() != list(TEXT)
+
+
+def test_a_forced_model_that_is_given_no_positions_counts_them_on_from_its_cache(model):
+    with forced_model(model, 256) as set_text, torch.no_grad():
+        set_text([*IDS, *TEXT])
+        first = model(input_ids=torch.tensor([IDS]), use_cache=True)
+        nexts = [first.logits[0, -1].argmax()]
+        for token in TEXT[:3]:
+            ids = torch.tensor([[token]])
+            out = model(input_ids=ids, use_cache=True, **cache_argument(cache_of(first)))
+            nexts.append(out.logits[0, -1].argmax())
+    assert [int(each) for each in nexts] == list(TEXT[:4])
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ class KVCache:
 
     def __init__(self, cache: Any, *, recurrent: bool = False) -> None:
         self.cache = cache
+        self._own_layers = len(fields.decoder_cache(cache).layers)
         layers = fields.storing(fields.decoder_cache(cache))
         self._cross = fields.cross_layers(cache)  # they change only when rows leave
         self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
@@ -149,9 +150,11 @@ class KVCache:
     def truncate_to(self, length: int) -> None:
         """Drop all positions from ``length`` on, layer by layer, after an interrupted forward.
 
+        Layers that the forward added, as Dory's and one over a DynamicCache() do, are dropped.
         Convolutions return to their inputs before the forward, and recurrent states to the
         checkpoint, if there is one.
         """
+        del fields.decoder_cache(self.cache).layers[self._own_layers :]
         undo = fields.undo_convolutions if length else fields.clear_convolutions
         for layer in self._convolutions:
             undo(layer)

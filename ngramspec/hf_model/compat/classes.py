@@ -50,10 +50,12 @@ REREADS = frozenset({"Phi3ForCausalLM", "Phi4MultimodalForCausalLM", "PhimoeForC
 ONE_AT_A_TIME = {
     "BltForCausalLM": "it divides the bytes of each forward into patches separately",
     "CpmAntForCausalLM": "it computes relative positions for one new token only",
+    "FlaubertWithLMHeadModel": "it reads a mask token after the text in every step",
     "FSMTForConditionalGeneration": "new tokens attend to later ones",
     "MoshiForCausalLM": "its attention window is longer in a wider forward",
     "ProphetNetForCausalLM": "it accepts one new token",
     "ProphetNetForConditionalGeneration": "it accepts one new token",
+    "XLMWithLMHeadModel": "it reads a mask token after the text in every step",
 }
 # The same with one value of a setting: the setting, the value and the reason.
 ONE_AT_A_TIME_WITH = {

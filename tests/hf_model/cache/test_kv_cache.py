@@ -141,6 +141,25 @@ def test_an_interrupted_prefill_leaves_the_kept_cache_as_it_was(tiny):
     assert_same_cache(cache, cache_after(tiny, PROMPT))
 
 
+def test_an_interrupted_prefill_leaves_no_layers_that_it_added(tiny):
+    """A cache that was made without the model's config has no layers before its first forward."""
+    cache = DynamicCache()
+
+    def interrupt(*_):
+        raise Stop
+
+    handle = tiny.lm_head.register_forward_pre_hook(interrupt)
+    try:
+        with pytest.raises(Stop):
+            tiny.generate(PROMPT, **cache_argument(cache), custom_generate=Speculator())
+    finally:
+        handle.remove()
+    assert not cache.layers
+    kwargs = {"max_new_tokens": 20, "do_sample": False}
+    plain = tiny.generate(PROMPT, **kwargs)
+    assert torch.equal(plain, tiny.generate(PROMPT, **cache_argument(cache), **kwargs))
+
+
 @pytest.mark.parametrize("kept", [0, 6, 20])
 def test_an_interrupted_prefill_over_windows_leaves_what_was_there(kept):
     """A window lets go of what it needs to go back: the interrupt itself has to come through."""
