@@ -18,7 +18,8 @@ def _noisy(inputs: torch.Tensor, *weights: torch.Tensor | None) -> torch.Tensor:
     if outputs.dtype not in (torch.float32, torch.float64):
         return outputs
     positions = outputs.numel() // max(outputs.shape[-1], 1)
-    return outputs * (1.0 + RELATIVE_NOISE * (positions * 7 % 5 - 2) / 2)
+    columns = torch.arange(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
+    return outputs * (1.0 + RELATIVE_NOISE * torch.cos(columns * (positions + 1)))
 
 
 def pytest_configure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from serving import letters, served
@@ -135,8 +136,19 @@ def test_log_probabilities_of_a_prompt_are_streamed_in_pieces(client, monkeypatc
     answer = client.post("/v1/completions", json={**body, "stream": True})
     choices = [each["choices"][0] for each in events(answer.text)]
     assert "".join(each["text"] for each in choices) == whole["text"]
-    for name, expected in whole["logprobs"].items():
+    found = {}
+    for name in whole["logprobs"]:
         parts = [each["logprobs"][name] for each in choices]
-        assert [row for part in parts for row in part] == expected
+        found[name] = [row for part in parts for row in part]
         assert max(map(len, parts)) <= 5
+    expected = whole["logprobs"]
+    assert [found[name] for name in ("tokens", "text_offset")] == [
+        expected[name] for name in ("tokens", "text_offset")
+    ]
+    # The second request reuses the first one's cache, so its forwards have another width.
+    close = partial(pytest.approx, rel=1e-4, abs=1e-4)
+    assert found["token_logprobs"][1:] == close(expected["token_logprobs"][1:])
+    for mine, theirs in zip(found["top_logprobs"][1:], expected["top_logprobs"][1:], strict=True):
+        assert mine == close(theirs)
+    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
     assert [each["finish_reason"] for each in choices[:-1]] == [None] * (len(choices) - 1)
