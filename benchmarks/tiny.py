@@ -143,7 +143,7 @@ ODD: dict[str, dict[str, Any]] = {
         "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
         "num_hidden_layers": 3,
     },
-    "ZayaConfig": {"num_experts_per_tok": 1},
+    "ZayaConfig": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"]},
     "xLSTMConfig": {"hidden_size": 128},
 }
 

@@ -178,7 +178,14 @@ CLASS_MODULES = {
     **dict.fromkeys(("EMPTY", "STATIC", "STATIC_SLIDING"), classes.CACHE_MODULE),
     **dict.fromkeys(("BY_SLOT", "WIDENS_MASK", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
     **dict.fromkeys(
-        ("ONE_AT_A_TIME_WITH", "NOT_STATIC", "PLACES_ONE_TOKEN_ELSEWHERE", "ATTENDS_BY_OUTPUT"), ""
+        (
+            "ONE_AT_A_TIME_WITH",
+            "NOT_STATIC",
+            "MASKS_SEVERAL",
+            "PLACES_ONE_TOKEN_ELSEWHERE",
+            "ATTENDS_BY_OUTPUT",
+        ),
+        "",
     ),
     **dict.fromkeys(("PASSES_POSITIONS", "READS_MASKS"), ""),
     "MIXES_POSITIONS": "models.doge.modeling_doge",

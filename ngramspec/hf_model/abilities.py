@@ -280,6 +280,14 @@ FACTS = (
         _for("experts that read the masks, which hide positions", _DRAFTS),
     ),
     Fact(
+        "masks applied to several tokens only (LED), with a decoder's mask",
+        lambda known: (
+            bool(known.traits.names & classes.MASKS_SEVERAL)
+            and known.kwargs.get("decoder_attention_mask") is not None
+        ),
+        _for("a model that does not mask single tokens", _DRAFTS, _RAGGED),
+    ),
+    Fact(
         "modules that mix the positions of a forward (dynamic int8, Doge's experts)",
         lambda known: classes.mixes_positions(known.model),
         _for(

@@ -46,14 +46,17 @@ def tested_once(model: Any, test: Callable[[Any], str | None], found: Found) -> 
     """Return a model's result in ``found``; if there is none, run ``test`` and store its result.
 
     A result holds in training mode or in evaluation mode only: in training mode, layers may get no
-    cache. After a test, the attributes of the model's modules are restored, because a baseline
-    generation may continue with states kept there.
+    cache. A test that raises an error rules the model out for this call. After a test, the
+    attributes of the model's modules are restored, because a baseline generation may continue with
+    states kept there.
     """
     training = any(module.training for module in model.modules())
     if found.get(model, (None,))[0] != training:
         before = [(module, dict(vars(module))) for module in model.modules()]
         try:
             found[model] = training, test(model)
+        except Exception as error:
+            return f"a forward that tests it failed: {type(error).__name__}: {error}"
         finally:
             for module, own in before:
                 now = vars(module)
@@ -80,14 +83,20 @@ def why_not_continued(model: Any, rows: int = 1) -> str | None:
     tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device).expand(rows, -1)
     before, new = tokens[:, :PREFIX_TOKENS], tokens[:, PREFIX_TOKENS:]
     _run(decoder, before, cache)
+    kv_cache.truncate(0)
     checkpoint.save()
     recurrent = (state for layer in linear for state in linear_states(layer)[1].values())
     if all(each is None for each in recurrent):
         return "its recurrent state is not in its cache"
-    together = [_run(decoder, new, cache), *_states(linear)]
+    together = [_run(decoder, new, cache)]
+    kv_cache.truncate(0)
+    together += _states(linear)
     checkpoint.restore()
     kv_cache.truncate(PROBE_TOKENS)
-    single = [_run(decoder, each, cache) for each in torch.split(new, 1, dim=1)]
+    single = []
+    for each in torch.split(new, 1, dim=1):
+        single.append(_run(decoder, each, cache))
+        kv_cache.truncate(0)
     apart = [torch.cat(single, dim=1), *_states(linear)]
     if alike(together, apart, model.dtype):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import random
@@ -48,6 +49,16 @@ def model_of(family: str, shape: int, attention: str, dtype: str) -> Any:
         _models[key] = _build(*key)
     _models.move_to_end(key)
     return _models[key]
+
+
+def unused_copy(model: Any) -> Any:
+    """A copy of a model, with the rotary frequencies that it had before its first forward."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if hasattr(module, "original_inv_freq") and hasattr(module, "max_seq_len_cached"):
+            module.inv_freq = module.original_inv_freq.clone()
+            module.max_seq_len_cached = module.original_max_seq_len
+    return model
 
 
 def forget(model: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +60,7 @@ def run(case: Case) -> Result:
 
 def _run(case: Case, model: Any) -> Result:
     fresh = any(each in case.family for each in STATEFUL)  # earlier cases must leave nothing
-    one, two = (copy.deepcopy(model) if fresh else model for _ in range(2))
+    one, two = (models.unused_copy(model) if fresh else model for _ in range(2))
     plain = perform.plain(case, one)
     ours = perform.ours(case, two, _texts(case, model, plain), _vocab(model))
     if ours.cycles:

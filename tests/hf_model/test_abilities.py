@@ -162,6 +162,11 @@ CASES = {
     "experts that read the masks, with a static cache or the decoder's mask": lambda known: replace(
         known, model=ROUTER, kwargs=known.kwargs | {"decoder_attention_mask": MASK}
     ),
+    "masks applied to several tokens only (LED), with a decoder's mask": lambda known: replace(
+        known,
+        traits=replace(known.traits, names=frozenset({"LEDForConditionalGeneration"})),
+        kwargs=known.kwargs | {"decoder_attention_mask": MASK},
+    ),
     "modules that mix the positions of a forward (dynamic int8, Doge's experts)": lambda known: (
         replace(known, model=Routed(dynamic=True))
     ),

@@ -304,6 +304,23 @@ def test_models_whose_forwards_mix_their_positions(make, asked, rows, drafts, se
     assert (drafted > 0) == drafts
 
 
+def test_a_model_that_masks_several_tokens_only_has_no_drafts_with_a_decoders_mask():
+    torch.manual_seed(2)
+    config = tiny.small(transformers.LEDConfig, attention_window=4, init_std=0.3)
+    model = transformers.LEDForConditionalGeneration(config).eval()
+    model.generation_config.update(eos_token_id=None, forced_eos_token_id=None, pad_token_id=1)
+    inputs = {
+        "input_ids": torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 7, 8]]),
+        "decoder_input_ids": torch.tensor([[2, 7, 8, 9, 7, 8]]),
+    }
+    for mask, drafts in ((None, True), (torch.tensor([[1, 0, 0, 1, 1, 1]]), False)):
+        kwargs = GREEDY | inputs | {"decoder_attention_mask": mask}
+        plain = model.generate(**kwargs)
+        speculator = Speculator(parity.HalfRight(plain.tolist()), 6)
+        assert torch.equal(ngramspec.generate(model, speculator=speculator, **kwargs), plain)
+        assert (speculator.stats.drafted > 0) == drafts
+
+
 def test_an_encoder_and_a_decoder_of_two_vocabularies():
     """The prompt is the decoder's: its ids may lie beyond those of the encoder."""
     from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel, GPT2Config

@@ -57,6 +57,8 @@ class KVCache:
         self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
         self._linear = [layer for layer in layers if fields.is_linear(layer)]
         self._convolutions = [] if recurrent else self._linear
+        # The flag of these layers that has a window record lets their convolutions record, too.
+        self._recorded = [layer for layer in self.windows.layers if layer in self._linear]
         self.checkpoint = Checkpoint(self._linear) if recurrent else None
         self._stretched = 0
         self.capacity = _capacity(self._static)
@@ -139,6 +141,9 @@ class KVCache:
             self.windows.truncate(count, needed)
         for layer in self._convolutions:
             fields.truncate_convolutions(layer, count)
+        if self.checkpoint is not None:  # it has restored the inputs where positions are dropped
+            for layer in self._recorded:
+                fields.truncate_convolutions(layer, 0)
 
     def _crop(self, layer: Any, count: int) -> None:
         """Drop the last ``count`` keys and values of a dynamic layer."""

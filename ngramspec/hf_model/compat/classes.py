@@ -76,6 +76,8 @@ OWN_CACHE = {
 }
 # Their baseline output differs between a dynamic and a static cache.
 NOT_STATIC = frozenset({"GPTNeoForCausalLM", "LEDForConditionalGeneration"})
+# They apply the decoder's mask in forwards over several tokens only.
+MASKS_SEVERAL = frozenset({"LEDForConditionalGeneration"})
 # Before transformers 5.19 it gives a single token another position than in a wider forward.
 PLACES_ONE_TOKEN_ELSEWHERE = frozenset({"GitForCausalLM"})
 # Its attention under sdpa depends on output_attentions.
