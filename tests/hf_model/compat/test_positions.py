@@ -57,13 +57,13 @@ class Caller(torch.nn.Module):
         counted = torch.arange(tokens.shape[1]) + past
         if name.startswith("PegasusX"):
             return embed(tokens[..., None].expand(-1, -1, SIZE).float(), past, counted[:, None])
+        known = inspect.signature(embed.forward).parameters
+        length = next((each for each in LENGTHS if each in known), "")
         if name.startswith("Kosmos"):
-            return embed(input_ids=tokens, inputs_embeds=None, past_key_values_length=past)
+            return embed(input_ids=tokens, inputs_embeds=None, **{length: past})
         if name.startswith(("M2M", "Nllb")):
             return embed(tokens, None, past)
         if name.startswith(("Speech2Text", "TrOCR")):
-            known = inspect.signature(embed.forward).parameters
-            length = next(each for each in LENGTHS if each in known)
             return embed(tokens, **{length: past})
         if name.startswith(("Bart", "MBart", "PLBart", "BigBird", "Whisper")):
             return embed(tokens, past, position_ids=counted)
