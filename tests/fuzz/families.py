@@ -79,7 +79,8 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family("Starcoder2ForCausalLM", "Starcoder2Config", WINDOW),
     "phi3 windows": Family("Phi3ForCausalLM", "Phi3Config", WINDOW),
     "olmo3": Family("Olmo3ForCausalLM", "Olmo3Config", MIXED),
-    "doge": Family("DogeForCausalLM", "DogeConfig", WINDOW),
+    # Its experts mix the positions of a forward: ties of equal tokens are decided by rounding.
+    "doge": Family("DogeForCausalLM", "DogeConfig", WINDOW | {"is_moe": False}),
     "gemma": Family("GemmaForCausalLM", "GemmaConfig"),
     "gemma2": Family("Gemma2ForCausalLM", "Gemma2Config", MIXED),
     "gemma3": Family("Gemma3ForCausalLM", "Gemma3TextConfig", MIXED),
