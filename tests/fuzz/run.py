@@ -149,7 +149,8 @@ def _check_errors(case: Case, plain: Side, ours: Side) -> None:
     earlier = "cannot be used with beam search" in str(first)  # checked before the inputs are
     unknown = isinstance(first, IndexError) and "input_ids must lie in" in str(second)
     # If a model lacks requested outputs, both fail. The baseline runs its processors first.
-    lacking = "the processor raises" in str(first) and isinstance(second, AttributeError)
+    processed = "the processor raises" in str(first) or isinstance(first, IndexError)
+    lacking = processed and isinstance(second, AttributeError)
     lacking = lacking and "object has no attribute" in str(second)
     same = (type(first), _words(case, first)) == (type(second), _words(case, second))
     if not (same or nothing or earlier or unknown or lacking):
