@@ -34,12 +34,17 @@ def isolated(default_dtype: str) -> Iterator[None]:
             torch.set_default_dtype(before)
 
 
+OF_LAST_FORWARD = ("expert_capacity",)  # NLLB-MoE's routers compute it in each forward
+
+
 def of_model(model: Any) -> dict[str, Any]:
     """What can be left on a model: attributes, modes, hooks, its configurations."""
     found: dict[str, Any] = {"config": model.config.to_dict()}
     found["generation_config"] = model.generation_config.to_dict()
     for name, module in model.named_modules():
         for key, value in vars(module).items():
+            if key in OF_LAST_FORWARD:
+                continue
             if key in ("_modules", "_parameters", "_buffers"):
                 value = [*value]
             found[f"{name}.{key}"] = _brief(value)
