@@ -58,7 +58,7 @@ def test_processing_acts_as_in_plain_generate(tiny, settings):
             assert torch.equal(plain, ours)
 
 
-@pytest.mark.parametrize("name", {cache_names()[0], "past_key_values"})
+@pytest.mark.parametrize("name", sorted({cache_names()[0], "past_key_values"}))
 @pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
 def test_a_given_cache_is_the_caller_s_under_its_old_name_too(tiny, name):
     """It is brought up to date, closed up, and marked as the caller's, so that it can be kept."""
