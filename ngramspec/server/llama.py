@@ -129,7 +129,7 @@ def requests_of(
 
 
 def biases_of(service: Service, body: LlamaBody) -> dict[int, float]:
-    """What is added to the scores of tokens; a text stands for each of its tokens."""
+    """The bias of each token id; the bias of a text applies to each of its tokens."""
     given, found = body.logit_bias, dict[int, float]()
     pairs: Any = given.items() if isinstance(given, dict) else given
     for key, bias in pairs:
@@ -175,7 +175,7 @@ def _row(service: Service, row: TokenLogprobs) -> dict[str, Any]:
 
 def _token(service: Service, token: int, logprob: float) -> dict[str, Any]:
     named, shown = service.bytes_of(token, ()), service.bytes_of(token)
-    # ``decode`` would strip the space of a token that stands alone.
+    # ``decode`` strips the leading space of a single token.
     text = service.decode([token]) if named is None else named.decode(errors="replace")
     data = text.encode() if shown is None else shown
     return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}

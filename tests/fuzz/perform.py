@@ -206,7 +206,7 @@ def _perform(
 
 
 def _without_tracebacks(error: Exception) -> Exception:
-    """An error, and those that it came of, without the frames, which hold the call's cache."""
+    """Clear the tracebacks of an error and its causes, whose frames hold the call's cache."""
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None

@@ -32,7 +32,7 @@ def decoder_cache(cache: Any) -> Any:
 
 
 def stores(layer: Any) -> bool:
-    """Whether a layer stores states of its own."""
+    """Whether a layer stores any states itself."""
     return kind_of(layer) != EMPTY
 
 
