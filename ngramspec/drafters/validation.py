@@ -103,13 +103,15 @@ def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, sources: in
 
 
 def _copied(name: str, array: object, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-    """A copy of ``array``, if it is a plain one-dimensional array of this dtype and size."""
+    """A read-only copy of ``array``, if it is a plain one-dimensional array of this dtype, size."""
     if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != 1:
         got = f"{array.dtype} {array.shape}" if type(array) is np.ndarray else type(array)
         raise TypeError(f"draft {name} must be an {dtype} array of one dimension, got {got}")
     if len(array) != size:
         raise ValueError(f"{name} must have {size} entries, got {len(array)}")
-    return array.copy()
+    copied = array.copy()
+    copied.setflags(write=False)
+    return copied
 
 
 def _check_ids(name: str, ids: Int32, vocab: int) -> None:

@@ -8,7 +8,7 @@ from conftest import tiny_llama
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.decoding.reference import ReferenceCounter
+from ngramspec.decoding.row import ReferenceCounter
 from ngramspec.draft import Draft
 from ngramspec.stats import DecodeStats
 
