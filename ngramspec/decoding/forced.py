@@ -1,7 +1,7 @@
-"""Jump-forward decoding: tokens to which a call's grammar leaves no alternative.
+"""Jump-forward decoding: tokens that a call's grammar leaves no alternative to.
 
-The matcher is copied, the copy accepts the last committed token, and then gives the forced
-continuation. The processor is never called, and its matchers do not change.
+The grammar's matcher is copied, the copy accepts the last committed token, and then gives the
+forced continuation. The processor is never called, and its matchers do not change.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ _spellings: dict[int, Spelling] = {}  # by the ``id`` of a live compiled grammar
 
 
 def forced_by(processors: Iterable[Any] | None, row: int, rows: int) -> Forced | None:
-    """The source of a row's forced tokens, or None if no processor is known to force any.
-
-    Only the first known grammar is used.
-    """
+    """The source of a row's forced tokens by the first known grammar, or None if there is none."""
     for processor in processors or ():
         kind = type(processor)
         matchers = MATCHERS.get((kind.__module__, kind.__name__))

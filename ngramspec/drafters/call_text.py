@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ngramspec.drafters.call_reader import (
-    ARGUMENT_KEYS,
-    MAX_ALTERNATIVES,
-    MAX_DEPTH,
-    NAME_KEY,
-    UNKNOWN,
-    CallReader,
-    Frame,
-    Place,
-    Schema,
-    resolved,
-    unquoted,
-)
+from ngramspec.drafters.partial_json import MAX_DEPTH, PartialJson, unquoted
 
+NAME_KEY = "name"
+ARGUMENT_KEYS = ("arguments", "parameters")
+MAX_ALTERNATIVES = 32  # of a schema that are read
 MAX_TOOLS = 256
 MAX_KEYS = 256  # of an object that are predicted
 MAX_EARLIER_VALUES = 4  # of an argument
@@ -34,6 +26,65 @@ MAX_PREDICTED_CHARACTERS = 400  # of one continuation
 MAX_ALL_CHARACTERS = 8 * MAX_PREDICTED_CHARACTERS  # of all continuations
 LITERALS = {"boolean": ("false", "true"), "null": ("null",)}
 VALUE, REST, OPEN = "value", "rest", "open"
+Schema = Mapping[str, Any]
+UNKNOWN: Schema = {}
+
+
+@dataclass(slots=True)
+class Frame:
+    """An object or array that is open.
+
+    Attributes:
+        schema: its schema.
+        path: names of the keys that lead to it.
+        keys: keys of the object that were written; None: it is an array.
+    """
+
+    schema: Schema
+    path: tuple[str, ...]
+    keys: list[str] | None
+
+
+@dataclass(slots=True)
+class Place:
+    """A place in a call, with a value that is expected or unfinished.
+
+    Attributes:
+        tools: schemas of the arguments by the tool's name.
+        frames: open objects and arrays, the outermost first.
+        key: the last key of the last frame.
+        tool: the tool's name, once it is complete.
+    """
+
+    tools: Mapping[str, Schema]
+    frames: list[Frame] = field(default_factory=list)
+    key: str = ""
+    tool: str | None = None
+
+    def within(self, frames: list[Frame], key: str = "") -> Place:
+        """A place of the same call."""
+        return Place(self.tools, frames, key, self.tool)
+
+    def schema(self) -> Schema:
+        """The schema of the value."""
+        if not self.frames:
+            return {"type": "object"}
+        frame = self.frames[-1]
+        if frame.keys is None:
+            return resolved(frame.schema.get("items"))
+        if len(self.frames) == 1 and self.key in ARGUMENT_KEYS:
+            return resolved(self.tools.get(self.tool or ""))
+        if len(self.frames) == 1 and self.key == NAME_KEY:
+            return {"type": "string", "enum": list(self.tools)}
+        properties = frame.schema.get("properties")
+        return resolved(properties.get(self.key) if isinstance(properties, Mapping) else None)
+
+    def path(self) -> tuple[str, ...]:
+        """The keys that lead to the value."""
+        if not self.frames:
+            return ()
+        frame = self.frames[-1]
+        return frame.path if frame.keys is None else (*frame.path, self.key)
 
 
 class Step(NamedTuple):
@@ -83,26 +134,27 @@ class CallText:
         self._listed: dict[int, tuple[Schema, list[str]]] = {}
         self._members: dict[int, tuple[Schema, Members]] = {}
 
-    def reader(self) -> CallReader:
+    def reader(self) -> PartialJson:
         """Reads a new call."""
-        return CallReader(self.tools)
+        return PartialJson()
 
-    def learn(self, call: CallReader) -> None:
+    def learn(self, call: PartialJson) -> None:
         """Learn the style, the order of keys, and the values of a finished call of a tool."""
-        if call.tool not in self.tools:
+        tool = tool_of(call)
+        if tool not in self.tools:
             return
         self._style |= call.style
         space, closes, _ = call.space.partition(self._closes)
         if closes and not space.strip():
             self._ending = space + closes
-        self._used = [call.tool, *(each for each in self._used if each != call.tool)]
+        self._used = [tool, *(each for each in self._used if each != tool)]
         for path, keys in call.orders:
-            self._orders[call.tool if path else None, path] = keys[:MAX_KEYS]
+            self._orders[tool if path else None, path] = keys[:MAX_KEYS]
         for path, text in call.values:
-            known = self._values.setdefault((call.tool, path), [])
+            known = self._values.setdefault((tool, path), [])
             known[:] = [text, *(each for each in known if each != text)][:MAX_EARLIER_VALUES]
 
-    def after(self, call: CallReader) -> list[str]:
+    def after(self, call: PartialJson) -> list[str]:
         """Texts that may come next, the likeliest first; [] where nothing is known."""
         if call.state == "done":
             known = self._ending.startswith(call.space)
@@ -116,7 +168,7 @@ class CallText:
             left -= len(text)
         return [text for text in found if text]
 
-    def chooses(self, call: CallReader) -> bool:
+    def chooses(self, call: PartialJson) -> bool:
         """Whether the model chooses here among values, so that texts may be wrong or missing."""
         return call.state in ("string", "scalar", "value") and bool(call.frames)
 
@@ -133,31 +185,39 @@ class CallText:
             count += len(step.text)
         return "".join(parts)[:most]
 
-    def _steps(self, call: CallReader) -> Iterator[Step]:
+    def _place(self, call: PartialJson) -> Place:
+        """The place after the text of a call so far."""
+        place = Place(self.tools, tool=tool_of(call))
+        for each in call.frames:
+            frame = Frame(place.schema(), each.path, each.keys)
+            place = place.within([*place.frames, frame], each.keys[-1] if each.keys else "")
+        return place
+
+    def _steps(self, call: PartialJson) -> Iterator[Step]:
         """What may come next, the likeliest first."""
-        state = call.state
+        state, place = call.state, self._place(call)
         if state in ("string", "scalar"):
             begun = '"' * (state == "string") + call.partial
-            for step in self._ended(call):
+            for step in self._ended(place):
                 if step.text.startswith(begun):
                     yield step._replace(text=step.text[len(begun) :])
         elif state == "keytext":
-            for key in self._keys(call):
+            for key in self._keys(place):
                 if key.startswith(call.partial):
-                    step = self._member(call, key)
+                    step = self._member(place, key)
                     yield step._replace(text=step.text[len(call.partial) + 1 :])
         elif state == "colon":
-            yield from self._after_text(":" + self._style[":"], self._begun(call))
+            yield from self._after_text(":" + self._style[":"], self._begun(place))
         elif state == "after":
-            yield from self._rests(call)
+            yield from self._rests(place)
         elif state in ("key", "value"):
             usual = self._style.get(call.last, "")
             if not usual.startswith(call.space):  # there is more white space than usual
                 return
             if state == "value":
-                following = self._begun(call)
+                following = self._begun(place)
             else:
-                following = (self._member(call, key) for key in self._keys(call))
+                following = (self._member(place, key) for key in self._keys(place))
             yield from self._after_text(usual[len(call.space) :], following)
 
     @staticmethod
@@ -282,6 +342,12 @@ class CallText:
             yield Step("}", outer, REST)
 
 
+def tool_of(call: PartialJson) -> str | None:
+    """The name of a call's tool, once it is complete."""
+    text = dict(call.values).get((NAME_KEY,), "")
+    return unquoted(text[1:-1]) if text[:1] == '"' else None
+
+
 def json_text(value: Any) -> str | None:
     """A value's JSON text; None if it has none or a long one."""
     parts, count = [], 0
@@ -294,3 +360,17 @@ def json_text(value: Any) -> str | None:
     except (RecursionError, TypeError, ValueError):
         return None
     return "".join(parts)
+
+
+def resolved(schema: Any) -> Schema:
+    """The schema, or the first usable alternative of ``anyOf`` or ``oneOf``; else UNKNOWN."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(schema, Mapping):
+            return UNKNOWN
+        choices = schema.get("anyOf") or schema.get("oneOf")
+        if not isinstance(choices, Sequence) or not choices:
+            return schema
+        first = islice(choices, MAX_ALTERNATIVES)
+        named = (each for each in first if isinstance(each, Mapping))
+        schema = next((each for each in named if each.get("type") != "null"), None)
+    return UNKNOWN

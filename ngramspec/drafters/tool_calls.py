@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import Float32, Int32
-from ngramspec.drafters.call_reader import CallReader
 from ngramspec.drafters.call_text import CallText
+from ngramspec.drafters.partial_json import PartialJson
 from ngramspec.stores.fingerprint import encode, vocabulary_of
 
 logger = logging.getLogger("ngramspec")
@@ -97,7 +97,7 @@ class CallPredictor:
         self._recent: list[int] = []  # while no call is open: the last tokens
         self._call: list[int] = []  # tokens since the opening, which is among them
         self._known = ""  # text of the open call that was read
-        self._reader: CallReader | None = None
+        self._reader: PartialJson | None = None
         self._paths: list[list[int]] = []  # predicted tokens still to come, the likeliest first
         self._broken = False
         self._read_prompt(tokens)
