@@ -131,19 +131,17 @@ class RowStores:
 
     def _fitting(self, stores: Sequence[Any]) -> tuple[Any, ...]:
         """The stores that fit the vocabulary, with the row's requests instead of namespaces."""
-        if not stores:
-            return ()
-        from ngramspec.stores.shared import Namespace  # most calls have no stores
-
         fitting: list[Any] = []
         for store in stores:
             try:
                 store.check_vocabulary(self._vocab)
-                if isinstance(store, Namespace):
-                    if store not in self._requests:
-                        self._requests[store] = store.request(self._vocab, self._call.session)
-                    store = self._requests[store]
-                fitting.append(store)
             except ValueError as error:
                 self._call.log_once(f"drafting without a store: {error}")
+                continue
+            own = self._requests.get(store)
+            if own is None:
+                own = store.request(self._vocab, self._call.session)
+                if own is not store:
+                    self._requests[store] = own
+            fitting.append(own)
         return tuple(fitting)

@@ -16,7 +16,7 @@ import numpy as np
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.call_reader import CallReader
 from ngramspec.drafters.call_text import CallText
-from ngramspec.stores.fingerprint import encode, vocabulary_of
+from ngramspec.stores.base import encode, vocabulary_of
 
 logger = logging.getLogger("ngramspec")
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ngramspec.stores.fingerprint import fingerprint
+from ngramspec.stores.base import fingerprint
 
 logger = logging.getLogger("ngramspec")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ngramspec.draft import Int32
 from ngramspec.errors import check_int
-from ngramspec.stores.fingerprint import fingerprint, vocabulary_size
+from ngramspec.stores.base import fingerprint, vocabulary_size
 
 SCHEMES = ("redis", "rediss", "unix")
 FORMAT = 1  # of keys and entries

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
 from ngramspec._native.store_stream import StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file
-from ngramspec.stores.choice import NotCopied
+from ngramspec.stores.base import NotCopied, Source, fingerprint
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Conversations
-from ngramspec.stores.fingerprint import fingerprint
 from ngramspec.stores.regular_file import open_regular
 from ngramspec.stores.shared_file import (
     MAX_NAME_LENGTH,
@@ -263,7 +263,7 @@ class SharedStore(NotCopied):
         raise TypeError("a SharedStore cannot be pickled; save it to a file")
 
 
-class Namespace(NotCopied):
+class Namespace(Source):
     """One namespace of a SharedStore. Only requests that name it read or write it.
 
     Attributes:
@@ -281,11 +281,7 @@ class Namespace(NotCopied):
         self.settings: dict[str, Any] | None = None
 
     def request(self, limit: int = 0, session: str | None = None) -> SharedRequest:
-        """The access of one request, which reads, and writes according to the store's settings.
-
-        Token ids that it reads are below ``limit``; 0: no bound. ``session`` is the name of its
-        conversation in this namespace, or None.
-        """
+        """The access of one request, which reads, and writes according to the store's settings."""
         store = self.store
         ring, conversations = store.opened(self.name)
         stream = StoreStream(ring, limit)
@@ -297,8 +293,24 @@ class Namespace(NotCopied):
         sync = self.store.sync
         return None if sync is None else sync.outlet(self.name)
 
+    def description(self) -> dict[str, Any]:
+        """The settings from which its store was made.
+
+        A ValueError says that it was not made from settings and exists only in memory.
+        """
+        if self.settings is None:
+            raise ValueError(
+                f"{self!r} lies in memory and cannot be kept; leave it out of stores=, and pass it"
+                " to the calls as extra_stores="
+            )
+        if urlsplit(self.settings.get("sync", "")).password is not None:
+            raise ValueError(
+                "sync has a password, which is not written to a file; leave it out of stores="
+            )
+        return self.settings
+
     @property
-    def index(self) -> StoreStream:
+    def index(self) -> StoreStream:  # type: ignore[override]
         """Look-ups for one sequence, without adding text."""
         return StoreStream(self.store.ring(self.name))
 

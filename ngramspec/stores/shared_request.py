@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ngramspec._native.store_reader import Familiar
 from ngramspec._native.store_stream import WRITTEN_AGAIN, StoreStream
 from ngramspec.draft import NO_TOKENS, Int32
+from ngramspec.stores.base import Source
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Begun, Conversations, TextHash
 
 Outlet = Callable[..., None]  # see ``RedisSync.outlet``
 
 
-class SharedRequest:
+class SharedRequest(Source):
     """Reads a namespace's text and adds a request's own. One thread at a time.
 
     It replaces the namespace in the drafter's stores. It does not find its own text, nor the text
@@ -34,8 +34,6 @@ class SharedRequest:
         session: str | None = None,
     ) -> None:
         self.index = stream
-        # What the conversation's requests learned about the store, from ``begin`` on.
-        self.familiar: Familiar | None = None
         self._write, self._live, self._outlet = write, live, outlet
         self._conversations, self._session = conversations, session
         self._begun: Begun | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ngramspec._native.store_ring import LEAST_CODES, StoreRing
 from ngramspec._native.store_stream import StoreStream
+from ngramspec.stores.base import Source
 from ngramspec.stores.shared_request import SharedRequest
 
 MOST_READ = 8  # other answers that an answer is drafted from; not tuned
@@ -15,7 +15,7 @@ MOST_TOKENS = 1 << 13  # of an answer that the others find: the latest ones
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SiblingAnswer:
+class SiblingAnswer(Source):
     """One of several answers to a prompt, to be passed in ``extra_stores``. Thread-safe."""
 
     own: StoreRing  # its text
@@ -28,9 +28,6 @@ class SiblingAnswer:
     def read(self, limit: int) -> list[SharedRequest]:
         """What the answer is drafted from; ``limit`` is the bound of the token ids."""
         return [SharedRequest(StoreStream(ring, limit), "none", True) for ring in self.others]
-
-    def check_tokenizer(self, tokenizer: Any) -> None:
-        """Its text is the target's own."""
 
 
 def sibling_answers(count: int, tokens: int) -> list[SiblingAnswer]:
