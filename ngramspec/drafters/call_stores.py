@@ -12,9 +12,7 @@ from ngramspec.stores.choice import open_stores
 
 if TYPE_CHECKING:  # most calls have no stores
     from ngramspec.drafters.tool_calls import ToolCalls
-    from ngramspec.stores.shared import Namespace
-    from ngramspec.stores.shared_request import SharedRequest
-    from ngramspec.stores.siblings import SiblingAnswer
+    from ngramspec.stores.shared import Namespace, SharedRequest, SiblingAnswer
 
 
 class CallStores:
@@ -64,7 +62,7 @@ class CallStores:
             same.setdefault(prompt.tobytes(), []).append(row)
         for rows in same.values():
             if len(rows) > 1:
-                from ngramspec.stores.siblings import sibling_answers  # most calls have one row
+                from ngramspec.stores.shared import sibling_answers  # most calls have one row
 
                 self._joined |= zip(rows, sibling_answers(len(rows), tokens), strict=True)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
+
+Outlet = Callable[..., None]  # publishes a request's tokens, see ``RedisSync.outlet``
 
 if TYPE_CHECKING:
     from ngramspec._native.store_reader import Familiar

@@ -20,15 +20,15 @@ from ngramspec.draft import Int32
 from ngramspec.errors import check_int
 from ngramspec.stores import corpus_build
 from ngramspec.stores.base import Source, fingerprint, vocabulary_size
-from ngramspec.stores.file_format import (
+from ngramspec.stores.files import (
     FileKind,
     Section,
     StoreFileError,
     check_checksums,
+    open_regular,
     read_header,
     write_file,
 )
-from ngramspec.stores.regular_file import open_regular
 
 SUFFIX = ".ngc"
 REHEARSED_TOKENS = 512  # measured in docs/internals/value-engine.md

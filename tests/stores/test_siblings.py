@@ -11,7 +11,7 @@ from ngramspec import Speculator
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.call_stores import CallStores
 from ngramspec.stepwise import open_generation
-from ngramspec.stores.siblings import MOST_READ, sibling_answers
+from ngramspec.stores.shared import MOST_READ, sibling_answers
 
 
 def int32(tokens):
