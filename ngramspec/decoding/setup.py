@@ -271,7 +271,7 @@ class CallSetup:
                 from ngramspec.decoding.forced import forced_by
                 from ngramspec.drafters.forced import ForcedBefore
 
-                forced = forced_by(call.logits_processor, row, rows, vocab)
+                forced = forced_by(call.logits_processor, row, rows)
                 current = current if forced is None else ForcedBefore(current, forced)
             alone = follower is None and not beams  # a beam's text is not an output yet
             return DraftRunner(

@@ -15,8 +15,11 @@ from conftest import tiny_llama
 import ngramspec
 from ngramspec import SharedStore, ToolCalls, build_drafter
 from ngramspec.drafters import HeadedDrafter
-from ngramspec.drafters.call_text import MAX_PREDICTED_CHARACTERS
-from ngramspec.drafters.tool_calls import CONTEXT_TOKENS, MAX_READ_TOKENS
+from ngramspec.drafters.tool_calls import (
+    CONTEXT_TOKENS,
+    MAX_PREDICTED_CHARACTERS,
+    MAX_READ_TOKENS,
+)
 
 TOOLS = [
     {
