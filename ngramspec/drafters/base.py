@@ -174,7 +174,7 @@ class ForwardingSession(DraftSession):
         verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        hand_over(self.inner, draft, accepted, verified, evidence)
+        call_observe(self.inner, draft, accepted, verified, evidence)
 
     def extend(self, tokens: Int32) -> None:
         self.inner.extend(tokens)
@@ -239,7 +239,7 @@ class Drafter(ABC):
         """
         return self
 
-    def learning(self, *, by_request: bool) -> Drafter:
+    def with_calibration(self, *, by_request: bool) -> Drafter:
         """A copy of this drafter whose sequences learn separately (by request) or together.
 
         The default returns the drafter itself: it learns nothing that outlives a sequence, or it
@@ -255,7 +255,7 @@ class Drafter(ABC):
         """
 
 
-def hand_over(
+def call_observe(
     session: DraftSession,
     draft: Draft,
     accepted: Sequence[int],
@@ -269,7 +269,7 @@ def hand_over(
         session.observe(draft, accepted, verified, evidence)
 
 
-def judged_count(draft: Draft, accepted: Sequence[int], verified: int | None) -> int:
+def verified_count(draft: Draft, accepted: Sequence[int], verified: int | None) -> int:
     """The number of verified nodes of a chain, from the arguments of ``observe``."""
     return min(len(draft), len(accepted) + 1) if verified is None else verified
 
@@ -289,13 +289,13 @@ class LearningDrafter(Drafter):
     def forget(self) -> None:
         """Reset what was learned. Not while sequences run."""
 
-    def having(self, **attributes: Any) -> Self:
+    def with_attributes(self, **attributes: Any) -> Self:
         """A copy with other values of some attributes, which shares what was learned."""
         other = copy.copy(self)
         vars(other).update(vars(self) | attributes)
         return other
 
-    def learning(self, *, by_request: bool) -> Self:
+    def with_calibration(self, *, by_request: bool) -> Self:
         if by_request == self.by_request:
             return self
         other = copy.copy(self)

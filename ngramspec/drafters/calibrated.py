@@ -91,9 +91,9 @@ class CalibratedDrafter(LearningDrafter):
         self.evidence, self.assistants = inner.evidence, inner.assistants
         self.forget()
 
-    def learning(self, *, by_request: bool) -> Self:
-        other = super().learning(by_request=by_request)
-        other.inner = self.inner.learning(by_request=by_request)
+    def with_calibration(self, *, by_request: bool) -> Self:
+        other = super().with_calibration(by_request=by_request)
+        other.inner = self.inner.with_calibration(by_request=by_request)
         return other
 
     def forget(self) -> None:

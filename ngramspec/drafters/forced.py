@@ -14,8 +14,8 @@ from ngramspec.drafters.base import (
     Drafter,
     DraftSession,
     ForwardingSession,
-    hand_over,
-    judged_count,
+    call_observe,
+    verified_count,
 )
 from ngramspec.drafters.validation import MAX_SOURCES
 
@@ -137,8 +137,8 @@ class _ForcedSession(ForwardingSession):
             super().observe(draft, accepted, verified, evidence)
             return
         if evidence is not None:
-            hand_over(self.inner, EMPTY_DRAFT, (), None, evidence)
-        for node in range(judged_count(draft, accepted, verified)):
+            call_observe(self.inner, EMPTY_DRAFT, (), None, evidence)
+        for node in range(verified_count(draft, accepted, verified)):
             counts = self._counts[node == self._mine - 1]
             counts[0] += node < len(accepted)
             counts[1] += 1

@@ -7,12 +7,12 @@ from typing import Any
 
 from ngramspec._native.row_text import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftSession, hand_over
+from ngramspec.drafters.base import Drafter, DraftSession, call_observe
 from ngramspec.drafters.validation import (
     check_draft,
     check_evidence,
     check_source_names,
-    sound_head,
+    valid_prefix,
 )
 
 MAX_FAULTS = 4  # the drafter is then not called again: each fault may cost rereading the whole text
@@ -82,7 +82,7 @@ class GuardedSession:
     ) -> Draft:
         """A draft of at most ``gamma`` >= 1 tokens that can be verified. It may raise.
 
-        If a draft cannot be verified, its sound part is returned, see ``sound_head``. ``copied``:
+        If a draft cannot be verified, its sound part is returned, see ``valid_prefix``. ``copied``:
         the draft must be independent of later calls of the session.
         """
         assert self.session is not None
@@ -101,7 +101,7 @@ class GuardedSession:
             checked = check_draft(draft, gamma, self._vocab, tree=tree, sources=sources)
         except Exception as error:
             self.fault(error)
-            return sound_head(draft, gamma, self._vocab, tree=tree, sources=sources)
+            return valid_prefix(draft, gamma, self._vocab, tree=tree, sources=sources)
         self._count_sound()
         return checked
 
@@ -123,7 +123,7 @@ class GuardedSession:
             return
         try:
             if len(draft.tokens) or evidence is not None:
-                hand_over(self.session, draft, accepted, verified, evidence)
+                call_observe(self.session, draft, accepted, verified, evidence)
             self.session.extend(tokens)
         except Exception as error:
             self.fault(error)

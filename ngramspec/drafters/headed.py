@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import DraftModel, ForwardingSession, LearningDrafter, judged_count
+from ngramspec.drafters.base import DraftModel, ForwardingSession, LearningDrafter, verified_count
 from ngramspec.drafters.model import ModelDrafter, Reader
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.drafters.value import SOURCES_OF_ENGINE, TOOLS, ValueDrafter, ValueSession
@@ -165,7 +165,7 @@ class HeadedSession(ForwardingSession):
             return best if most > 0 else None
         reading = rate * model.reading_cost(reader.unread(len(self.text))) if rate else 0.0
         if most <= 0:
-            return best if self.worth.due(1.0 + reading) else None
+            return best if self.worth.should_retry(1.0 + reading) else None
         self._missed += most
         if self._missed < reading:
             return None
@@ -229,7 +229,7 @@ class HeadedSession(ForwardingSession):
         verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        judged = judged_count(draft, accepted, verified)
+        judged = verified_count(draft, accepted, verified)
         for depth, (_, probs) in self._sampled.items():
             if depth < judged:
                 self.worth.learn_accepted(float(probs[0]), depth < len(accepted))
@@ -265,7 +265,7 @@ class HeadedDrafter(LearningDrafter):
     learned = ("worth",)
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
-        self.tables, self.head = tables.having(headed=True), head
+        self.tables, self.head = tables.with_attributes(headed=True), head
         self.evidence, self.stores, self.assistants = tables.evidence, tables.stores, (head,)
         unnamed = None in (tables.spec, head.spec)
         self.spec = None if unnamed else f"{tables.spec}+{head.spec}"
@@ -280,17 +280,17 @@ class HeadedDrafter(LearningDrafter):
     def forget(self) -> None:
         self.worth = HeadWorth()
 
-    def learning(self, *, by_request: bool) -> Self:
-        other = super().learning(by_request=by_request)
-        other.tables = self.tables.learning(by_request=by_request)
+    def with_calibration(self, *, by_request: bool) -> Self:
+        other = super().with_calibration(by_request=by_request)
+        other.tables = self.tables.with_calibration(by_request=by_request)
         return other
 
     def with_stores(self, stores: Sequence[Any]) -> Self:
         tables = self.tables.with_stores(stores)
-        return self.having(tables=tables, stores=tables.stores)
+        return self.with_attributes(tables=tables, stores=tables.stores)
 
     def with_tools(self, tools: ToolCalls) -> Self:
-        return self.having(tables=self.tables.with_tools(tools))
+        return self.with_attributes(tables=self.tables.with_tools(tools))
 
     def start(self, tokens: Int32) -> HeadedSession:
         drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing

@@ -60,6 +60,8 @@ class HeadOfCalls:
             last = self._last
             if last is None or last[0] is not own or not last[1].same_as(head):
                 head = head.held_weakly()
-                made = with_head(own, head).learning(by_request=getattr(own, "by_request", False))
+                made = with_head(own, head).with_calibration(
+                    by_request=getattr(own, "by_request", False)
+                )
                 last = self._last = own, head, made
             return last[2]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, joined
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, judged_count
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, verified_count
 from ngramspec.drafters.prefix_tree import pack, path_along
 from ngramspec.drafters.validation import (
     check_draft,
     check_evidence,
     check_source_names,
-    sound_head,
+    valid_prefix,
 )
 
 ANY_VOCAB = 1 << 31  # as vocabulary size: only the joined draft is checked against the real one
@@ -78,7 +78,7 @@ class PrioritySession(DraftSession):
             return check_draft(part, room, ANY_VOCAB, sources=sources)
         except Exception as error:
             self.failed = error
-        return sound_head(part, room, ANY_VOCAB, tree=False, sources=sources)
+        return valid_prefix(part, room, ANY_VOCAB, tree=False, sources=sources)
 
     def _source(self, which: int, part: Draft) -> Int8:
         inner = np.zeros(len(part), np.int8) if part.source is None else part.source
@@ -96,7 +96,7 @@ class PrioritySession(DraftSession):
             for which, part in self.parts:  # each has its own tree
                 self.sessions[which].observe(part, path_along(part, tokens))
         else:
-            self._observe_chain(len(accepted), judged_count(draft, accepted, verified))
+            self._observe_chain(len(accepted), verified_count(draft, accepted, verified))
         self.parts = []
         if evidence is not None:
             for which in self.drafter.askers:
@@ -159,8 +159,8 @@ class PriorityDrafter(Drafter):
         specs = [drafter.spec for drafter in drafters]
         self.spec = None if None in specs else "+".join(str(spec) for spec in specs)
 
-    def learning(self, *, by_request: bool) -> Drafter:
-        drafters = [drafter.learning(by_request=by_request) for drafter in self.drafters]
+    def with_calibration(self, *, by_request: bool) -> Drafter:
+        drafters = [drafter.with_calibration(by_request=by_request) for drafter in self.drafters]
         if all(new is old for new, old in zip(drafters, self.drafters, strict=True)):
             return self
         return PriorityDrafter(drafters)

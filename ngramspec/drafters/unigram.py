@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ngramspec._native.unigram import UnigramCounts
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import DraftSession, LearningDrafter, judged_count
+from ngramspec.drafters.base import DraftSession, LearningDrafter, verified_count
 from ngramspec.drafters.stochastic import SamplingSession, check_temperature
 from ngramspec.errors import check_bool
 
@@ -36,7 +36,7 @@ class GatedSession(DraftSession):
         verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        self.drafter.learn(len(accepted), judged_count(draft, accepted, verified))
+        self.drafter.learn(len(accepted), verified_count(draft, accepted, verified))
 
 
 class UnigramSession(GatedSession):

@@ -82,7 +82,7 @@ def check_draft(
     return Draft(tokens, parents, confidence, proposal, source)
 
 
-def sound_head(draft: object, limit: int, vocab: int, *, tree: bool, sources: int) -> Draft:
+def valid_prefix(draft: object, limit: int, vocab: int, *, tree: bool, sources: int) -> Draft:
     """The part that can be verified of a draft that failed ``check_draft`` with these arguments.
 
     Only stochastic drafts have one: their longest valid prefix. Whether a node is invalid may

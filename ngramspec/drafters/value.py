@@ -217,11 +217,11 @@ class ValueDrafter(LearningDrafter):
 
     def with_stores(self, stores: Sequence[Store]) -> Self:
         """A copy of this drafter with other stores; both share one calibration."""
-        return self.having(stores=open_stores(stores))
+        return self.with_attributes(stores=open_stores(stores))
 
     def with_tools(self, tools: ToolCalls) -> Self:
         """A copy of this drafter that predicts tool calls; both share one calibration."""
-        return self.having(tools=tools, headed=True)
+        return self.with_attributes(tools=tools, headed=True)
 
     def forget(self) -> None:
         self.calibration = Calibration()

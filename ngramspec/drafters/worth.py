@@ -52,7 +52,7 @@ class HeadWorth:
         """Learn what a row has added."""
         self._gain.learn(_cell(confidence, depth), gain)
 
-    def due(self, cost: float) -> bool:
+    def should_retry(self, cost: float) -> bool:
         """Count a step in which the head does not pay; whether to try it nevertheless.
 
         ``cost``: of the trial, relative to that of a head that has read the text.

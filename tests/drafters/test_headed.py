@@ -230,7 +230,7 @@ def test_specs_by_name():
     assert build_drafter("auto+mtp").source_names[-1] == "mtp"
     assert build_drafter("auto+model(folder)").assistants[0].assistant == "folder"
     assert "recycle" in build_drafter("auto+mtp").source_names
-    own = drafter.learning(by_request=True)
+    own = drafter.with_calibration(by_request=True)
     assert own.by_request
     assert own.tables.by_request
 

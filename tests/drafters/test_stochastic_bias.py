@@ -199,7 +199,7 @@ def test_a_tier_that_fails_behind_some_tokens_biases_nothing(fault, calibrated):
 def test_the_loss_of_whole_drafts_would_be_seen(monkeypatch):
     """What the tests above are there for: the draft is lost where 1 was drawn first."""
     known = {(): {1: 1, 2: 1}, (1,): {3: 1, 9: 1}, (2,): {3: 1, 4: 1}}
-    head = "ngramspec.drafters.guarded.sound_head"
+    head = "ngramspec.drafters.guarded.valid_prefix"
     monkeypatch.setattr(head, lambda *args, **kwargs: EMPTY_DRAFT)
     assert fits(two_tokens(Sampling(known), TEXT)[0]) < 1e-12
 
