@@ -14,7 +14,7 @@ from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, EvidenceReq
 from ngramspec.draft_length.optimal import likeliest_path
 from ngramspec.draft_length.schedule import GammaController
 from ngramspec.drafters.base import Drafter, DraftModel
-from ngramspec.drafters.call_stores import RowStores
+from ngramspec.drafters.call import RowStores
 from ngramspec.drafters.guarded import MAX_FAULTS, GuardedSession
 from ngramspec.stats import DecodeStats
 from ngramspec.verification.evidence import Computed

@@ -27,7 +27,7 @@ from ngramspec.draft_length.schedule import (
     make_controller,
 )
 from ngramspec.drafters.base import Drafter, DraftModel
-from ngramspec.drafters.call_stores import CallStores
+from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
@@ -269,7 +269,7 @@ class CallSetup:
             )
             if call.logits_processor and not beams:  # a beam's text moves between rows
                 from ngramspec.decoding.forced import forced_by
-                from ngramspec.drafters.forced import ForcedBefore
+                from ngramspec.drafters.call import ForcedBefore
 
                 forced = forced_by(call.logits_processor, row, rows)
                 current = current if forced is None else ForcedBefore(current, forced)

@@ -7,8 +7,10 @@ from typing import Any
 
 from ngramspec._native.row_text import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftSession, call_observe
-from ngramspec.drafters.validation import (
+from ngramspec.drafters.base import (
+    Drafter,
+    DraftSession,
+    call_observe,
     check_draft,
     check_evidence,
     check_source_names,

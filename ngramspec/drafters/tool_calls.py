@@ -42,7 +42,7 @@ MAX_VALUE_CHARACTERS = 4096  # of a value that is predicted
 MAX_PREDICTED_CHARACTERS = 400  # of one continuation
 MAX_ALL_CHARACTERS = 8 * MAX_PREDICTED_CHARACTERS  # of all continuations
 LITERALS = {"boolean": ("false", "true"), "null": ("null",)}
-Row = tuple[Int32, Float32]
+Candidates = tuple[Int32, Float32]
 Schema = Mapping[str, Any]
 
 
@@ -120,7 +120,7 @@ class CallPredictor:
             for token in () if self._broken else tokens.tolist():
                 self._extend(token)
 
-    def rows(self, most: int) -> list[Row]:
+    def rows(self, most: int) -> list[Candidates]:
         """Candidates for at most ``most`` positions, each after the first token of the one before.
 
         A row is (ids int32 (k,), log-probabilities float32 (k,)), the likeliest first.
@@ -196,7 +196,7 @@ class CallPredictor:
         return encode(tokenizer, text)
 
 
-def _rows(paths: list[list[int]], choice: bool, most: int) -> list[Row]:
+def _rows(paths: list[list[int]], choice: bool, most: int) -> list[Candidates]:
     """The rows along the likeliest path, with the other paths' tokens as alternatives."""
     path = paths[0][:most] if paths else []
     rows = []

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ngramspec._native.row_text import agreed
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.call_stores import CallStores, RowStores
+from ngramspec.drafters.call import CallStores, RowStores
 from ngramspec.drafters.guarded import GuardedSession
-from ngramspec.drafters.prefix_tree import path_along
+from ngramspec.drafters.priority import path_along
 from ngramspec.engines.row_texts import Row, RowText, RowTexts
 from ngramspec.stores.shared import Namespace
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ngramspec._native.row_text import TokenText, text_hash
 from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
-from ngramspec.drafters.call_stores import RowStores
+from ngramspec.drafters.call import RowStores
 from ngramspec.drafters.guarded import GuardedSession
 
 

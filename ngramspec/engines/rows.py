@@ -19,7 +19,7 @@ from ngramspec.draft_length.batch_choice import (
     worthwhile_rows,
 )
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.calibrated import CalibratedDrafter
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.engines.row_pace import Pace
 from ngramspec.engines.row_sessions import RowSessions, RowsStats

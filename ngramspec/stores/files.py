@@ -1,4 +1,18 @@
-"""Opening regular files and no other kind."""
+"""Files of stores: a checked header and sections, in a regular file that is replaced atomically.
+
+    header      fixed size, little-endian: kind, sizes, and the location of each section
+    sections    in order, each at a multiple of 64 bytes and with its own checksum
+
+The header's own checksum is its last eight bytes. Checksums are XXH3 with 64 bits. They detect
+accidents, not attackers, because anyone who can write a file can also write matching checksums.
+Content is therefore still checked before it is used.
+
+The new content is written to a temporary file ``.NAME.xxxxxxxx.new`` in the same folder, which is
+renamed to NAME at the end. The writer holds an exclusive ``flock`` on the temporary file until it
+is renamed or removed. The kernel releases the lock when the writer's process ends for any reason. A
+temporary file that can be locked therefore belongs to no writer, and the next writer of NAME
+removes it.
+"""
 
 from __future__ import annotations
 

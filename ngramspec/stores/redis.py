@@ -1,4 +1,9 @@
-"""What processes exchange over Redis: the address's options, the keys, and the entries."""
+"""Shared stores of several processes, synchronized over Redis Streams.
+
+A thread publishes the text that this process adds to its namespaces, and adds the text of other
+processes to their rings. Look-ups and requests use memory only and never wait for Redis. Each
+namespace is a stream; its entries are pieces of documents, and deletions of all earlier text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request's access to a namespace: what it adds, and when."""
+"""A shared store: text of earlier requests, in memory, for the drafts of later ones."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class SharedStore(NotCopied):
             when they end, and a request that fails or is aborted adds nothing.
         tokenizer: its fingerprint is stored; None: not known, and not checked.
         sync: address of a Redis server over which processes share their namespaces, for example
-            "rediss://user:password@host:6379/0?salt=fleet"; see ``redis_entries.Address``. Text
+            "rediss://user:password@host:6379/0?salt=fleet"; see ``redis.Address``. Text
             then leaves the process. It needs ``tokenizer``. None: text stays in this process.
 
     Example:

@@ -15,7 +15,7 @@ from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
-from ngramspec.drafters.heads import HeadOfCalls, with_head
+from ngramspec.drafters.headed import HeadOfCalls, with_head
 from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule
 

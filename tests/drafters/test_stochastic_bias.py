@@ -13,7 +13,7 @@ from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.draft import EMPTY_DRAFT, Proposal
 from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import PriorityDrafter
-from ngramspec.drafters.calibrated import CalibratedDrafter
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
 from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ngramspec.draft import Draft, Proposal
-from ngramspec.drafters.validation import check_draft, check_source_names, valid_prefix
+from ngramspec.drafters.base import check_draft, check_source_names, valid_prefix
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
 VOCAB = 97
