@@ -22,7 +22,7 @@ from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.stores.choice import OpenStore, Store, described
 
 if TYPE_CHECKING:
-    from ngramspec.drafters.heads import HeadOfCalls
+    from ngramspec.drafters.headed import HeadOfCalls
     from ngramspec.drafters.model import ModelDrafter
 
 logger = logging.getLogger("ngramspec")
@@ -360,7 +360,7 @@ class Speculator:
         return decode_call(self.settings(head_of(generation_config)), call)
 
     def _drafter_with(self, head: ModelDrafter) -> Drafter:
-        from ngramspec.drafters.heads import HeadOfCalls  # most calls have none
+        from ngramspec.drafters.headed import HeadOfCalls  # most calls have none
 
         with self._lock:
             self._heads = self._heads or HeadOfCalls()

@@ -241,7 +241,7 @@ def requested_head(assistant: Any, use_mtp: Any) -> ModelDrafter | None:
 
 def mtp_head() -> ModelDrafter:
     """The head of the target's own MTP layers."""
-    from ngramspec.drafters.heads import MtpDrafter
+    from ngramspec.drafters.headed import MtpDrafter
 
     return MtpDrafter()
 
@@ -250,7 +250,7 @@ def check_tokenizers(own: Any, assistants: Any) -> bool:
     """Whether a call's tokenizers are known to be equal; an UnsupportedError if they differ."""
     if own is None or assistants is None:
         return False
-    from ngramspec.drafters.vocabulary import same_vocabulary  # most calls have none
+    from ngramspec.drafters.base import same_vocabulary  # most calls have none
 
     if not same_vocabulary(own, assistants):
         raise UnsupportedError(

@@ -25,14 +25,16 @@ from ngramspec.draft import (
     Verdict,
 )
 from ngramspec.draft_length.schedule import GammaController
-from ngramspec.drafters.base import Drafter, DraftSession, hand_over
-from ngramspec.drafters.call_stores import RowStores
-from ngramspec.drafters.validation import (
+from ngramspec.drafters.base import (
+    Drafter,
+    DraftSession,
+    call_observe,
     check_draft,
     check_evidence,
     check_source_names,
-    sound_head,
+    valid_prefix,
 )
+from ngramspec.drafters.call import RowStores
 from ngramspec.stats import DecodeStats
 
 logger = logging.getLogger("ngramspec")
@@ -193,7 +195,7 @@ class Row:
     def ask(self, gamma: int, cost: Float32 | None, *, tree: bool, copied: bool = True) -> Draft:
         """A draft of at most ``gamma`` >= 1 tokens that can be verified. It may raise.
 
-        If a draft cannot be verified, its valid part is returned, see ``sound_head``. ``copied``:
+        If a draft cannot be verified, its valid part is returned, see ``valid_prefix``. ``copied``:
         the draft must be independent of later calls of the session.
         """
         assert self.session is not None
@@ -209,7 +211,7 @@ class Row:
             checked = check_draft(draft, gamma, self.vocab, tree=tree, sources=sources)
         except Exception as error:
             self.fault(error)
-            return sound_head(draft, gamma, self.vocab, tree=tree, sources=sources)
+            return valid_prefix(draft, gamma, self.vocab, tree=tree, sources=sources)
         self._count_valid()
         return checked
 
@@ -243,7 +245,7 @@ class Row:
             return
         try:
             if len(self.draft.tokens) or evidence is not None:
-                hand_over(self.session, self.draft, accepted, verified, evidence)
+                call_observe(self.session, self.draft, accepted, verified, evidence)
             self.session.extend(tokens)
         except Exception as error:
             self.lose_draft(error)

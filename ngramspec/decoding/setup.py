@@ -29,7 +29,7 @@ from ngramspec.draft_length.schedule import (
     make_controller,
 )
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
-from ngramspec.drafters.call_stores import CallStores
+from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
@@ -296,7 +296,7 @@ class CallSetup:
                     current = partial(_same, follower)
                 elif call.logits_processor and not beams:
                     from ngramspec.decoding.forced import forced_by
-                    from ngramspec.drafters.forced import ForcedBefore
+                    from ngramspec.drafters.call import ForcedBefore
 
                     forced = forced_by(call.logits_processor, at, rows)
                     current = current if forced is None else ForcedBefore(current, forced)

@@ -25,9 +25,8 @@ from ngramspec.draft_length.batch_choice import (
     worthwhile_rows,
 )
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.calibrated import CalibratedDrafter
-from ngramspec.drafters.call_stores import CallStores
-from ngramspec.drafters.prefix_tree import path_along
+from ngramspec.drafters.call import CallStores
+from ngramspec.drafters.priority import CalibratedDrafter, path_along
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.engines.row_pace import Pace
 from ngramspec.errors import check_bool, check_int

@@ -16,7 +16,7 @@ from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
-from ngramspec.drafters.heads import HeadOfCalls, with_head
+from ngramspec.drafters.headed import HeadOfCalls, with_head
 from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule
 
@@ -233,7 +233,7 @@ def test_specs_by_name():
     assert build_drafter("auto+mtp").source_names[-1] == "mtp"
     assert build_drafter("auto+model(folder)").assistants[0].assistant == "folder"
     assert "recycle" in build_drafter("auto+mtp").source_names
-    own = drafter.learning(by_request=True)
+    own = drafter.with_calibration(by_request=True)
     assert own.by_request
     assert own.tables.by_request
 

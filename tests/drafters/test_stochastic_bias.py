@@ -15,7 +15,7 @@ from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft import EMPTY_DRAFT, Proposal
 from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import PriorityDrafter
-from ngramspec.drafters.calibrated import CalibratedDrafter
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
 from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule
@@ -199,7 +199,7 @@ def test_a_tier_that_fails_behind_some_tokens_biases_nothing(fault, calibrated):
 def test_the_loss_of_whole_drafts_would_be_seen(monkeypatch):
     """What the tests above are there for: the draft is lost where 1 was drawn first."""
     known = {(): {1: 1, 2: 1}, (1,): {3: 1, 9: 1}, (2,): {3: 1, 4: 1}}
-    head = "ngramspec.decoding.row.sound_head"
+    head = "ngramspec.decoding.row.valid_prefix"
     monkeypatch.setattr(head, lambda *args, **kwargs: EMPTY_DRAFT)
     assert fits(two_tokens(Sampling(known), TEXT)[0]) < 1e-12
 

@@ -10,7 +10,7 @@ from doubles import bushy
 
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.draft import judged_nodes
-from ngramspec.drafters.validation import check_draft
+from ngramspec.drafters.base import check_draft
 from ngramspec.hf_model.attention.tree_attention import ancestry, tree_mask, tree_positions
 from ngramspec.hf_model.attention.windows import added
 
