@@ -18,6 +18,7 @@ import torch
 from conftest import tiny_llama
 
 from ngramspec import Draft, Speculator, UnsupportedError, generate
+from ngramspec.decoding import call
 from ngramspec.decoding import distributed as ranks
 from ngramspec.decoding.distributed import FIRST_MESSAGE_NODES, Ranks, ranks_of
 
@@ -137,7 +138,8 @@ def test_synced_gpus_without_processes_is_refused_by_name(tiny):
 @pytest.mark.parametrize(("world", "synced_gpus"), [(1, True), (1, None), (2, False), (2, None)])
 def test_a_process_with_a_text_of_its_own_sends_nothing(tiny, monkeypatch, world, synced_gpus):
     wire = Wire(world)
-    monkeypatch.setattr(ranks, "dist", wire)
+    for module in (call, ranks):
+        monkeypatch.setattr(module, "dist", wire)
     for drafter in ("copy", "none"):
         speculator = Speculator(drafter)
         generate(tiny, PROMPT, speculator=speculator, max_new_tokens=9, synced_gpus=synced_gpus)
