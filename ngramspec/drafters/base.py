@@ -93,8 +93,8 @@ class DraftSession(ABC):
         Returns:
             A ``Draft``, not an instance of a subclass, of at most ``gamma`` nodes. It is empty if
             nothing was found. Its arrays are plain NumPy arrays and stay valid after the next call.
-            The target verifies a copy of them; ``observe`` gets this draft, or a copy of it if the
-            drafter is one of several. A ``proposal`` must keep the promise of ``Proposal``.
+            The target verifies a read-only copy of the draft, and ``observe`` gets that copy. A
+            ``proposal`` must keep the promise of ``Proposal``.
         """
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:

@@ -19,6 +19,7 @@ from faulty_drafters import (
     with_,
 )
 
+import ngramspec
 from ngramspec import Draft, Speculator, Verdict
 from ngramspec.draft_length.schedule import make_controller
 
@@ -126,16 +127,12 @@ def test_drafters_never_see_ids_outside_the_vocabulary():
 def test_a_reference_with_ids_of_another_vocabulary_is_read_as_far_as_it_can_be(tiny):
     prompt = torch.tensor([[5, 6, 7]])
     plain = tiny.generate(prompt, max_new_tokens=20, do_sample=False)
-    reference = [5000, *plain[0].tolist(), 97]
     for spec in ("auto", "copy(min_match=1)", "ngram(order=3)"):
         speculator = Speculator(spec, 4)
-        ours = tiny.generate(
-            prompt,
-            max_new_tokens=20,
-            do_sample=False,
-            custom_generate=speculator,
-            reference_ids=reference,
-        )
+        ours = ngramspec.generate(
+            tiny, prompt, max_new_tokens=20, do_sample=False, speculator=speculator,
+            reference_ids=[5000, *plain[0].tolist(), 97],
+        )  # fmt: skip
         assert torch.equal(plain, ours)
         assert speculator.stats.drafter_faults == 0
         assert speculator.stats.accepted > 5
