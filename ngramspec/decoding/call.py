@@ -88,7 +88,7 @@ def _speculate(settings: Settings, call: GenerateCall) -> Any:
 def _why_plain(settings: Settings, error: Exception) -> str | None:
     """Why the baseline may decode a call that failed with an error; None: it may not."""
     if isinstance(error, UnsupportedError):
-        return None if settings.config.unsupported == "error" else str(error)
+        return None if settings.options.unsupported == "error" else str(error)
     version = untested()
     if version is None:
         return None
