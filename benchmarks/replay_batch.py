@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.played_row import PlayedRow
-from ngramspec.costs.curve import scaled
-from ngramspec.costs.tracker import DraftMargin
+from ngramspec.costs.policies import common_length, urgencies
+from ngramspec.costs.steps import DraftMargin, scaled
 from ngramspec.decoding.batch import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Float32
-from ngramspec.draft_length.batch_choice import common_length, urgencies
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.measure.replay import Tally

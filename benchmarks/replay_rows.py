@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.played_row import PlayedRow
+from ngramspec._native.batch_choice import generous_cost
+from ngramspec.costs.policies import worthwhile_rows
 from ngramspec.draft import Float32
-from ngramspec.draft_length.batch_choice import generous_cost, worthwhile_rows
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.measure.replay import Tally

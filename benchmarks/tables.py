@@ -17,7 +17,7 @@ from ngramspec.options import PRESETS
 
 PUBLIC = "benchmarks/public/traces.jsonl"
 # What the figures of drafters depend on, of the decode loop, and of the whole package.
-DRAFTERS = ("ngramspec/drafters", "ngramspec/draft_length", "ngramspec/_native", PUBLIC)
+DRAFTERS = ("ngramspec/drafters", "ngramspec/costs/policies.py", "ngramspec/_native", PUBLIC)
 LOOP = (
     *DRAFTERS,
     *(f"ngramspec/{each}" for each in ("costs", "decoding", "hf_model", "verification")),

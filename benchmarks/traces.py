@@ -35,8 +35,7 @@ FUNCTION_LINES = range(9, 30)  # lengths of functions that are used
 PROMPT_TOKENS = range(100, 600)
 CHARACTERS_BEFORE = 1200  # of a function that is continued
 FILES = (  # whose functions are edited, and continued
-    "ngramspec/draft_length/optimal.py",
-    "ngramspec/draft_length/batch_choice.py",
+    "ngramspec/costs/policies.py",
     "ngramspec/theory/walltime.py",
     "ngramspec/theory/acceptance.py",
     "ngramspec/theory/trees.py",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import GenerateCall, head_of
 from ngramspec.decoding.setup import Settings, decode_call
-from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_choice
 from ngramspec.options import (

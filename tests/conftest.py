@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from prompts import PROMPTS
 
-from ngramspec.costs import curve as cost_curve
-from ngramspec.costs import joint as joint_costs
-from ngramspec.costs import tracker as step_cost
-from ngramspec.costs.processors import AMX
-from ngramspec.decoding import step_costs
+from ngramspec.costs import model as cost_model
+from ngramspec.costs.model import CostModel, Forward
+from ngramspec.costs.processors import AMX, initial_costs
+from ngramspec.costs.steps import StepCosts
+from ngramspec.decoding import joint, setup
 from ngramspec.measure.models import gguf_read_once
 
 # No test depends on how fast the machine is.
@@ -71,22 +73,23 @@ def prompts(smollm2: SimpleNamespace) -> list[dict[str, torch.Tensor]]:
     return [smollm2.encode(text) for text in PROMPTS[:8]]
 
 
-class AssumedStepCosts(step_cost.StepCostTracker):
+class AssumedStepCosts(StepCosts):
     """Forwards that take what is assumed of them."""
 
-    def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
-        assumed = self.kind.assumed(self._length, self.limit)
-        super().record_time(width, 0.02 * float(assumed[min(width, self.limit)]), tree)
+    def learn(self, forward: Forward, seconds: float) -> None:
+        table = CostModel(initial_costs(AMX, "float32"))
+        (log,) = table.logs(forward.rows, np.array([forward.positions]))
+        super().learn(forward, 0.02 * math.exp(log))
 
 
 @pytest.fixture(autouse=True)
 def no_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drafted depends neither on how fast this machine is nor on the tests before."""
-    cost_curve._curves.clear()
-    monkeypatch.setattr(step_costs, "instruction_set", lambda: AMX)
+    cost_model._models.clear()
+    monkeypatch.setattr(setup, "instruction_set", lambda: AMX)
     if "measured" not in request.keywords:
-        for module in (step_costs, joint_costs):
-            monkeypatch.setattr(module, "StepCostTracker", AssumedStepCosts)
+        for module in (setup, joint):
+            monkeypatch.setattr(module, "StepCosts", AssumedStepCosts)
 
 
 def tiny_llama(seed: int = 0, vocab: int = 97, positions: int = 512, **config: object):

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import torch
 from conftest import tiny_llama
 
-from ngramspec.costs.curve import ForwardKind
+from ngramspec.costs.model import ForwardKind, model_of
 from ngramspec.costs.processors import AMX
-from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.costs.steps import StepCosts
 
 KIND = ForwardKind(AMX, "float32")
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
-def fed(costs: StepCostTracker, seconds: Mapping[int, float], times: int = 25, tree: bool = False):
+def fed(costs: StepCosts, seconds: Mapping[int, float], times: int = 25, tree: bool = False):
     """Let steps of these widths take these times, in turn; the first one is not counted."""
     costs.plain(), costs.plain()
     for _ in range(times):
@@ -24,5 +24,5 @@ def fed(costs: StepCostTracker, seconds: Mapping[int, float], times: int = 25, t
     return costs
 
 
-def tracker(model=None, tokens=200, kind=KIND, **more) -> StepCostTracker:
-    return StepCostTracker(model or tiny_llama(), kind, 65, tokens, **more)
+def step_costs(model=None, kind=KIND, limit=65, saved=None, **more) -> StepCosts:
+    return StepCosts(model_of(model or tiny_llama(), kind, saved), limit, **more)

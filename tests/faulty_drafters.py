@@ -8,8 +8,8 @@ import numpy as np
 from doubles import draft_of
 
 from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Proposal, Verdict
+from ngramspec.costs.policies import FixedGamma
 from ngramspec.decoding.row import Row, report_fault
-from ngramspec.draft_length.schedule import FixedGamma
 
 VOCAB = 97
 TEXT = np.arange(5, dtype=np.int32)

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ngramspec.costs.curve import ForwardKind
-from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.costs.model import ForwardKind, model_of
+from ngramspec.costs.policies import PrefillDraftLength, make_controller, worthwhile_nodes
+from ngramspec.costs.steps import StepCosts
 from ngramspec.draft import EMPTY_DRAFT, Draft
-from ngramspec.draft_length.optimal import worthwhile_nodes
-from ngramspec.draft_length.schedule import PrefillDraftLength, make_controller
 from ngramspec.drafters import build_drafter
 from ngramspec.measure.replay import accepted_path
 
@@ -166,7 +165,7 @@ def share_of_best(
     """Expected tokens per nominal second of what was chosen, as a share of the best's.
 
     Args:
-        tracker: makes the StepCostTracker of each call.
+        tracker: makes the StepCosts of each call.
         machine, clock, text: what is simulated.
         length: of each call's prompt.
         new: tokens that each call generates.
@@ -178,7 +177,7 @@ def share_of_best(
     ours, best = np.zeros(2), np.zeros(2)
     for _ in range(calls):
         costs = tracker()
-        controller = make_controller("auto", MOST, costs.cost, *_more(costs))
+        controller = make_controller("auto", MOST, costs.cost, costs.surcharge)
         at = 0
         while at < new:
             costs.at(length + at)
@@ -206,10 +205,6 @@ def _accepted(draft: Draft, rng: np.random.Generator) -> int:
             break
         count, at = count + 1, nodes[here]
     return count
-
-
-def _more(costs: object) -> tuple[object, ...]:
-    return (costs.surcharge,) if hasattr(costs, "surcharge") else ()
 
 
 def _choose(costs, controller, chain, siblings) -> tuple[Draft, int, float]:
@@ -272,7 +267,7 @@ def call_share(
         seed: of the clock.
     """
     speed, output = clock(np.random.default_rng(seed)), text[prompt:].tolist()
-    costs = StepCostTracker(_Model(), kind, MOST + 1, len(output))
+    costs = StepCosts(model_of(_Model(), kind), MOST + 1)
     controller = make_controller("auto", MOST, costs.cost, costs.surcharge)
     session = build_drafter("auto").start(text[:prompt])
 

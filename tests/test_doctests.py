@@ -35,4 +35,4 @@ def test_a_docstring_says_what_happens(name, tmp_path, monkeypatch):
 
 def test_docstrings_have_examples():
     assert len(FOUND) >= 9
-    assert {name.split(".")[1] for name in FOUND} >= {"speculator", "drafters", "draft_length"}
+    assert {name.split(".")[1] for name in FOUND} >= {"speculator", "drafters", "costs"}

@@ -16,7 +16,7 @@ import ngramspec
 ROOT = Path(ngramspec.__file__).parent
 # What each room may import beside itself. Rooms that are not here yet have their place.
 FLOOR = {"errors", "rng", "draft", "stats", "lazy_names"}
-WINGS = {"drafters", "hf_model", "verification", "draft_length", "costs"}
+WINGS = {"drafters", "hf_model", "verification", "costs"}
 CORE = FLOOR | WINGS | {"hf_model.compat", "decoding", "options", "stores"}
 MAY_IMPORT = {
     "errors": set(),
@@ -28,8 +28,7 @@ MAY_IMPORT = {
     "stats": {"draft", "errors"},
     "stores": FLOOR | {"_native"},
     "costs": FLOOR | {"_native"},
-    "draft_length": FLOOR | {"_native", "costs"},
-    "drafters": FLOOR | {"stores", "_native", "draft_length"},
+    "drafters": FLOOR | {"stores", "_native", "costs"},
     "hf_model": FLOOR | {"hf_model.compat"},
     "hf_model.compat": {"errors"},
     "verification": FLOOR | {"hf_model.compat"},
@@ -39,7 +38,7 @@ MAY_IMPORT = {
     "hf": CORE | {"speculator"},
     "stepwise": CORE | {"hf", "speculator"},
     "__init__": CORE | {"speculator", "hf"},
-    "engines": FLOOR | {"costs", "draft_length", "drafters", "stores", "_native"},
+    "engines": FLOOR | {"costs", "drafters", "stores", "_native"},
     "server": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
     "wrap": CORE | {"speculator", "hf", "__init__"},
     "measure": CORE | {"speculator", "hf", "__init__", "_native", "theory"},
@@ -48,7 +47,7 @@ MAY_IMPORT = {
 }
 WITHOUT_TORCH = (
     *("draft", "stats", "errors", "lazy_names", "rng", "theory"),
-    *("costs", "drafters", "draft_length", "options", "stores"),
+    *("costs", "drafters", "options", "stores"),
 )
 
 

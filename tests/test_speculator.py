@@ -310,7 +310,7 @@ def test_one_speculator_in_several_threads(tiny):
 
 
 def test_the_heuristic_grows_and_shrinks_within_its_bounds():
-    from ngramspec.draft_length.schedule import HeuristicGamma
+    from ngramspec.costs.policies import HeuristicGamma
 
     controller = HeuristicGamma(40)
     seen = []

@@ -1,4 +1,4 @@
-"""The cost of a batch's drafts and the number of tokens worth verifying; see ``draft_length``.
+"""The cost of a batch's drafts and the number of tokens worth verifying; see ``costs.policies``.
 
 Theorem 3.8 of Leviathan et al. (2023) with a probability for each token, for a batch in which the
 cost of a step depends on the total number of its positions.

@@ -1,4 +1,4 @@
-"""Corrections of costs, learned from time differences between steps; see ``costs.learned``.
+"""Corrections of costs, learned from time differences between steps; see ``costs.model``.
 
 Recursive least squares (a Kalman filter without dynamics), in which a difference is weighted by the
 probability that it is not a change of the machine's speed (probabilistic data association,

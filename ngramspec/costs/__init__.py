@@ -1,1 +1,1 @@
-"""What forwards and engine steps cost, assumed and then measured."""
+"""What forwards cost, assumed and then measured, and how many tokens to draft by that."""

@@ -1,8 +1,10 @@
-"""Costs saved by ``ngramspec calibrate``: a JSON file with what the costs depend on."""
+"""Costs that a user gives: measured by ``ngramspec calibrate``, or a table for an engine."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -10,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.costs.curve import extended
-from ngramspec.costs.processors import processor
+from ngramspec.costs.processors import extended, processor
 from ngramspec.draft import Float32
 
 FORMAT = "ngramspec costs 1"
+MAX_ENGINE_TOKENS = 1024  # drafted tokens of an engine's step that have a known cost
 
 
 def described(model: Any, attention: str) -> dict[str, Any]:
@@ -94,15 +96,56 @@ class SavedCosts:
             if here[name] != self.depends.get(name)
         ]
 
-    def curve(self, length: int, limit: int) -> Float32:
-        """Relative costs in contexts of about ``length`` positions, float32 (limit + 1,).
-
-        Linear between the measured widths. After the last one, each position adds its mean cost.
-        """
-        nearest = min(self.seconds, key=lambda at: abs(np.log(max(at, 1) / max(length, 1))))
+    def near(self, length: int) -> dict[int, float]:
+        """Relative costs by width, measured in the context whose length is the nearest."""
+        nearest = min(self.seconds, key=lambda at: abs(math.log(max(at, 1) / max(length, 1))))
         times = self.seconds[nearest]
         costs = {width: times[width] / times[1] for width in sorted(times)}
         widest = max(costs)
-        curve = extended(np.arange(limit + 1), costs, slope=costs[widest] / widest)
-        cost: Float32 = curve.astype(np.float32)
-        return cost
+        return costs | {2 * widest: 2 * costs[widest]}  # each further position adds the mean cost
+
+
+class GivenEngineCosts:
+    """An engine's costs from a table.
+
+    Args:
+        table: number of rows -> drafted tokens in all rows -> time of the step relative to a step
+            of equally many rows without a draft. Interpolated and extrapolated linearly. Other
+            numbers of rows use the nearest entry. Numbers may be strings, as in JSON.
+
+    Raises:
+        ValueError: an entry is wrong. The message names it.
+
+    Example:
+        >>> GivenEngineCosts({1: {4: 1.25, 8: 1.75}}).curve(2)[[0, 4, 8, 12]].tolist()
+        [1.0, 1.25, 1.75, 2.25]
+    """
+
+    def __init__(self, table: Mapping[Any, Mapping[Any, float]]) -> None:
+        if not table:
+            raise ValueError("costs must name at least one number of rows, got none")
+        self._curves = {int(rows): _given(int(rows), points) for rows, points in table.items()}
+
+    def curve(self, rows: int) -> Float32 | None:
+        """See ``EngineCosts``."""
+        return self._curves[min(self._curves, key=lambda known: (abs(known - rows), known))]
+
+    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
+        """Ignored."""
+
+
+def _given(rows: int, points: Mapping[Any, float]) -> Float32:
+    if rows < 1:
+        raise ValueError(f"costs: rows must be >= 1, got {rows}")
+    known = sorted((int(drafted), float(cost)) for drafted, cost in points.items())
+    for drafted, cost in known:
+        if drafted < 1 or not 0 < cost < float("inf"):
+            raise ValueError(
+                f"costs of {rows} rows: drafted must be >= 1 and its cost > 0 and finite,"
+                f" got {drafted}: {cost}"
+            )
+    if not known:
+        raise ValueError(f"costs of {rows} rows must have at least one entry, got none")
+    curve = np.interp(np.arange(MAX_ENGINE_TOKENS + 1), *extended({0: 1.0, **dict(known)}))
+    given: Float32 = curve.astype(np.float32)
+    return given

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ngramspec.decoding.pace import HeadPace, Pace
+from ngramspec.costs.steps import HeadCosts, StepCosts
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftModel, same_vocabulary
 from ngramspec.drafters.headed import MtpDrafter
@@ -34,8 +34,8 @@ class DraftingModel(DraftModel):
     Ids outside the target's vocabulary of ``vocab`` tokens are never drafted.
     """
 
-    def __init__(self, model: AssistantModel | MtpHead, vocab: int, pace: HeadPace) -> None:
-        self._model, self._vocab, self._pace = model, vocab, pace
+    def __init__(self, model: AssistantModel | MtpHead, vocab: int, costs: HeadCosts) -> None:
+        self._model, self._vocab, self._costs = model, vocab, costs
         self._layers = model if isinstance(model, MtpHead) else None
         self.room = model.room if isinstance(model, AssistantModel) else None
         own = model.vocab if isinstance(model, AssistantModel) else None
@@ -50,10 +50,10 @@ class DraftingModel(DraftModel):
         return self._layers is None or self._layers.ready
 
     def cost(self, last: int) -> float:
-        return self._pace.cost * self._runs(last)
+        return self._costs.cost * self._runs(last)
 
     def reading_cost(self, tokens: int) -> float:
-        return self._pace.reading_cost(tokens) if tokens > MOST_TIMED_TOKENS else 0.0
+        return self._costs.reading_cost(tokens) if tokens > MOST_TIMED_TOKENS else 0.0
 
     def _runs(self, last: int) -> int:
         """How many models or MTP layers a forward runs: one layer for each distribution."""
@@ -71,7 +71,7 @@ class DraftingModel(DraftModel):
         both = torch.cat((ids.to(torch.int32), log_probs.view(torch.int32)), dim=1)
         packed = both.to("cpu").numpy()  # one transfer
         if len(tokens) <= MOST_TIMED_TOKENS:
-            self._pace.record((perf_counter() - began) / self._runs(last))
+            self._costs.record((perf_counter() - began) / self._runs(last))
         count = ids.shape[1]
         return packed[:, :count].copy(), packed[:, count:].copy().view(np.float32)
 
@@ -89,15 +89,15 @@ def check_models(target: Any, drafter: Drafter) -> None:
 
 
 def open_model(
-    target: Target, drafter: ModelDrafter, vocab: int, row: int, pace: Pace
+    target: Target, drafter: ModelDrafter, vocab: int, row: int, costs: StepCosts
 ) -> DraftingModel:
     """The model of a session in a row of the batch, see ``DraftSession.begin_models``."""
     model = _model_of(drafter, target.model)
     share = parameters(model) / max(parameters(target.model), 1)
     if isinstance(drafter, MtpDrafter):
         share /= len(model.layers)
-        return DraftingModel(MtpHead(model, target.states, row), vocab, HeadPace(pace, share))
-    return DraftingModel(AssistantModel(model), vocab, HeadPace(pace, share))
+        return DraftingModel(MtpHead(model, target.states, row), vocab, HeadCosts(costs, share))
+    return DraftingModel(AssistantModel(model), vocab, HeadCosts(costs, share))
 
 
 def _model_of(drafter: ModelDrafter, target: Any) -> Any:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ngramspec.costs.call import CallCosts
+from ngramspec.costs.policies import PrefillDraftLength, common_length, likeliest_path, urgencies
+from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
 from ngramspec.decoding.row import NO_VERDICT, Computed, Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
-from ngramspec.draft_length.optimal import likeliest_path
-from ngramspec.draft_length.schedule import CostGamma, PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.verification.cursor import DraftCursor
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
@@ -218,7 +217,7 @@ class Batch:
         rows: list[Row],
         connect: Callable[[Sequence[Row], int], None],
         *,
-        costs: CallCosts | None = None,
+        costs: StepCosts | None = None,
         prefill_length: PrefillDraftLength,
         ranks: Ranks | None = None,
         max_length: int | None = None,
@@ -326,7 +325,7 @@ class Batch:
         if few and target.rows_may_leave:
             target.keep_rows(unfinished)
             if costs is not None:
-                costs.keep_rows(len(unfinished))
+                costs.rows = len(unfinished)
 
     def cut_together(self) -> None:
         """Cut the drafts of diverged rows to a common length, as one forward runs the longest."""
@@ -338,13 +337,9 @@ class Batch:
         costs = self.costs
         if costs is None or sampled or not estimated or not any(map(len, drafts)):
             return
-        from ngramspec.draft_length.batch_choice import common_length, urgencies
-
         left = [self.tokens_left(group) for group in groups]
         weights = urgencies(left, [group.new for group in groups], self._steps)
         surcharge = 1.0 if isinstance(rows[0].tree, int) else costs.surcharge()
-        if surcharge < CostGamma.MIN_SURCHARGE:
-            surcharge = 1.0
         length, branches = common_length(drafts, weights, costs.cost(), surcharge)
         for row in rows:
             draft = row.draft if branches else most_probable_path(row.draft)
@@ -355,9 +350,7 @@ class Batch:
         drafts = [row.draft for row in self.rows]
         positions = 1 + max([len(draft.tokens) for draft in drafts])
         costs = self.costs
-        if positions == 1 or costs is None or any(draft.parents is not None for draft in drafts):
-            return positions
-        if self.target.traits.recurrent:  # padding is rejected, which would undo a recurrent state
+        if costs is None or any(draft.parents is not None for draft in drafts):
             return positions
         room = min(self.draft_limits(group)[0] for group in self.groups if not group.stopped)
         return costs.width(positions, 1 + room)

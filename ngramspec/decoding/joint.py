@@ -8,7 +8,7 @@ probable draft tokens of all generations are verified first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from statistics import mean
 from time import perf_counter
@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from ngramspec.costs.joint import JointCosts, JointShare
-from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.costs.policies import worthwhile_rows
+from ngramspec.costs.steps import MAX_JOINT_TOKENS, StepCosts
 from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.recorder import Step
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import CallSetup, Settings
 from ngramspec.draft import Draft
-from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.joint_forward import (
     JointForward,
@@ -237,7 +236,7 @@ class JointSteps:
     def __init__(self, model: Any) -> None:
         self.why_not = why_not_tried(model)
         self._model = model
-        self._costs = JointCosts(model)
+        self._costs: StepCosts | None = None
 
     @torch.no_grad()
     def step(self, generations: Sequence[OpenGeneration]) -> list[Added]:
@@ -288,7 +287,7 @@ class JointSteps:
                 raise UnsupportedError(f"generations[{at}] cannot share a forward: {why}")
 
     @contextmanager
-    def _sharing(self, turns: Sequence[_Turn]) -> Iterator[StepCostTracker | None]:
+    def _sharing(self, turns: Sequence[_Turn]) -> Iterator[StepCosts | None]:
         """Let rows draft by the costs of a joint step, and do not time them separately.
 
         These costs are yielded, or None if no turn drafts by cost.
@@ -297,18 +296,19 @@ class JointSteps:
         if not own:
             yield None
             return
-        tracker = self._costs.of(own[0].tracker, len(turns))
-        tracker.at(int(mean(turn.generation.length for turn in turns)))
-        share = JointShare(tracker, len(turns), tracker.plain())
-        for each in own:
-            each.now = share
-        try:
-            yield tracker
-        finally:
+        model, limit = own[0].model, max(MAX_JOINT_TOKENS, own[0].limit) + 1
+        joint = self._costs
+        if joint is None or joint.model is not model or joint.limit < limit:
+            joint = self._costs = StepCosts(model, limit, packed=True, pads=False)
+        joint.rows = len(turns)
+        joint.at(int(mean(turn.generation.length for turn in turns)))
+        plain = joint.plain()
+        with ExitStack() as stack:
             for each in own:
-                each.now = each.tracker
+                stack.enter_context(each.sharing(joint, plain))
+            yield joint
 
-    def _step(self, turns: Sequence[_Turn], tracker: StepCostTracker | None) -> None:
+    def _step(self, turns: Sequence[_Turn], tracker: StepCosts | None) -> None:
         for turn in turns:
             with turn.own_errors():
                 turn.step = turn.generation.begin_step()
@@ -341,7 +341,7 @@ def _without_errors(turns: Sequence[_Turn]) -> list[_Turn]:
     return [turn for turn in turns if not isinstance(turn.added, Exception)]
 
 
-def _cut(turns: Sequence[_Turn], tracker: StepCostTracker) -> None:
+def _cut(turns: Sequence[_Turn], tracker: StepCosts) -> None:
     """Cut the drafts to the lengths that maximize the expected tokens per cost.
 
     No draft is cut if one of them is sampled, because no sampled token may decide how many tokens
@@ -355,7 +355,7 @@ def _cut(turns: Sequence[_Turn], tracker: StepCostTracker) -> None:
         turn.step.rows[0].draft, turn.step.width = draft.as_chain(), 1 + len(draft)
 
 
-def _learn(tracker: StepCostTracker, turns: Sequence[_Turn], seconds: float) -> None:
+def _learn(tracker: StepCosts, turns: Sequence[_Turn], seconds: float) -> None:
     """Record a joint step's time and acceptance."""
     drafts = [turn.draft for turn in turns]
     drafted = sum(map(len, drafts))

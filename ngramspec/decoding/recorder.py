@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from ngramspec.costs.call import CallCosts
-from ngramspec.decoding.pace import Pace
+from ngramspec.costs.policies import PrefillDraftLength
+from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.row import Row
 from ngramspec.draft import EvidenceRequest
-from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.stats import DecodeStats, StepEvent
 
@@ -42,16 +41,14 @@ class Step:
 class StepRecorder:
     """Times the parts of each step, adds steps to a run's statistics, and reports them.
 
-    ``prefill_length`` learns how many draft tokens the prefill should verify, and ``pace`` how long
-    the target's forwards are, if a drafting model is compared with it.
+    ``prefill_length`` learns how many draft tokens the prefill should verify.
     """
 
     target: Target
-    costs: CallCosts | None
+    costs: StepCosts | None
     prefill_length: PrefillDraftLength
     stats: DecodeStats
     on_step: Callable[[StepEvent], None] | None
-    pace: Pace | None
 
     def __post_init__(self) -> None:
         self._steps = 0
@@ -88,8 +85,8 @@ class StepRecorder:
             stats.prefill_drafted += drafted
             stats.prefill_accepted += accepted
             stats.prefill_seconds += forward
-            if self.pace is not None:
-                self.pace.record_prefill(forward, self.target.prefill_positions)
+            if self.costs is not None:
+                self.costs.record_prefill(forward, self.target.prefill_positions)
         else:
             self._steps += 1
             for row in step.rows:
@@ -103,16 +100,12 @@ class StepRecorder:
 
     def _learn_costs(self, step: Step, seconds: float) -> None:
         """Record the forward's time at its width, and how many draft tokens were accepted."""
-        costs, pace = self.costs, self.pace
+        costs = self.costs
         if costs is None:
             return
         if not self.target.compiling:
             trees = step.width > 1 and any(row.draft.parents is not None for row in step.rows)
             costs.record_time(step.width, seconds, trees)
-            if pace is not None:
-                cost = costs.cost()
-                relative = float(cost[min(step.width, len(cost) - 1)])
-                pace.record(seconds, relative, len(step.rows))
         accepted = sum([len(row.verdict.accepted) for row in step.rows])
         costs.record_acceptance(sum([len(row.draft.tokens) for row in step.rows]), accepted)
 

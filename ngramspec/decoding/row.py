@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec._native.row_text import sound_chain
+from ngramspec.costs.policies import GammaController
 from ngramspec.draft import (
     EMPTY_DRAFT,
     NO_TOKENS,
@@ -24,7 +25,6 @@ from ngramspec.draft import (
     Int32,
     Verdict,
 )
-from ngramspec.draft_length.schedule import GammaController
 from ngramspec.drafters.base import (
     Drafter,
     DraftSession,

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft import Draft, Int32
-from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.known import OracleDrafter, OracleSession
 from ngramspec.hf_model.compat.versions import NEWEST_TESTED, small_model

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ngramspec.costs.call import CallCosts
-from ngramspec.decoding.batch import Batch, Group
-from ngramspec.decoding.loop import DecodeLoop, decode
-from ngramspec.decoding.observer import Observer, Section, no_section
-from ngramspec.decoding.pace import Pace
-from ngramspec.decoding.recorder import StepRecorder
-from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep, samplers_by_row
-from ngramspec.decoding.row import ReferenceCounter, Row, report_fault
-from ngramspec.decoding.step_costs import ASSUMED_NEW_TOKENS, step_costs
-from ngramspec.draft_length.schedule import (
+from ngramspec.costs.model import ForwardKind, model_of
+from ngramspec.costs.policies import (
     CostGamma,
     GammaController,
     PrefillDraftLength,
     make_controller,
 )
+from ngramspec.costs.processors import GPU, instruction_set
+from ngramspec.costs.steps import StepCosts
+from ngramspec.decoding.batch import Batch, Group
+from ngramspec.decoding.loop import DecodeLoop, decode
+from ngramspec.decoding.observer import Observer, Section, no_section
+from ngramspec.decoding.recorder import StepRecorder
+from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep, samplers_by_row
+from ngramspec.decoding.row import ReferenceCounter, Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
@@ -52,6 +52,8 @@ from ngramspec.stats import DecodeStats
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import TokenSampler
 from ngramspec.verification.stopping import StopRules
+
+ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length
 
 if TYPE_CHECKING:  # most calls have one process
     from ngramspec.costs.saved import SavedCosts
@@ -92,7 +94,7 @@ class CallSetup:
 
     def __init__(self, settings: Settings, call: GenerateCall, ranks: Ranks | None = None) -> None:
         self.settings, self.config, self.call, self.ranks = settings, settings.options, call, ranks
-        self.stats, self.pace = DecodeStats(), Pace()
+        self.stats = DecodeStats()
         self.learns_costs = self.config.planned_gamma == "auto"
         check_request(call.generation_config)
         self._check_beams()
@@ -170,14 +172,7 @@ class CallSetup:
         if any(each.reads_states for each in self.drafter.assistants):
             target.read_states()
         trees = self._may_branch()
-        costs = step_costs(
-            settings.saved_costs,
-            target,
-            config.longest,
-            sampler.stop.max_length,
-            trees,
-            settings.log_once,
-        )
+        costs = self.costs = self._step_costs()
         learned = costs if self.learns_costs else None
         rows = [self._row(costs, trees, at) for at in range(target.prompt.shape[0])]
         make: Callable[..., Batch] = Batch
@@ -203,7 +198,6 @@ class CallSetup:
             prefill_length=settings.prefill_length,
             stats=self.stats,
             on_step=config.on_step,
-            pace=self.pace if self.drafter.assistants else None,
         )
         return DecodeLoop(
             target=target,
@@ -268,7 +262,7 @@ class CallSetup:
         priced = tree == "auto" and self.learns_costs
         return reason is None and (isinstance(tree, int) or priced)
 
-    def _row(self, costs: CallCosts, trees: bool, at: int) -> Row:
+    def _row(self, costs: StepCosts, trees: bool, at: int) -> Row:
         """The row of the batch with the index ``at``."""
         call, temperature, seed = self.call, None, 0
         if call.generation_config.do_sample:
@@ -330,13 +324,39 @@ class CallSetup:
         """Open a drafter's model for a row's session."""
         from ngramspec.decoding.assistants import open_model  # most drafters have none
 
-        return open_model(self.target, drafter, vocab, row, self.pace)
+        return open_model(self.target, drafter, vocab, row, self.costs)
 
-    def _controller(self, costs: CallCosts) -> GammaController:
+    def _step_costs(self) -> StepCosts:
+        """The costs of the call's forwards, measured under gamma="auto"."""
+        target, saved = self.target, self.settings.saved_costs
+        kind = ForwardKind(
+            machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
+            dtype=str(target.model.dtype).removeprefix("torch."),
+            attention=target.traits.attention,
+            static=target.cache.capacity is not None,
+            compiled=bool(target.widths),
+        )
+        rows = target.prompt.shape[0]
+        if saved is not None:
+            differences = saved.differences(target.model, kind.attention)
+            if rows > 1 or kind.static:
+                differences.append("they were measured on single sequences with a dynamic cache")
+            if differences:
+                saved = None
+                self.settings.log_once(f"not using the saved costs: {'; '.join(differences)}")
+        return StepCosts(
+            model_of(target.model, kind, saved),
+            self.config.longest + 1,
+            rows=rows,
+            pads=not target.traits.recurrent,  # a rejected position would undo a recurrent state
+            sizes=target.widths,
+        )
+
+    def _controller(self, costs: StepCosts) -> GammaController:
         """The controller of a row's draft length."""
         config = self.config
         if self.target.inputs.ragged and self.learns_costs:
-            return CostGamma(config.longest, costs.cost, drafting_cost=costs.cost_alone)
+            return CostGamma(config.longest, costs.cost, drafting_cost=costs.share)
         surcharge = None if isinstance(config.tree, int) else costs.surcharge
         return make_controller(config.planned_gamma, config.longest, costs.cost, surcharge)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ngramspec.costs.policies import worthwhile_nodes
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
-from ngramspec.draft_length.optimal import worthwhile_nodes
 from ngramspec.drafters.base import (
     MAX_SOURCES,
     Drafter,

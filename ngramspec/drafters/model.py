@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec.costs.policies import worthwhile_nodes
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
-from ngramspec.draft_length.optimal import worthwhile_nodes
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, LearningDrafter
 from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.known import NullDrafter

@@ -15,8 +15,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.costs.policies import reach_of, worthwhile_nodes
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, joined
-from ngramspec.draft_length.optimal import reach_of, worthwhile_nodes
 from ngramspec.drafters.base import (
     Drafter,
     DraftModel,

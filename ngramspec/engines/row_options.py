@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ngramspec.costs.engine_rows import EngineCosts, GivenEngineCosts, LearnedEngineCosts
+from ngramspec.costs.saved import GivenEngineCosts
+from ngramspec.costs.steps import EngineCosts, LearnedEngineCosts
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.engines.rows import Rows

@@ -13,22 +13,16 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ngramspec._native.batch_choice import generous_cost, may_pay
 from ngramspec._native.row_text import TokenText, agreed, text_hash
-from ngramspec.costs.engine_rows import EngineCosts
+from ngramspec.costs.policies import LAG_POWER, Refills, progress_weights, worthwhile_rows
+from ngramspec.costs.steps import EngineCosts
 from ngramspec.decoding.row import OnFault, Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
-from ngramspec.draft_length.batch_choice import (
-    LAG_POWER,
-    generous_cost,
-    may_pay,
-    progress_weights,
-    worthwhile_rows,
-)
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.call import CallStores
 from ngramspec.drafters.priority import CalibratedDrafter, path_along
 from ngramspec.drafters.registry import build_drafter
-from ngramspec.engines.row_pace import Pace
 from ngramspec.errors import check_bool, check_int
 from ngramspec.stores.shared import Namespace
 
@@ -348,7 +342,7 @@ class Rows:
         self._known = KnownRows()
         self._open_sessions = 0
         self._bytes_per_token = 64.0  # average of a row with a session
-        self._pace = Pace()
+        self._refills = Refills()
         self._clock = clock
         self._returned: float | None = None  # time at which the last call returned
 
@@ -422,7 +416,7 @@ class Rows:
         drafts = [EMPTY_DRAFT] * len(states)
         if not rows:
             return drafts
-        curve, price = None, self._pace.price(len(rows))
+        curve, price = None, self._refills.price(len(rows))
         if self.costs is not None:
             if timed and self._returned is not None:
                 self.costs.record_time(len(rows), drafted, began - self._returned)
@@ -434,7 +428,6 @@ class Rows:
                 row.draft = drafts[place] = draft
                 asked += len(draft.tokens)
         self.stats.drafted += asked
-        self._pace.drafted(1.0 if curve is None else float(curve[asked]))
         self._shrink()
         return drafts
 
@@ -448,7 +441,7 @@ class Rows:
         known.begin_call()
         rows: list[tuple[int, KnownRow]] = []
         drafted, timed = 0, True
-        kept = tokens = 0  # rows that the last call had too, and their new tokens
+        kept = 0  # rows that the last call had too
         for place, state in enumerate(states):
             if not len(state.new):
                 known.keep_row(place)
@@ -464,7 +457,6 @@ class Rows:
                     timed = timed and added <= asked + 1  # else it had a prefill
                     drafted += asked
                     kept += 1
-                    tokens += len(state.new)
                 rows.append((place, self._advance_row(place, state, row)))
             except Exception as error:
                 timed = False
@@ -473,7 +465,7 @@ class Rows:
         for row in known.gone() if self._stores is not None else ():
             if row.stored is not None:
                 row.stored.pause()
-        self._pace.step(len(rows), kept, tokens)
+        self._refills.step(len(rows), kept)
         return rows, drafted, timed
 
     def _advance_row(self, place: int, state: RowState, row: KnownRow | None) -> KnownRow:
@@ -507,7 +499,7 @@ class Rows:
         curve: Float32 | None,
         price: float,
     ) -> list[Draft]:
-        """Draft for every row, and cut what is not worth its cost: see ``Pace.price``."""
+        """Draft for every row, and cut what is not worth its cost: see ``Refills.price``."""
         cost = None if curve is None else generous_cost(curve, len(rows), self.k)
         found: list[Draft] = []
         for place, row in rows:
@@ -519,7 +511,7 @@ class Rows:
         if len(rows) > 1:
             emitted = [row.emitted for _, row in rows]
             steps = [row.steps for _, row in rows]
-            weights = progress_weights(emitted, steps, LAG_POWER * (1.0 - self._pace.refilled))
+            weights = progress_weights(emitted, steps, LAG_POWER * (1.0 - self._refills.share))
         return worthwhile_rows(found, curve, STILL_NEEDED_PROBABILITY, weights, price)
 
     def _ask(self, row: KnownRow, room: int, cost: Float32 | None) -> Draft:

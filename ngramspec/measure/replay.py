@@ -17,9 +17,9 @@ from time import perf_counter_ns
 import numpy as np
 
 from ngramspec._native.copyindex import CopyIndex
-from ngramspec.costs.tracker import DraftMargin
+from ngramspec.costs.policies import CostGamma, FixedGamma, GammaController, make_controller
+from ngramspec.costs.steps import DraftMargin
 from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
-from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.measure.knowledge import Known
 from ngramspec.measure.top_tokens import replayed

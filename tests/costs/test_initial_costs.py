@@ -12,7 +12,7 @@ import pytest
 from simulated_machine import CLOCKS, TableMachine, call_share
 
 from ngramspec.costs import processors
-from ngramspec.costs.curve import ForwardKind, assumed_cost
+from ngramspec.costs.model import ForwardKind
 from ngramspec.costs.processors import (
     AMX,
     ARM,
@@ -22,6 +22,7 @@ from ngramspec.costs.processors import (
     CPU,
     GPU,
     best_set,
+    extended,
     initial_costs,
 )
 
@@ -69,9 +70,10 @@ def test_what_is_not_measured_begins_with_the_highest_costs():
     assert initial_costs(AMX, "float16") is initial_costs(AVX2, "bfloat16")
     assert initial_costs(AVX512, "float32") is initial_costs(AVX512_BF16, "float32")
     for dtype in ("float32", "bfloat16"):
-        highest = assumed_cost(AVX2, 64, dtype=dtype)
+        widths = np.arange(8, 66)
+        highest = np.interp(widths, *extended(initial_costs(AVX2, dtype)))
         for machine in (AMX, AVX512_BF16, GPU):
-            assert (assumed_cost(machine, 64, dtype=dtype)[8:] <= highest[8:]).all()
+            assert (np.interp(widths, *extended(initial_costs(machine, dtype))) <= highest).all()
 
 
 def test_the_table_of_avx2_is_the_raw_files():
@@ -105,7 +107,7 @@ STARTS = [
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_calls_with_nothing_to_predict_lose_little(start, actual):
     """Each call is the first one of its process; the machine may be another than is assumed."""
-    kind, machine = ForwardKind(*start, tree=True), TableMachine(initial_costs(*actual))
+    kind, machine = ForwardKind(*start), TableMachine(initial_costs(*actual))
     for clock in ("quiet", "stalling"):
         shares = [
             call_share(kind, machine, CLOCKS[clock], text, prompt, seed=seed)

@@ -8,10 +8,11 @@ import pytest
 from cost_models import KIND
 from simulated_machine import CLOCKS, MACHINES, TEXTS, share_of_best
 
-from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.costs.model import model_of
+from ngramspec.costs.steps import StepCosts
 
 SEEDS = 2
-KINDS = replace(KIND, dtype="bfloat16", tree=True)
+KINDS = replace(KIND, dtype="bfloat16")
 GPU = replace(KINDS, machine="gpu")
 
 
@@ -25,7 +26,7 @@ def shares(machine, clock, text, length, seeds=SEEDS, kinds=None):
         model = Model()
         found.append(
             share_of_best(
-                lambda model=model: StepCostTracker(model, kinds, 65, 80),
+                lambda model=model: StepCosts(model_of(model, kinds), 65),
                 MACHINES[machine],
                 CLOCKS[clock],
                 TEXTS[text],
@@ -56,7 +57,7 @@ def test_a_machine_that_is_wrongly_taken_for_slow_is_found_out():
 def test_branches_that_cost_much_give_way_to_chains():
     model, kinds = Model(), []
 
-    class Noting(StepCostTracker):
+    class Noting(StepCosts):
         def record_time(self, width, seconds, tree=False):
             kinds.append("plain" if width == 1 else "tree" if tree else "chain")
             super().record_time(width, seconds, tree)
@@ -64,7 +65,7 @@ def test_branches_that_cost_much_give_way_to_chains():
     for machine, most in (("attention", 1.0), ("dear trees", 0.25)):
         kinds.clear()
         share_of_best(
-            lambda: Noting(model, KINDS, 65, 80),
+            lambda: Noting(model_of(model, KINDS), 65),
             MACHINES[machine],
             CLOCKS["quiet"],
             TEXTS["talking"],

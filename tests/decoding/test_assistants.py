@@ -11,14 +11,17 @@ from conftest import tiny_llama
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
+from ngramspec.costs.model import CostModel
+from ngramspec.costs.steps import HeadCosts, StepCosts
 from ngramspec.decoding.assistants import DraftingModel, check_models
-from ngramspec.decoding.pace import HeadPace, Pace
 from ngramspec.drafters import ModelDrafter, base
 from ngramspec.hf_model.assistants.assistant import AssistantModel, tokenizer_file
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+STEPS = StepCosts(CostModel({1: 1.0, 2: 1.0}), 9)
 
 
 def tokenizer(words):
@@ -121,7 +124,7 @@ def test_what_the_assistant_has_no_embedding_for_is_never_read(place, drafter):
 @pytest.mark.parametrize("size", [97, 104])
 def test_probabilities_are_over_the_common_ids(size):
     target, assistant = padded((97, size))
-    drafting = DraftingModel(AssistantModel(assistant), 97, HeadPace(Pace(), 1.0))
+    drafting = DraftingModel(AssistantModel(assistant), 97, HeadCosts(STEPS, 1.0))
     with torch.no_grad():
         expected = target(PROMPT).logits[0, -1].log_softmax(-1)
     ids, log_probs = drafting.forward(PROMPT[0].int().numpy(), 1, 1000)

@@ -16,7 +16,7 @@ from transformers import DynamicCache, LogitsProcessor
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.costs.steps import StepCosts
 from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.inputs.growth import grow_ragged, used_slots
 from ngramspec.hf_model.model import Target
@@ -249,7 +249,7 @@ def test_a_forward_wider_than_its_draft_needs_no_padding_token(monkeypatch):
     def wider(pace, positions, room):
         return max(positions, min(positions + 3, room))
 
-    monkeypatch.setattr(StepCostTracker, "width", wider)
+    monkeypatch.setattr(StepCosts, "width", wider)
     asked = {"pad_token_id": -1, "eos_token_id": VOCAB - 1, "suppress_tokens": [VOCAB - 1]}
     given = batch(1) | GREEDY | asked
     same_text(build("llama"), lambda text: Speculator(RowOracle([text], 0.5)), None, **given)

@@ -23,10 +23,10 @@ from faulty_drafters import (
 )
 
 from ngramspec import Speculator, Verdict
+from ngramspec.costs.policies import make_controller
 from ngramspec.decoding.row import FORGIVING_DRAFTS as FORGIVEN
 from ngramspec.decoding.row import MAX_FAULTS as FAULTS
 from ngramspec.draft import EMPTY_DRAFT
-from ngramspec.draft_length.schedule import make_controller
 from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
 from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
 

@@ -11,11 +11,11 @@ from families import CAUSAL, VOCAB, build
 from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.costs.curve import ForwardKind
-from ngramspec.costs.joint import JointCosts, JointShare
-from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.costs.model import CostModel
+from ngramspec.costs.policies import worthwhile_rows
+from ngramspec.costs.processors import AMX, initial_costs
+from ngramspec.costs.steps import StepCosts
 from ngramspec.draft import Draft
-from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.stepwise import JointSteps, open_generation
 
@@ -316,26 +316,29 @@ def test_a_fixed_gamma_beside_one_by_cost_keeps_its_drafts(tiny):
     plain = texts(tiny, PROMPTS[:2], **GREEDY)
     fixed = (half_right(plain[0], 97), 5)
     runs = opened(tiny, PROMPTS[:2], [fixed, "auto"], **GREEDY)
-    learned = runs[1].step_costs.tracker.curve
-    before = learned.steps
+    costs = runs[1].step_costs
+    alone = costs.plain_seconds
     run_together(tiny, runs)
     assert [run.tokens for run in runs] == [t[-30:] for t in plain]
     assert runs[0].step_costs is None
     assert runs[0].stats.drafted >= 4 * (runs[0].stats.target_calls - 2)
-    assert learned.steps == before
+    assert costs.plain_seconds == alone
+    assert any(rows == 2 for rows, _ in costs.model.counts)  # those of joint steps
 
 
 def test_costs_are_of_all_drafted_tokens():
     """Four generations of one position each, and 4 drafted: 8 positions beside 4."""
-    model = torch.nn.Linear(1, 1)
-    alone = StepCostTracker(model, ForwardKind("amx", "float32"), 16, 100)
-    tracker = JointCosts(model).of(alone, 4)
-    tracker.at(0)
-    single = alone.kind.assumed(0, 40)
-    joint = tracker.chains()
-    np.testing.assert_allclose(joint[1:9], single[4:12] / single[4], rtol=1e-5)
-    share = JointShare(tracker, 4, plain=False).cost()
-    np.testing.assert_allclose(share[1:], 1 + 4 * (tracker.cost()[1:] - 1), rtol=1e-4)
+    model = CostModel(initial_costs(AMX, "float32"))
+    alone, joint = StepCosts(model, 16), StepCosts(model, 16, rows=4, packed=True, pads=False)
+    np.testing.assert_allclose(joint.times()[1:9], alone.times()[4:12] / alone.times()[4], 1e-5)
+    before = alone.cost()
+    with alone.sharing(joint, plain=True):
+        assert alone.plain()
+        np.testing.assert_allclose(alone.cost()[1:], 1 + 4 * (joint.cost()[1:] - 1), rtol=1e-4)
+        alone.record_time(5, 1.0)
+        assert alone.width(2, 9) == 2
+    assert alone.cost() is before
+    assert model.steps == 0
 
 
 def test_the_likeliest_tokens_of_all_go_first(tiny):

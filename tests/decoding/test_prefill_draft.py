@@ -22,7 +22,7 @@ from plain_text import same_text
 from transformers import DynamicCache
 
 from ngramspec import Speculator, generate
-from ngramspec.draft_length.schedule import PrefillDraftLength
+from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
 VOCAB = 97

@@ -21,7 +21,7 @@ from faulty_drafters import (
 
 import ngramspec
 from ngramspec import Draft, Speculator, Verdict
-from ngramspec.draft_length.schedule import make_controller
+from ngramspec.costs.policies import make_controller
 
 
 def test_what_should_end_the_generation_ends_it():

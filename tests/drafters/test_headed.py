@@ -12,9 +12,9 @@ from scipy.stats import chisquare
 from value_play import costs, ids
 
 from ngramspec import DecodeStats, build_drafter
+from ngramspec.costs.policies import FixedGamma
 from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft import EMPTY_DRAFT
-from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
 from ngramspec.drafters.headed import HeadOfCalls, with_head
 from ngramspec.verification.cursor import DraftCursor, drafted_at

@@ -15,14 +15,17 @@ from doubles import ids
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError, build_drafter
+from ngramspec.costs.model import CostModel
+from ngramspec.costs.steps import HeadCosts, StepCosts
 from ngramspec.decoding.assistants import DraftingModel
-from ngramspec.decoding.pace import HeadPace, Pace
 from ngramspec.drafters import ModelDrafter, OracleDrafter, PriorityDrafter, RandomDrafter
 from ngramspec.drafters.registry import quoted
 from ngramspec.hf_model.assistants.assistant import AssistantModel
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 VOCAB = 97
+
+STEPS = StepCosts(CostModel({1: 1.0, 2: 1.0}), 9)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def generated(model, drafter, new=60, seed=0, ids=PROMPT, speculator=None, **arg
 
 def drafting(model):
     """What a session drafts with."""
-    return DraftingModel(AssistantModel(model), VOCAB, HeadPace(Pace(), 1.0))
+    return DraftingModel(AssistantModel(model), VOCAB, HeadCosts(STEPS, 1.0))
 
 
 def said_by(model, text, new):

@@ -11,9 +11,9 @@ from conftest import tiny_llama
 from scipy.stats import chisquare
 
 from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Speculator, build_drafter
+from ngramspec.costs.policies import FixedGamma
 from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft import EMPTY_DRAFT, Proposal
-from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import PriorityDrafter
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession

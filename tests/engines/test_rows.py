@@ -12,12 +12,12 @@ import pytest
 from engine_rows import FAULTY, VOCAB, Engine, K, Recorder, ids
 
 from ngramspec._native import row_text
-from ngramspec.costs import engine_rows as row_costs
+from ngramspec.costs import saved
 from ngramspec.engines import rows
 from ngramspec.engines.rows import Rows, RowState
 
 
-@pytest.mark.parametrize("module", [rows, row_costs])
+@pytest.mark.parametrize("module", [rows, saved])
 def test_examples(module):
     assert doctest.testmod(module).failed == 0
 
@@ -261,7 +261,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
 sys.meta_path.insert(0, Missing())
 import numpy as np
-from ngramspec.costs.engine_rows import LearnedEngineCosts
+from ngramspec.costs.steps import LearnedEngineCosts
 from ngramspec.engines.rows import Rows, RowState
 from ngramspec.engines.vllm import NgramspecProposer
 rows = Rows("auto", 2, 50, 100, LearnedEngineCosts(2), clock=itertools.count().__next__)

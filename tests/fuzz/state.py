@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from conftest import AssumedStepCosts
 
-from ngramspec.costs import curve as cost_curve
+from ngramspec.costs import model as cost_model
 from ngramspec.costs.processors import AMX
-from ngramspec.decoding import step_costs
+from ngramspec.decoding import setup
 from ngramspec.hf_model.compat.cache_name import CACHE_NAMES
 
 
 @contextmanager
 def isolated(default_dtype: str) -> Iterator[None]:
     """Nothing that ran before counts, and forwards take what is assumed of them."""
-    cost_curve._curves.clear()
+    cost_model._models.clear()
     before = torch.get_default_dtype()
-    fixed = {"StepCostTracker": AssumedStepCosts, "instruction_set": lambda: AMX}
-    with warnings.catch_warnings(), mock.patch.multiple(step_costs, **fixed):
+    fixed = {"StepCosts": AssumedStepCosts, "instruction_set": lambda: AMX}
+    with warnings.catch_warnings(), mock.patch.multiple(setup, **fixed):
         warnings.simplefilter("ignore")
         torch.set_default_dtype(getattr(torch, default_dtype))
         try:

@@ -10,7 +10,8 @@ from families import build
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.decoding import step_costs
+from ngramspec.costs.steps import StepCosts
+from ngramspec.decoding import setup
 from ngramspec.hf_model.compat.cache_name import cache_argument
 from ngramspec.hf_model.compiled import Graphs, bucket_sizes
 
@@ -126,13 +127,13 @@ def test_a_step_in_which_something_is_compiled_is_not_timed():
     model, widths, timed = tiny_llama(num_hidden_layers=1), [], []
     text = model.generate(IDS, **GREEDY)[0].tolist()
 
-    class Noting(step_costs.StepCostTracker):
+    class Noting(StepCosts):
         def record_time(self, width, seconds, tree=False):
             timed.append(width)
             super().record_time(width, seconds, tree)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_costs, "StepCostTracker", Noting)
+        patch.setattr(setup, "StepCosts", Noting)
         speculator = Speculator(
             all_lengths(text), gamma_max=8, compiled=True, on_step=lambda e: widths.append(e.width)
         )

@@ -12,7 +12,7 @@ from families import ENCODER_DECODER, FAMILIES, VARIED, build
 
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
-from ngramspec.costs.call import CallCosts
+from ngramspec.costs.steps import StepCosts
 from ngramspec.hf_model.attention.tree_attention import attended, tree_mask, tree_positions
 from ngramspec.hf_model.compat.cache_name import cache_of
 from ngramspec.hf_model.model import Target
@@ -163,9 +163,9 @@ def test_where_branches_cost_more_than_they_give_the_likeliest_paths_are_verifie
     model, inputs = build("llama"), batch(3)
     plain = model.generate(**inputs, **GREEDY)
     seen, flat = {}, np.ones(66, np.float32)
-    monkeypatch.setattr(CallCosts, "cost", lambda self: flat)
+    monkeypatch.setattr(StepCosts, "cost", lambda self: flat)
     for surcharge in (1.0, 50.0):
-        monkeypatch.setattr(CallCosts, "surcharge", lambda self, own=surcharge: own)
+        monkeypatch.setattr(StepCosts, "surcharge", lambda self, own=surcharge: own)
         events = []
         drafter = Tempting(row_texts(inputs, plain), confidence=0.5)
         speculator = Speculator(drafter, tree="auto", on_step=events.append)

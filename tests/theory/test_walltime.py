@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ngramspec.draft_length.optimal import worthwhile_nodes
+from ngramspec.costs.policies import worthwhile_nodes
 from ngramspec.theory import walltime
 
 ALPHAS = np.linspace(0.1, 0.9, 9)

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ngramspec.costs.policies import worthwhile_nodes
 from ngramspec.decoding.batch import Batch, Group
 from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
 from ngramspec.decoding.observer import Section
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.row import Computed
 from ngramspec.draft import Verdict
-from ngramspec.draft_length.optimal import worthwhile_nodes
 from ngramspec.hf_model.compat.hf_private import eos_tokens, pad_token
 from ngramspec.verification.cursor import DraftCursor
 from ngramspec.verification.sampler import SampledTokens, TokenSampler

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec.draft import EMPTY_DRAFT, Draft
-from ngramspec.draft_length.batch_choice import (
+from ngramspec._native.batch_choice import generous_cost, may_pay
+from ngramspec.costs.policies import (
+    Refills,
     common_length,
-    generous_cost,
-    may_pay,
+    likeliest_path,
     progress_weights,
+    reach_of,
     urgencies,
     worthwhile_rows,
 )
-from ngramspec.draft_length.optimal import likeliest_path, reach_of
+from ngramspec.draft import EMPTY_DRAFT, Draft
 
 
 def chain(*confidence):
@@ -158,3 +159,18 @@ def test_the_row_with_the_most_steps_left_is_the_most_urgent():
     assert weights == pytest.approx([32 / 33, 1 / 33])
     assert urgencies([5, 5, 5], [9, 9, 9], 4) == pytest.approx([1 / 3] * 3)
     assert urgencies([0, 0], [9, 9], 4) == pytest.approx([0.5, 0.5])
+
+
+def refilled(*counts):
+    """After steps of (rows, those that had tokens in the step before, too)."""
+    refills = Refills()
+    for rows, kept in counts:
+        refills.step(rows, kept)
+    return refills.share
+
+
+def test_requests_that_follow_others_refill_the_batch():
+    assert refilled((4, 0), *[(4, 4), (4, 3)] * 60) > 0.99
+    assert refilled((4, 0), *[(3, 3), *[(3, 3)] * 9, (4, 3)] * 60) > 0.99  # some steps later
+    assert refilled(*[(4, 0), (4, 4), (3, 3), (2, 2), (1, 1)] * 60) < 0.01  # waves
+    assert refilled(*[(1, 0), (1, 1)] * 60) == 0.0  # one request after another

@@ -1,0 +1,278 @@
+"""What a forward costs: assumed at first, then learned from the times of all forwards.
+
+The one question is ``CostModel.logs(rows, positions, length, branches)``, and the one learner
+answers it for single sequences, batches, joint steps and engines. The logarithm of a forward's time
+is that of a table (see ``costs.processors``), in which a row and a drafted token count as a number
+of positions that is learned, plus corrections: for the number of positions, for forwards with
+drafts and for branches. Each correction has a second part that grows with the context length.
+All are learned by recursive least squares (a Kalman filter without dynamics).
+
+Two measures make this work on a shared machine. A step is compared with the steps just before it,
+and only the difference between their forwards is learned from, so steps of equal forwards teach
+nothing, whatever the machine's speed does. An observation is weighted by the probability that it is
+not caused by a change of the machine's speed (probabilistic data association, Bar-Shalom and Tse
+1975), so stalls teach nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec._native.corrections import Comparison, Corrections
+from ngramspec.costs.processors import (
+    BFLOAT16,
+    ENGINE_ROW_COSTS,
+    ENGINE_TOKEN_COUNT,
+    FLOAT32,
+    GPU,
+    Costs,
+    Float64,
+    extended,
+    initial_costs,
+)
+
+if TYPE_CHECKING:
+    from ngramspec.costs.saved import SavedCosts
+
+Int64 = NDArray[np.int64]
+
+KNOTS = (1, *range(2, 25), 32, 48, 64, 128, 512, 2048)  # positions with a separate correction
+# Indices of the coefficients: the knots' after the first and, from LONG on, their long-context
+# parts; the other pairs also have a long-context part; the logarithms of ``token`` factors.
+LONG = len(KNOTS) - 1
+DRAFTED, BRANCHES, ROW, TOKEN = 2 * LONG, 2 * LONG + 2, 2 * LONG + 4, 2 * LONG + 5
+# Context length, in positions, at which the long-context corrections have half their weight.
+HALF_WEIGHT_LENGTH = 2048.0
+
+# Prior standard deviations of logarithms, chosen together on the machines of
+# tests/costs/test_simulated_clock.py and tests/costs/test_engine_costs.py. Each pair is of short
+# contexts and of what long ones add. KNOT_SPREADS: of each e-fold of the positions, common to all
+# of them and independently; and of each knot independently.
+KNOT_SPREADS = (0.25, 0.08, 0.05), (0.2, 0.1, 0.02)
+DRAFTED_SPREADS = 0.2, 0.25
+BRANCH_SPREADS = 0.1, 0.2
+COUNT_SPREAD = 0.7  # of the number of positions that a row or a drafted token counts as
+CPU_SPREAD = 0.1
+GPU_SPREAD = 4.0
+
+STEPS_AFTER_OUTLIER = 16  # without a plain one, if the last one's time was improbable
+MAX_STEPS_WITHOUT_PLAIN = 128  # then a step of one position in each row is run to be timed
+FORGOTTEN_PER_STEP = 1 / 1024  # share of the knowledge that is forgotten at each step
+REVIVED_SHARE = 0.01  # of the prior uncertainty, restored after a change of the machine's speed
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What the cost of a forward depends on.
+
+    Attributes:
+        positions: of all rows together; more than ``rows`` if anything is drafted.
+        length: context length in positions.
+        rows: number of sequences.
+        branches: whether a draft has branches.
+    """
+
+    positions: int
+    length: int = 0
+    rows: int = 1
+    branches: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardKind:
+    """The properties that select the cost model of a target's forwards.
+
+    Attributes:
+        machine, dtype: see ``initial_costs``.
+        attention: name of the model's attention implementation.
+        static: whether the cache is static.
+        compiled: whether the forwards are compiled.
+    """
+
+    machine: str
+    dtype: str = BFLOAT16
+    attention: str = "sdpa"
+    static: bool = False
+    compiled: bool = False
+
+
+class CostModel:
+    """The costs of one kind of forwards. Thread-safe.
+
+    Learning from a step costs O(coefficients^2), reading costs O(positions): each about 20
+    microseconds. Memory: O(coefficients^2), about 60 KB.
+
+    Args:
+        table: costs until they are measured, see ``initial_costs``.
+        token: number of positions of the table that a drafted token counts as at first.
+        saved: costs that replace the table, or None.
+
+    Attributes:
+        steps: number of steps that were learned from.
+        counts: the number of these by (rows, positions).
+        since_plain: the number of these since the last one without a draft.
+    """
+
+    def __init__(
+        self,
+        table: Costs,
+        token: float = 1.0,
+        spread: float = 1.0,
+        saved: SavedCosts | None = None,
+    ) -> None:
+        self.steps, self.since_plain = 0, MAX_STEPS_WITHOUT_PLAIN
+        self.counts: Counter[tuple[int, int]] = Counter()
+        self._table, self._saved, self._token = extended(table), saved, token
+        self._corrections = Corrections(_covariance(spread), FORGOTTEN_PER_STEP, REVIVED_SHARE)
+        self._lock = threading.Lock()
+
+    def logs(self, rows: int, positions: Int64, length: int = 0, branches: bool = False) -> Float64:
+        """Logarithms of the times of forwards, in any unit, float64 (n,).
+
+        Args:
+            rows: number of sequences.
+            positions: int64 (n,), of all rows together, >= 1.
+            length: context length in positions.
+            branches: whether drafts have branches, whose cost is never below that of chains.
+        """
+        long = positions_weight(length)
+        with self._lock:
+            mean = self._corrections.mean
+            known = mean[:LONG] + long * mean[LONG:DRAFTED]
+            drafted, surcharge = mean[DRAFTED:ROW:2] + long * mean[DRAFTED + 1 : ROW : 2]
+            row, token = math.exp(mean[ROW]), self._token * math.exp(mean[TOKEN])
+        more = positions - rows
+        at = 1.0 + row * (rows - 1) + token * np.maximum(more, 0) + np.minimum(more, 0)
+        logs = np.log(np.interp(at, *self._costs(length)))
+        logs += np.interp(positions, KNOTS, (0.0, *known)) + drafted * (more > 0)
+        found: Float64 = logs + max(surcharge, 0.0) if branches else logs
+        return found
+
+    def surcharge(self, length: int) -> float:
+        """Factor on the cost of a forward whose draft has branches, >= 1."""
+        short, long = self._corrections.mean[BRANCHES : BRANCHES + 2].tolist()
+        return math.exp(max(short + positions_weight(length) * long, 0.0))
+
+    def deviation(self, forward: Forward) -> float:
+        """Posterior standard deviation of the log cost of a forward relative to a plain one."""
+        plain = self._features(Forward(forward.rows, forward.length, forward.rows))[1]
+        features = dict(self._features(forward)[1])
+        for at, value in plain:
+            features[at] = features.get(at, 0.0) - value
+        known = features.items()
+        with self._lock:
+            covariance = self._corrections.covariance
+            variance = sum(a * b * covariance[i, j] for i, a in known for j, b in known)
+        return math.sqrt(max(variance, 0.0))
+
+    def learn(self, before: Comparison, forward: Forward, seconds: float) -> float:
+        """Learn from a forward's time, compared with the forwards ``before``, and add it to them.
+
+        Returned is the probability that the time was not affected by a change of the machine's
+        speed.
+        """
+        self.counts[forward.rows, forward.positions] += 1
+        self.steps += 1
+        self.since_plain = self.since_plain + 1 if forward.positions > forward.rows else 0
+        with self._lock:
+            self._corrections.revived = max(REVIVED_SHARE, 1.0 / self.steps)
+            assumed, features = self._features(forward)
+            residual = math.log(max(seconds, 1e-9)) - assumed
+            likely = self._corrections.learn(before, features, residual)
+        if likely < 0.5 and not self.since_plain:
+            self.since_plain = MAX_STEPS_WITHOUT_PLAIN - STEPS_AFTER_OUTLIER
+        return likely
+
+    def _features(self, forward: Forward) -> tuple[float, list[tuple[int, float]]]:
+        """A forward's assumed log time and sparse features (index, value).
+
+        The counts of a row and of a token are not linear in their coefficients. They are linearized
+        at the current estimates (an extended Kalman filter).
+        """
+        positions, rows, long = forward.positions, forward.rows, positions_weight(forward.length)
+        mean, counts = self._corrections.mean, []
+        for at, many in ((ROW, rows - 1), (TOKEN, self._token * (positions - rows))):
+            if many:
+                counts.append((at, many * math.exp(mean[at])))
+        place = 1.0 + sum(many for _, many in counts)
+        costs = self._costs(forward.length)
+        below, here, above = np.interp((place - 0.5, place, place + 0.5), *costs).tolist()
+        assumed, features = math.log(here), []
+        for at, many in counts:
+            slope = many * (above - below) / here
+            features.append((at, slope))
+            assumed -= slope * float(mean[at])
+        pairs = _knots(positions)
+        features += pairs + [(LONG + at, long * share) for at, share in pairs]
+        for at, shown in ((DRAFTED, positions > rows), (BRANCHES, forward.branches)):
+            if shown:
+                features += [(at, 1.0), (at + 1, long)]
+        return assumed, features
+
+    def _costs(self, length: int) -> tuple[Float64, Float64]:
+        """Initial costs, as (positions, cost), each float64 (n,)."""
+        return self._table if self._saved is None else extended(self._saved.near(length))
+
+
+def positions_weight(length: int) -> float:
+    """Weight of the long-context corrections in contexts of ``length`` positions, 0..1."""
+    return length / (length + HALF_WEIGHT_LENGTH)
+
+
+def _knots(positions: int) -> list[tuple[int, float]]:
+    """(index, weight) of the corrections of the at most two knots around a number of positions."""
+    at = bisect_right(KNOTS, positions) - 1
+    if at == LONG or KNOTS[at] == positions:
+        pairs = [(at, 1.0)]
+    else:
+        share = (positions - KNOTS[at]) / (KNOTS[at + 1] - KNOTS[at])
+        pairs = [(at, 1.0 - share), (at + 1, share)]
+    return [(knot - 1, share) for knot, share in pairs if knot]
+
+
+def _covariance(spread: float) -> Float64:
+    """Prior covariance of all coefficients. Neighbouring knots are correlated."""
+    logs = np.log(np.array(KNOTS[1:]) / 2)
+    nearer = np.minimum(logs[:, None], logs[None, :])
+    pairs = [spread * each for each in DRAFTED_SPREADS]
+    pairs += [*BRANCH_SPREADS, COUNT_SPREAD, COUNT_SPREAD]
+    covariance = np.diag(np.square([0.0] * DRAFTED + pairs))
+    for at, spreads in zip((0, LONG), KNOT_SPREADS, strict=True):
+        trend, wider, single = np.square(spread * np.array(spreads))
+        covariance[at : at + LONG, at : at + LONG] = (
+            trend * np.outer(logs, logs) + wider * nearer + single * np.eye(LONG)
+        )
+    return covariance
+
+
+def engine_model(device: str, dtype: str) -> CostModel:
+    """A new cost model of an engine's steps; see ``LearnedEngineCosts``."""
+    if device != "cpu":
+        return CostModel(initial_costs(GPU, dtype), spread=GPU_SPREAD)
+    row = ENGINE_ROW_COSTS.get(dtype, ENGINE_ROW_COSTS[FLOAT32])
+    return CostModel({1: 1.0, 2: 1.0 + row}, ENGINE_TOKEN_COUNT, CPU_SPREAD)
+
+
+_models: WeakKeyDictionary[Any, dict[ForwardKind, CostModel]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def model_of(target: Any, kind: ForwardKind, saved: SavedCosts | None = None) -> CostModel:
+    """The process-wide cost model of a target and a kind of its forwards.
+
+    ``saved`` are initial costs for one that does not exist yet.
+    """
+    with _lock:
+        known = _models.setdefault(target, {})
+        if kind not in known:
+            known[kind] = CostModel(initial_costs(kind.machine, kind.dtype), saved=saved)
+        return known[kind]

@@ -1,0 +1,349 @@
+"""The costs of a generation's next step: alone, in a batch, in a joint step, or in an engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from ngramspec._native.corrections import Comparison
+from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel, Forward, engine_model
+from ngramspec.costs.saved import MAX_ENGINE_TOKENS
+from ngramspec.draft import Float32
+
+CONTEXT_BUCKET = 64  # positions of contexts that share their costs
+MAX_JOINT_TOKENS = 128  # drafted tokens of a joint step that have a known cost
+MIN_PREFILL_POSITIONS = 32  # the time of a shorter prefill says nothing about long texts
+
+
+class DraftMargin:
+    """How much a draft must gain beyond what it costs, in one generation. Not thread-safe.
+
+    A drafter's estimates are those of earlier texts. Of a text that repeats nothing they expect too
+    much, and the best of many estimates is more often too high than too low. So what a draft adds
+    to a forward's cost is multiplied by a factor, which grows while drafts are rejected.
+
+    Attributes:
+        rejections: drafted steps without an accepted token since the last one with some.
+    """
+
+    FACTOR = 1.5
+    FACTOR_PER_REJECTION = 0.25
+    MAX_REJECTIONS = 8.0
+
+    def __init__(self) -> None:
+        self.rejections = 0.0
+
+    def required(self, cost: Float32) -> Float32:
+        """The tokens that a step must be expected to yield, float32 (limit + 1,).
+
+        ``cost`` has this shape: [n] is the cost of n positions relative to a step without a draft.
+        """
+        factor = self.FACTOR + self.FACTOR_PER_REJECTION * self.rejections
+        required: Float32 = cost + (factor - 1.0) * np.maximum(cost - 1.0, 0.0)
+        required[:2] = 1.0
+        return required
+
+    def record_acceptance(self, drafted: int, accepted: int) -> None:
+        """Record a step's drafted and accepted tokens."""
+        if drafted:
+            self.rejections = 0.0 if accepted else min(self.rejections + 1.0, self.MAX_REJECTIONS)
+
+
+class StepCosts:
+    """The costs of the next step of a generation, a batch or an engine. Not thread-safe.
+
+    A plain step is the cheapest forward that commits one token. Where one position is slow, it is
+    padded to more. All costs are relative to it.
+
+    Args:
+        model: what the forwards cost.
+        limit: maximum width of a forward.
+        rows: number of sequences; it may change.
+        packed: whether the rows share the drafted tokens of a width, as in joint steps and engines.
+            Otherwise each row has that width.
+        pads: whether forwards may have more positions than are needed.
+        sizes: the only widths at which forwards run, ascending. Empty: any width.
+
+    Attributes:
+        plain_seconds: average time of a plain step of one row; None: not measured.
+        position_seconds: time of a position of the prefill; None: not measured.
+    """
+
+    MAX_UNTIMED = 6  # steps in a row that are run to be timed and cannot be
+    UNDONE = 0.5  # assumed share of drafts that are not accepted whole
+
+    def __init__(
+        self,
+        model: CostModel,
+        limit: int,
+        *,
+        rows: int = 1,
+        packed: bool = False,
+        pads: bool = True,
+        sizes: Sequence[int] = (),
+    ) -> None:
+        self.model, self.limit, self.rows = model, limit, rows
+        self.plain_seconds: float | None = None
+        self.position_seconds: float | None = None
+        self._packed, self._pads, self._sizes = packed, pads and not sizes, sizes
+        self._widths = np.arange(limit + 1).clip(min=1)  # at which n positions run
+        if sizes:
+            places = np.searchsorted(sizes, self._widths).clip(max=len(sizes) - 1)
+            self._widths = np.minimum(np.array(sizes)[places], limit)
+        self._length, self._pending, self._prefill = 0, None, False
+        self._joint: tuple[StepCosts, bool] | None = None
+        self._margin = DraftMargin()
+        self._before = Comparison()
+        self._steps = 0
+        self._untimed = 0
+        self._due = False  # whether the current step is run to be timed
+        self._cached: dict[str, tuple[Any, Float32]] = {}
+
+    def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None:
+        """Set the context of the next step.
+
+        Args:
+            length: context length in positions.
+            pending: accepted tokens that the next forward runs again, before the last committed
+                one. None: rejected drafts never leave such tokens.
+            prefill: whether the next step is the prefill. A draft only adds its own positions.
+        """
+        self._length, self._pending, self._prefill = length, pending, prefill
+
+    def plain(self) -> bool:
+        """Whether the next step must have no draft and width 1, so that it can be timed."""
+        if self._joint is not None:
+            return self._joint[1]
+        model = self.model
+        self._steps += 1
+        cold = self._steps == 1 and not self._packed
+        wait = MAX_STEPS_WITHOUT_PLAIN
+        if self._packed:  # each number of rows has costs of its own
+            wait = min(wait, 2 + model.steps // 2)
+        due = model.since_plain >= wait and self._untimed < self.MAX_UNTIMED
+        self._due = due and not cold
+        self._untimed += self._due
+        return self._due
+
+    def times(self) -> Float32:
+        """Times of chains relative to width 1, float32 (limit + 1,): [n] of width n."""
+        key = self.model.steps, self._length // CONTEXT_BUCKET, self.rows
+        known = self._cached.get("times")
+        if known is None or known[0] != key:
+            positions = self._positions(self._widths)
+            logs = self.model.logs(self.rows, positions, key[1] * CONTEXT_BUCKET)
+            known = self._cached["times"] = key, np.exp(logs - logs[1]).astype(np.float32)
+        return known[1]
+
+    def cost(self) -> Float32:
+        """The tokens for which a step of n positions pays, float32 (limit + 1,).
+
+        [n] is the cost of n or more positions relative to a plain step, with a margin; [1] is 1.
+        """
+        if self._joint is not None:
+            joint = self._joint[0]
+            return scaled(joint.cost(), joint.rows)
+        times = self.times()
+        key = times, self._prefill, self._pending, self._margin.rejections
+        known = self._cached.get("cost")
+        if known is None or known[0][0] is not times or known[0][1:] != key[1:]:
+            known = self._cached["cost"] = key, self._required(times)
+        return known[1]
+
+    def share(self) -> Float32:
+        """Lower bound on the costs of one row's draft, float32 (limit + 1,).
+
+        A wider forward may be worth its cost because of other rows, so each row bears only its
+        share. The width is chosen later, when all drafts are known.
+        """
+        return scaled(self.cost(), 1.0 / self.rows)
+
+    def surcharge(self) -> float:
+        """Factor on the cost of a forward whose draft has branches, >= 1."""
+        return self.model.surcharge(self._length)
+
+    def width(self, positions: int, room: int) -> int:
+        """The width to run if ``positions`` are needed and at most ``room`` fit."""
+        last = min(room, self.limit)
+        if positions >= last or not self._pads or self._joint is not None:
+            return positions
+        if positions == 1 and (self._due or self._try_two()):
+            return 1 if self._due else 2
+        times, counts, rows = self.times(), self.model.counts, self.rows
+        of = self._positions(np.arange(last + 1)).tolist()
+        widths = [each for each in range(positions + 1, last + 1) if counts[rows, of[each]] > 1]
+        best = min(widths, key=lambda each: times[each], default=positions)
+        return best if times[best] < times[positions] else positions
+
+    def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
+        """Record the time of a step whose forward had ``width`` positions, and maybe a tree mask.
+
+        Steps that compiled something must not be recorded.
+        """
+        if self._joint is not None or self._steps < 2:  # caches are cold after a prefill
+            return
+        width = int(self._widths[min(width, self.limit)])
+        relative = float(self.times()[width]) * self.rows
+        self.plain_seconds = averaged(self.plain_seconds, seconds / relative)
+        positions = int(self._positions(np.array(width)))
+        self.learn(Forward(positions, self._length, self.rows, tree), seconds)
+
+    def learn(self, forward: Forward, seconds: float) -> None:
+        """Learn from the time of a step's forward."""
+        self.model.learn(self._before, forward, seconds)
+        if forward.positions == forward.rows:
+            self._untimed = 0
+
+    def record_prefill(self, seconds: float, positions: int) -> None:
+        """Record a prefill of ``positions`` in all rows. If they are few, reading is free."""
+        self.position_seconds = seconds / positions if positions >= MIN_PREFILL_POSITIONS else 0.0
+
+    def record_acceptance(self, drafted: int, accepted: int) -> None:
+        """Record a step's drafted and accepted tokens over all rows."""
+        if self._joint is None:
+            self._margin.record_acceptance(drafted, accepted)
+
+    @contextmanager
+    def sharing(self, joint: StepCosts, plain: bool) -> Iterator[None]:
+        """Answer for one generation of a joint step, which is timed as a whole.
+
+        A drafted token costs what it adds to the joint forward. The unit is one generation's share
+        of a joint step without drafts. ``plain``: the step must have no drafts.
+        """
+        self._joint = joint, plain
+        try:
+            yield
+        finally:
+            self._joint = None
+
+    def _positions(self, widths: Any) -> Any:
+        """The positions of all rows together in forwards of these widths."""
+        return self.rows + (widths - 1) * (1 if self._packed else self.rows)
+
+    def _try_two(self) -> bool:
+        """Whether two positions are to be timed, because they may cost less than one."""
+        forward = Forward(int(self._positions(np.array(2))), self._length, self.rows)
+        if self.model.counts[forward.rows, forward.positions] > 1:
+            return False
+        return math.log(self.times()[2]) < self.model.deviation(forward)
+
+    def _required(self, times: Float32) -> Float32:
+        """The minimum cost of n or more positions relative to a plain step, with the margin."""
+        cost = self._priced(times)
+        if not self._prefill:
+            wider = np.minimum.accumulate(cost[::-1])[::-1]
+            cost = wider / wider[1] if self._pads else wider / cost[1]
+        return self._margin.required(cost)
+
+    def _priced(self, cost: Float32) -> Float32:
+        """The costs of ``times`` in a prefill, or plus the cost of pending tokens.
+
+        In a prefill, a position costs what the widest forwards take for a further one.
+        Pending tokens widen the forward of any step. A plain step leaves none. A draft that is not
+        accepted whole leaves them and its own accepted tokens to the next step.
+        """
+        last = len(cost) - 1
+        if self._prefill:
+            slope = (cost[last] - cost[(last + 1) // 2]) / max(last // 2, 1)
+            linear: Float32 = (1.0 + slope * np.arange(-1.0, last)).astype(np.float32)
+            return linear
+        if self._pending is None:
+            return cost
+        wider = cost[np.minimum(np.arange(last + 1) + self._pending, last)]
+        left = max(float(cost[min(self._pending + 3, last)]) - float(cost[1]), 0.0)
+        wider[2:] += self.UNDONE * left
+        return wider
+
+
+class EngineCosts(Protocol):
+    """The step costs that ``Rows`` uses. Not thread-safe."""
+
+    def curve(self, rows: int) -> Float32 | None:
+        """Relative costs of steps of ``rows`` rows, or None if this step must have no draft.
+
+        Returns:
+            float32 (n,), n >= 1: [d] is the cost of a step with d drafted tokens over all rows,
+            relative to a step without a draft, so [0] is 1.
+        """
+
+    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
+        """Record the time of a step of ``rows`` rows and ``drafted`` tokens."""
+
+
+class LearnedEngineCosts:
+    """Costs learned from the engine's own steps. A step of any number of rows teaches all others.
+
+    Args:
+        k: maximum number of drafted tokens of a row.
+        device: "cpu" or "gpu".
+        dtype: name of the model's dtype; on a CPU also "quantized".
+    """
+
+    MARGIN = 0.02  # by which a draft's expected gain must exceed its cost
+
+    def __init__(self, k: int, device: str = "gpu", dtype: str = "bfloat16") -> None:
+        self._k = k
+        self.steps = StepCosts(engine_model(device, dtype), 1, packed=True, pads=False)
+
+    def curve(self, rows: int) -> Float32 | None:
+        if self.steps.plain():
+            return None
+        curve = self.relative(rows, min(rows * self._k, MAX_ENGINE_TOKENS))
+        curve[1:] *= np.float32(1.0 + self.MARGIN)
+        return curve
+
+    def relative(self, rows: int, drafted: int) -> Float32:
+        """Costs of steps with 0..drafted tokens, non-decreasing, relative to one without."""
+        logs = self.steps.model.logs(rows, rows + np.arange(drafted + 1))
+        curve: Float32 = np.maximum.accumulate(np.exp(logs - logs[0])).astype(np.float32)
+        return curve
+
+    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
+        self.steps.learn(Forward(rows + drafted, 0, rows), seconds)
+
+
+def scaled(cost: Float32, share: float) -> Float32:
+    """The costs with ``share`` times the cost of further positions, of the same shape."""
+    shared: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
+    return shared
+
+
+def averaged(average: float | None, value: float) -> float:
+    """A decaying average with one more value."""
+    return value if average is None else 0.9 * average + 0.1 * value
+
+
+class HeadCosts:
+    """The cost of a drafting head's forwards, at first ``assumed`` and then measured.
+
+    It is relative to a plain step of the target, whose duration is in ``steps``.
+    """
+
+    def __init__(self, steps: StepCosts, assumed: float) -> None:
+        self._steps, self._assumed = steps, assumed
+        self._seconds: float | None = None
+        self._forwards = 0
+
+    def record(self, seconds: float) -> None:
+        """Record a forward; the first one, in which caches are cold, is ignored."""
+        self._forwards += 1
+        if self._forwards > 1:
+            self._seconds = averaged(self._seconds, seconds)
+
+    def reading_cost(self, tokens: int) -> float:
+        """Cost of reading many tokens at once; infinite until the target's forwards are timed."""
+        steps = self._steps
+        if steps.position_seconds is None or not steps.plain_seconds:
+            return math.inf
+        return self._assumed * tokens * steps.position_seconds / steps.plain_seconds
+
+    @property
+    def cost(self) -> float:
+        """Cost of a forward in the target's plain steps, for one row."""
+        if self._seconds is None or not self._steps.plain_seconds:
+            return self._assumed
+        return self._seconds / self._steps.plain_seconds
