@@ -12,8 +12,7 @@ from ngramspec.decoding.call import decode_call, version_fault
 from ngramspec.decoding.heads import check_tokenizers, requested_head
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.cache_name import cache_of, given_cache
-from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
+from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made_by_generate
 from ngramspec.hf_model.support import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stores.choice import open_stores

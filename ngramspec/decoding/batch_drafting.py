@@ -11,7 +11,7 @@ from ngramspec.decoding.draft_runner import DraftRunner
 from ngramspec.decoding.group import Group
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
 from ngramspec.draft_length.schedule import CostGamma, PrefillDraftLength
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import Target
 from ngramspec.verification.evidence import Computed
 
 if TYPE_CHECKING:  # most calls have one process

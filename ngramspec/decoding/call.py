@@ -13,10 +13,9 @@ from ngramspec.decoding.loop import decode
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import CallSetup, Settings
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.cache_name import given_cache
-from ngramspec.hf_model.compat.layers import layers_restored
+from ngramspec.hf_model.compat.caches import given_cache, layers_restored
+from ngramspec.hf_model.compat.names import plain_method
 from ngramspec.hf_model.compat.versions import untested
-from ngramspec.hf_model.support import plain_method
 
 logger = logging.getLogger("ngramspec")
 

@@ -13,7 +13,7 @@ from ngramspec.draft_length.schedule import check_gamma, check_tree
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import CALIBRATIONS, build_drafter, check_policy
 from ngramspec.errors import check_choice, check_int, check_real
-from ngramspec.hf_model.inputs.shapes import FIT, check_width
+from ngramspec.hf_model.compiled import FIT, check_width
 from ngramspec.verification.rule import Rule
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from weakref import finalize
 import numpy as np
 
 from ngramspec.drafters.forced import Forced
-from ngramspec.hf_model.compat.classes import BIASING, SUPPRESSING, processor_name
+from ngramspec.hf_model.compat.names import BIASING, SUPPRESSING, processor_name
 
 # Attribute that holds the rows' matchers, by the processor's module and class. All three make the
 # matchers in their first call. Each later call first accepts the last committed token.

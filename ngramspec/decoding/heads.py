@@ -37,7 +37,7 @@ def requested_head(assistant: Any, use_mtp: Any) -> ModelDrafter | None:
         )
     for starts, reason in DEPENDENT.items():
         if type(assistant).__name__.startswith(starts):
-            from ngramspec.hf_model.assistants.assistant import named
+            from ngramspec.hf_model.assistants import named
 
             raise UnsupportedError(
                 f"assistant_model={named(assistant)} is not supported: {reason}; pass a causal"

@@ -21,8 +21,7 @@ from ngramspec.decoding.open_generation import OpenGeneration
 from ngramspec.decoding.recorder import Step
 from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.joint_forward import JointForward, Share
-from ngramspec.hf_model.joint_probe import why_not_tried
+from ngramspec.hf_model.joint import ForwardShare, JointForward, why_not_tried
 
 Added = list[int] | Exception
 
@@ -37,7 +36,7 @@ class _Row:
     generation: OpenGeneration
     added: Added = field(default_factory=list)
     step: Step = field(init=False)
-    share: Share = field(init=False)
+    share: ForwardShare = field(init=False)
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from ngramspec.decoding.recorder import Step
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import CallSetup, Settings
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.joint_forward import JointResult, Share, share_of, why_not_joint
+from ngramspec.hf_model.joint import ForwardShare, JointResult, share_of, why_not_joint
 from ngramspec.hf_model.support import check_request
 from ngramspec.stats import DecodeStats
 
@@ -102,7 +102,7 @@ class OpenGeneration:
         with self._closed_by_errors():
             return self._loop.propose()
 
-    def begin_forward(self, step: Step) -> Share:
+    def begin_forward(self, step: Step) -> ForwardShare:
         """Its share of a joint forward over a step's draft. An error closes the generation."""
         with self._closed_by_errors():
             target, arguments = self.target, self._loop.arguments(step)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
-from ngramspec.hf_model.compat.classes import BY_ROW, all_stock
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.compat.names import BY_ROW, all_stock
+from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import TokenSampler
 
 if TYPE_CHECKING:

@@ -29,11 +29,9 @@ from ngramspec.draft_length.schedule import (
 from ngramspec.drafters.base import Drafter, DraftModel
 from ngramspec.drafters.call_stores import CallStores
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
-from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
-from ngramspec.hf_model.compat.hf_private import pad_token
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.abilities import Ability, why_unsupported
+from ngramspec.hf_model.cache.linear import MAX_PRICED_PENDING_TOKENS
+from ngramspec.hf_model.compat.names import HISTORY_FREE, all_stock, pad_token
 from ngramspec.hf_model.support import (
     check_adapter,
     check_beams_of,
@@ -41,6 +39,7 @@ from ngramspec.hf_model.support import (
     check_request,
     drops_out,
 )
+from ngramspec.hf_model.target import Target
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.sampler import TokenSampler
@@ -148,7 +147,7 @@ class CallSetup:
         section = no_section if settings.observer is None else settings.observer.section
         sampler = self._sampler()
         if self._may_diverge(sampler):
-            target.let_rows_diverge()
+            target.make_ragged()
         if target.limits.no_drafts is not None:
             settings.log_once(f"steps have no drafts: {target.limits.no_drafts}")
         if target.pending is not None and self.learns_costs:
@@ -214,9 +213,9 @@ class CallSetup:
     def _may_diverge(self, sampler: TokenSampler) -> bool:
         """Whether each row may advance by its own number of tokens."""
         target = self.target
-        if target.prompt.shape[0] == 1 or obstacle(Ability.RAGGED, target.known()) is not None:
+        if target.prompt.shape[0] == 1 or must_lockstep(sampler, target):
             return False
-        return not must_lockstep(sampler, target)
+        return why_unsupported(Ability.RAGGED, target.facts()) is None
 
     def _groups(self, sampler: TokenSampler, section: Section) -> list[Group]:
         """The rows of the call: one group for each row if rows may diverge, else one group."""
@@ -229,8 +228,8 @@ class CallSetup:
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
         one, tree = self.call.beams == 1, self.config.tree
-        known = self.target.known(by_row=self.target.inputs.ragged or not one)
-        reason = obstacle(Ability.TREES, known)
+        known = self.target.facts(ragged=self.target.inputs.ragged or not one)
+        reason = why_unsupported(Ability.TREES, known)
         if isinstance(tree, int) and reason is not None:
             self.stats.chains[reason] = 1
         priced = tree == "auto" and self.learns_costs and one

@@ -11,7 +11,7 @@ from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.processors import GPU, instruction_set
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.config import Config
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import Target
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts

@@ -16,7 +16,7 @@ from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import Section
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.draft import Draft, Verdict
-from ngramspec.hf_model.compat.hf_private import eos_tokens, pad_token
+from ngramspec.hf_model.compat.names import eos_tokens, pad_token
 from ngramspec.verification.sampler import SampledTokens, TokenSampler
 
 

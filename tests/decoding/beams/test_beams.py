@@ -15,7 +15,7 @@ from transformers import DynamicCache, GenerationConfig
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 PAIR = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 8, 5, 6], [11, 12, 13, 11, 12, 13, 11, 12, 13, 11]])

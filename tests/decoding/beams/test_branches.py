@@ -19,7 +19,7 @@ from ngramspec.decoding.beams.branches import (
     with_branches,
 )
 from ngramspec.draft import EMPTY_DRAFT, Draft, Verdict
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.verification.sampler import DraftCursor
 
 PAIR = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [0, 0, 0, 9, 8, 5, 6, 9, 8, 5]])
