@@ -16,13 +16,13 @@ pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'"
 xgrammar = pytest.importorskip("xgrammar", reason="pip install --no-deps xgrammar==0.2.8")
 
 from ngramspec.server import grammar_worker  # noqa: E402
-from ngramspec.server.errors import ApiError  # noqa: E402
-from ngramspec.server.grammar_pool import (  # noqa: E402
+from ngramspec.server.grammars import (  # noqa: E402
     GrammarPool,
     UnusableGrammarError,
     _Kept,
     _Worker,
 )
+from ngramspec.server.responses import ApiError  # noqa: E402
 
 ROUTE = "/v1/chat/completions"
 END = 100
@@ -83,7 +83,7 @@ async def until(condition):
 @pytest.fixture
 def stub(monkeypatch):
     """Worker processes that start at once, and never end what is "endless"."""
-    monkeypatch.setattr("ngramspec.server.grammar_pool.WORKER_MODULE", "stub_grammar_worker")
+    monkeypatch.setattr("ngramspec.server.grammars.WORKER_MODULE", "stub_grammar_worker")
 
 
 @pytest.fixture(scope="module")

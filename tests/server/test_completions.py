@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from serving import VOCAB, ask, events, plain, served, shown, text_of
+from serving import VOCAB, ask, events, parts_of, plain, served, shown, text_of
 
 from ngramspec import Corpus
-from ngramspec.server import job
-from ngramspec.server.sampling import logprobs_of
-from ngramspec.server.shared import SharedText
+from ngramspec.server import engine
+from ngramspec.server.engine import logprobs_of
+from ngramspec.server.settings import SharedText
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
@@ -80,9 +80,8 @@ def test_sampled_answers_follow_their_seed(client, model, tokenizer):
 def test_text_ends_before_a_stop_string(client, model, tokenizer, stream):
     whole = plain(model, tokenizer, PROMPT, 24)
     stop = whole[9:12]
-    body = {"prompt": PROMPT, "stop": ["not there", stop], "stream": stream, **GREEDY}
-    answer = client.post("/v1/completions", json=body)
-    parts = events(answer.text) if stream else [answer.json()]
+    body = {"prompt": PROMPT, "stop": ["not there", stop], **GREEDY}
+    parts = parts_of(client, "/v1/completions", stream, **body)
     assert "".join(text_of(each) for each in parts) == whole[: whole.index(stop)]
     assert parts[-1]["choices"][0]["finish_reason"] == "stop"
     if not stream:
@@ -130,7 +129,7 @@ def test_log_probabilities_keep_no_rows_of_the_vocabulary(client, monkeypatch, r
         alive.append(sum(each.shape[-1:] == (VOCAB,) for each in tensors))
         return logprobs_of(logits, tokens, top)
 
-    monkeypatch.setattr(job, "logprobs_of", counted)
+    monkeypatch.setattr(engine, "logprobs_of", counted)
     chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
     body = {"prompt": PROMPT, "logprobs": 2} if route == "/v1/completions" else chat
     ask(client, route, **body, max_tokens=60, temperature=0)
