@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import SAVED, Config, Setting, config_of_state
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import GenerateCall, head_of
-from ngramspec.decoding.setup import Settings
+from ngramspec.decoding.setup import Settings, decode_call
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.stores.choice import OpenStore, Store, described
 
 if TYPE_CHECKING:
-    from ngramspec.drafters.heads import HeadOfCalls
+    from ngramspec.drafters.headed import HeadOfCalls
     from ngramspec.drafters.model import ModelDrafter
 
 logger = logging.getLogger("ngramspec")
@@ -361,7 +360,7 @@ class Speculator:
         return decode_call(self.settings(head_of(generation_config)), call)
 
     def _drafter_with(self, head: ModelDrafter) -> Drafter:
-        from ngramspec.drafters.heads import HeadOfCalls  # most calls have none
+        from ngramspec.drafters.headed import HeadOfCalls  # most calls have none
 
         with self._lock:
             self._heads = self._heads or HeadOfCalls()

@@ -13,7 +13,7 @@ from weakref import finalize
 
 import numpy as np
 
-from ngramspec.drafters.forced import Forced
+from ngramspec.drafters.call import Forced
 
 # Attribute that holds the rows' matchers, by the processor's module and class. All three make the
 # matchers in their first call. Each later call first accepts the last committed token.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ngramspec.errors import check_choice, check_int
 from ngramspec.stores import Corpus, SharedStore
-from ngramspec.stores.redis_sync import RedisSync
+from ngramspec.stores.redis import RedisSync
 
 logger = logging.getLogger("ngramspec.server")
 watch_logger = logging.getLogger("ngramspec.watch")
