@@ -105,6 +105,14 @@ def ask(client, route="/v1/completions", **body):
     return answer.json()
 
 
+def refused(client, route, body, param, status=400):
+    """The error of a request, which names a field."""
+    answer = client.post(route, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (status, param)
+    return error
+
+
 def parts_of(client, route, stream, **body):
     """The events of an answer that is streamed, or the one JSON value."""
     answer = client.post(route, json=body | {"stream": stream})

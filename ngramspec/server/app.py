@@ -135,8 +135,8 @@ class Front:
         running: set[asyncio.Task[None]],
     ) -> None:
         self._app, self._count, self._running = app, count, running
-        self._keys, self._most = settings.keys, settings.limits.body
-        self._too_large = f"the body must have at most {self._most} bytes"
+        self._keys, self._max_bytes = settings.keys, settings.limits.body
+        self._too_large = f"the body must have at most {self._max_bytes} bytes"
         self._hosts = AllowedHosts(settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -185,7 +185,7 @@ class Front:
         keys = {} if scope["path"] in PUBLIC_PATHS else self._keys
         user = authenticate(keys, headers.get("authorization"), headers.get("x-api-key"))
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._most:
+        if length.isdecimal() and int(length) > self._max_bytes:
             raise ApiError(413, self._too_large, code="body_too_large")
         return user
 
@@ -196,7 +196,7 @@ class Front:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._most:
+            if size > self._max_bytes:
                 raise HTTPException(413, self._too_large)
             return message
 
@@ -307,8 +307,13 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
                 await asyncio.wait(running, timeout=SHUTDOWN_GRACE_SECONDS)
             await service.grammars.close()
 
-    own = {"title": "ngramspec", "version": __version__, "openapi_url": None}  # see ``_add_views``
-    app = FastAPI(**own, lifespan=lifespan, responses=RESPONSES)
+    app = FastAPI(
+        title="ngramspec",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None,  # see ``_add_views``
+        responses=RESPONSES,
+    )
     app.state.service = service
     add_handlers(app)
     app.add_middleware(Front, settings=settings, count=metrics.count_request, running=running)

@@ -503,10 +503,10 @@ def json_shape(raw: bytes) -> tuple[int, int, int, int]:
     return int(counts[ord(",")]) + opened + 1, opened, int(counts[ord(":")]), digits
 
 
-def check_count(place: str, most: int, things: str, given: int) -> None:
+def check_count(place: str, bound: int, things: str, given: int) -> None:
     """Refuse more things than allowed in a part of a request."""
-    if given > most:
-        message = f"{place} must have at most {most} {things}, got {given}"
+    if given > bound:
+        message = f"{place} must have at most {bound} {things}, got {given}"
         raise ApiError(400, message, code="too_many_values")
 
 

@@ -71,7 +71,7 @@ def encoded(service: Service, body: ChatBody) -> list[int]:
         service.text,
         variables=body.variables,
         encode=partial(service.encode, param="messages", framed=False),
-        most=service.context - 1,
+        max_ids=service.context - 1,
     )
     return templated(service, body, ids_of)
 

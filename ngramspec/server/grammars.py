@@ -51,7 +51,7 @@ class GrammarPool:
     def __init__(
         self, vocabulary: Callable[[], Any], seconds: float, users: list[str], waiting: int
     ) -> None:
-        self._vocabulary, self._seconds, self._most_waiting = vocabulary, seconds, waiting
+        self._vocabulary, self._seconds, self._max_waiting = vocabulary, seconds, waiting
         self._kept = {user: _Kept(MAX_KEPT_BYTES // len(users)) for user in users}
         self._turns = {user: asyncio.Lock() for user in users}
         self._waiting = dict.fromkeys(users, 0)
@@ -90,7 +90,7 @@ class GrammarPool:
         kept = self._kept[user].get(kind, text)
         if kept is not None:
             return kept
-        if self._waiting[user] >= self._most_waiting:
+        if self._waiting[user] >= self._max_waiting:
             raise ApiError(429, "too many requests wait for a grammar already", code="queue_full")
         self._waiting[user] += 1
         try:
@@ -190,8 +190,8 @@ def _line(given: list[Any]) -> bytes:
 class _Kept:
     """Compiled grammars of one user; the least recently used are dropped first."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._size = most, 0
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._size = max_bytes, 0
         self._grammars: OrderedDict[tuple[str, str], tuple[Any, int]] = OrderedDict()
 
     def get(self, kind: str, text: str) -> Any:
@@ -204,7 +204,7 @@ class _Kept:
         size = len(text) + int(grammar.memory_size_bytes)
         self._grammars[kind, text] = grammar, size
         self._size += size
-        while self._size > self._most:
+        while self._size > self._max_bytes:
             _, (_, size) = self._grammars.popitem(last=False)
             self._size -= size
 

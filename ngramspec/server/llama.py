@@ -51,8 +51,8 @@ def source_of(service: Service, body: LlamaBody) -> Source | None:
     refuse_unless(not body.ignore_eos, "ignore_eos", f"not supported together with {param}")
     if param == "json_schema":
         return param, param, bounded_json(param, given)
-    most = MAX_SCHEMA_CHARACTERS
-    refuse_unless(len(given) <= most, param, f"at most {most} characters, got {len(given)}")
+    message = f"at most {MAX_SCHEMA_CHARACTERS} characters, got {len(given)}"
+    refuse_unless(len(given) <= MAX_SCHEMA_CHARACTERS, param, message)
     return param, param, given
 
 

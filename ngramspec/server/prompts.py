@@ -191,7 +191,7 @@ class TextEncoder:
             split = bool(getattr(tokenizer, "split_special_tokens", False))
             self._of_prompts.encode_special_tokens = split
 
-    def encode_prompt(self, text: str, framed: bool, most: int | None) -> list[int]:
+    def encode_prompt(self, text: str, framed: bool, max_ids: int | None) -> list[int]:
         """The ids of a text in which names of special tokens become these tokens.
 
         ``framed``: add the tokens that the tokenizer adds to every text, but no second BOS token to
@@ -201,11 +201,11 @@ class TextEncoder:
         if self._of_prompts is None:
             ids = list(self.tokenizer(text, add_special_tokens=framed)["input_ids"])
         else:
-            most_found = None if most is None else most + len(lead)
-            ids = without_gil(self._of_prompts, text, add_special_tokens=framed, most=most_found)
+            max_found = None if max_ids is None else max_ids + len(lead)
+            ids = without_gil(self._of_prompts, text, add_special_tokens=framed, max_ids=max_found)
         if lead and ids[: 2 * len(lead)] == lead * 2:
             ids = ids[len(lead) :]
-        if most is not None and len(ids) > most:
+        if max_ids is not None and len(ids) > max_ids:
             raise TooManyTokensError(len(ids))
         return ids
 
@@ -216,9 +216,9 @@ class TextEncoder:
         own = self.tokenizer.decode(self.lead, skip_special_tokens=False)
         return 0 if prompt.startswith(own) else len(self.lead)
 
-    def encode(self, text: str, most: int | None = None) -> list[int]:
+    def encode(self, text: str, max_ids: int | None = None) -> list[int]:
         """The ids of a text, without control tokens; see ``encode_with``."""
-        if most is not None and len(text) > most * self.longest:
+        if max_ids is not None and len(text) > max_ids * self.longest:
             raise TooManyTokensError(len(text) // self.longest)
         if self._backend is None:
             from transformers import PreTrainedTokenizer
@@ -226,10 +226,10 @@ class TextEncoder:
             slow = isinstance(self.tokenizer, PreTrainedTokenizer)
             split = {"split_special_tokens": True} if slow else {}  # others have no such argument
             return list(self.tokenizer(text, add_special_tokens=False, **split)["input_ids"])
-        return without_gil(self._backend, text, add_special_tokens=False, most=most)
+        return without_gil(self._backend, text, add_special_tokens=False, max_ids=max_ids)
 
     def encode_with(
-        self, text: str, spans: Sequence[Span], marks: Mapping[str, str], most: int
+        self, text: str, spans: Sequence[Span], marks: Mapping[str, str], max_ids: int
     ) -> list[int]:
         """The ids of a text that has control tokens only at the given spans, in order."""
         if self._backend is None:
@@ -237,7 +237,7 @@ class TextEncoder:
         whole = replaced(text, spans, self._aliases.__getitem__)
         for name, mark in marks.items():
             whole = whole.replace(mark, name)
-        ids = self.encode(whole, most)
+        ids = self.encode(whole, max_ids)
         if self.count(ids):  # the tokenizer's model has the name as ordinary text
             raise NotTextError
         return [self._named.get(id, id) for id in ids]
@@ -284,11 +284,11 @@ def untruncated(backend: Any) -> Any:
 
 
 def without_gil(
-    backend: Any, text: str, *, add_special_tokens: bool, most: int | None
+    backend: Any, text: str, *, add_special_tokens: bool, max_ids: int | None
 ) -> list[int]:
     """Encode a text with a tokenizer of the tokenizers package, without holding the GIL."""
     (found,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    if most is not None and len(found) > most:
+    if max_ids is not None and len(found) > max_ids:
         raise TooManyTokensError(len(found))
     return list(found.ids)
 
@@ -439,11 +439,11 @@ class FillInTheMiddle:
 
 def shortened(text: str, room: int) -> str:
     """Cut what cannot fit into abs(``room``) tokens: the end, or if negative the beginning."""
-    most = room * MAX_CHARACTERS_PER_TOKEN
-    if len(text) <= abs(most) // 4:  # a character has at most four bytes
+    max_bytes = room * MAX_CHARACTERS_PER_TOKEN
+    if len(text) <= abs(max_bytes) // 4:  # a character has at most four bytes
         return text
     raw = text.encode()
-    return (raw[:most] if most > 0 else raw[most:]).decode(errors="ignore")
+    return (raw[:max_bytes] if max_bytes > 0 else raw[max_bytes:]).decode(errors="ignore")
 
 
 def fitted(parts: Sequence[list[int]], room: int) -> list[list[int]]:
@@ -469,7 +469,7 @@ def chat_ids(
     variables: Mapping[str, Any],
     *,
     encode: Callable[[str], list[int]],
-    most: int,
+    max_ids: int,
 ) -> list[int]:
     """The ids of the prompt that the model's template makes of messages, tools and variables.
 
@@ -502,7 +502,7 @@ def chat_ids(
         ids = encode(text)
         if encoder.count(ids) <= len(own):
             return ids
-    return encoder.encode_with(text, own, marks, most)
+    return encoder.encode_with(text, own, marks, max_ids)
 
 
 def veiled(value: Any, veil: Mapping[int, str]) -> Any:

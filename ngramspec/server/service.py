@@ -104,10 +104,10 @@ class Service:
 
     def check_count(self, n: int, param: str, prompts: int = 1) -> None:
         """Refuse a request for more answers than allowed: ``n`` for each of ``prompts`` prompts."""
-        most = self.settings.limits.answers
+        max_answers = self.settings.limits.answers
         given = f"{n} to each of {prompts} prompts" if prompts > 1 else str(n)
-        message = f"a request may have at most {most} answers, got {given}"
-        refuse_unless(n * prompts <= most, param if n > 1 else "prompt", message)
+        message = f"a request may have at most {max_answers} answers, got {given}"
+        refuse_unless(n * prompts <= max_answers, param if n > 1 else "prompt", message)
 
     def check_logprobs(self, requests: Sequence[CompletionRequest], param: str) -> None:
         """Refuse a request for more log-probabilities than one response may have."""
@@ -142,10 +142,12 @@ class Service:
 
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
-        most = self.context * self.text.longest
-        if len(text) > most:
+        max_size = self.context * self.text.longest
+        if len(text) > max_size:
             bound = f"{self.context} tokens of at most {self.text.longest} characters each"
-            message = f"it must have at most {most} characters, which is {bound}, got {len(text)}"
+            message = (
+                f"it must have at most {max_size} characters, which is {bound}, got {len(text)}"
+            )
             raise bad(param, message, "context_length_exceeded")
 
     def encode(self, text: str, param: str = "prompt", *, framed: bool = True) -> list[int]:
@@ -183,9 +185,9 @@ class Service:
         return np.array(ids, np.int32)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
-        most = max(ids, default=0)
-        message = f"token ids must be below {self.vocabulary}, got {most}"
-        refuse_unless(most < self.vocabulary, param, message)
+        largest = max(ids, default=0)
+        message = f"token ids must be below {self.vocabulary}, got {largest}"
+        refuse_unless(largest < self.vocabulary, param, message)
 
     def too_long(self, param: str, tokens: int) -> ApiError:
         message = f"it must have fewer than {self.context} tokens, got {tokens}"
@@ -236,7 +238,9 @@ class Service:
         """A function from a prompt to the text that its answers will probably resemble, or None."""
         prediction: Prediction | None = getattr(body, "prediction", None)
         like = self._reference_ids("ngramspec.reference", body.ngramspec.reference)
-        predicted = self._reference_ids("prediction", prediction and prediction.text)
+        predicted = self._reference_ids(
+            "prediction", None if prediction is None else prediction.text
+        )
 
         def reference_for(prompt: Int32) -> Int32 | None:
             joined = prompt[-JOINED_TOKENS:] if len(predicted) else predicted

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, ask, letters, served, settings_of
+from serving import VOCAB, ask, letters, refused, served, settings_of
 
 from ngramspec.cli import main
 from ngramspec.server.app import AllowedHosts
@@ -189,59 +189,45 @@ def test_the_bound_host_is_allowed():
     assert found.allowed_hosts == ["10.0.0.7", "a.example", "b.example", "c.example"]
 
 
+PROMPT = {"prompt": "x"}
 CHATS = {"messages": [{"role": "user", "content": "hi"}]}
+INFILL = {"input_prefix": "x", "input_suffix": "y"}
+LONG = {"type": "content", "content": "x" * (1 << 19)}
+VALUES = [  # of one field, which are refused by its name
+    (PROMPT, "prompt", ["", [], [[]], ["a", 3], [VOCAB], [-1], "x" * 600, None]),
+    (PROMPT, "max_tokens", [600, -1, 0, "many"]),
+    (PROMPT, "n", [0, 99]),
+    (PROMPT, "logit_bias", [{"many": 1}, {str(VOCAB): 1}]),
+    (PROMPT, "prediction", ["text", {"type": "other", "content": "x"}, {"type": "content"}, LONG]),
+    (CHATS, "messages", [[], "hi", [{"role": "user", "content": [{"type": "image_url"}]}]]),
+    (CHATS, "response_format", [{"type": "xml"}, {"type": "json_schema"}]),
+    (INFILL, "logit_bias", [[[VOCAB, 1]], {"x": 1e9}]),
+]
 REFUSED = [
-    ({"prompt": ""}, "prompt"),
-    ({"prompt": []}, "prompt"),
-    ({"prompt": [[]]}, "prompt"),
-    ({"prompt": ["a", 3]}, "prompt"),
-    ({"prompt": [VOCAB]}, "prompt"),
-    ({"prompt": [-1]}, "prompt"),
-    ({"prompt": "x" * 600}, "prompt"),
-    ({"prompt": None}, "prompt"),
+    *((base | {name: each}, name) for base, name, values in VALUES for each in values),
+    *((PROMPT | {name: -1}, name) for name in ("temperature", "top_p")),
     ({}, "prompt"),
-    ({"prompt": "x", "max_tokens": 600}, "max_tokens"),
-    ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
-    ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
-    ({"prompt": "x", "max_tokens": "many"}, "max_tokens"),
-    ({"prompt": "x", "temperature": -1}, "temperature"),
-    ({"prompt": "x", "top_p": -1}, "top_p"),
-    ({"prompt": "x", "n": 0}, "n"),
-    ({"prompt": "x", "n": 99}, "n"),
-    ({"prompt": "x", "best_of": 4}, "best_of"),
-    ({"prompt": "x", "stop": ["a"] * 400}, "stop"),
-    ({"prompt": "x", "logprobs": 50}, "logprobs"),
-    ({"prompt": "x", "logit_bias": {"many": 1}}, "logit_bias"),
-    ({"prompt": "x", "logit_bias": {str(VOCAB): 1}}, "logit_bias"),
-    ({"prompt": "x", "presence_penalty": 9}, "presence_penalty"),
-    ({"prompt": "x", "echo": True, "suffix": "y"}, "echo"),
+    (PROMPT | {"best_of": 4}, "best_of"),
+    (PROMPT | {"stop": ["a"] * 400}, "stop"),
+    (PROMPT | {"logprobs": 50}, "logprobs"),
+    (PROMPT | {"presence_penalty": 9}, "presence_penalty"),
+    (PROMPT | {"echo": True, "suffix": "y"}, "echo"),
     ({"prompt": [1, 2], "suffix": "y"}, "suffix"),
-    ({"prompt": "x", "ngramspec": {"stores": ["other"]}}, "ngramspec.stores"),
-    ({"prompt": "x", "ngramspec": {"wrong": 1}}, "ngramspec.wrong"),
-    ({"prompt": "x", "ngramspec": {"namespace": "mine"}}, "ngramspec.namespace"),
-    ({"prompt": "x", "ngramspec": {"speculate": "maybe"}}, "ngramspec.speculate"),
-    ({"prompt": "x", "prediction": "text"}, "prediction"),
-    ({"prompt": "x", "prediction": {"type": "other", "content": "x"}}, "prediction"),
-    ({"prompt": "x", "prediction": {"type": "content"}}, "prediction"),
-    ({"prompt": "x", "prediction": {"type": "content", "content": "x" * (1 << 19)}}, "prediction"),
-    ({"prompt": "x", "stream": True, "max_tokens": 600}, "max_tokens"),
-    ({"messages": []}, "messages"),
-    ({"messages": "hi"}, "messages"),
-    ({**CHATS, "tools": [{"type": "function"}]}, "tools"),
-    ({**CHATS, "max_tokens": 0}, "max_tokens"),
-    ({**CHATS, "max_completion_tokens": 999}, "max_completion_tokens"),
-    ({**CHATS, "response_format": {"type": "xml"}}, "response_format"),
-    ({**CHATS, "response_format": {"type": "json_schema"}}, "response_format"),
-    ({**CHATS, "top_logprobs": 2}, "top_logprobs"),
-    ({**CHATS, "modalities": ["audio"]}, "modalities"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+    (PROMPT | {"ngramspec": {"stores": ["other"]}}, "ngramspec.stores"),
+    (PROMPT | {"ngramspec": {"wrong": 1}}, "ngramspec.wrong"),
+    (PROMPT | {"ngramspec": {"namespace": "mine"}}, "ngramspec.namespace"),
+    (PROMPT | {"ngramspec": {"speculate": "maybe"}}, "ngramspec.speculate"),
+    (PROMPT | {"stream": True, "max_tokens": 600}, "max_tokens"),
+    (CHATS | {"tools": [{"type": "function"}]}, "tools"),
+    (CHATS | {"max_tokens": 0}, "max_tokens"),
+    (CHATS | {"max_completion_tokens": 999}, "max_completion_tokens"),
+    (CHATS | {"top_logprobs": 2}, "top_logprobs"),
+    (CHATS | {"modalities": ["audio"]}, "modalities"),
     ({"input_prefix": "x"}, "input_suffix"),
-    ({"input_prefix": "x", "input_suffix": "y", "stream": True, "n_cmpl": 2}, "n_cmpl"),
-    ({"input_prefix": "x", "input_suffix": "y", "grammar": "root"}, "grammar"),
-    ({"input_prefix": "x", "input_suffix": "y", "n_predict": -2}, "n_predict"),
-    ({"input_prefix": "x", "input_suffix": "y", "n_probs": 50}, "n_probs"),
-    ({"input_prefix": "x", "input_suffix": "y", "logit_bias": [[VOCAB, 1]]}, "logit_bias"),
-    ({"input_prefix": "x", "input_suffix": "y", "logit_bias": {"x": 1e9}}, "logit_bias"),
+    (INFILL | {"stream": True, "n_cmpl": 2}, "n_cmpl"),
+    (INFILL | {"grammar": "root"}, "grammar"),
+    (INFILL | {"n_predict": -2}, "n_predict"),
+    (INFILL | {"n_probs": 50}, "n_probs"),
 ]
 
 
@@ -310,8 +296,7 @@ def test_a_model_without_special_tokens_or_template_refuses_by_name(model):
             ("/infill", {"input_prefix": "x", "input_suffix": "y"}, "input_suffix"),
             ("/v1/chat/completions", CHATS, "messages"),
         ):
-            answer = client.post(route, json=body)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            refused(client, route, body, param)
 
 
 def test_a_client_that_leaves_while_it_sends_its_body_is_no_fault_of_the_server():

@@ -320,7 +320,7 @@ def test_a_list_of_ids_is_made_of_no_text_that_is_too_long():
             return [Encoded() for _ in texts]
 
     with pytest.raises(TooManyTokensError, match="3 tokens"):
-        without_gil(Backend(), "abc", add_special_tokens=False, most=2)
+        without_gil(Backend(), "abc", add_special_tokens=False, max_ids=2)
 
 
 def test_files_that_have_no_place_are_not_encoded(tokenizer):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from serving import CHAT as TEMPLATE
-from serving import VOCAB, ask, events, parts_of, plain, served, shown, text_of
+from serving import VOCAB, ask, events, parts_of, plain, refused, served, shown, text_of
 from tiny_tokenizers import with_fallback
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
@@ -93,16 +93,13 @@ def test_a_sampler_that_the_server_lacks_is_refused_with_the_value_that_it_suppo
         ("typical_p", True, "only 1"),
         ("lora", [{"id": 0, "scale": 1}], "only []"),
     ):
-        answer = client.post(route, json=ROUTES[route] | {name: value})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, name)
+        error = refused(client, route, ROUTES[route] | {name: value}, name)
         assert message in error["message"]
 
 
 def test_a_default_counts_as_absent_only_among_the_fields_of_a_request(client):
     body = CHAT | {"prediction": {"type": "content", "content": "x", "mirostat": 0}}
-    answer = client.post("/v1/chat/completions", json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prediction.mirostat")
+    refused(client, "/v1/chat/completions", body, "prediction.mirostat")
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -124,15 +121,16 @@ def test_a_constraint_is_never_ignored(model, mode):
                 ("json_schema", {"type": "object"}),
                 ("guided_choice", ["a"]),
             ):
-                answer = client.post(route, json=ROUTES[route] | {name: value})
-                error = answer.json()["error"]
-                assert (answer.status_code, error["param"]) == (400, name)
+                error = refused(client, route, ROUTES[route] | {name: value}, name)
                 assert ("'response_format'" in error["message"]) == ("chat" in route)
             assert client.post(route, json=ROUTES[route] | {"grammar": ""}).status_code == 200
         form = {"type": "json_object", "schema": {"type": "object"}}  # llama.cpp's
-        answer = client.post("/v1/chat/completions", json=CHAT | {"response_format": form})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, "response_format.schema")
+        error = refused(
+            client,
+            "/v1/chat/completions",
+            CHAT | {"response_format": form},
+            "response_format.schema",
+        )
 
 
 def test_more_tokens_than_the_context_has_room_for_are_cut(model, tokenizer):
@@ -273,9 +271,7 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_the_reason(ending, client
         ({"json_schema": {"type": 1}}, "json_schema", "the schema cannot be used"),
         ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos", "together with grammar"),
     ):
-        answer = ending.post("/completion", json=GREEDY | body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, param)
+        error = refused(ending, "/completion", GREEDY | body, param)
         assert words in error["message"]
     answer = client.post("/completion", json=GREEDY | {"grammar": 'root ::= "a"'})
     assert "no token that ends a text" in answer.json()["error"]["message"]
@@ -308,8 +304,7 @@ def test_a_text_is_tokenized(client, tokenizer):
         ({"content": "a" * ((1 << 18) + 1)}, "content"),
         ({"content": "a", "with_pieces": 3}, "with_pieces"),
     ):
-        answer = client.post("/tokenize", json=body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        refused(client, "/tokenize", body, param)
 
 
 def test_a_tokens_piece_is_text_or_bytes(client, model):
@@ -331,8 +326,7 @@ def test_tokens_become_text_again(client):
     assert ask(client, "/detokenize", tokens=tokens) == {"content": text}
     assert ask(client, "/detokenize", tokens=[]) == {"content": ""}
     for tokens in ([VOCAB], [-1], ["a"], None):
-        answer = client.post("/detokenize", json={"tokens": tokens})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
+        refused(client, "/detokenize", {"tokens": tokens}, "tokens")
 
 
 def test_llama_cpps_short_names_of_openais_routes_are_answered(client):

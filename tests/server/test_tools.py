@@ -7,7 +7,7 @@ import random
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, ask, events, letters, plain, served
+from serving import VOCAB, ask, events, letters, plain, refused, served
 
 from ngramspec.server.engine import Sampling
 from ngramspec.server.tools import Part, TagParser, TemplateParser, find_format, joined
@@ -386,8 +386,7 @@ def test_a_schema_that_cannot_be_kept_is_refused(caller):
     pytest.importorskip("xgrammar")
     wrong = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "no"}}}}
     body = {"tools": [{"type": "function", "function": wrong}], "tool_choice": "required"}
-    error = caller.post(ROUTE, json=HI | body).json()["error"]
-    assert error["param"] == "tools"
+    error = refused(caller, ROUTE, HI | body, "tools")
     assert "schema" in error["message"]
 
 
@@ -474,8 +473,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("body", "param"), REFUSED, ids=str)
 def test_what_cannot_be_is_refused_by_the_fields_name(caller, body, param):
-    answer = caller.post(ROUTE, json=HI | body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    refused(caller, ROUTE, HI | body, param)
 
 
 PICKY = (
@@ -493,9 +491,7 @@ def test_what_a_template_refuses_is_named(model):
             ("system", TOOLS, "tools"),
         ]:
             body = {"messages": [{"role": role, "content": "hi"}], "tools": tools, "max_tokens": 1}
-            answer = client.post(ROUTE, json=body)
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, blamed)
+            error = refused(client, ROUTE, body, blamed)
             said = "No robots" if blamed == "messages" else "Cannot put tools"
             assert f"refuses them: {said}" in error["message"]
         ask(client, ROUTE, messages=[{"role": "system", "content": "hi"}], max_tokens=1)
@@ -509,15 +505,13 @@ def test_without_xgrammar_a_form_is_refused_by_the_fields_name(caller, monkeypat
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ({"tools": strict}, "tools"),
     ):
-        error = caller.post(ROUTE, json=HI | body).json()["error"]
-        assert error["param"] == param
+        error = refused(caller, ROUTE, HI | body, param)
         assert "xgrammar" in error["message"]
 
 
 def test_a_model_that_knows_no_tools_refuses_them(client):
     for body, param in (({"tools": TOOLS}, "tools"), ({"messages": [SAID]}, "messages")):
-        error = client.post(ROUTE, json=HI | body).json()["error"]
-        assert error["param"] == param
+        error = refused(client, ROUTE, HI | body, param)
         assert "does not support tools" in error["message"]
     ask(client, ROUTE, tools=TOOLS, tool_choice="none", max_tokens=2, **HI)
 
@@ -531,8 +525,6 @@ def test_a_model_that_knows_no_tools_refuses_them(client):
     ],
 )
 def test_kinds_of_tools_that_are_not_supported_are_refused_with_what_to_use(caller, field, words):
-    answer = caller.post(ROUTE, json={"tools": TOOLS} | field | HI)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, next(iter(field)))
+    error = refused(caller, ROUTE, {"tools": TOOLS} | field | HI, next(iter(field)))
     assert words in error["message"]
     assert "validation" not in error["message"]
