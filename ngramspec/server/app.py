@@ -269,18 +269,14 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
     limits = settings.limits
     pool = CachePool(cache_maker(model), limits.pool, limits.pool_of_key, why_not_kept(model))
     runner = ModelRunner(model, tokenizer, pool, limits.chunk, speculator_of)
-    try_out(runner)
-    return Engine(runner, limits.active, limits.waiting, metrics.count)
-
-
-def try_out(runner: ModelRunner) -> None:
-    """Generate one token, to load what is loaded at first use and to refuse unusable models."""
-    if runner.model.config.is_encoder_decoder:
+    if model.config.is_encoder_decoder:
         raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")
+    # Generate one token, to load what is loaded at first use and to refuse unusable models.
     prompt, greedy = np.zeros(2, np.int32), Sampling(temperature=0)
     request = CompletionRequest(prompt=prompt, user="", sampling=greedy, max_tokens=1)
-    with runner.open(request, runner.pool.make()) as generation:
+    with runner.open(request, pool.make()) as generation:
         generation.step()
+    return Engine(runner, limits.active, limits.waiting, metrics.count)
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:

@@ -93,14 +93,11 @@ def templated(service: Service, body: ChatBody, apply: Callable[[list[Any], list
             with suppress(Exception):
                 apply(given, [])
                 blamed = "tools"
-        raise bad(blamed, f"the model's template refuses them: {words_of(error)}") from error
-
-
-def words_of(error: Exception) -> str:
-    """A template's own message about its input, in one line; for Python errors only the type."""
-    found = str(getattr(error, "message", None) or "")  # of jinja2's errors
-    own = type(error).__module__.startswith("jinja2.") and found
-    return found.partition("\n")[0] if own else type(error).__name__
+        # A template's own message, in one line; for Python errors only the type.
+        found = str(getattr(error, "message", None) or "").partition("\n")[0]
+        own = type(error).__module__.startswith("jinja2.") and found
+        words = own or type(error).__name__
+        raise bad(blamed, f"the model's template refuses them: {words}") from error
 
 
 def template_message(service: Service, message: Message) -> dict[str, Any]:

@@ -52,10 +52,6 @@ class Sampling:
     banned: tuple[int, ...] = ()  # ids that are never chosen
     grammar: Any = None  # returns a processor that allows only a grammar's text; None: any text
 
-    def of_answer(self, index: int) -> Sampling:
-        """The sampling of one of several answers; each gets a different seed."""
-        return self if self.seed is None else replace(self, seed=(self.seed + index) % 2**63)
-
     def arguments(self, prompt: int, device: torch.device) -> dict[str, Any]:
         """Arguments of ``generate``. All are given, so that the model's defaults have no effect."""
         given: dict[str, Any] = {
@@ -218,17 +214,13 @@ class Job:
             else:
                 self._prefill(runner, runner.chunk * (LONE_CHUNK_FACTOR if alone else 1))
         except Exception as error:
-            self._fail(runner, error)
-
-    def _fail(self, runner: ModelRunner, error: Exception) -> None:
-        """End the job with an error, even if the client cannot be told."""
-        logger.error("an answer failed", exc_info=error)
-        error.__traceback__ = None  # its frames hold the cache
-        try:
-            self._end(runner, Delta(ended=STOP, error=error))
-        except Exception:  # such as a loop that is closed
-            logger.exception("a request could not be told of its end")
-            self.end = "error"
+            logger.error("an answer failed", exc_info=error)
+            error.__traceback__ = None  # its frames hold the cache
+            try:
+                self._end(runner, Delta(ended=STOP, error=error))
+            except Exception:  # such as a loop that is closed
+                logger.exception("a request could not be told of its end")
+                self.end = "error"
 
     def _prefill(self, runner: ModelRunner, chunk: int) -> None:
         """Read a chunk of the prompt; the generation's own prefill reads the last one."""
@@ -389,10 +381,12 @@ def answers_of(sampling: Sampling, count: int, **common: Any) -> list[Completion
     """The requests of several answers to one prompt, which are drafted from each other."""
     if count == 1:
         return [CompletionRequest(sampling=sampling, **common)]
-    return [
-        CompletionRequest(sampling=sampling.of_answer(index), siblings=(answer,), **common)
-        for index, answer in enumerate(sibling_answers(count, common["max_tokens"]))
-    ]
+    found = []
+    for index, answer in enumerate(sibling_answers(count, common["max_tokens"])):
+        seed = None if sampling.seed is None else (sampling.seed + index) % 2**63
+        own = replace(sampling, seed=seed)
+        found.append(CompletionRequest(sampling=own, siblings=(answer,), **common))
+    return found
 
 
 class Scheduler:

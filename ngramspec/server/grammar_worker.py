@@ -42,21 +42,16 @@ def compiled(compiler: Any, kind: str, text: str) -> Any:
 
 def fault_of(compiler: Any, kind: str, text: str) -> str | None:
     """Why a grammar cannot be used, or None."""
+    import xgrammar
+
     try:
-        allows_text = allows_any(compiled(compiler, kind, text))
+        grammar = compiled(compiler, kind, text)
+        allowed = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
+        xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(allowed)
     except Exception as error:  # xgrammar raises errors of several types
         reason = str(error).strip().partition("\n")[0]
         return SOURCE_LINE.sub("", reason)[:500] or type(error).__name__
-    return None if allows_text else "no text matches it"
-
-
-def allows_any(grammar: Any) -> bool:
-    """Whether the grammar allows any first token."""
-    import xgrammar
-
-    allowed = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
-    xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(allowed)
-    return bool(allowed.any())
+    return None if allowed.any() else "no text matches it"
 
 
 def main() -> None:

@@ -367,7 +367,11 @@ class FillInTheMiddle:
         name: str = "",
         room: int = sys.maxsize,
     ) -> list[int]:
-        """The token ids of a prompt whose continuation is the middle."""
+        """The token ids of a prompt whose continuation is the middle.
+
+        Of more than ``room`` tokens, the least recent files are left out first; then the prefix
+        loses its beginning and the suffix its end.
+        """
         template = self.family.with_files if files else self.family.alone
         named = not template.partition("{prefix}")[0].endswith(self.family.tokens)
         prefix, line = shortened(prefix, -room), shortened(line, -room)

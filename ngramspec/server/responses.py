@@ -105,17 +105,14 @@ def _api_error_of(error: Exception) -> ApiError:
         case ApiError():
             return error
         case RequestValidationError():
-            return _of_validation(max(error.errors(), key=_depth))
+            # The deepest one is of a union's best match.
+            found = max(error.errors(), key=lambda at: (at["type"] == "too_long", len(at["loc"])))
+            return _of_validation(found)
         case HTTPException():
             return ApiError(error.status_code, str(error.detail))
         case ClientDisconnect():  # no client reads it, but the log and the counts have no error 500
             return ApiError(400, "the client disconnected before it had sent the body")
     return ApiError(500, "the server failed on this request; its log says why")
-
-
-def _depth(found: Any) -> tuple[bool, int]:
-    """Sort key that selects the deepest of pydantic's findings: a union's best match."""
-    return found["type"] == "too_long", len(found["loc"])
 
 
 def _of_validation(found: Any) -> ApiError:

@@ -73,7 +73,10 @@ class Service:
         limits, users = settings.limits, list(settings.keys) or [ANYONE]
         known = getattr(model.config, "max_position_embeddings", None)
         self.context: int = min(each for each in (known, limits.context, 1 << 20) if each)
-        self.eos = _eos_ids(model, tokenizer)
+        given = model.generation_config.eos_token_id
+        ends = [*(given if isinstance(given, list) else [given])]
+        ends.append(getattr(tokenizer, "eos_token_id", None))
+        self.eos: tuple[int, ...] = tuple(dict.fromkeys(each for each in ends if each is not None))
         self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
 
     def check_model(self, name: str | None) -> None:
@@ -271,13 +274,6 @@ class Service:
             seed=None if body.seed is None else body.seed % 2**63,
             **{name: value for name, value in given.items() if value is not None},
         )
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    given = model.generation_config.eos_token_id
-    ids = given if isinstance(given, list) else [given]
-    every = [*ids, getattr(tokenizer, "eos_token_id", None)]
-    return tuple(dict.fromkeys(each for each in every if each is not None))
 
 
 class Reply(ABC):

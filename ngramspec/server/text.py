@@ -159,7 +159,9 @@ class Detokenizer:
         self, tokenizer: Any, prompt: Sequence[int], *, hidden: Container[int] | None = None
     ) -> None:
         self._tokenizer, self._hidden = tokenizer, hidden
-        self._piece = byte_pieces(tokenizer)
+        known = getattr(tokenizer, "convert_tokens_to_ids", lambda name: None)("<0x80>")
+        fallback = known is not None and tokenizer.convert_ids_to_tokens(known) == "<0x80>"
+        self._piece = tokenizer.convert_ids_to_tokens if fallback else None
         self._window: list[int] = []  # the last visible tokens
         self._length = 0  # number of characters of its text, without tokens that are held back
         self._given = 0  # number of these that were returned
@@ -273,15 +275,6 @@ class Detokenizer:
         return text
 
 
-def byte_pieces(tokenizer: Any) -> Callable[[int], str | None] | None:
-    """The vocabulary entry of a token, for a tokenizer that has entries for bytes; else None."""
-    if not hasattr(tokenizer, "convert_tokens_to_ids"):
-        return None
-    piece: Callable[[int], str | None] = tokenizer.convert_ids_to_tokens
-    known = tokenizer.convert_tokens_to_ids("<0x80>")
-    return piece if known is not None and piece(known) == "<0x80>" else None
-
-
 class StopText:
     """Cuts a growing text before the first stop string or insufficiently indented line."""
 
@@ -366,7 +359,12 @@ class TokenNames:
             text = self._prompt.add((token,) if shown else (), last=not self._left)
         else:
             text = self._answer.add((token,), last=last)
-            shown = (bool(text) and not last) or not self._hides(token)
+            if self._hidden is None:
+                decode = self._tokenizer.decode
+                hides = not decode([token], skip_special_tokens=True) and bool(decode([token]))
+            else:
+                hides = token in self._hidden
+            shown = (bool(text) and not last) or not hides
         self.offset += len(text)
         return text if shown else text + self.alone(token)
 
@@ -392,9 +390,3 @@ class TokenNames:
                 text = "bytes:" + "".join(f"\\x{each:02x}" for each in found or ())
             self._known[token] = text
         return self._known[token]
-
-    def _hides(self, token: int) -> bool:
-        if self._hidden is not None:
-            return token in self._hidden
-        decode = self._tokenizer.decode
-        return not decode([token], skip_special_tokens=True) and bool(decode([token]))

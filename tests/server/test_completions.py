@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -240,6 +241,16 @@ def test_the_last_event_has_timings(client, route, with_usage):
     assert client.post(route, json=body).json()["timings"]["predicted_n"] == 2 * 24
 
 
+def accepted_tokens(client, expected, key, **extras):
+    """The accepted draft tokens of a completion, whose text is the expected one."""
+    headers = {"Authorization": f"Bearer {key}"}
+    body = {"prompt": PROMPT, "ngramspec": {"usage": True, **extras}, **GREEDY}
+    answer = client.post("/v1/completions", json=body, headers=headers).json()
+    assert text_of(answer) == expected
+    found = answer["usage"]["ngramspec"]
+    return found["accepted"] + found["prefill_accepted"]
+
+
 def test_stores_are_chosen_by_name_and_shared_ones_by_user(model, tokenizer, tmp_path):
     expected = plain(model, tokenizer, PROMPT, 24)
     texts = {"right": PROMPT + expected, "other": "nothing of use"}
@@ -257,15 +268,7 @@ def test_stores_are_chosen_by_name_and_shared_ones_by_user(model, tokenizer, tmp
 
     keys = {"ann": "key-a", "bob": "key-b"}
     with served(model, tokenizer, keys=keys, corpora=stores, shared=Shared()) as client:
-
-        def accepted(key, **extras):
-            headers = {"Authorization": f"Bearer {key}"}
-            body = {"prompt": PROMPT, "ngramspec": {"usage": True, **extras}, **GREEDY}
-            answer = client.post("/v1/completions", json=body, headers=headers).json()
-            assert text_of(answer) == expected
-            found = answer["usage"]["ngramspec"]
-            return found["accepted"] + found["prefill_accepted"]
-
+        accepted = partial(accepted_tokens, client, expected)
         assert accepted("key-a") > 10
         assert accepted("key-a", stores=["right"]) > 10
         assert accepted("key-b", stores=[]) < 10
@@ -278,15 +281,8 @@ def test_what_a_user_was_told_is_drafted_from_later_and_for_nobody_else(model, t
     keys = {"ann": "key-a", "bob": "key-b"}
     shared = SharedText(1 << 20, keys, tokenizer)
     with served(model, tokenizer, keys=keys, shared=shared, limits={"pool": 0}) as client:
-
-        def accepted(key, **extras):
-            headers = {"Authorization": f"Bearer {key}"}
-            body = {"prompt": PROMPT, "ngramspec": {"usage": True, **extras}, **GREEDY}
-            answer = client.post("/v1/completions", json=body, headers=headers).json()
-            assert text_of(answer) == plain(model, tokenizer, PROMPT, 24)
-            found = answer["usage"]["ngramspec"]
-            return found["accepted"] + found["prefill_accepted"]
-
+        expected = plain(model, tokenizer, PROMPT, 24)
+        accepted = partial(accepted_tokens, client, expected)
         assert accepted("key-a") < 10
         assert accepted("key-a") > 10
         assert accepted("key-b") < 10
