@@ -65,10 +65,7 @@ class GuardedSession:
             self.drafter, self.source_names, self._faults, self._sound = drafter, (), 0, 0
 
     def start(self, tokens: Int32) -> DraftSession:
-        """Start a session of the drafter in use from the committed tokens, int32 (n,).
-
-        It may raise, as every call of the drafter may. The caller reports that with ``fault``.
-        """
+        """Start a session of the drafter in use from the committed tokens, int32 (n,)."""
         drafter = self.drafter
         self.source_names = check_source_names(drafter.source_names)
         self._evidence = check_evidence(drafter.evidence)

@@ -210,15 +210,7 @@ def _rows(paths: list[list[int]], choice: bool, most: int) -> list[Candidates]:
 
 
 class CallText:
-    """Predicts the text of calls of a request's tools, and learns from finished calls.
-
-    Keys come in the order in which the model writes them, and punctuation in its style. Names,
-    enumerated values and earlier values of an argument are alternatives.
-
-    Args:
-        tools: in OpenAI's form; entries that are not are ignored.
-        closes: text that closes a call, without the white space before it.
-    """
+    """Predicts the text of calls of a request's tools, and learns from finished calls."""
 
     def __init__(self, tools: Sequence[Any], closes: str = CLOSES) -> None:
         self.tools: dict[str, Schema] = {}  # schemas of the arguments by the tool's name

@@ -31,11 +31,7 @@ MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
 
 
 class SessionStores:
-    """The stores, at least one, of one sequence that begins with ``prompt``, int32 (n,).
-
-    The sequence is a separate request in each namespace. Requests among ``stores`` are begun, fed
-    and ended by the call of ``generate`` that they belong to.
-    """
+    """The stores, at least one, of one sequence that begins with ``prompt``, int32 (n,)."""
 
     def __init__(self, stores: Sequence[Any], prompt: Int32) -> None:
         read = [each.request() for each in stores]
