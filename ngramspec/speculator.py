@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.config import SAVED, Config, Setting, config_of_state
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import GenerateCall, head_of
-from ngramspec.decoding.setup import Settings
+from ngramspec.decoding.setup import Settings, decode_call
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter
 from ngramspec.stats import DecodeStats, StepEvent

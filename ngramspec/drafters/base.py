@@ -93,8 +93,8 @@ class DraftSession(ABC):
         Returns:
             A ``Draft``, not an instance of a subclass, of at most ``gamma`` nodes. It is empty if
             nothing was found. Its arrays are plain NumPy arrays and stay valid after the next call.
-            The target verifies a copy of them; ``observe`` gets this draft, or a copy of it if the
-            drafter is one of several. A ``proposal`` must keep the promise of ``Proposal``.
+            The target verifies a read-only copy of the draft, and ``observe`` gets that copy. A
+            ``proposal`` must keep the promise of ``Proposal``.
         """
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
@@ -412,13 +412,15 @@ def valid_prefix(draft: object, limit: int, vocab: int, *, tree: bool, sources: 
 
 
 def _copied(name: str, array: object, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-    """A copy of ``array``, if it is a plain one-dimensional array of this dtype and size."""
+    """A read-only copy of ``array``, if it is a plain one-dimensional array of this kind."""
     if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != 1:
         got = f"{array.dtype} {array.shape}" if type(array) is np.ndarray else type(array)
         raise TypeError(f"draft {name} must be an {dtype} array of one dimension, got {got}")
     if len(array) != size:
         raise ValueError(f"{name} must have {size} entries, got {len(array)}")
-    return array.copy()
+    copied = array.copy()
+    copied.setflags(write=False)
+    return copied
 
 
 def _check_ids(name: str, ids: Int32, vocab: int) -> None:

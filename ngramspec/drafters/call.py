@@ -125,10 +125,10 @@ class RowStores:
         for request in self._requests.values():
             request.pause()
 
-    def end(self, *, well: bool) -> None:
-        """End the row; if not ``well``, text that is not added yet is discarded."""
+    def end(self, *, completed: bool) -> None:
+        """End the row; if not ``completed``, text that is not added yet is discarded."""
         for request in self._requests.values():
-            if well:
+            if completed:
                 request.finish()
             else:
                 request.abort()
