@@ -91,20 +91,15 @@ class ValueSession(DraftSession):
         if not self._always:
             self._wanted = tree and cost is not None and is_flat(cost)
         if self.tools is not None:
-            self._predict_call(self.tools, gamma)
+            path, log_probs = self.tools.predict(gamma)
+            if len(path):
+                before = np.append(np.int32(0), path[:-1])
+                self.engine.read_head(before, path[:, None], log_probs[:, None])
         if tree:
             tokens, parents, confidence, source = self.engine.draft_tree(gamma, cost)
             return Draft(tokens, parents, confidence, None, source)
         tokens, confidence, source = self.engine.draft(gamma, cost)
         return Draft(tokens, None, confidence, None, source)
-
-    def _predict_call(self, tools: CallPredictor, most: int) -> None:
-        """Give the engine candidates for the next positions; each row follows the first of them."""
-        before = 0
-        for depth, (ids, log_probs) in enumerate(tools.rows(most)):
-            after = np.array([before], np.int32)
-            self.engine.read_head(after, ids[None], log_probs[None], depth)
-            before = int(ids[0])
 
     def observe(
         self,
