@@ -19,7 +19,7 @@ import torch
 from benchmarks.harness import add_run, padded, recorded_prompts, write
 from ngramspec import Speculator, generate
 from ngramspec.cli.options import add_count
-from ngramspec.hf_model.assistants.assistant import read_folder
+from ngramspec.hf_model.assistants import read_folder
 from ngramspec.measure.models import load
 from ngramspec.measure.turns import PLAIN, take_turns
 

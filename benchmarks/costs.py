@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.harness import add_json, write
 from ngramspec.cli.options import add_count
-from ngramspec.hf_model.attention.gqa_attention import in_place
+from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.measure.models import load
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32, 48, 65, 128)

@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_allowed(arguments.allowed_hosts)  # before the slow loading of the model
     corpora = open_corpora(arguments.corpus)
     if arguments.assistant is not None:
-        from ngramspec.hf_model.assistants.assistant import check_folder
+        from ngramspec.hf_model.assistants import check_folder
 
         with usable("--assistant"):
             check_folder(arguments.assistant)

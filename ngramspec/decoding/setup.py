@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from ngramspec.costs.call import CallCosts
 from ngramspec.decoding.batch import Batch, Group
-from ngramspec.decoding.config import Config
 from ngramspec.decoding.loop import DecodeLoop, decode
 from ngramspec.decoding.observer import Observer, Section, no_section
 from ngramspec.decoding.pace import Pace
@@ -31,28 +30,28 @@ from ngramspec.draft_length.schedule import (
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
-from ngramspec.hf_model.compat.cache_name import given_cache
-from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
-from ngramspec.hf_model.compat.hf_private import pad_token
-from ngramspec.hf_model.compat.layers import layers_restored
+from ngramspec.hf_model.abilities import Ability, why_unsupported
+from ngramspec.hf_model.cache.linear import MAX_PRICED_PENDING_TOKENS
+from ngramspec.hf_model.compat.caches import given_cache, layers_restored
+from ngramspec.hf_model.compat.names import HISTORY_FREE, all_stock, pad_token, plain_method
 from ngramspec.hf_model.compat.versions import untested
-from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.support import (
     check_adapter,
     check_beams_of,
     check_prompt,
     check_request,
     drops_out,
-    plain_method,
 )
+from ngramspec.hf_model.target import Target
+from ngramspec.options import Options
 from ngramspec.rng import default_generator, seed_of
-from ngramspec.stats import DecodeStats, StepEvent
+from ngramspec.stats import DecodeStats
+from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import TokenSampler
 from ngramspec.verification.stopping import StopRules
 
 if TYPE_CHECKING:  # most calls have one process
+    from ngramspec.costs.saved import SavedCosts
     from ngramspec.decoding.distributed import Ranks
 
 logger = logging.getLogger("ngramspec")
@@ -66,15 +65,16 @@ class Settings:
     """What a call takes from its Speculator when it begins.
 
     Attributes:
+        saved_costs: the content of the file ``options.costs``, if there is one.
         drafter: returns the drafter to use; called at every step.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
         count: adds a run's counts and times to the Speculator's statistics.
     """
 
-    config: Config
+    options: Options
+    saved_costs: SavedCosts | None = None
     drafter: Callable[[], Drafter]
     prefill_length: PrefillDraftLength
-    on_step: Callable[[StepEvent], None] | None
     observer: Observer | None
     count: Callable[[DecodeStats], None]
     log_once: Callable[[str], None]
@@ -88,7 +88,7 @@ class CallSetup:
     """
 
     def __init__(self, settings: Settings, call: GenerateCall, ranks: Ranks | None = None) -> None:
-        self.settings, self.config, self.call, self.ranks = settings, settings.config, call, ranks
+        self.settings, self.config, self.call, self.ranks = settings, settings.options, call, ranks
         self.stats, self.pace = DecodeStats(), Pace()
         self.learns_costs = self.config.planned_gamma == "auto"
         check_request(call.generation_config)
@@ -110,7 +110,7 @@ class CallSetup:
                 f"streamer cannot be used with num_beams={beams}, which selects no token before the"
                 " end; pass streamer=None or num_beams=1"
             )
-        if not self.config.rule(False, None).exact:
+        if not self.config.exact:
             raise UnsupportedError(
                 f"num_beams={beams} is not supported with lenience below 1 or"
                 " verification='typical'; pass num_beams=1, or remove them"
@@ -159,7 +159,7 @@ class CallSetup:
         section = no_section if settings.observer is None else settings.observer.section
         sampler = self._sampler()
         if self._may_diverge(sampler):
-            target.let_rows_diverge()
+            target.make_ragged()
         if target.limits.no_drafts is not None:
             settings.log_once(f"steps have no drafts: {target.limits.no_drafts}")
         if target.pending is not None and self.learns_costs:
@@ -167,7 +167,14 @@ class CallSetup:
         if any(each.reads_states for each in self.drafter.assistants):
             target.read_states()
         trees = self._may_branch()
-        costs = step_costs(config, target, sampler.stop.max_length, trees, settings.log_once)
+        costs = step_costs(
+            settings.saved_costs,
+            target,
+            config.longest,
+            sampler.stop.max_length,
+            trees,
+            settings.log_once,
+        )
         learned = costs if self.learns_costs else None
         rows = [self._row(costs, trees, at) for at in range(target.prompt.shape[0])]
         make: Callable[..., Batch] = Batch
@@ -192,7 +199,7 @@ class CallSetup:
             costs=learned,
             prefill_length=settings.prefill_length,
             stats=self.stats,
-            on_step=settings.on_step,
+            on_step=config.on_step,
             pace=self.pace if self.drafter.assistants else None,
         )
         return DecodeLoop(
@@ -212,7 +219,7 @@ class CallSetup:
         return TokenSampler(
             processors=call.logits_processor,
             stop=stop,
-            rule=self.config.rule(bool(config.do_sample), call.generator),
+            rule=self._rule(),
             pad=pad_token(config) if stop.pads else None,
             streamer=call.streamer,
             scores=[] if keep and config.output_scores else None,
@@ -222,12 +229,23 @@ class CallSetup:
             beams=call.beams,
         )
 
+    def _rule(self) -> Rule:
+        options, call = self.config, self.call
+        return Rule(
+            bool(call.generation_config.do_sample),
+            options.verification,
+            options.lenience,
+            options.epsilon,
+            options.delta,
+            call.generator,
+        )
+
     def _may_diverge(self, sampler: TokenSampler) -> bool:
         """Whether each row may advance by its own number of tokens."""
         target = self.target
-        if target.prompt.shape[0] == 1 or obstacle(Ability.RAGGED, target.known()) is not None:
+        if target.prompt.shape[0] == 1 or must_lockstep(sampler, target):
             return False
-        return not must_lockstep(sampler, target)
+        return why_unsupported(Ability.RAGGED, target.facts()) is None
 
     def _groups(self, sampler: TokenSampler, section: Section) -> list[Group]:
         """The rows of the call: one group for each row if rows may diverge, else one group."""
@@ -240,8 +258,8 @@ class CallSetup:
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
         tree = self.config.tree
-        known = self.target.known(by_row=self.target.inputs.ragged)
-        reason = "beam search" if self.call.beams > 1 else obstacle(Ability.TREES, known)
+        facts = self.target.facts(ragged=self.target.inputs.ragged)
+        reason = "beam search" if self.call.beams > 1 else why_unsupported(Ability.TREES, facts)
         if isinstance(tree, int) and reason is not None:
             self.stats.chains[reason] = 1
         priced = tree == "auto" and self.learns_costs
@@ -393,7 +411,7 @@ def _speculate(settings: Settings, call: GenerateCall) -> Any:
 def _why_plain(settings: Settings, error: Exception) -> str | None:
     """Why the baseline may decode a call that failed with an error; None: it may not."""
     if isinstance(error, UnsupportedError):
-        return None if settings.config.unsupported == "error" else str(error)
+        return None if settings.options.unsupported == "error" else str(error)
     version = untested()
     if version is None:
         return None

@@ -17,6 +17,7 @@ import torch
 
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter
+from ngramspec.hf_model.compat.names import is_encoder_decoder
 from ngramspec.measure.configurations import inputs_of
 from ngramspec.theory import acceptance as closed
 from ngramspec.theory.arrays import Float64
@@ -100,7 +101,7 @@ def target_text(
     )
     sequence = out.sequences[0].cpu().numpy().astype(np.int32)
     before, output = sequence[: -len(out.scores)], sequence[-len(out.scores) :]
-    if model.config.is_encoder_decoder:  # drafters read the encoder's input first
+    if is_encoder_decoder(model):  # drafters read the encoder's input first
         before = np.concatenate((np.array(prompt, np.int32), before))
     probs = torch.softmax(torch.cat(out.scores).float(), dim=-1).cpu().numpy()
     return TargetText(group, before, output, probs, temperature)

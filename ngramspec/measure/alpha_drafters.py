@@ -18,7 +18,7 @@ import torch
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.stochastic import proposal_of, sampled
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument, new_cache
 
 
 class CountModel:
@@ -124,11 +124,9 @@ class SmallModelDrafter(Drafter):
 
 class _SmallModelSession(_SamplingSession):
     def __init__(self, model: Any, tokens: Int32) -> None:
-        from transformers import DynamicCache
-
         super().__init__()
         self.model = model
-        self._cache: Any = DynamicCache(config=model.config)
+        self._cache: Any = new_cache(model.config)
         self._ahead: Any = None  # logits after all committed tokens
         self._pending = tokens.tolist()
 

@@ -11,6 +11,7 @@ import torch
 
 from ngramspec import Speculator, build_drafter, generate
 from ngramspec.drafters.base import Drafter
+from ngramspec.hf_model.compat.names import is_encoder_decoder, vocab_size
 from ngramspec.measure.alpha import (
     Alpha,
     Played,
@@ -191,7 +192,7 @@ class _Measurement:
             counts = CountModel(self.train_texts(), TRAINED[name])
             return partial(ModelDrafter, counts, name)
         if name == RANDOM:
-            every = range(self.model.config.get_text_config().vocab_size)
+            every = range(vocab_size(self.model))
             return partial(ModelDrafter, CountModel([every], 1), RANDOM)
         if name == MODEL:
             if self.plan.draft_model is None:
@@ -217,6 +218,6 @@ class _Measurement:
                 speculator=Speculator(tree=None),
                 **sampling_arguments(self.temperature, self.plan.sampling),
             )
-            begin = 1 if self.model.config.is_encoder_decoder else len(ids)
+            begin = 1 if is_encoder_decoder(self.model) else len(ids)
             self.outputs.append(out[0, begin:].tolist())
         return self.outputs

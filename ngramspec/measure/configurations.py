@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ngramspec import DecodeStats, Speculator, StepEvent, generate
-from ngramspec.hf_model.compat.cache_name import cache_of
-from ngramspec.hf_model.compat.hf_private import compile_on_every_device
+from ngramspec.hf_model.compat.caches import cache_of
+from ngramspec.hf_model.compat.names import compile_config
 from ngramspec.measure.machine import PeakMemory, synchronize
 from ngramspec.measure.turns import PLAIN
 
@@ -161,13 +161,9 @@ class Caller:
         """The arguments that make ``generate`` compile, or keep a static cache from doing so."""
         if not configuration.compiled:
             return {"disable_compile": True} if configuration.static else {}
-        from transformers import CompileConfig
-
         on_cpu = self.model.device.type == "cpu"
         mode = "default" if on_cpu else "reduce-overhead"
-        config = CompileConfig(dynamic=False, mode=mode)  # a changed one compiles again
-        if on_cpu:
-            compile_on_every_device(config)
+        config = compile_config(dynamic=False, mode=mode)  # a changed one compiles again
         return {"compile_config": config}
 
 

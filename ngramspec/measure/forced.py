@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat.cache_name import cache_of
-from ngramspec.hf_model.compat.hf_private import forget_compiled_call
+from ngramspec.hf_model.compat.caches import cache_of
+from ngramspec.hf_model.compat.names import forget_compiled_call
 from ngramspec.hf_model.compat.positions import given_positions
 
 TARGETS = "_forced_targets"

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.names import is_encoder_decoder
 from ngramspec.server import chat, completions, llama
 from ngramspec.server.auth import Client
 from ngramspec.server.engine import Engine
@@ -63,7 +64,7 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
 
 def try_out(runner: ModelRunner) -> None:
     """Generate one token, to load what is loaded at first use and to refuse unusable models."""
-    if runner.model.config.is_encoder_decoder:
+    if is_encoder_decoder(runner.model):
         raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")
     prompt, greedy = np.zeros(2, np.int32), Sampling(temperature=0)
     request = CompletionRequest(prompt=prompt, user="", sampling=greedy, max_tokens=1)

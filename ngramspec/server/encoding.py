@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ngramspec.hf_model.compat.versions import is_slow
 from ngramspec.server.fim_families import FAMILIES
 from ngramspec.server.tool_parsers import CLOSE, OPEN, THINK, THOUGHT
 
@@ -102,9 +103,7 @@ class TextEncoder:
         if most is not None and len(text) > most * self.longest:
             raise TooManyTokensError(len(text) // self.longest)
         if self._backend is None:
-            from transformers import PreTrainedTokenizer
-
-            slow = isinstance(self._tokenizer, PreTrainedTokenizer)
+            slow = is_slow(self._tokenizer)
             split = {"split_special_tokens": True} if slow else {}  # others have no such argument
             return list(self._tokenizer(text, add_special_tokens=False, **split)["input_ids"])
         return without_gil(self._backend, text, add_special_tokens=False, most=most)

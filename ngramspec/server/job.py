@@ -13,7 +13,7 @@ import torch
 
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import ToolCalls
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.server.kv_pool import CachePool, Lease
 from ngramspec.server.sampling import Sampling, TokenLogprobs, logprobs_of
 from ngramspec.server.text import Detokenizer, StopText

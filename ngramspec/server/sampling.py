@@ -58,9 +58,9 @@ class Sampling:
         return given
 
     def _processors(self, prompt: int) -> Any:
-        from transformers import LogitsProcessorList
+        from ngramspec.hf_model.compat.names import processor_list
 
-        found = LogitsProcessorList()
+        found = processor_list()
         if self.presence_penalty or self.frequency_penalty:
             found.append(Penalties(prompt, self.presence_penalty, self.frequency_penalty))
         if self.grammar is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from ngramspec import __version__
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import CallFormat
-from ngramspec.hf_model.traits import embedding_count
+from ngramspec.hf_model.compat.names import embedding_count, position_limit, vocab_size
 from ngramspec.server.auth import ANYONE, Client
 from ngramspec.server.encoding import TextEncoder, TooManyTokensError
 from ngramspec.server.engine import Engine
@@ -66,7 +66,7 @@ class Service:
         self.reading = Reading(settings.limits)
         self.vocabulary = embedding_count(model) or len(tokenizer)
         limits, users = settings.limits, list(settings.keys) or [ANYONE]
-        known = getattr(model.config, "max_position_embeddings", None)
+        known = position_limit(model.config)
         self.context: int = min(each for each in (known, limits.context, 1 << 20) if each)
         self.eos = _eos_ids(model, tokenizer)
         self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
@@ -92,7 +92,7 @@ class Service:
 
         return xgrammar.TokenizerInfo.from_huggingface(
             self.tokenizer,
-            vocab_size=self.model.config.get_text_config().vocab_size,
+            vocab_size=vocab_size(self.model),
             stop_token_ids=list(self.eos),
         )
 
