@@ -143,16 +143,14 @@ class Arguments:
 
         model = self.model
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        own = [getattr(type(each), "generate", None) for each in (model, base)]
-        for which in (self.plain, *own, GenerationMixin.generate):
-            if which is None:
-                continue
+        owners = [each for each in (type(model), type(base)) if hasattr(each, "generate")]
+        known = [partial(each.generate, model) for each in (*owners, GenerationMixin)]
+        for which in (self.plain, *known):
             parameters = list(inspect.signature(which).parameters.values())
             if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
-                kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-                known = [each for each in parameters if each.kind in kinds]
-                return known if which is self.plain else known[1:]  # an unbound one has ``self``
-        raise AssertionError("transformers' own generate names its parameters")
+                break
+        named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [each for each in parameters if each.kind in named]
 
     def setting(self, name: str) -> Any:
         """A setting, resolved as in ``generate``: argument, given config, model's config."""
