@@ -10,9 +10,8 @@ from contextlib import contextmanager, suppress
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.decoding.call import decode_call, version_fault
-from ngramspec.decoding.heads import check_tokenizers, requested_head
-from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.request import GenerateCall, check_tokenizers, requested_head
+from ngramspec.decoding.setup import decode_call, version_fault
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.cache_name import cache_of, given_cache
 from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ngramspec.decoding.call import decode_call
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import GenerateCall, head_of
-from ngramspec.decoding.setup import Settings
+from ngramspec.decoding.setup import Settings, decode_call
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_choice
@@ -36,7 +35,7 @@ from ngramspec.stores.choice import OpenStore
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts
-    from ngramspec.drafters.heads import HeadOfCalls
+    from ngramspec.drafters.headed import HeadOfCalls
     from ngramspec.drafters.model import ModelDrafter
 
     Arguments = Options  # a Speculator has the arguments of Options and their attributes
@@ -293,7 +292,7 @@ class Speculator(Arguments):
         return decode_call(self.settings(head_of(generation_config)), call)
 
     def _drafter_with(self, head: ModelDrafter) -> Drafter:
-        from ngramspec.drafters.heads import HeadOfCalls  # most calls have none
+        from ngramspec.drafters.headed import HeadOfCalls  # most calls have none
 
         with self._lock:
             self._heads = self._heads or HeadOfCalls()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ngramspec.decoding.call import version_fault
-from ngramspec.decoding.joint_steps import Added, JointSteps
-from ngramspec.decoding.open_generation import OpenGeneration, open_call
+from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, open_call
+from ngramspec.decoding.setup import version_fault
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf import Arguments, checked
 from ngramspec.speculator import Speculator

@@ -114,7 +114,7 @@ def build_drafter(
     check_choice("calibration", calibration, CALIBRATIONS)
     opened = open_stores(stores)
     drafter = spec if isinstance(spec, Drafter) else _drafter(spec, policy)
-    drafter = drafter.learning(by_request=calibration == "request")
+    drafter = drafter.with_calibration(by_request=calibration == "request")
     return drafter.with_stores(opened) if opened else drafter
 
 
