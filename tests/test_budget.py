@@ -78,7 +78,7 @@ def loaded():
 
 model.generate(prompt, custom_generate=Speculator(), max_new_tokens=16, **greedy)
 files = loaded()
-calls_by_step(Speculator(), types)
+calls_by_step(Speculator(gamma_max=4), types)
 print(json.dumps({
     "modules of a greedy call": len(files),
     "lines of a greedy call": sum(len(file.read_text().splitlines()) for file in files),
