@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import json
 import re
 import runpy
 from pathlib import Path
@@ -93,28 +92,13 @@ def test_the_reference_of_the_command_line_is_up_to_date():
         assert f"\n| {row} | " in page
 
 
-def test_the_options_page_has_the_arguments_and_defaults_of_a_speculator():
-    """Each as `name=default` in code marks, and no row of the table has another name."""
-    import ngramspec
-
-    page = (DOCS / "guide" / "options.md").read_text(encoding="utf-8")
-    parameters = inspect.signature(ngramspec.Speculator).parameters.values()
-    defaults = {each.name: each.default for each in parameters}
-    known = {
-        f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}"
-        for name, value in defaults.items()
-    }
-    assert [each for each in sorted(known) if f"`{each}`" not in page] == []
-    assert set(re.findall(r"^\| `(\w+=[^`]+)` \|", page, re.MULTILINE)) <= known
-
-
 def test_the_reference_has_drafters_engines_and_theory():
     page = (DOCS / "api.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^::: ngramspec\.(\S+)$", page, re.MULTILINE))
     assert {
         *(f"drafters.{each}Drafter" for each in ("Model", "Oracle", "Random", "Priority")),
         *("engines.vllm.NgramspecProposer", "engines.llama_cpp.NgramspecDraft"),
-        *("engines.rows.Rows", "decoding.presets.PRESETS"),
+        *("engines.rows.Rows", "options.PRESETS"),
         *(f"theory.{path.stem}" for path in (PACKAGE / "theory").glob("[a-z]*.py")),
     } - listed <= {"theory.arrays"}  # its helpers are not public
 
@@ -209,7 +193,7 @@ def test_contributing_says_where_names_are_defined(name, file):
 
 def test_contributing_locates_names_and_files():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert {"VERIFICATIONS", "KVCache.keep_paths", "_factories"} <= {name for name, _ in located()}
+    assert {"Options", "KVCache.keep_paths", "_factories"} <= {name for name, _ in located()}
     files = re.findall(r"`((?:[\w.]+/)+[\w.]+\.\w+)`", text)
     assert len(files) > 30
     assert [file for file in files if not (ROOT / file).is_file()] == []

@@ -269,3 +269,11 @@ def test_copying_takes_fewer_forwards(beams, least):
     for given, _ in speller.sentences(seed=7, count=6):
         ngramspec.generate(model, torch.tensor([given]), **kwargs, speculator=speculator)
     assert speculator.stats.tokens_per_call > least
+
+
+def test_the_drafts_of_beams_are_chains(tiny):
+    speculator = Speculator(gamma=4, tree=8)
+    kwargs = {"num_beams": 2, "max_new_tokens": 30, "do_sample": False}
+    ours = ngramspec.generate(tiny, PROMPT, **kwargs, speculator=speculator)
+    assert torch.equal(ours, tiny.generate(PROMPT, **kwargs))
+    assert speculator.stats.chains == {"beam search": 1}
