@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "hf": CORE | {"speculator"},
     "stepwise": CORE | {"hf", "speculator"},
     "__init__": CORE | {"speculator", "hf"},
-    "engines": FLOOR | {"costs", "draft_length", "drafters", "stores", "_native"},
+    "engines": FLOOR | {"costs", "decoding", "draft_length", "drafters", "stores", "_native"},
     "server": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
     "wrap": CORE | {"speculator", "hf", "__init__"},
     "measure": CORE | {"speculator", "hf", "__init__", "_native", "theory"},

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec._native.row_text import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32, Proposal
 from ngramspec.stores.base import fingerprint
 
@@ -389,6 +390,13 @@ def check_draft(
     if draft.proposal is not None:
         proposal = _checked_proposal(tokens, parents, draft.proposal, vocab)
     return Draft(tokens, parents, confidence, proposal, source)
+
+
+def is_plain_chain(draft: object, limit: int, vocab: int) -> bool:
+    """Whether this is a valid deterministic chain of at most ``limit`` tokens; not its sources."""
+    if type(draft) is not Draft or draft.parents is not None or draft.proposal is not None:
+        return False
+    return sound_chain(draft.tokens, draft.confidence, limit, vocab)
 
 
 def valid_prefix(draft: object, limit: int, vocab: int, *, tree: bool, sources: int) -> Draft:
