@@ -25,7 +25,7 @@ import torch
 from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
 from ngramspec import DecodeStats, Speculator
 from ngramspec.cli.options import Options
-from ngramspec.drafters.call_stores import CallStores
+from ngramspec.drafters.call import CallStores
 from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.models import load
 

@@ -103,7 +103,7 @@ def read(arguments: argparse.Namespace) -> Given:
 
 def max_tokens(arguments: argparse.Namespace) -> int:
     """The most tokens of a draft, by ``--gamma-max`` or ``--tree``; also checks ``--gamma``."""
-    from ngramspec.draft_length.schedule import NAMED
+    from ngramspec.options import GAMMA_WORDS
 
     gamma = arguments.gamma
     longest = check_int("--gamma-max", arguments.gamma_max, 1, MAX_GAMMA)
@@ -111,8 +111,8 @@ def max_tokens(arguments: argparse.Namespace) -> int:
         longest = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
     if isinstance(gamma, int):
         check_int("--gamma", gamma, 1, longest)
-    elif gamma not in NAMED:
-        raise ValueError(f"--gamma must be an integer, {', '.join(NAMED)}: {gamma!r}")
+    elif gamma not in GAMMA_WORDS:
+        raise ValueError(f"--gamma must be an integer, {', '.join(GAMMA_WORDS)}: {gamma!r}")
     return longest
 
 

@@ -22,7 +22,7 @@ from ngramspec.costs.processors import GPU_COSTS
 from ngramspec.costs.tracker import DraftMargin
 from ngramspec.draft import Draft, Evidence, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
-from ngramspec.drafters.base import Drafter, DraftModel, hand_over
+from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.measure.knowledge import Known
 from ngramspec.measure.traces import TopTokens, Trace, halves
 from ngramspec.stats import DecodeStats, SourceStats
@@ -159,7 +159,7 @@ class Player:
                 evidence = replayed(trace.top_tokens, recorded, recorded[at - 1], at, len(new))
             begin = perf_counter_ns()
             if count or evidence is not None:
-                hand_over(session, draft, path, None, evidence)
+                call_observe(session, draft, path, None, evidence)
             session.extend(new)
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
             margin.record_acceptance(count, len(path))
