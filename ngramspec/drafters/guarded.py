@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ngramspec._native.row_text import sound_chain
+from ngramspec._native.rows import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession, hand_over
 from ngramspec.drafters.validation import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from ngramspec._native.row_text import agreed
+from ngramspec._native.rows import agreed
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.call_stores import CallStores, RowStores

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ngramspec._native.row_text import TokenText, text_hash
+from ngramspec._native.rows import TokenText, text_hash
 from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
 from ngramspec.drafters.call_stores import RowStores
 from ngramspec.drafters.guarded import GuardedSession

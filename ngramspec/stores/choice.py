@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from ngramspec._native.store_source import StorePair, StoreSource
+from ngramspec._native.store_reader import StorePair, StoreSource
 
 if TYPE_CHECKING:  # most calls have no stores
     from ngramspec.stores.corpus import Corpus

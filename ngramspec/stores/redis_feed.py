@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from ngramspec._native.store_ring import StoreRing
-from ngramspec._native.store_stream import StoreStream
+from ngramspec._native.store_ring import StoreRing, StoreStream
 from ngramspec.draft import Int32
 from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.redis_entries import NO_ENTRY, Entry, EntryId

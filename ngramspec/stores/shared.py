@@ -10,8 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
-from ngramspec._native.store_stream import StoreStream
+from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing, StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ngramspec._native.store_reader import Familiar
-from ngramspec._native.store_stream import WRITTEN_AGAIN, StoreStream
+from ngramspec._native.store_ring import WRITTEN_AGAIN, StoreStream
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Begun, Conversations, TextHash
 

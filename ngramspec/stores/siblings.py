@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ngramspec._native.store_ring import LEAST_CODES, StoreRing
-from ngramspec._native.store_stream import StoreStream
+from ngramspec._native.store_ring import LEAST_CODES, StoreRing, StoreStream
 from ngramspec.stores.shared_request import SharedRequest
 
 MOST_READ = 8  # other answers that an answer is drafted from; not tuned
