@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_strategies import QUICK
 
-from ngramspec._native import batch_choice
-from ngramspec._native.batch_choice import (
+from ngramspec._native import rows
+from ngramspec._native.rows import (
     generous_cost,
     may_pay,
     worthwhile_heads,
@@ -83,7 +83,7 @@ def test_wrong_input_is_named():
 
 
 def test_examples():
-    assert doctest.testmod(batch_choice).failed == 0
+    assert doctest.testmod(rows).failed == 0
 
 
 @QUICK
