@@ -193,7 +193,6 @@ CLASS_MODULES = {
     "MIXES_POSITIONS": "models.doge.modeling_doge",
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
     **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), names.PROCESSOR_MODULE),
-    **dict.fromkeys(("SUPPRESSING", "BIASING"), names.PROCESSOR_MODULE),
     **dict.fromkeys(("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME"), names.CRITERION_MODULE),
 }
 CLASSES_SINCE = {
