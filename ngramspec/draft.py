@@ -284,7 +284,7 @@ class Verdict:
         return None if self.rejected is None else self.emitted[-1]
 
 
-def judged_nodes(
+def verified_nodes(
     draft: Draft, accepted: Sequence[int], verified: int | None = None
 ) -> Iterator[tuple[int, int]]:
     """(node, depth) of the verified nodes, in order.

@@ -26,19 +26,12 @@ CACHE_SIZE_MULTIPLE = 256  # positions; sizes of compiled calls are rounded up t
 
 
 def least_width(widths: Sequence[int], positions: int) -> int:
-    """Return the least of the allowed widths that is >= ``positions``.
-
-    ``widths`` are ascending; empty: any width is allowed. ``positions`` must be at most
-    ``max_positions``.
-    """
+    """Return the least of the allowed widths, ascending, that is >= ``positions``; empty: any."""
     return widths[bisect_left(widths, positions)] if widths else positions
 
 
 def max_positions(widths: Sequence[int], slots: int | None) -> int | None:
-    """Return the maximum positions of a forward with ``slots`` free ones in the cache.
-
-    None: no limit. ``widths`` are as in ``least_width``.
-    """
+    """Return the maximum positions of a forward with ``slots`` free ones; None: no limit."""
     if not widths or slots is None:
         return widths[-1] if widths else slots
     return widths[max(bisect_right(widths, slots) - 1, 0)]
@@ -51,8 +44,7 @@ class ForwardShapes:
 
     Attributes:
         widths: allowed widths of the forwards, ascending; empty: any width.
-        keys: number of positions that forwards over a dynamic cache attend to, including masked
-            ones; None: those that the cache holds, or the cache is static.
+        keys: positions that forwards over a dynamic cache attend to; None: those that it holds.
         run: the model, or its compiled forward.
     """
 
@@ -145,10 +137,7 @@ def bucket_sizes(widest: int) -> tuple[int, ...]:
 
 
 def compilations() -> int:
-    """Return how many times torch began to compile or to record a CUDA graph in this process.
-
-    The count starts at the first call of this function.
-    """
+    """Return how often torch began to compile or record a graph, since the first call of this."""
     from torch._dynamo.callback import callback_handler
 
     started = callback_handler.start_callbacks
@@ -166,17 +155,7 @@ def _begun(*_: Any) -> None:
 
 
 class Graphs:
-    """A model's compiled forward.
-
-    Attributes:
-        compiled: whether the last call compiled something, or recorded a CUDA graph.
-
-    Args:
-        model: a transformers model.
-        config: the GenerationConfig; shapes are static unless its ``compile_config`` says
-            otherwise.
-        widths: number of different widths.
-    """
+    """A model's compiled forward; ``compiled``: whether its last call compiled something."""
 
     def __init__(self, model: Any, config: Any, widths: int) -> None:
         settings = names.compile_settings(model, config)

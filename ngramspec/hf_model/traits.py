@@ -85,10 +85,7 @@ class Traits:
 
 
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
-    """Return the traits of a model, for inputs as ``generate`` prepared them.
-
-    A ``prepare_inputs_for_generation`` other than the common one is tried; see ``try_preparation``.
-    """
+    """Return the traits of a model, for inputs as ``generate`` prepared them."""
     config, stock = names.text_config(model), names.stock_class(model)
     own_names, encodes = names.names_of(model), names.is_encoder_decoder(model)
     name = "decoder_position_ids" if encodes else "position_ids"
@@ -222,10 +219,7 @@ def call_traits_of(
     traits: Traits,
     states: tuple[str, ...],
 ) -> CallTraits:
-    """Return the traits of a call, from the arguments of its prefill as ``generate`` made them.
-
-    An UnsupportedError is raised for embeddings that are read in chunks.
-    """
+    """Return the traits of a call, from the arguments of its prefill as ``generate`` made them."""
     if kwargs.get("inputs_embeds") is not None and config.prefill_chunk_size:
         raise UnsupportedError(
             "prefill_chunk_size is not supported with inputs_embeds, which transformers would read"
@@ -265,9 +259,8 @@ def prompt_end(
 ) -> int:
     """Return how many positions a row has after the prefill, including those cached before it.
 
-    This is the length of the mask, or ``mask_length``, that of the mask that ``generate`` left
-    out. A prompt without either is assumed to be new as a whole. In an encoder-decoder model, the
-    names of the arguments have the ``prefix`` "decoder_".
+    This is the length of the mask, or of the one that ``generate`` left out, ``mask_length``. A
+    prompt without either is assumed to be new as a whole.
     """
     mask = kwargs.get(f"{prefix}attention_mask")
     if mask is not None:
@@ -316,11 +309,7 @@ class CallFacts:
 
     @property
     def plain(self) -> bool:
-        """Whether the arguments describe only text.
-
-        Any other argument may change how a prompt is read. Token types, for example, may make
-        attention bidirectional.
-        """
+        """Whether the arguments describe only text; others may change how a prompt is read."""
         return all(
             name in PLAIN_PREFILL or value is None or value is False
             for name, value in self.kwargs.items()
@@ -340,11 +329,7 @@ class CallFacts:
 
     @property
     def slides(self) -> bool:
-        """Whether the text may become longer than a window or chunk of a layer.
-
-        Otherwise all layers have full attention. The length is that of the text with all new
-        tokens, and drafts do not go beyond it.
-        """
+        """Whether the text, with all new tokens, may become longer than a window or chunk."""
         windows = self.traits.windows
         if windows is None:
             return False

@@ -13,7 +13,7 @@ from ngramspec.draft import Draft
 from ngramspec.drafters import NullDrafter, ValueDrafter
 from ngramspec.measure.compare import compare
 from ngramspec.measure.costs import cost_curve
-from ngramspec.measure.replay import Acceptance, Plan, Player, accepted_path, judged_nodes
+from ngramspec.measure.replay import Acceptance, Plan, Player, accepted_path, verified_nodes
 from ngramspec.measure.traces import Trace, halves, read_prompts, read_traces, record, write_traces
 
 
@@ -49,7 +49,7 @@ TREE = Draft(ids(C, D, E, F, G, H), ids(-1, -1, 0, 0, 1, 1))
 def test_the_path_through_a_tree(said, path, verified):
     accepted = accepted_path(TREE.tokens.tolist(), TREE, said, 0)
     assert accepted == path
-    assert list(judged_nodes(TREE, accepted)) == verified
+    assert list(verified_nodes(TREE, accepted)) == verified
 
 
 def test_a_hand_counted_replay():

@@ -201,12 +201,7 @@ def processor_name(processor: Any) -> str:
 
 
 def caller_of(processors: Any) -> Callable[..., Any]:
-    """Return a function that applies a list of processors to tokens and scores.
-
-    A LogitsProcessorList inspects each processor's signature at every call, which takes longer than
-    many processors. The function only does so here. If a processor has more parameters, it is
-    the list itself, which then raises an error.
-    """
+    """Return a function that applies processors without inspecting their signatures each time."""
     known = processor_name(processors) in PROCESSOR_LIST
     if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
         call: Callable[..., Any] = processors
@@ -392,10 +387,7 @@ def device_mesh(model: Any) -> Any:
 
 
 def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a prompt, int64 (batch, prompt), as the baseline does, in chunks if the config says so.
-
-    Return the outputs of the last forward.
-    """
+    """Run a prompt as the baseline does; return the outputs of the last forward."""
     return model._prefill(input_ids, config, kwargs)
 
 
@@ -450,10 +442,7 @@ def output_class(*, beams: bool, encodes: bool) -> Any:
 
 
 def register_attention(name: str, make: Callable[[Any], Any]) -> bool:
-    """Register ``make(sdpa's function)`` as an attention with sdpa's masks, unless it is there.
-
-    Return whether "sdpa" is transformers' own function.
-    """
+    """Register ``make(sdpa)`` as an attention; return whether sdpa is transformers' own."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
@@ -603,10 +592,7 @@ def set_attention_name(config: Any, name: str) -> None:
 
 
 def mtp_model(model: Any) -> tuple[Any, set[str]]:
-    """Return transformers' class of MTP layers and the types of a model's, if it has such layers.
-
-    The class is None before transformers 5.20. The types are empty if the model has none.
-    """
+    """Return the class of MTP layers, None before 5.20, and the types of a model's, maybe none."""
     from transformers import modeling_layers
 
     kind: Any = getattr(modeling_layers, "MtpModel", None)
