@@ -134,11 +134,8 @@ class Inputs:
     def _lengthened(self, count: int) -> dict[str, torch.Tensor]:
         """Return the arguments per token with more tokens in every row, from larger blocks."""
         found = {}
-        for name in self._per_token if count else ():
-            held, more = self.kwargs.get(name), self._extended.get(name)
-            if held is None:
-                continue
-            length = held.shape[-1] + count
+        for name, held in _given(self.kwargs, self._per_token) if count else ():
+            length, more = held.shape[-1] + count, self._extended.get(name)
             if more is None or more.shape[-1] < length:
                 more = self._extended[name] = grow(name, held, count + FREE_COLUMNS)
             found[name] = more[..., :length].contiguous()
@@ -150,8 +147,7 @@ class Inputs:
         """Return the arguments per token of a ragged batch, extended by ``grow_ragged``."""
         return {
             name: grow_ragged(name, value, count, lengths, committed=committed)
-            for name in self._per_token
-            if (value := self.kwargs.get(name)) is not None
+            for name, value in _given(self.kwargs, self._per_token)
         }
 
     def prepare(
@@ -212,8 +208,7 @@ class Inputs:
         """
         own = {
             name: value if name.endswith("attention_mask") else value[..., -width:].contiguous()
-            for name in self._per_token
-            if (value := kwargs.get(name)) is not None
+            for name, value in _given(kwargs, self._per_token)
         }
         own["decoder_input_ids" if self._traits.encodes else "input_ids"] = block
         if self._passed_on is not None:
@@ -239,10 +234,9 @@ class Inputs:
         self, block: torch.Tensor, kwargs: dict[str, Any], count: int
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Repeat the block's last token at its own position, within the model's limit."""
-        for name in self._per_token:
-            if (value := kwargs.get(name)) is not None:
-                more = value[..., -1:].expand(*value.shape[:-1], count)
-                kwargs[name] = torch.cat((value, more), dim=-1)
+        for name, value in _given(kwargs, self._per_token):
+            more = value[..., -1:].expand(*value.shape[:-1], count)
+            kwargs[name] = torch.cat((value, more), dim=-1)
         return torch.cat((block, block[:, -1:].expand(-1, count)), dim=1), kwargs
 
     def _makes_masks(self, slots: int) -> bool:
@@ -312,8 +306,7 @@ class Inputs:
         """Return the arguments by row, for some rows only."""
         return {
             name: select_rows(value, rows, 0 if name == ENCODED else -2)
-            for name in self._by_row
-            if (value := self.kwargs.get(name)) is not None
+            for name, value in _given(self.kwargs, self._by_row)
         }
 
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
@@ -329,13 +322,16 @@ class Inputs:
     def compact(self, slots: torch.Tensor) -> None:
         """Keep the columns of the cache positions ``slots``, int64 (batch, kept), in that order."""
         self._extended.clear()
-        for name in self._per_token:
-            if (value := self.kwargs.get(name)) is not None:
-                index = slots.expand(*value.shape[:-1], slots.shape[1])
-                kept = value[..., :-1].gather(-1, index)
-                self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)
+        for name, value in _given(self.kwargs, self._per_token):
+            index = slots.expand(*value.shape[:-1], slots.shape[1])
+            kept = value[..., :-1].gather(-1, index)
+            self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)
         if self._own is not None:
             self._own.compact(slots.shape[1])
+
+
+def _given(kwargs: dict[str, Any], names: Sequence[str]) -> list[tuple[str, Any]]:
+    return [(name, kwargs[name]) for name in names if kwargs.get(name) is not None]
 
 
 def next_position(position_ids: torch.Tensor | None) -> int:

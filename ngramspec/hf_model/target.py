@@ -6,12 +6,13 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, why_unsupported
+from ngramspec.hf_model.assistants import StateChannel
 from ngramspec.hf_model.attention import Trees, causal_topk, in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.cache.layers import widen_static
@@ -28,9 +29,6 @@ from ngramspec.hf_model.support import (
     check_states,
 )
 from ngramspec.hf_model.traits import CallFacts, call_traits_of, prompt_end, traits_of
-
-if TYPE_CHECKING:
-    from ngramspec.hf_model.assistants import StateChannel
 
 MAX_PREFILL_DRAFT_TOKENS = 1 << 20  # for models without a position limit
 
@@ -122,8 +120,6 @@ class Target:
     def read_states(self) -> None:
         """Keep the hidden states of committed positions for heads; call it before the prefill."""
         if (self.config.num_beams or 1) == 1:
-            from ngramspec.hf_model.assistants import StateChannel  # few calls have heads
-
             mask = self.inputs.kwargs.get("attention_mask")
             self.states = StateChannel(self.model, mask, len(self.prompt))
 

@@ -86,7 +86,7 @@ class Traits:
 
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
     """Return the traits of a model, for inputs as ``generate`` prepared them."""
-    config, stock = names.text_config(model), names.stock_class(model)
+    stock = names.stock_class(model)
     own_names, encodes = names.names_of(model), names.is_encoder_decoder(model)
     name = "decoder_position_ids" if encodes else "position_ids"
     given = encodes or kwargs.get(name) is not None
@@ -114,21 +114,16 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         standard_masks=names.has_standard_masks(model, stock),
         own_masks=names.has_own_masks(model),
         passes_masks=passes_masks,
-        windows=windows_of(config),
-        alibi=names.has_alibi(config),
+        windows=windows_of(names.text_config(model)),
         by_slot=bool(own_names & names.BY_SLOT),
         reads_text=reads_text,
         takes_positions=placed,
         hooked=hooked,
         skips_padding=not placed and names.skips_padding(model),
-        position_limit=names.position_limit(config),
         embeddings=names.embedding_count(model),
-        rope_changes_at=names.rope_changes_at(config),
-        rope_grows=names.rope_grows(config),
         recurrent=names.is_stateful(model),
-        rereads_at=names.rereads_at(model),
         token_capacity=names.least_capacity(model),
-        streams_first=names.puts_streams_first(config),
+        **names.config_traits(model),
     )
 
 

@@ -482,18 +482,6 @@ def position_limit(config: Any) -> int | None:
     return limit
 
 
-def puts_streams_first(config: Any) -> bool:
-    """Whether several streams are the first dimension of a model's hidden states (Gemma 3n)."""
-    return hasattr(config, "altup_num_inputs")
-
-
-def has_alibi(config: Any) -> bool:
-    """Whether a model's attention adds biases by distance, computed from the 2D mask."""
-    own = getattr(config, "attn_config", None)  # MPT's
-    asked = bool(getattr(config, "alibi", False) or getattr(own, "alibi", False))
-    return asked or config.model_type in ("bloom", "mpt")
-
-
 # How far back each type of layers attends: names of the fields of its window and of its chunk.
 LAYER_TYPES: dict[str, tuple[str | None, str | None]] = {
     "full_attention": (None, None),
@@ -523,6 +511,24 @@ def attention_limits(config: Any) -> tuple[dict[str, Limits | None], tuple[str, 
     return found, tuple(kinds)
 
 
+def config_traits(model: Any) -> dict[str, Any]:
+    """Return the fields of ``Traits`` that follow from a model's config."""
+    config = text_config(model)
+    own = getattr(config, "attn_config", None)  # MPT's
+    alibi = getattr(config, "alibi", False) or getattr(own, "alibi", False)
+    at = getattr(model.config, "original_max_position_embeddings", None)
+    known = position_limit(model.config)
+    rereads = names_of(model) & REREADS and at is not None and (known is None or at < known)
+    return {
+        "position_limit": position_limit(config),
+        "alibi": bool(alibi) or config.model_type in ("bloom", "mpt"),
+        "rope_changes_at": rope_changes_at(config),
+        "rope_grows": any(each["rope_type"] == "dynamic" for each in _ropes(config)),
+        "rereads_at": int(at) if rereads else None,
+        "streams_first": hasattr(config, "altup_num_inputs"),
+    }
+
+
 def rope_changes_at(config: Any) -> int | None:
     """Return the length from which on a forward's rotary frequencies are different, or None."""
     thresholds = [
@@ -533,25 +539,11 @@ def rope_changes_at(config: Any) -> int | None:
     return min(thresholds, default=None)
 
 
-def rope_grows(config: Any) -> bool:
-    """Whether rotary frequencies depend on the largest position of a forward."""
-    return any(each["rope_type"] == "dynamic" for each in _ropes(config))
-
-
 def _ropes(config: Any) -> list[dict[str, Any]]:
     """The rotary parameters of a text config, or of each kind of its layers."""
     given = getattr(config, "rope_parameters", None) or {}
     each = [given, *given.values()]
     return [one for one in each if isinstance(one, dict) and "rope_type" in one]
-
-
-def rereads_at(model: Any) -> int | None:
-    """Return the length from which on a model drops a shorter cache and reads all, or None."""
-    if not names_of(model) & REREADS:
-        return None
-    at = getattr(model.config, "original_max_position_embeddings", None)
-    known = position_limit(model.config)
-    return None if at is None or (known is not None and at >= known) else int(at)
 
 
 def placeholders(config: Any) -> set[int]:
