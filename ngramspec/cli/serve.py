@@ -136,8 +136,7 @@ def settings_of(
 ) -> ServerSettings:
     """The server's settings from the command line."""
     from ngramspec.drafters.registry import quoted
-    from ngramspec.server.settings import Limits, ServerSettings
-    from ngramspec.server.shared import SharedText
+    from ngramspec.server.settings import Limits, ServerSettings, SharedText
 
     shared = None
     if arguments.shared:
@@ -187,7 +186,7 @@ def check_port(host: str, port: int) -> None:
 
 def check_allowed(given: Sequence[str]) -> list[str]:
     """The hosts that an option names, separated by commas."""
-    from ngramspec.server.hosts import AllowedHosts
+    from ngramspec.server.app import AllowedHosts
 
     found = [each.strip() for text in given for each in text.split(",")]
     with usable("--allowed-hosts"):

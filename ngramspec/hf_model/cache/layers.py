@@ -138,12 +138,15 @@ class Attention(CacheLayer):
 
     def truncate(self, count: int, needed: Needed) -> None:
         if count and self.has_keys:
-            self._keep(slice(None, -count))
+            self._drop(count)
 
     def truncate_to(self, length: int) -> None:
         surplus = self.length - length
         if surplus > 0:
-            self._keep(slice(None, -surplus))
+            self._drop(surplus)
+
+    def _drop(self, count: int) -> None:
+        self._keep(slice(None, -count))
 
     def _keep(self, positions: slice) -> None:
         layer = self.layer
@@ -188,6 +191,9 @@ class DynamicAttention(Attention):
     """Full attention and nothing else, in a layer that can grow without copies."""
 
     croppable = True
+
+    def _drop(self, count: int) -> None:
+        self.layer.crop(-count)
 
     def grow_in_place(self) -> None:
         """See CacheLayer. A layer that does so already is left as it is, also by ``release``."""

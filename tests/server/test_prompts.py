@@ -1,21 +1,37 @@
-"""No content of a chat writes a special token, and all other contents have the template's ids."""
+"""Prompts: of chats, of texts with names of special tokens, and to fill in the middle."""
 
 from __future__ import annotations
 
 import copy
 import random
+import re
 from functools import cache
 
 import pytest
-from serving import ask, plain
+from hypothesis import given
+from hypothesis import strategies as st
+from serving import ask, letters, plain, refused, served
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from ngramspec.server.chat_prompt import chat_ids
-from ngramspec.server.encoding import NotTextError, TextEncoder
+from ngramspec.server.bodies import ExtraFile
+from ngramspec.server.prompts import (
+    FAMILIES,
+    FillInTheMiddle,
+    NotTextError,
+    TextEncoder,
+    TooManyTokensError,
+    chat_ids,
+    family_of,
+    finder_of,
+    fitted,
+    leading_tokens,
+)
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
+
 
 # Headers around roles, contents without whitespace around them, calls as JSON, tools in the system.
 HEADERS = """
@@ -66,9 +82,7 @@ def ids_of(tokenizer, encoder, messages, tools, variables=None):
     def encode(text):
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    return chat_ids(
-        tokenizer, encoder, messages, tools, variables or {}, encode=encode, most=1 << 20
-    )
+    return chat_ids(encoder, messages, tools, variables or {}, encode=encode, max_ids=1 << 20)
 
 
 class Chats:
@@ -350,3 +364,248 @@ def test_what_security_md_says_of_parts_of_names():
     assert count("x", "x", effort="fim_prefix") == 1, "as in a tool's text"
     assert count("x", "x", effort="<|fim_prefix|>") == 0
     assert count("x", "x", effort={"a": ["<|fim_prefix|>"]}) == 0
+
+
+NAMES = st.lists(st.text("<|ab>", min_size=1, max_size=5), max_size=8, unique=True)
+
+
+@given(NAMES, st.text("<|ab>.", max_size=40))
+def test_the_longest_name_at_each_place_is_found(names, text):
+    longest_first = sorted(names, key=len, reverse=True)
+    plain = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+    assert finder_of(names)(text) == [each.span() for each in plain.finditer(text)]
+
+
+def begun(bos="#", adds=True):
+    """A tokenizer with a BOS token, which it adds before every text."""
+    tokenizer = letters()
+    tokenizer.bos_token = bos
+    if adds:
+        template = TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
+        )
+        tokenizer.backend_tokenizer.post_processor = template
+    return tokenizer
+
+
+def test_a_beginning_of_sequence_token_leads():
+    tokenizer = begun()
+    assert leading_tokens(tokenizer) == [tokenizer.bos_token_id]
+    assert leading_tokens(begun(adds=False)) == leading_tokens(letters()) == []
+
+
+def test_a_text_that_begins_with_the_bos_token_gets_no_second_one():
+    tokenizer = begun()
+    bos, a = tokenizer.bos_token_id, tokenizer("a")["input_ids"][-1]
+    encode = TextEncoder(tokenizer).encode_prompt
+    assert encode("a", True, None) == encode("#a", True, None) == encode("#a", False, None)
+    assert encode("#a", True, None) == [bos, a]
+    assert encode("##a", True, None) == [bos, bos, a], "the text has two itself"
+    assert encode("#a", True, 2) == [bos, a], "it fits"
+    with pytest.raises(TooManyTokensError):
+        encode("#aa", True, 2)
+    assert TextEncoder(begun(adds=False)).encode_prompt("##a", True, None) == [bos, bos, a]
+
+
+def test_the_framing_of_a_prompt_is_what_its_text_does_not_have():
+    encoder = TextEncoder(begun())
+    assert [encoder.framing(each) for each in ("a", "#a", [1, 2])] == [1, 0, 0]
+    assert TextEncoder(letters()).framing("a") == 0
+
+
+def test_every_route_reads_a_prompt_with_its_bos_token_as_one_without(model):
+    pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+    tokenizer = begun()
+    tokenizer.chat_template = "#{% for m in messages %}{{ m.content }}{% endfor %}"
+    with served(model, tokenizer) as client:
+        for prompt in ("[INST]hi[/INST]", "#[INST]hi[/INST]"):
+            answer = ask(client, prompt=[prompt], max_tokens=1)
+            assert answer["usage"]["prompt_tokens"] == 16
+            answer = ask(client, "/completion", prompt=prompt, n_predict=1)
+            assert answer["tokens_evaluated"] == 16
+            found = ask(client, "/tokenize", content=prompt, add_special=True)
+            assert len(found["tokens"]) == 16
+        chat = {"messages": [{"role": "user", "content": "[INST]hi[/INST]"}], "max_tokens": 1}
+        assert ask(client, "/v1/chat/completions", **chat)["usage"]["prompt_tokens"] == 16
+
+
+# Each family's form as its model card or paper writes it: prefix P, suffix S, another file F.
+FORMS = {
+    "Qwen2.5-Coder": "<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
+    "CodeGemma": "<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
+    "Granite 4": "<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
+    "StarCoder2": "<fim_prefix>P<fim_suffix>S<fim_middle>",
+    "StarCoder and Granite Code": "<fim_prefix>P<fim_suffix>S<fim_middle>",
+    "DeepSeek-Coder": "<\uff5cfim▁begin\uff5c>P<\uff5cfim▁hole\uff5c>S<\uff5cfim▁end\uff5c>",
+    "CodeLlama": "▁<PRE>P▁<SUF>S▁<MID>",
+    "Codestral": "[SUFFIX]S[PREFIX]P",
+}
+# The same with another file f.py, whose text is F; own.py is edited.
+FILES = {
+    "Qwen2.5-Coder": "<|repo_name|>repository\n<|file_sep|>f.py\nF\n<|file_sep|>own.py\n"
+    "<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
+    "StarCoder2": "<repo_name>repository<file_sep>f.py\nF<file_sep>"
+    "<fim_prefix>own.py\nP<fim_suffix>S<fim_middle>",
+    "Granite 4": "<|reponame|>repository<|filename|>f.py\nF<|filename|>own.py\n"
+    "<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
+    "StarCoder and Granite Code": "<reponame>repository<filename>f.py\nF<filename>own.py\n"
+    "<fim_prefix>P<fim_suffix>S<fim_middle>",
+    "DeepSeek-Coder": "#f.py\nF\n#own.py\n"
+    "<\uff5cfim▁begin\uff5c>P<\uff5cfim▁hole\uff5c>S<\uff5cfim▁end\uff5c>",
+    "Codestral": "[SUFFIX]S[PREFIX]+++++ f.py\nF\n\n+++++ own.py\nP",
+    "CodeGemma": "f.py\nF<|file_separator|>own.py\n<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
+    "CodeLlama": "\n\n--- snippet ---\n\nF\n▁<PRE>P▁<SUF>S▁<MID>",
+}
+
+
+def tokenizer_of(family):
+    """A tokenizer of letters with a family's special tokens."""
+    tokenizer = letters(fim=False)
+    tokenizer.add_special_tokens({"additional_special_tokens": [*family.tokens, *family.ends]})
+    return tokenizer
+
+
+def fim_of(family, tokenizer):
+    return FillInTheMiddle(family, tokenizer, TextEncoder(tokenizer).encode)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_each_family_is_recognized_and_has_its_form(family):
+    tokenizer = tokenizer_of(family)
+    assert family_of(tokenizer) is family
+    fim = fim_of(family, tokenizer)
+    assert tokenizer.decode(fim.prompt("P", "S")) == FORMS[family.name]
+    whole = fim.prompt("P", "S", files=[ExtraFile(text="F", filename="f.py")], name="own.py")
+    assert tokenizer.decode(whole) == FILES[family.name]
+    assert tokenizer.decode(fim.prompt("a", "S", line="P")).replace("aP", "P") == FORMS[family.name]
+    assert tokenizer.convert_ids_to_tokens(fim.ends) == [*family.ends, *family.tokens]
+
+
+def test_a_model_without_the_tokens_has_no_family():
+    assert family_of(letters(fim=False)) is None
+
+
+@pytest.mark.parametrize("special", [True, False], ids=["special", "added"])
+def test_special_tokens_in_a_users_file_are_text(special):
+    """Also where they are added tokens without that flag, as those of Qwen2.5-Coder."""
+    tokenizer = letters(fim=special)
+    if not special:
+        tokenizer.add_tokens([AddedToken(each, normalized=False) for each in FAMILIES[0].tokens])
+    fim = fim_of(family_of(tokenizer), tokenizer)
+    name = "<|fim_suffix|>"
+    ids = fim.prompt(f"x = '{name}'", "S")
+    suffix = tokenizer.convert_tokens_to_ids(name)
+    assert ids.count(suffix) == 1
+    assert tokenizer.decode(ids) == f"<|fim_prefix|>x = '{name}'{name}S<|fim_middle|>"
+    assert suffix in tokenizer(name)["input_ids"], "the tokenizer itself reads it as the token"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "room", "kept"),
+    [
+        ((10, 2, 5), 20, (10, 2, 5)),
+        ((100, 2, 100), 42, (30, 2, 10)),
+        ((100, 2, 3), 42, (37, 2, 3)),
+        ((5, 2, 100), 42, (5, 2, 35)),
+        ((5, 50, 5), 20, (0, 20, 0)),
+        ((5, 5, 5), 0, (0, 0, 0)),
+    ],
+)
+def test_what_is_too_long_keeps_what_is_near_the_cursor(sizes, room, kept):
+    parts = [list(range(size)) for size in sizes]
+    prefix, line, suffix = fitted(parts, room)
+    assert (len(prefix), len(line), len(suffix)) == kept
+    assert prefix == parts[0][len(parts[0]) - kept[0] :]
+    assert line == parts[1][len(parts[1]) - kept[1] :]
+    assert suffix == parts[2][: kept[2]]
+
+
+def test_files_that_do_not_fit_are_left_out_oldest_first():
+    tokenizer = letters()
+    fim = fim_of(family_of(tokenizer), tokenizer)
+    files = [ExtraFile(text="old" * 10, filename="a"), ExtraFile(text="new" * 10, filename="b")]
+    text = tokenizer.decode(fim.prompt("P", "S", files=files, room=70))
+    assert "newnew" in text
+    assert "old" not in text
+    for room in range(8, 90):
+        assert len(fim.prompt("P" * 30, "S" * 30, files=files, room=room)) <= room
+
+
+def test_text_behind_text_has_no_space_in_front_where_the_tokenizer_would_put_one():
+    """As transformers' tokenizer of CodeLlama and mistral-common encode a suffix."""
+    family = next(each for each in FAMILIES if each.name == "Codestral")
+    tokenizer = tokenizer_of(family)
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(" ", prepend_scheme="always", split=False)
+    fim = fim_of(family, tokenizer)
+    assert tokenizer.decode(fim.prompt("P", "S", line="L")) == "[SUFFIX]S[PREFIX] PL"
+    whole = fim.prompt("P", "S", line="L", files=[ExtraFile(text="F", filename="f")], name="own")
+    assert tokenizer.decode(whole) == "[SUFFIX]S[PREFIX] +++++ f\nF\n\n+++++ own\nPL"
+
+
+THINKER = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+    "{% if reasoning_effort %}effort {{ reasoning_effort }};{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinker(model):
+    tokenizer = letters()
+    tokenizer.chat_template = THINKER
+    with served(model, tokenizer) as client:
+        yield client
+
+
+HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({}, ""),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "<think></think>"),
+        ({"chat_template_kwargs": {"enable_thinking": True, "other": None}}, ""),
+        ({"reasoning_effort": "high"}, "effort high;"),
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}},
+            "effort low;",
+        ),
+    ],
+    ids=str,
+)
+def test_a_template_gets_its_variables(thinker, model, tokenizer, fields, end):
+    prompt = f"user:hi;assistant:{end}"
+    answer = ask(thinker, "/v1/chat/completions", **HI, **fields)
+    assert answer["choices"][0]["message"]["content"] == plain(model, tokenizer, prompt, 8)
+    assert ask(thinker, "/apply-template", **HI, **fields) == {"prompt": prompt}
+
+
+def test_arguments_of_the_template_function_are_no_variables(thinker):
+    for name in ("chat_template", "tools", "messages", "tokenize", "add_generation_prompt"):
+        for route in ("/v1/chat/completions", "/apply-template"):
+            error = refused(
+                thinker, route, HI | {"chat_template_kwargs": {name: "x"}}, "chat_template_kwargs"
+            )
+            assert repr(name) in error["message"]
+
+
+def test_a_field_that_the_template_does_not_use_is_treated_as_unknown(thinker, model):
+    error = refused(thinker, "/v1/chat/completions", HI | {"verbosity": "low"}, "verbosity")
+    assert error["code"] == "unknown_parameter"
+    assert "template does not use it" in error["message"]
+    with served(model, letters(), unknown_fields="warn") as lenient:
+        body = HI | {"verbosity": "low", "reasoning_effort": "low"}
+        answer = lenient.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200
+        named = set(answer.headers["x-ignored-fields"].split(", "))
+        assert named == {"verbosity", "reasoning_effort"}
+
+
+def test_a_template_that_fails_is_named_by_apply_template_too(thinker):
+    refused(thinker, "/apply-template", {"messages": []}, "messages")
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    refused(
+        thinker, "/apply-template", {"messages": [{"role": "user", "content": image}]}, "messages"
+    )

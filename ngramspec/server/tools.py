@@ -1,11 +1,9 @@
-"""Parses the growing text of an answer into content, reasoning and tool calls.
-
-A call is reported once it is complete. A call that is cut off or invalid remains content.
-"""
+"""How a model's template presents tools, and how the model writes calls."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,10 +11,13 @@ from typing import Any, Protocol
 from pydantic_core import from_json
 
 from ngramspec.drafters.partial_json import PartialJson
+from ngramspec.server.prompts import CLOSE, OPEN, THINK, THOUGHT, prompt_text
+from ngramspec.server.text import hidden_ids
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-THINK, THOUGHT = "<think>", "</think>"
 MAX_DEPTH = 200  # of nested values, as in ``from_json``
+PROBE_NAME = "ngramspec_probe"
+# Not ``<tool_call>name``, and not XML.
+TAGGED_CALL = re.compile(re.escape(OPEN) + r"\s*\[?\s*\{\s*[\"']")
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # in response templates
 
 
@@ -45,14 +46,6 @@ class Parser(Protocol):
         ...
 
 
-class PlainParser:
-    """All text is content."""
-
-    def add(self, text: str, *, last: bool = False) -> list[Part]:
-        """The text as content."""
-        return [Part(text)] if text else []
-
-
 class TagParser:
     """Parses ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` of Hermes, Qwen2.5 and Qwen3.
 
@@ -69,7 +62,6 @@ class TagParser:
         self._after_call = False
 
     def add(self, text: str, *, last: bool = False) -> list[Part]:
-        """See Parser."""
         self._held += text
         parts: list[Part] = []
         while self._held and (found := self._next(last)) is not None:
@@ -79,19 +71,15 @@ class TagParser:
     def _next(self, last: bool) -> list[Part] | None:
         """The next parts of the held text; None: they are not decided."""
         if self._thinking:
-            return self._thought(last)
+            at = self._held.find(THOUGHT)
+            self._thinking = at < 0
+            end = len(self._held) - (0 if last else begun(self._held, THOUGHT))
+            return self._content(end if at < 0 else at + len(THOUGHT))
         if self._after_call:
             self._held = self._held.lstrip()
         if self._held.lstrip().startswith(OPEN):
             return self._call(last)
         return self._text(last)
-
-    def _thought(self, last: bool) -> list[Part] | None:
-        at = self._held.find(THOUGHT)
-        self._thinking = at < 0
-        if at >= 0:
-            return self._content(at + len(THOUGHT))
-        return self._content(len(self._held) - (0 if last else begun(self._held, THOUGHT)))
 
     def _text(self, last: bool) -> list[Part] | None:
         """Text up to a tag; whitespace that may precede a call is held back."""
@@ -100,9 +88,9 @@ class TagParser:
         if think < call:
             self._thinking = True
             return self._content(think + len(THINK))
-        if last and call == len(self._held):
-            return self._content(call)
         if call == len(self._held):
+            if last:
+                return self._content(call)
             call -= max(begun(self._held, OPEN), begun(self._held, THINK))
         return self._content(len(self._held[:call].rstrip()))
 
@@ -141,27 +129,21 @@ def calls_of(text: str) -> list[Call]:
     """The calls that a JSON text describes; empty if it does not describe calls."""
     try:
         value = from_json(text, allow_inf_nan=False)
+        return [call_of(each) for each in (value if isinstance(value, list) else [value])]
     except ValueError:
         return []
-    calls = [call_of(each) for each in (value if isinstance(value, list) else [value])]
-    known = [call for call in calls if call is not None]
-    return known if len(known) == len(calls) else []
 
 
-def call_of(value: Any) -> Call | None:
-    """The call that a JSON value describes, or None."""
-    if not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    if not isinstance(name, str) or not name:
-        return None
+def call_of(value: Any) -> Call:
+    """The call that a JSON value describes; a ValueError if it describes none."""
+    named = value if isinstance(value, dict) else {}
+    name, arguments = named.get("name"), named.get("arguments", named.get("parameters"))
     if not isinstance(arguments, str):
         arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-    try:
-        parsed = from_json(arguments, allow_inf_nan=False)
-    except ValueError:
-        return None
-    return Call(name, arguments) if isinstance(parsed, dict) else None
+    known = isinstance(name, str) and name
+    if not known or not isinstance(from_json(arguments, allow_inf_nan=False), dict):
+        raise ValueError("no call of a tool")
+    return Call(str(name), arguments)
 
 
 class TemplateParser:
@@ -179,7 +161,6 @@ class TemplateParser:
         self._failed = False
 
     def add(self, text: str, *, last: bool = False) -> list[Part]:
-        """See Parser."""
         parts: list[Part] = []
         for letter in text:  # one by one, so that a call begins where the shown text ends
             self._text += letter
@@ -208,10 +189,7 @@ class TemplateParser:
                 if kind == "region_open":
                     self._call = self._settled
                 elif kind == "region_close":
-                    call = call_of(event["value"]["function"])
-                    if call is None:
-                        raise ValueError(f"no call of a tool: {event['value']!r}")
-                    parts.append(Part(call=call))
+                    parts.append(Part(call=call_of(event["value"]["function"])))
                     whole = self._text.endswith(self._closes) if self._closes else False
                     self._call, self._settled = None, len(self._text) - (not whole)
             elif kind == "region_chunk" and not event.get("dirty"):
@@ -231,3 +209,63 @@ def joined(parts: Sequence[Part]) -> list[Part]:
         else:
             found.append(part)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """The format of a model's tool calls."""
+
+    template: dict[str, Any] | None
+    hidden: frozenset[int]
+
+    @property
+    def closing(self) -> str | None:
+        """The string that ends a call; None if there is not exactly one."""
+        return CLOSE if self.template is None else None
+
+    def parser(
+        self, tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]], forced: bool
+    ) -> Parser:
+        """A parser for one answer to the whole prompt's text, with the tools in the prompt."""
+        if self.template is None:
+            return TagParser(thinking=not forced and prompt.rfind(THINK) > prompt.rfind(THOUGHT))
+        parser = tokenizer.get_response_parser(self.template, prefix=prompt, tools=list(tools))
+        closes = self.template.get("fields", {}).get("tool_calls", {}).get("close", ())
+        return TemplateParser(parser, (closes,) if isinstance(closes, str) else closes)
+
+
+def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
+    """The format of a model's calls, or None and the reason why tools are not supported."""
+    user = {"role": "user", "content": "x"}
+    function = {"name": PROBE_NAME, "description": PROBE_NAME, "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": function}]
+    told = rendered(tokenizer, [user], tools)
+    if told is None or PROBE_NAME not in told:
+        return None, "the model's chat template does not support tools"
+    template = getattr(tokenizer, "response_template", None)
+    if template is None:
+        function = {"name": PROBE_NAME, "arguments": {}}
+        call = {"type": "function", "id": "probe0000", "function": function}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if TAGGED_CALL.search(told + (rendered(tokenizer, [user, answer], tools) or "")):
+            return ToolFormat(None, hidden_ids(tokenizer, (OPEN, CLOSE, THINK, THOUGHT))), ""
+        template = known_template(model, tokenizer)
+    if template is None or not hasattr(tokenizer, "get_response_parser"):
+        return None, "the form of this model's calls is not known here"
+    eos = (tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ()
+    return ToolFormat(template, frozenset(eos)), ""
+
+
+def rendered(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str | None:
+    """The text that the model's template renders; None if it fails or there is none."""
+    try:
+        return prompt_text(tokenizer, messages, tools, {})
+    except Exception:  # templates raise errors of any type
+        return None
+
+
+def known_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
+    """The response template that ``transformers serve`` uses for a model, if it has one."""
+    from ngramspec.hf_model.compat.versions import response_template
+
+    return response_template(model, tokenizer)

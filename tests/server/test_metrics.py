@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ngramspec
 from ngramspec.decoding.row import Row
-from ngramspec.server.logs import LOGGERS, private_logs
+from ngramspec.server.metrics import LOGGERS, private_logs
 
 pytest_plugins = ["server_fixtures"]
 SECRET = "what was asked"

@@ -1,4 +1,4 @@
-"""Large requests and responses: no operation on them holds the GIL for long."""
+"""Large requests and responses, and the fields of OpenAI's answers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from functools import partial
 
 import pytest
-from serving import letters, served
-from test_reading import JSON, ROUTES, refused
+from serving import ask, events, letters, served
+from test_bodies import JSON, ROUTES, refused
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
@@ -15,7 +15,7 @@ pytest_plugins = ["server_fixtures"]
 
 def test_large_texts_are_translated_in_pieces(monkeypatch):
     """Each piece is one operation that holds the GIL."""
-    from ngramspec.server import chat_prompt, encoding
+    from ngramspec.server import prompts
 
     class Text(str):
         __slots__ = ()
@@ -23,10 +23,10 @@ def test_large_texts_are_translated_in_pieces(monkeypatch):
         def translate(self, table):
             pytest.fail("the whole text was translated at once")
 
-    text, veil = "<|fim|> of" * 9, str.maketrans({"f": chat_prompt.VEIL})
+    text, veil = "<|fim|> of" * 9, str.maketrans({"f": prompts.VEIL})
     for size in (1, 2, 5, 40):
-        monkeypatch.setattr(encoding, "PIECE_CHARACTERS", size)
-        assert chat_prompt.veiled([Text(text)], veil) == [text.translate(veil)]
+        monkeypatch.setattr(prompts, "PIECE_CHARACTERS", size)
+        assert prompts.veiled([Text(text)], veil) == [text.translate(veil)]
 
 
 def test_responses_are_written_in_pieces(client, monkeypatch):
@@ -40,23 +40,17 @@ def test_responses_are_written_in_pieces(client, monkeypatch):
     assert found.json() == {"tokens": [88] * 4}
 
 
-def test_a_response_is_the_json_that_pydantic_writes():
-    from openai.types.completion_choice import CompletionChoice, Logprobs
-
+def test_a_response_is_compact_json():
     from ngramspec.server.responses import json_response
 
-    rows = Logprobs.construct(tokens=["é", "\x00"], top_logprobs=[{"a": -0.5}, None])
-    choice = CompletionChoice(index=0, text='"\n😀', finish_reason="stop", logprobs=rows)
-    assert json.loads(json_response(choice).body) == json.loads(
-        choice.model_dump_json(exclude_unset=True)
-    )
-    long = [1.5, {"a": [None, True]}] * 9999
-    assert json_response(long).body == json.dumps(long, separators=(",", ":")).encode()
+    value = [1.5, {"a": [None, True, '"\n\x00']}] * 9999
+    assert json_response(value).body == json.dumps(value, separators=(",", ":")).encode()
+    assert json_response("😀").body.decode() == '"😀"'
 
 
 def test_a_large_schema_is_not_written_to_its_end():
-    from ngramspec.server.errors import ApiError
     from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, bounded_json
+    from ngramspec.server.responses import ApiError
 
     class Endless(list):
         def __iter__(self):
@@ -135,3 +129,50 @@ def test_log_probabilities_of_a_prompt_are_streamed_in_pieces(client, monkeypatc
         assert mine == close(theirs)
     assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
     assert [each["finish_reason"] for each in choices[:-1]] == [None] * (len(choices) - 1)
+
+
+GREEDY = {"max_tokens": 24, "temperature": 0}
+# The fields that OpenAI's API reference shows.
+FIELDS = {"id", "object", "created", "model", "system_fingerprint", "choices"}
+DETAILS = {"prompt_tokens_details", "completion_tokens_details"}
+COUNTS = {"prompt_tokens", "completion_tokens", "total_tokens"} | DETAILS
+
+
+def nulls(value, path=""):
+    """The paths of what is null in a JSON value."""
+    if value is None:
+        return {path}
+    entries = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        entries = [("", each) for each in value]
+    return {found for name, each in entries for found in nulls(each, f"{path}.{name}".strip("."))}
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+def test_an_answer_has_the_fields_of_openais_and_null_only_where_theirs_has_it(client, route):
+    chat = "chat" in route
+    body = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "x"}
+    answer = ask(client, route, **body, **GREEDY)
+    assert set(answer) == FIELDS | {"usage", "timings"}
+    assert set(answer["usage"]) == COUNTS
+    (choice,) = answer["choices"]
+    expected = {"choices.logprobs", *(["choices.message.refusal"] if chat else [])}
+    assert nulls(answer) == expected
+    if chat:
+        assert set(choice) == {"index", "message", "logprobs", "finish_reason"}
+        assert set(choice["message"]) == {"role", "content", "refusal", "annotations"}
+        assert choice["message"]["annotations"] == []
+    else:
+        assert set(choice) == {"index", "text", "logprobs", "finish_reason"}
+    body |= {"stream": True, "stream_options": {"include_usage": True}, **GREEDY}
+    *parts, last = events(client.post(route, json=body).text)
+    for part in parts:
+        assert set(part) == FIELDS | {"usage"}
+        assert set(part["choices"][0]) == set(choice) - {"message"} | ({"delta"} if chat else set())
+        assert nulls(part) <= {"choices.logprobs", "choices.finish_reason", "usage"}
+    assert set(last["usage"]) == COUNTS
+    assert nulls(last) == set()
+    logprobs = {"logprobs": True} if chat else {"logprobs": 1}
+    answer = ask(client, route, **body | logprobs | {"stream": False, "stream_options": None})
+    extra = {"choices.logprobs.refusal", "choices.message.refusal"} if chat else set()
+    assert nulls(answer) - {"choices.logprobs.content.bytes"} == extra

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from serving import VOCAB, ask, events, plain, served, shown, text_of
+from serving import VOCAB, ask, events, parts_of, plain, served, shown, text_of
 
 from ngramspec import Corpus
-from ngramspec.server import job
-from ngramspec.server.sampling import logprobs_of
-from ngramspec.server.shared import SharedText
+from ngramspec.server import engine
+from ngramspec.server.engine import logprobs_of
+from ngramspec.server.settings import SharedText
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
@@ -80,9 +81,8 @@ def test_sampled_answers_follow_their_seed(client, model, tokenizer):
 def test_text_ends_before_a_stop_string(client, model, tokenizer, stream):
     whole = plain(model, tokenizer, PROMPT, 24)
     stop = whole[9:12]
-    body = {"prompt": PROMPT, "stop": ["not there", stop], "stream": stream, **GREEDY}
-    answer = client.post("/v1/completions", json=body)
-    parts = events(answer.text) if stream else [answer.json()]
+    body = {"prompt": PROMPT, "stop": ["not there", stop], **GREEDY}
+    parts = parts_of(client, "/v1/completions", stream, **body)
     assert "".join(text_of(each) for each in parts) == whole[: whole.index(stop)]
     assert parts[-1]["choices"][0]["finish_reason"] == "stop"
     if not stream:
@@ -130,7 +130,7 @@ def test_log_probabilities_keep_no_rows_of_the_vocabulary(client, monkeypatch, r
         alive.append(sum(each.shape[-1:] == (VOCAB,) for each in tensors))
         return logprobs_of(logits, tokens, top)
 
-    monkeypatch.setattr(job, "logprobs_of", counted)
+    monkeypatch.setattr(engine, "logprobs_of", counted)
     chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2}
     body = {"prompt": PROMPT, "logprobs": 2} if route == "/v1/completions" else chat
     ask(client, route, **body, max_tokens=60, temperature=0)
@@ -241,6 +241,16 @@ def test_the_last_event_has_timings(client, route, with_usage):
     assert client.post(route, json=body).json()["timings"]["predicted_n"] == 2 * 24
 
 
+def accepted_tokens(client, expected, key, **extras):
+    """The accepted draft tokens of a completion, whose text is the expected one."""
+    headers = {"Authorization": f"Bearer {key}"}
+    body = {"prompt": PROMPT, "ngramspec": {"usage": True, **extras}, **GREEDY}
+    answer = client.post("/v1/completions", json=body, headers=headers).json()
+    assert text_of(answer) == expected
+    found = answer["usage"]["ngramspec"]
+    return found["accepted"] + found["prefill_accepted"]
+
+
 def test_stores_are_chosen_by_name_and_shared_ones_by_user(model, tokenizer, tmp_path):
     expected = plain(model, tokenizer, PROMPT, 24)
     texts = {"right": PROMPT + expected, "other": "nothing of use"}
@@ -258,15 +268,7 @@ def test_stores_are_chosen_by_name_and_shared_ones_by_user(model, tokenizer, tmp
 
     keys = {"ann": "key-a", "bob": "key-b"}
     with served(model, tokenizer, keys=keys, corpora=stores, shared=Shared()) as client:
-
-        def accepted(key, **extras):
-            headers = {"Authorization": f"Bearer {key}"}
-            body = {"prompt": PROMPT, "ngramspec": {"usage": True, **extras}, **GREEDY}
-            answer = client.post("/v1/completions", json=body, headers=headers).json()
-            assert text_of(answer) == expected
-            found = answer["usage"]["ngramspec"]
-            return found["accepted"] + found["prefill_accepted"]
-
+        accepted = partial(accepted_tokens, client, expected)
         assert accepted("key-a") > 10
         assert accepted("key-a", stores=["right"]) > 10
         assert accepted("key-b", stores=[]) < 10
@@ -279,15 +281,8 @@ def test_what_a_user_was_told_is_drafted_from_later_and_for_nobody_else(model, t
     keys = {"ann": "key-a", "bob": "key-b"}
     shared = SharedText(1 << 20, keys, tokenizer)
     with served(model, tokenizer, keys=keys, shared=shared, limits={"pool": 0}) as client:
-
-        def accepted(key, **extras):
-            headers = {"Authorization": f"Bearer {key}"}
-            body = {"prompt": PROMPT, "ngramspec": {"usage": True, **extras}, **GREEDY}
-            answer = client.post("/v1/completions", json=body, headers=headers).json()
-            assert text_of(answer) == plain(model, tokenizer, PROMPT, 24)
-            found = answer["usage"]["ngramspec"]
-            return found["accepted"] + found["prefill_accepted"]
-
+        expected = plain(model, tokenizer, PROMPT, 24)
+        accepted = partial(accepted_tokens, client, expected)
         assert accepted("key-a") < 10
         assert accepted("key-a") > 10
         assert accepted("key-b") < 10

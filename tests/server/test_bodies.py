@@ -5,12 +5,78 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serving import letters, served
+
+from ngramspec.server.bodies import json_shape
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='ab"\\[{,\n€'),
+    lambda each: st.lists(each) | st.dictionaries(st.text(alphabet='k"\\[{,'), each),
+)
+
+
+def counted(value):
+    """How many values, and arrays and objects among them, a value is."""
+    if not isinstance(value, list | dict):
+        return 1, 0
+    found = [counted(each) for each in (value.values() if isinstance(value, dict) else value)]
+    return 1 + sum(each[0] for each in found), 1 + sum(each[1] for each in found)
+
+
+def members(value):
+    """How many members the objects of a value have."""
+    if not isinstance(value, list | dict):
+        return 0
+    entries = value.values() if isinstance(value, dict) else value
+    return sum(map(members, entries)) + (len(value) if isinstance(value, dict) else 0)
+
+
+def longest(value):
+    """The most digits of a number in a value."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return 0
+    if isinstance(value, int):
+        return len(str(abs(value)))
+    entries = value.values() if isinstance(value, dict) else value
+    return max(map(longest, entries), default=0)
+
+
+@settings(deadline=None)
+@given(VALUES, st.booleans())
+def test_the_counts_bound_what_is_parsed(value, ascii):
+    values, containers, names, digits = json_shape(json.dumps(value, ensure_ascii=ascii).encode())
+    most, exactly = counted(value)
+    assert containers == exactly
+    assert names == members(value)
+    assert digits == longest(value)
+    assert most <= values <= most + containers  # an empty one counts as if it had an entry
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"", (1, 0, 0, 0)),
+        (b"[]", (2, 1, 0, 0)),
+        (b'{"a": [1, 22, {}]}', (6, 3, 1, 2)),
+        (rb'["\",[{", 1]', (3, 1, 0, 1)),
+        (rb'["\\", [", ["]]', (4, 2, 0, 0)),
+        (b'["[[[', (2, 1, 0, 0)),  # not closed
+        (b'"\\', (1, 0, 0, 0)),  # nothing is escaped
+        (b'[-123.4567e12, "12345"]', (3, 1, 0, 4)),
+    ],
+)
+def test_worked_examples(text, expected):
+    assert json_shape(text) == expected
+
 
 JSON = {"content-type": "application/json"}
 ROUTES = {
@@ -50,7 +116,7 @@ def test_the_event_loop_goes_on_while_a_request_is_encoded(model, tokenizer):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, monkeypatch, route):
-    from ngramspec.server import chat, chat_answer, completions, llama, reading
+    from ngramspec.server import bodies, chat, completions, llama
 
     threads = []
 
@@ -64,14 +130,10 @@ def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, m
         monkeypatch.setattr(module, name, called)
 
     for module, name in (
-        (reading, "from_json"),
-        (completions, "read"),
-        (completions, "answers_of"),
-        (completions, "whole"),
-        (chat, "encoded"),
-        (chat, "requests_and_readers"),
-        (chat_answer, "whole"),
-        (llama, "requests_of"),
+        (bodies, "from_json"),
+        *((module, "encoded") for module in (chat, completions, llama)),
+        *((module, "answers_of") for module in (chat, completions, llama)),
+        *((reply, "whole") for reply in (chat.ChatReply, completions.CompletionReply)),
     ):
         watched(module, name)
     with served(model, tokenizer) as client:
@@ -98,12 +160,12 @@ ENORMOUS = [
 
 @pytest.mark.parametrize(("route", "body", "param"), ENORMOUS)
 def test_too_many_answers_are_refused_before_one_is_made(client, monkeypatch, route, body, param):
-    from ngramspec.server import job
+    from ngramspec.server import engine
 
     def made(**given):
         raise AssertionError("a completion request was made")
 
-    monkeypatch.setattr(job, "CompletionRequest", made)
+    monkeypatch.setattr(engine, "CompletionRequest", made)
     service = client.app.state.service
     monkeypatch.setattr(service, "encode_prompt", lambda *given: pytest.fail("a text was encoded"))
     error = refused(client.post(route, json=body))
@@ -128,13 +190,13 @@ LISTS = [
 
 @pytest.mark.parametrize(("route", "form", "entry"), LISTS, ids=str)
 def test_a_body_of_too_many_values_is_not_parsed(client, monkeypatch, route, form, entry):
-    from ngramspec.server import reading
+    from ngramspec.server import bodies
 
     limits = client.app.state.service.settings.limits
     most = max(limits.body // (128 if entry[0] in "[{" else 16), 1024)
     if entry == '"a":1':
         most = max(limits.body // 64, 1024)
-    monkeypatch.setattr(reading, "from_json", lambda raw: pytest.fail("the body was parsed"))
+    monkeypatch.setattr(bodies, "from_json", lambda raw: pytest.fail("the body was parsed"))
     body = form % ",".join([entry] * (most + 1))
     assert len(body) < limits.body
     message = refused(client.post(route, content=body, headers=JSON))["message"]
@@ -182,7 +244,7 @@ def test_every_list_has_a_bound(client, route, body, param, most):
 
 def test_every_list_of_the_schemas_has_a_bound():
     """Lists of token ids are bounded by the context, and the number of values of a body."""
-    from ngramspec.server import openai_types as types
+    from ngramspec.server import bodies as types
 
     unbounded = []
 
@@ -245,7 +307,7 @@ def test_the_longest_text_of_a_context_is_encoded(model):
 
 
 def test_a_list_of_ids_is_made_of_no_text_that_is_too_long():
-    from ngramspec.server.encoding import TooManyTokensError, without_gil
+    from ngramspec.server.prompts import TooManyTokensError, without_gil
 
     class Encoded:
         ids = property(lambda self: pytest.fail("the list was made"))
@@ -258,18 +320,18 @@ def test_a_list_of_ids_is_made_of_no_text_that_is_too_long():
             return [Encoded() for _ in texts]
 
     with pytest.raises(TooManyTokensError, match="3 tokens"):
-        without_gil(Backend(), "abc", add_special_tokens=False, most=2)
+        without_gil(Backend(), "abc", add_special_tokens=False, max_ids=2)
 
 
 def test_files_that_have_no_place_are_not_encoded(tokenizer):
-    from ngramspec.server.encoding import TextEncoder
-    from ngramspec.server.fim import (
+    from ngramspec.server.bodies import ExtraFile
+    from ngramspec.server.prompts import (
         MAX_CHARACTERS_PER_TOKEN,
         FillInTheMiddle,
+        TextEncoder,
         family_of,
         shortened,
     )
-    from ngramspec.server.openai_types import ExtraFile
 
     encoder = TextEncoder(tokenizer)
     fim = FillInTheMiddle(family_of(tokenizer), tokenizer, encoder.encode)
@@ -291,14 +353,17 @@ def test_files_that_have_no_place_are_not_encoded(tokenizer):
     assert len(shortened("€" * 100, 1).encode()) <= MAX_CHARACTERS_PER_TOKEN
 
 
-def test_requests_wait_for_worker_threads_up_to_a_bound():
+@pytest.mark.parametrize("large", [False, True])
+def test_requests_wait_for_worker_threads_up_to_a_bound(large):
     import anyio
 
-    from ngramspec.server.errors import ApiError
-    from ngramspec.server.reading import Lane
+    from ngramspec.server.bodies import THREADS, Reading
+    from ngramspec.server.responses import ApiError
+    from ngramspec.server.settings import Limits
 
     async def flood():
-        lane, leave, running = Lane(threads=2, waiting=3), threading.Event(), []
+        reading, leave, running = Reading(Limits(waiting=3)), threading.Event(), []
+        request = SimpleNamespace(state=SimpleNamespace(large=large))
 
         def work():
             running.append(threading.get_ident())
@@ -308,7 +373,7 @@ def test_requests_wait_for_worker_threads_up_to_a_bound():
 
         async def ask():
             try:
-                await lane.run(work)
+                await reading.run(request, work)
                 statuses.append(200)
             except ApiError as error:
                 statuses.append(error.status)
@@ -317,23 +382,22 @@ def test_requests_wait_for_worker_threads_up_to_a_bound():
         async with anyio.create_task_group() as group:
             for _ in range(7):
                 group.start_soon(ask)
-        return statuses, len(set(running)), await lane.run(lambda: "free")
+        return statuses, len(set(running)), await reading.run(request, lambda: "free")
 
     statuses, threads, after = anyio.run(flood)
-    assert sorted(statuses) == [200] * 5 + [429] * 2
-    assert threads <= 2
+    most = THREADS[large]
+    assert sorted(statuses) == [200] * (most + 3) + [429] * (4 - most)
+    assert threads <= most
     assert after == "free"
 
 
 def test_large_bodies_have_a_thread_to_themselves(model, tokenizer, monkeypatch):
     """A small request is answered while as many large ones as there may be are read."""
-    from ngramspec.server import reading
+    from ngramspec.server import bodies
 
     with served(model, tokenizer) as client:
-        service = client.app.state.service
-        lane = service.reading._large
-        monkeypatch.setattr(lane, "_held", lane._most)
-        padding = {"user": "x", "unknown": "y" * reading.LARGE_BODY_BYTES}
+        monkeypatch.setitem(client.app.state.service.reading.held, True, 10**6)
+        padding = {"user": "x", "unknown": "y" * bodies.LARGE_BODY_BYTES}
         busy = client.post("/v1/completions", json={"prompt": "x", **padding})
         assert busy.status_code == 429
         assert int(busy.headers["Retry-After"]) > 0
@@ -342,9 +406,9 @@ def test_large_bodies_have_a_thread_to_themselves(model, tokenizer, monkeypatch)
 
 
 def test_a_number_of_too_many_digits_is_not_parsed(client, monkeypatch):
-    from ngramspec.server import reading
+    from ngramspec.server import bodies
 
-    monkeypatch.setattr(reading, "from_json", lambda raw: pytest.fail("the body was parsed"))
+    monkeypatch.setattr(bodies, "from_json", lambda raw: pytest.fail("the body was parsed"))
     for number in ("9" * 401, "-1." + "0" * 401, "1e" + "9" * 401):
         body = f'{{"prompt": "x", "seed": {number}}}'
         error = refused(client.post("/v1/completions", content=body, headers=JSON))
@@ -367,9 +431,9 @@ def test_depth_and_declared_type_of_a_body(client):
 
 
 def test_a_body_is_not_read_without_a_key(model, monkeypatch):
-    from ngramspec.server import reading
+    from ngramspec.server import bodies
 
-    monkeypatch.setattr(reading, "from_json", lambda raw: pytest.fail("the body was parsed"))
+    monkeypatch.setattr(bodies, "from_json", lambda raw: pytest.fail("the body was parsed"))
     with served(model, letters(), keys={"ann": "one"}) as client:
         for body in ("{", json.dumps(ROUTES["/v1/completions"])):
             answer = client.post("/v1/completions", content=body, headers=JSON)
@@ -378,8 +442,8 @@ def test_a_body_is_not_read_without_a_key(model, monkeypatch):
 
 @pytest.mark.parametrize("field", ["ngramspec", "logit_bias", "unknown"])
 def test_an_object_of_very_many_members_is_refused_before_it_is_validated(field):
-    from ngramspec.server.errors import ApiError
-    from ngramspec.server.reading import MAX_MEMBERS, json_value
+    from ngramspec.server.bodies import MAX_MEMBERS, json_value
+    from ngramspec.server.responses import ApiError
     from ngramspec.server.settings import Limits
 
     def body(members):

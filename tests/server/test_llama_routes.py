@@ -1,4 +1,4 @@
-"""llama.cpp's fields on every route: those without effect, and what its own routes make of them."""
+"""llama.cpp's routes: their fields, their clients, and the requests of editors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import json
 import pytest
 import torch
 from conftest import tiny_llama
-from serving import VOCAB, ask, events, plain, served, shown
+from serving import CHAT as TEMPLATE
+from serving import VOCAB, ask, events, parts_of, plain, refused, served, shown, text_of
 from tiny_tokenizers import with_fallback
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
+
+
 PROMPT = "def hello(name):\n    return name + 'hello"
 GREEDY = {"prompt": PROMPT, "n_predict": 24, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
@@ -90,16 +93,13 @@ def test_a_sampler_that_the_server_lacks_is_refused_with_the_value_that_it_suppo
         ("typical_p", True, "only 1"),
         ("lora", [{"id": 0, "scale": 1}], "only []"),
     ):
-        answer = client.post(route, json=ROUTES[route] | {name: value})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, name)
+        error = refused(client, route, ROUTES[route] | {name: value}, name)
         assert message in error["message"]
 
 
 def test_a_default_counts_as_absent_only_among_the_fields_of_a_request(client):
     body = CHAT | {"prediction": {"type": "content", "content": "x", "mirostat": 0}}
-    answer = client.post("/v1/chat/completions", json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prediction.mirostat")
+    refused(client, "/v1/chat/completions", body, "prediction.mirostat")
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -121,15 +121,16 @@ def test_a_constraint_is_never_ignored(model, mode):
                 ("json_schema", {"type": "object"}),
                 ("guided_choice", ["a"]),
             ):
-                answer = client.post(route, json=ROUTES[route] | {name: value})
-                error = answer.json()["error"]
-                assert (answer.status_code, error["param"]) == (400, name)
+                error = refused(client, route, ROUTES[route] | {name: value}, name)
                 assert ("'response_format'" in error["message"]) == ("chat" in route)
             assert client.post(route, json=ROUTES[route] | {"grammar": ""}).status_code == 200
         form = {"type": "json_object", "schema": {"type": "object"}}  # llama.cpp's
-        answer = client.post("/v1/chat/completions", json=CHAT | {"response_format": form})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, "response_format.schema")
+        error = refused(
+            client,
+            "/v1/chat/completions",
+            CHAT | {"response_format": form},
+            "response_format.schema",
+        )
 
 
 def test_more_tokens_than_the_context_has_room_for_are_cut(model, tokenizer):
@@ -183,8 +184,7 @@ def test_an_answer_tells_whether_it_has_a_line_end(client, stream):
     line_end = 95
     for bias, expected in ((50, True), (-50, False)):
         body = GREEDY | {"logit_bias": [[line_end, bias]], "frequency_penalty": 100}  # at most one
-        answer = client.post("/completion", json=body | {"stream": stream})
-        parts = events(answer.text) if stream else [answer.json()]
+        parts = parts_of(client, "/completion", stream, **body)
         assert "".join(part["content"] for part in parts).startswith("\n") == expected
         assert parts[-1]["has_new_line"] is expected
 
@@ -203,9 +203,7 @@ def test_a_stream_has_the_tokens_of_its_text(client, tokenizer):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_probabilities_are_the_targets(client, model, tokenizer, stream):
-    body = GREEDY | {"n_probs": 2, "stream": stream}
-    answer = client.post("/completion", json=body)
-    parts = events(answer.text) if stream else [answer.json()]
+    parts = parts_of(client, "/completion", stream, **GREEDY, n_probs=2)
     rows = [row for part in parts for row in part["completion_probabilities"]]
     text = "".join(row["token"] for row in rows)
     assert "".join(part["content"] for part in parts) == shown(text)
@@ -273,9 +271,239 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_the_reason(ending, client
         ({"json_schema": {"type": 1}}, "json_schema", "the schema cannot be used"),
         ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos", "together with grammar"),
     ):
-        answer = ending.post("/completion", json=GREEDY | body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, param)
+        error = refused(ending, "/completion", GREEDY | body, param)
         assert words in error["message"]
     answer = client.post("/completion", json=GREEDY | {"grammar": 'root ::= "a"'})
     assert "no token that ends a text" in answer.json()["error"]["message"]
+
+
+VIEWS = ["/health", "/v1/health", "/v1/models", "/models", "/v1/models/tiny", "/props", "/metrics"]
+
+
+def test_props_tell_the_context_and_the_template(client):
+    found = client.get("/props", params={"model": "tiny", "autoload": "false"}).json()
+    assert found["default_generation_settings"]["n_ctx"] == 512
+    assert found["default_generation_settings"]["params"]["temperature"] == 0.8
+    assert found["default_generation_settings"]["params"]["top_k"] == 40
+    assert found["total_slots"] == 8
+    assert found["chat_template"] == TEMPLATE
+    assert found["model_alias"] == found["model_path"] == "tiny"
+
+
+def test_a_text_is_tokenized(client, tokenizer):
+    text = "ab<|fim_prefix|>"
+    sent = {"content": text, "add_special": False, "parse_special": True}  # as llama.vscode
+    assert ask(client, "/tokenize", **sent) == {"tokens": [65, 66, 96]}
+    assert ask(client, "/tokenize", content=text)["tokens"] == [65, 66, 96]
+    letters = ask(client, "/tokenize", content=text, parse_special=False, add_special=True)
+    assert letters["tokens"] == [ord(each) - 32 for each in text]
+    assert ask(client, "/tokenize", content="") == {"tokens": []}
+    for body, param in (
+        ({}, "content"),
+        ({"content": 3}, "content"),
+        ({"content": "a" * ((1 << 18) + 1)}, "content"),
+        ({"content": "a", "with_pieces": 3}, "with_pieces"),
+    ):
+        refused(client, "/tokenize", body, param)
+
+
+def test_a_tokens_piece_is_text_or_bytes(client, model):
+    found = ask(client, "/tokenize", content="a<|fim_prefix|>", with_pieces=True)
+    assert found["tokens"] == [{"id": 65, "piece": "a"}, {"id": 96, "piece": "<|fim_prefix|>"}]
+    service = client.app.state.service
+    known = service.bytes_of
+    try:
+        service.bytes_of = lambda token, hidden: b"\xc3" if token == 65 else None
+        found = ask(client, "/tokenize", content="ab", with_pieces=True)
+    finally:
+        service.bytes_of = known
+    assert found["tokens"] == [{"id": 65, "piece": [195]}, {"id": 66, "piece": "b"}]
+
+
+def test_tokens_become_text_again(client):
+    text = "ab<|fim_prefix|>"
+    tokens = ask(client, "/tokenize", content=text)["tokens"]
+    assert ask(client, "/detokenize", tokens=tokens) == {"content": text}
+    assert ask(client, "/detokenize", tokens=[]) == {"content": ""}
+    for tokens in ([VOCAB], [-1], ["a"], None):
+        refused(client, "/detokenize", {"tokens": tokens}, "tokens")
+
+
+def test_llama_cpps_short_names_of_openais_routes_are_answered(client):
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "temperature": 0}
+    answers = [ask(client, f"{place}/chat/completions", **chat) for place in ("", "/v1")]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert client.get("/models").json() == client.get("/v1/models").json()
+
+
+def test_a_beginning_is_added_where_it_is_asked_for(model, tokenizer):
+    import copy
+
+    from tokenizers.processors import TemplateProcessing
+
+    own = copy.deepcopy(tokenizer)
+    own.bos_token = "#"
+    template = TemplateProcessing(single="# $A", special_tokens=[("#", own.bos_token_id)])
+    own.backend_tokenizer.post_processor = template
+    with served(model, own) as client:
+        bos = own.bos_token_id
+        for parse in (False, True):
+            found = ask(client, "/tokenize", content="a", add_special=True, parse_special=parse)
+            assert found["tokens"] == [bos, 65]
+            found = ask(client, "/tokenize", content="a", parse_special=parse)
+            assert found["tokens"] == [65]
+        assert client.get("/props").json()["bos_token"] == "#"
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_head_is_get_without_the_body(client, path):
+    got, head = client.get(path), client.head(path)
+    assert head.status_code == got.status_code == 200
+    assert head.content == b""
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert client.head("/v1/completions").status_code == 405
+
+
+def test_only_health_needs_no_key(model):
+    with served(model, keys={"ann": "key"}) as client:
+        for path in VIEWS:
+            expected = 200 if path.endswith("health") else 401
+            assert client.get(path).status_code == client.head(path).status_code == expected
+        assert client.post("/tokenize", json={"content": "a"}).status_code == 401
+        key = {"Authorization": "Bearer key"}
+        assert client.get("/props", headers=key).status_code == 200
+
+
+# What llama.vim sends, and what it reads of the answer: autoload/llama.vim, s:default_config and
+# llama#fim, at https://github.com/ggml-org/llama.vim (commit a1c8e6e, January 2026). Only
+# n_predict (there 128) and t_max_predict_ms (there 1000) differ: a short answer, without a clock.
+LLAMA_VIM = {
+    "id_slot": 0,
+    "input_prefix": "import os\n\n",
+    "input_suffix": "\n    return total\n",
+    "input_extra": [
+        {"text": "def sum(x):\n    return 1\n", "time": [1764, 25], "filename": "other.py"}
+    ],
+    "prompt": "def total(xs):\n    to",
+    "n_predict": 24,
+    "stop": [],
+    "n_indent": 0,
+    "top_k": 40,
+    "top_p": 0.90,
+    "samplers": ["top_k", "top_p", "infill"],
+    "stream": False,
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 100000,
+    "response_fields": [
+        *("content", "truncated", "tokens_cached", "timings/prompt_n", "timings/prompt_ms"),
+        *("timings/prompt_per_token_ms", "timings/prompt_per_second", "timings/predicted_n"),
+        *("timings/predicted_ms", "timings/predicted_per_token_ms"),
+        "timings/predicted_per_second",
+    ],
+    "model": "",  # of its default configuration
+}
+WHOLE = (
+    "<|repo_name|>repository\n<|file_sep|>other.py\ndef sum(x):\n    return 1\n<|file_sep|>\n"
+    "<|fim_prefix|>import os\n\ndef total(xs):\n    to<|fim_suffix|>\n    return total\n"
+    "<|fim_middle|>"
+)
+# What it sends when its chunks have changed, so that they are read: s:ring_update.
+WARM_UP = {
+    "id_slot": 0,
+    "input_prefix": "",
+    "input_suffix": "",
+    "input_extra": LLAMA_VIM["input_extra"],
+    "prompt": "",
+    "n_predict": 0,
+    "temperature": 0.0,
+    "samplers": [],
+    "stream": False,
+    "cache_prompt": True,
+    "t_max_prompt_ms": 1,
+    "t_max_predict_ms": 1,
+    "response_fields": [""],
+    "model": "",
+}
+# What llama.vscode sends: createRequestPayload in src/llama-server.ts at
+# https://github.com/ggml-org/llama.vscode (commit 3938fb3, August 2026), shorter in the same way.
+LLAMA_VSCODE = {
+    "id_slot": 0,
+    "input_prefix": "import os\n\n",
+    "input_suffix": "\n    return total\n",
+    "input_extra": [
+        {"text": "def sum(x):\n    return 1\n", "time": 1764000000000, "filename": "other.py"}
+    ],
+    "prompt": "def total(xs):\n    to",
+    "n_predict": 24,
+    "n_cmpl": 3,
+    "top_k": 40,
+    "top_p": 0.99,
+    "stream": False,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 100000,
+}
+
+
+def test_llama_vim_is_answered(client, model, tokenizer):
+    assert client.post("/infill", json=WARM_UP).json() == {}
+    answer = ask(client, "/infill", **LLAMA_VIM)
+    assert set(answer) == set(LLAMA_VIM["response_fields"])
+    assert answer["content"] == plain(model, tokenizer, WHOLE, 24)
+    assert answer["timings/predicted_n"] == 24
+    warm = len(tokenizer(WHOLE.partition("<|fim_prefix|>")[0])["input_ids"])
+    assert answer["timings/prompt_n"] <= len(tokenizer(WHOLE)["input_ids"]) - warm
+
+
+def test_llama_vscode_is_answered(client, model, tokenizer):
+    answers = ask(client, "/infill", **LLAMA_VSCODE)
+    assert len(answers) == 3
+    for answer in answers:
+        assert answer["content"] == plain(model, tokenizer, WHOLE, 24)
+        assert answer["stop"] is True
+        assert answer["stop_type"] == "limit"
+        assert answer["tokens_predicted"] == 24
+
+
+def test_llama_cpps_completion_is_answered_and_streamed(client, model, tokenizer):
+    body = {"prompt": PROMPT, "n_predict": 16, "temperature": 0}
+    expected = plain(model, tokenizer, PROMPT, 16)
+    assert ask(client, "/completion", **body)["content"] == expected
+    parts = events(client.post("/completion", json=body | {"stream": True}).text)
+    assert "".join(part["content"] for part in parts) == expected
+    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    stopped = ask(client, "/completion", stop=[expected[5:7]], **body)
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", expected[5:7])
+
+
+# What Continue sends: its template and stop strings (core/autocomplete/templating), its
+# temperature (core/autocomplete/CompletionProvider.ts) and its fields (_legacystreamComplete in
+# core/llm/llms/OpenAI.ts) at https://github.com/continuedev/continue (commit d0a3c0b, June 2026).
+# max_tokens is 4096 unless the configuration says less.
+CONTINUE = {
+    "model": "tiny",
+    "max_tokens": 24,
+    "temperature": 0.01,
+    "stream": True,
+    "stop": [
+        *("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+        *("<|repo_name|>", "<|file_sep|>", "<|im_start|>", "<|im_end|>", "/src/"),
+        *("#- coding: utf-8", "```"),
+    ],
+    "prompt": "<|repo_name|>project\n<|file_sep|>other.py\ndef sum(x):\n    return 1\n"
+    "<|file_sep|>own.py\n<|fim_prefix|>import os\n<|fim_suffix|>\nend<|fim_middle|>",
+}
+
+
+def test_continues_requests_are_answered(client, model, tokenizer):
+    """Continue fills a model's template itself, and streams."""
+    answer = client.post("/v1/completions", json=CONTINUE | {"seed": 3})
+    parts = events(answer.text)
+    torch.manual_seed(3)
+    settings = {"do_sample": True, "temperature": 0.01, "top_k": 0}
+    expected = plain(model, tokenizer, CONTINUE["prompt"], 24, **settings)
+    assert "".join(map(text_of, parts)) == expected
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert parts[-1]["choices"][0]["finish_reason"] == "length"

@@ -9,8 +9,7 @@ import pytest
 from serving import letters
 
 from ngramspec import Corpus
-from ngramspec.server.shared import Shelf
-from ngramspec.server.watch import watch
+from ngramspec.server.settings import Shelf, watch
 
 LONG = 60  # seconds: only against hanging for ever
 

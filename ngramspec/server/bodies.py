@@ -1,9 +1,23 @@
-"""The bodies of supported requests. Responses use the types of the openai package."""
+"""Reading requests in worker threads, so that no request blocks the event loop.
+
+Validating and encoding a body of some megabytes can take seconds. Even in a thread, an operation
+that holds the GIL blocks the event loop, so the size of each such operation is bounded beforehand.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, LiteralString
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, LiteralString, ParamSpec, TypeVar
+from urllib.parse import quote
 
+import numpy as np
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from openai.types.chat import ChatCompletionContentPartTextParam
 from openai.types.chat.chat_completion_function_tool import ChatCompletionFunctionTool
 from openai.types.chat.chat_completion_named_tool_choice_param import (
@@ -15,13 +29,83 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationError,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
-from ngramspec.server.llama_fields import effective
+from ngramspec.server.responses import ApiError, bad, queue_full
+from ngramspec.server.settings import Limits
 
+# By name, the value with which a request means the same as without the field, on every route. It
+# is llama.cpp's default, except that the penalties of this server count the whole text.
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(("n_indent", "n_keep", "n_discard", "min_keep", "n_probs", "mirostat"), 0),
+    **dict.fromkeys(("t_max_predict_ms", "dynatemp_range", "xtc_probability"), 0),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "dry_multiplier"), 0),
+    **dict.fromkeys(("n_cmpl", "typical_p", "repeat_penalty", "repetition_penalty"), 1),
+    **dict.fromkeys(("n_predict", "top_n_sigma", "repeat_last_n", "adaptive_target"), -1),
+    **dict.fromkeys(("ignore_eos", "grammar_lazy", "post_sampling_probs"), False),
+    **dict.fromkeys(("backend_sampling", "return_tokens", "return_progress"), False),
+    **{name: [] for name in ("logit_bias", "lora", "response_fields", "stop")},
+    "grammar": "",
+}
+# Parameters of samplers that NEUTRAL's values switch off, with llama.cpp's defaults. No value of
+# them has an effect.
+PARAMETERS: dict[str, Any] = {
+    **{"dynatemp_exponent": 1.0, "xtc_threshold": 0.1, "adaptive_decay": 0.9},
+    **{"dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": 64},
+    **{"dry_sequence_breakers": ["\n", ":", '"', "*"], "mirostat_tau": 5.0, "mirostat_eta": 0.1},
+}
+PENALTIES = {"repeat_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+
+
+def effective(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request without those that have no effect."""
+    found = {name: value for name, value in given.items() if not _idle(name, value)}
+    if not PENALTIES & found.keys():
+        found.pop("repeat_last_n", None)
+    return found
+
+
+def _idle(name: str, value: Any) -> bool:
+    if name not in NEUTRAL:
+        return name in PARAMETERS
+    neutral = NEUTRAL[name]
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+LARGE_BODY_BYTES = 64 << 10  # reading a larger body can take many milliseconds; not tuned
+THREADS = {False: 2, True: 1}  # for small and for large bodies
+MAX_DIGITS = 400  # consecutive digits of a number: parsing n of them takes O(n * n)
+MAX_MEMBERS = 4096  # of an object
+MAX_NAMED_FIELDS = 8  # in a warning's header; not tuned
+MIN_SIMILARITY = 0.75  # of an unknown field to the one that an error suggests; not tuned
+# Fields that constrain an answer, in llama.cpp's, vLLM's and SGLang's APIs. Where they are unknown
+# they are always refused: an answer without the constraint would be wrong.
+CONSTRAINING_FIELDS = (
+    *("grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("structured_outputs", "regex", "ebnf"),
+)
+# Names of one thing in OpenAI's and llama.cpp's APIs, to suggest the other one.
+SAME_FIELDS = {
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), ("n_predict",)),
+    "n_predict": ("max_completion_tokens", "max_tokens"),
+    **dict.fromkeys(CONSTRAINING_FIELDS, ("response_format", "grammar", "json_schema")),
+}
+# Fields of OpenAI's and llama.cpp's APIs that do not change the answer's text, so they can be
+# ignored: they concern the user, billing, storage, and the slot or cache to use.
+IGNORABLE_FIELDS = {
+    *("metadata", "prompt_cache_retention"),
+    *("safety_identifier", "service_tier", "store"),
+    *("cache_prompt", "id_slot", "n_cache_reuse", "samplers", "sse_ping_interval"),
+    *("t_max_prompt_ms", "timings_per_token"),
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
 MAX_ANSWERS = 128  # per prompt, and prompts per request: OpenAI's limit; Limits.answers is lower
 MIN_TEMPERATURE = 1e-6  # dividing logits by it does not overflow float32
 
@@ -71,6 +155,8 @@ Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)
 class Given(BaseModel):
     """An object of a request. A member that is null counts as absent."""
 
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see ``check_fields``
+
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, given: Any) -> Any:
@@ -95,14 +181,11 @@ class Extras(Given):
 class Prediction(Given):
     """The field ``prediction``: text that the answer will probably resemble."""
 
-    model_config = ConfigDict(extra="allow")  # see reading.py
-
     type: Literal["content"]
     content: str | TextParts
 
     @property
     def text(self) -> str:
-        """The content; its parts are joined."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part["text"] for part in self.content)
@@ -111,8 +194,6 @@ class Prediction(Given):
 class StreamOptions(Given):
     """The field ``stream_options``."""
 
-    model_config = ConfigDict(extra="allow")  # see reading.py
-
     include_usage: bool = False
     include_obfuscation: bool = False
 
@@ -120,9 +201,8 @@ class StreamOptions(Given):
 class Body(Given):
     """The fields that all requests for an answer share."""
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see reading.py
-
     model: Name | None = None
+    stream: bool | None = None
     stop: Stop | Stops | None = None
     ngramspec: Extras = Field(default_factory=Extras)
 
@@ -147,7 +227,6 @@ class Common(Body):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None
     n: Answers | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -186,16 +265,12 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function", "
 class Message(Given):
     """One message of a chat; its other fields are passed to the model's template."""
 
-    model_config = ConfigDict(extra="allow")
-
     role: Role
     content: str | Objects | None = None
 
 
 class ResponseFormat(Given):
     """The field ``response_format``."""
-
-    model_config = ConfigDict(extra="allow")  # see reading.py
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
@@ -240,7 +315,6 @@ class ChatBody(Common):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Variables for the model's template."""
         fields = {name: getattr(self, name) for name in TEMPLATE_FIELDS}
         known = {name: value for name, value in fields.items() if value is not None}
         return known | (self.chat_template_kwargs or {})
@@ -258,17 +332,14 @@ class ChatBody(Common):
 
     @property
     def chosen(self) -> str | None:
-        """The function that must be called, or None."""
         return self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer must be a call."""
         return self.tool_choice == "required" or self.chosen is not None
 
     @property
     def several(self) -> bool:
-        """Whether an answer may contain several calls."""
         return self.parallel_tool_calls is not False and self.chosen is None
 
     @property
@@ -328,8 +399,6 @@ class InfillBody(LlamaBody):
 class TokenizeBody(Given):
     """The body of ``/tokenize``."""
 
-    model_config = ConfigDict(extra="allow")
-
     content: str
     add_special: bool = False
     parse_special: bool = True
@@ -339,6 +408,141 @@ class TokenizeBody(Given):
 class DetokenizeBody(Given):
     """The body of ``/detokenize``."""
 
-    model_config = ConfigDict(extra="allow")
-
     tokens: Tokens
+
+
+class Reading:
+    """Reads requests. Large ones use a separate thread, so that small ones do not wait for them.
+
+    At most ``Limits.waiting`` requests of each kind wait for a thread.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._limiters = {large: CapacityLimiter(count) for large, count in THREADS.items()}
+        self.held = dict.fromkeys(THREADS, 0)  # requests that use or await a thread
+
+    async def body(self, request: Request, kind: type[B]) -> B:
+        check_type(request.headers)
+        raw = await request.body()
+        request.state.large = len(raw) > LARGE_BODY_BYTES
+        return await self.run(request, validated, raw, kind, self._limits)
+
+    async def run(
+        self, request: Request, function: Callable[P, T], *args: P.args, **named: P.kwargs
+    ) -> T:
+        """Call a function in a thread for a request whose body has been read."""
+        large = bool(request.state.large)
+        if self.held[large] >= THREADS[large] + self._limits.waiting:
+            raise queue_full()
+        self.held[large] += 1
+        try:
+            return await run_sync(lambda: function(*args, **named), limiter=self._limiters[large])
+        finally:
+            self.held[large] -= 1
+
+
+def check_type(headers: Mapping[str, str]) -> None:
+    """Refuse a body that is compressed, or that is not declared as JSON."""
+    coding, given = headers.get("content-encoding", ""), headers.get("content-type", "")
+    if coding.strip().lower() not in ("", "identity"):
+        message = f"the body must not be compressed, got Content-Encoding {coding[:100]!r}"
+        raise ApiError(415, message, code="unsupported_encoding")
+    kind = given.partition(";")[0].strip().lower()
+    if not re.fullmatch(r"application/(.*\+)?json", kind):
+        message = "the body must be a JSON object, sent as application/json"
+        raise ApiError(400, f"{message}, got {given[:100]!r}")
+
+
+def validated(raw: bytes, kind: type[B], limits: Limits) -> B:
+    """The body of a JSON text; see ``Reading.body``."""
+    found: list[Any]
+    try:
+        return kind.model_validate(json_value(raw, limits, "the body"))
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    except ValueError as error:
+        found = [{"type": "json_invalid", "loc": (), "msg": str(error)}]
+    raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in found])
+
+
+def json_value(raw: bytes, limits: Limits, place: str) -> Any:
+    """The value of a JSON text in UTF-8, parsed only if it has few enough values."""
+    values, opened, members, digits = json_shape(raw)
+    # One for every so many bytes of the limit of a body.
+    arrays, scalars, named = (max(limits.body // size, 1024) for size in (128, 16, 64))
+    check_count(place, arrays, "JSON arrays and objects", opened)
+    check_count(place, scalars, "JSON values", values)
+    check_count(place, named, "members of JSON objects", members)
+    check_count(place, MAX_DIGITS, "digits in a row of a number", digits)
+    # NaN is not JSON. The cache of strings would make parsing up to seven times slower.
+    value = from_json(raw, allow_inf_nan=False, cache_strings="none")
+    containers = [value]
+    while containers:  # each member of an object may be an error
+        each = containers.pop()
+        if isinstance(each, dict):
+            check_count(place, MAX_MEMBERS, "members in an object", len(each))
+        if isinstance(each, dict | list):
+            children = each.values() if isinstance(each, dict) else each
+            containers += [child for child in children if isinstance(child, dict | list)]
+    return value
+
+
+def json_shape(raw: bytes) -> tuple[int, int, int, int]:
+    """Bounds of what a parser would create from a JSON text, without holding the GIL for long."""
+    text = np.frombuffer(raw, np.uint8)
+    plain = np.flatnonzero(text != ord("\\"))
+    backslashes = np.diff(plain, prepend=-1) - 1  # before each of these bytes
+    text = text[plain]
+    quotes = (text == ord('"')) & (backslashes % 2 == 0)
+    text = text[~np.logical_xor.accumulate(quotes)]  # outside strings
+    others = np.flatnonzero((text < ord("0")) | (text > ord("9")))
+    digits = int(np.diff(others, prepend=-1, append=len(text)).max()) - 1
+    counts = np.bincount(text, minlength=256)
+    opened = int(counts[ord("[")] + counts[ord("{")])
+    return int(counts[ord(",")]) + opened + 1, opened, int(counts[ord(":")]), digits
+
+
+def check_count(place: str, bound: int, things: str, given: int) -> None:
+    """Refuse more things than allowed in a part of a request."""
+    if given > bound:
+        message = f"{place} must have at most {bound} {things}, got {given}"
+        raise ApiError(400, message, code="too_many_values")
+
+
+def check_fields(body: BaseModel, request: Request, mode: str, idle: Iterable[str] = ()) -> None:
+    """Refuse unknown fields that might change the answer, or name them in the headers."""
+    objects = [(f"{name}.", value) for name, value in body if isinstance(value, BaseModel)]
+    unknown = [
+        (place, name, type(owner).model_fields)
+        for place, owner in (("", body), *objects)
+        for name in owner.model_extra or {}
+        if name not in IGNORABLE_FIELDS
+    ]
+    fields = type(body).model_fields
+    unknown += [("", name, fields) for name in idle if getattr(body, name, None) is not None]
+    refused = unknown
+    if mode == "warn":
+        names = [(place + name)[:100] for place, name, _ in unknown[:MAX_NAMED_FIELDS]]
+        if names:
+            request.scope["state"]["ignored"] = ", ".join(quote(name, safe="") for name in names)
+        refused = [
+            (place, name, fields)
+            for place, name, fields in unknown
+            if (not place and name in CONSTRAINING_FIELDS) or place == "response_format."
+        ]
+    if refused:
+        place, name, fields = refused[0]
+        raise bad((place + name)[:100], _why_unknown(name, fields), "unknown_parameter")
+
+
+def _why_unknown(name: str, fields: Iterable[str]) -> str:
+    if name in fields:
+        return "the model's chat template does not use it"
+    same = [each for each in SAME_FIELDS.get(name, ()) if each in fields]
+    if not same and name in NEUTRAL:
+        alone = " together with a penalty" if name == "repeat_last_n" else ""
+        return f"this server supports only {json.dumps(NEUTRAL[name])} here{alone}"
+    known = same or get_close_matches(name[:100], fields, 1, cutoff=MIN_SIMILARITY)
+    hint = f"; did you mean {known[0]!r}?" if known else ""
+    return f"this server does not know the field{hint}"
