@@ -173,7 +173,6 @@ OTHERS = {
     ("measure/forced.py", "_forced_targets"): "its own buffer on a model",
     ("cli/__init__.py", "_SubParsersAction"): "argparse's, the class of a list of commands",
     ("cli/options.py", "_ArgumentGroup"): "argparse's, a type that has no public name",
-    ("drafters/tool_calls.py", "_replace"): "a method of every named tuple",
     ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",
     ("hf.py", "_orig_mod"): "the model in a torch.compile wrapper",
     ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
