@@ -6,13 +6,12 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, why_unsupported
-from ngramspec.hf_model.assistants import StateChannel
 from ngramspec.hf_model.attention import Trees, causal_topk, in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.cache.layers import widen_static
@@ -29,6 +28,9 @@ from ngramspec.hf_model.support import (
     check_states,
 )
 from ngramspec.hf_model.traits import CallFacts, call_traits_of, prompt_end, traits_of
+
+if TYPE_CHECKING:
+    from ngramspec.hf_model.assistants import StateChannel
 
 MAX_PREFILL_DRAFT_TOKENS = 1 << 20  # for models without a position limit
 
@@ -120,6 +122,8 @@ class Target:
     def read_states(self) -> None:
         """Keep the hidden states of committed positions for heads; call it before the prefill."""
         if (self.config.num_beams or 1) == 1:
+            from ngramspec.hf_model.assistants import StateChannel  # few calls have heads
+
             mask = self.inputs.kwargs.get("attention_mask")
             self.states = StateChannel(self.model, mask, len(self.prompt))
 
@@ -332,9 +336,14 @@ class Target:
 
     def _of_new(self, states: torch.Tensor) -> torch.Tensor:
         """Select the states of the block's new tokens, (batch, n + 1, size), for all rows."""
-        assert self._forward is not None
-        new = self._forward.of_new(states, self.traits.name)
-        return new if self._present is None else self._present.spread(new)
+        forward = self._forward
+        assert forward is not None
+        assert forward.block is not None
+        new, wanted = (each - forward.replayed for each in (forward.width, forward.block.shape[1]))
+        _check_logits(states, new, self.traits.name)
+        if states.shape[1] != wanted:
+            states = states[:, -new:][:, :wanted]
+        return states if self._present is None else self._present.spread(states)
 
     def _replace_cache(self, forward: _Forward) -> None:
         """Continue with the cache that a forward made instead of the one that it was given."""
@@ -389,9 +398,6 @@ class Target:
             self.cache.truncate(forward.width - stays, self.inputs.needed_slots)
         self._slots += stays
         self._forward = None
-        self._compact()
-
-    def _compact(self) -> None:
         slots = self.inputs.slots_to_keep(self._slots)
         if slots is not None:
             self.cache.compact(slots)
@@ -496,15 +502,6 @@ class _Forward:
     is_prefill: bool = False  # with a draft after the prompt
     outputs: Any = None  # of the model; None: the forward was interrupted
     reread: bool = False  # whether it read the whole text again
-
-    def of_new(self, states: torch.Tensor, name: str) -> torch.Tensor:
-        """Select the states of the block's new tokens from (batch, positions, size)."""
-        assert self.block is not None
-        new = self.width - self.replayed
-        _check_logits(states, new, name)
-        if states.shape[1] == self.block.shape[1] - self.replayed:
-            return states
-        return states[:, -new:][:, : self.block.shape[1] - self.replayed]
 
 
 def _check_logits(logits: torch.Tensor, positions: int, name: str) -> None:

@@ -84,6 +84,7 @@ class KVCache:
         obstacles = (each.gap_obstacle for each in (*linear, *self.layers))
         self.gap_obstacle = next(filter(None, obstacles), None)
         self.checkpoint = Checkpoint([each.layer for each in linear]) if recurrent else None
+        self._records = self.slides or self.convolves  # so that each forward is truncated
         self._stretched = 0
         self.capacity = self._capacity()
 
@@ -140,9 +141,10 @@ class KVCache:
 
         ``needed`` returns how many of the others a layer with a window needs; the rest is dropped.
         """
-        needed = functools.cache(needed)
-        for kind, layers in self._by_kind.items():
-            kind.truncate_all(layers, count, needed)
+        if count or self._records:
+            needed = functools.cache(needed)
+            for kind, layers in self._by_kind.items():
+                kind.truncate_all(layers, count, needed)
 
     def truncate_to(self, length: int) -> None:
         """Drop all positions from ``length`` on, layer by layer, after an interrupted forward.
