@@ -59,9 +59,7 @@ class Rule:
     ) -> torch.Tensor:
         """Choose the tokens at m positions, int64 (m,); a token that equals a child accepts it.
 
-        ``scores`` is float32 (m, vocab), after all processors. ``children`` and ``draft_probs`` are
-        those of ``speculative_tokens``, without children if the rule ignores them. The result is -1
-        where the scores are no distribution.
+        ``scores`` is float32 (m, vocab). The result is -1 where they are no distribution.
         """
         if self.argmax:
             return scores.argmax(dim=-1)
@@ -87,9 +85,7 @@ def lenient_tokens(
 ) -> torch.Tensor:
     """The most probable drafted child x with p(x) >= lenience * max p; else the argmax.
 
-    See Leviathan et al. 2023, A.5, for the argmax. Lenience 1 accepts only the argmax and tokens
-    that tie with it. ``target_probs`` is float32 (m, vocab), ``children`` int64 (m, k), padded with
-    -1, and the result int64 (m,).
+    See Leviathan et al. 2023, A.5. Lenience 1 accepts the argmax and tokens that tie with it.
     """
     best, argmax = target_probs.max(dim=-1)
     return best_child(target_probs, children, lenience * best, argmax)
@@ -103,8 +99,8 @@ def best_child(
 ) -> torch.Tensor:
     """The most probable child that reaches the threshold; of equal ones the first; int64 (m,).
 
-    ``target_probs`` is float32 (m, vocab), ``children`` int64 (m, k), padded with -1, ``threshold``
-    float32 (m,), and ``otherwise`` int64 (m,), the tokens for positions without such a child.
+    ``target_probs`` is float32 (m, vocab), ``children`` int64 (m, k), padded with -1, ``otherwise``
+    int64 (m,).
     """
     if children.shape[1] == 0:
         return otherwise
@@ -145,12 +141,9 @@ def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> tor
 def proposal_tensor(
     drafts: Sequence[tuple[Draft, Sequence[int]]], vocab: int, device: torch.device
 ) -> torch.Tensor | None:
-    """The distributions that each position's children were sampled from.
+    """The distributions of m positions' children, float32 (m, vocab); None: deterministic ones.
 
-    ``drafts`` are m drafts, each with its children at its position, in order. The result is float32
-    (m, vocab), or None if all drafts are deterministic. A deterministic draft's row is one-hot at
-    its child. If siblings have different distributions, as deterministic ones do, the result is
-    (k, m, vocab), with the distribution of each child given the children before it.
+    If siblings have different distributions, it is (k, m, vocab), each given the children before.
     """
     if all(draft.proposal is None for draft, _ in drafts):
         return None

@@ -27,12 +27,9 @@ from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The target's ``tokens`` at all rows and positions of a forward.
+    """The target's ``tokens`` at all rows and positions of a forward, with ``extra`` evidence.
 
-    Attributes:
-        extra: evidence that was transferred with the tokens, int32 (rows, positions, n), or None.
-        states: the generator's states after sampling 0, 1, 2, ... depths, or None.
-        generator: the generator of these states.
+    ``states`` are those of ``generator`` after sampling 0, 1, 2, ... depths.
     """
 
     tokens: NDArray[np.integer[Any]]
@@ -51,14 +48,9 @@ class TokenSampler:
     """Chooses the target's tokens by the processors and then the verification rule.
 
     Attributes:
-        processors: logits processors, called in order as in ``generate``, or None.
         pad: padding token of rows that have ended; None: ended rows get the target's tokens.
-        streamer: receives every token, int64 (rows,) on the host, or None.
-        scores: the processed scores of each generated token, float32 (batch, vocab) each; None:
-            the call does not return them.
-        logits: the same of the raw logits.
-        one_transfer: whether a transfer from the device costs more than sampling at unused
-            positions.
+        scores, logits: of each generated token, float32 (batch, vocab); None: not returned.
+        one_transfer: whether a transfer from the device costs more than unused sampling.
         history_free: whether the processors' result is independent of the committed tokens.
         beams: beams of each prompt; if more than one, ``BeamSearch`` chooses the tokens.
     """
@@ -112,10 +104,7 @@ class TokenSampler:
     ) -> SampledTokens | None:
         """Sample at all positions of a forward; None: ``Batch.verify`` computes each position.
 
-        On a CPU, an argmax is computed only at the positions that verification reaches.
-
-        ``logits`` is (rows, n + 1, vocab); each draft has at most n tokens. ``extra`` is data to
-        fetch with the tokens, int32 (rows, n + 1, m), if ``fetches_at_once``; or None.
+        ``logits`` is (rows, n + 1, vocab); ``extra``, int32 (rows, n + 1, m), is fetched with them.
         """
         if not self.fetches_at_once:
             return None
@@ -142,9 +131,7 @@ class TokenSampler:
         """The rule's tokens at the positions that some rows have reached, on the host.
 
         ``torch.multinomial`` checks all rows before it samples. On a CPU this does the same: if a
-        row's scores are no distribution, all tokens are -1 and nothing is sampled. On other
-        devices, on which the check would need a transfer, only that row's token is -1. The
-        arguments are those of ``choose``.
+        row's scores are no distribution, all tokens are -1. Elsewhere only that row's token is.
         """
         if self.rule.argmax:
             best: list[int] = argmax_on_host(scores).tolist()
@@ -158,10 +145,7 @@ class TokenSampler:
     def choose(
         self, scores: torch.Tensor, spots: Sequence[tuple[DraftCursor, int]]
     ) -> torch.Tensor:
-        """The rule's tokens, int64 (m,), by processed scores, float32 (m, vocab).
-
-        ``spots`` are m drafts, each with a position in its forward.
-        """
+        """The rule's tokens, int64 (m,), by processed scores, float32 (m, vocab), at m spots."""
         if self._ignores([cursor for cursor, _ in spots]):
             return self.rule.choose(scores)
         return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
@@ -182,8 +166,7 @@ class TokenSampler:
 def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
     """The index of the largest of (..., vocab) scores, int64 (...), on the host.
 
-    Of equal maxima it is the first, and NaN counts as the largest. On a CPU, NumPy's argmax is
-    about six times as fast as torch's.
+    NaN counts as the largest. On a CPU, NumPy's argmax is about six times as fast as torch's.
     """
     if scores.device.type != "cpu":
         return scores.argmax(dim=-1).cpu().numpy()
@@ -196,10 +179,7 @@ def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
 
 
 class DraftCursor:
-    """Access to a draft by the positions of its forward.
-
-    Position 0 follows the last committed token, position i + 1 follows node i.
-    """
+    """Access to a draft by the positions of its forward; position i + 1 follows node i."""
 
     __slots__ = ("_children", "draft", "tokens")
 
@@ -238,11 +218,7 @@ class DraftCursor:
 def drafted_at(
     spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The draft tokens at m spots and their distributions, for ``Rule.choose``.
-
-    These are int64 (m, k) children, and their proposals, float32 (m, vocab) or (k, m, vocab), or
-    None.
-    """
+    """The draft tokens at m spots, int64 (m, k), and their distributions, for ``Rule.choose``."""
     nodes = [cursor.nodes(at) if at <= len(cursor.tokens) else () for cursor, at in spots]
     pairs = [(cursor, each) for (cursor, _), each in zip(spots, nodes, strict=True)]
     tokens = [[cursor.tokens[node] for node in each] for cursor, each in pairs]
@@ -290,11 +266,7 @@ class StopRules:
         ids: Callable[[], torch.Tensor],
         scores: Sequence[torch.Tensor] | None,
     ) -> list[bool]:
-        """Whether each row ends with its last token, which is in ``tokens``.
-
-        ``ids`` returns all tokens, int64 (rows, length); it is called only for custom criteria.
-        ``scores`` are those that ``generate`` passes to criteria, or None.
-        """
+        """Whether each row ends with its last token; ``ids`` is called for custom criteria only."""
         all_done = self.max_length is not None and length >= self.max_length
         if not (self.timers or self.custom):
             return [all_done or token in self.eos for token in tokens]
