@@ -170,7 +170,7 @@ PRIVATE_NAME = re.compile(r"_[A-Za-z]\w*")
 OWNERS = {"self", "cls", "other"}
 # Private names that are not of transformers: (file, name) and whose it is.
 OTHERS = {
-    ("measure/forced.py", "_forced_targets"): "its own buffer on a model",
+    ("measure/forwards.py", "_forced_targets"): "its own buffer on a model",
     ("cli/__init__.py", "_SubParsersAction"): "argparse's, the class of a list of commands",
     ("cli/options.py", "_ArgumentGroup"): "argparse's, a type that has no public name",
     ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import speller
 import torch
+from command import exit_code
 from conftest import tiny_llama
+from forced_text import tiny_loaded
 
-from ngramspec import Speculator, build_drafter, generate
-from ngramspec.measure.alpha import Played, TargetText, mean_and_error, play, summarize, target_text
-from ngramspec.measure.alpha_drafters import (
+from benchmarks.__main__ import main
+from benchmarks.alpha import (
+    ALL,
+    CountDrafter,
     CountModel,
-    ModelDrafter,
-    SmallModelDrafter,
+    Plan,
+    Played,
+    default_drafters,
+    mean_and_error,
+    measure,
+    play,
+    summarize,
+    target_text,
 )
-from ngramspec.measure.alpha_run import ALL, Plan, default_drafters, measure
-from ngramspec.measure.prompts import TYPES, content_prompts
-from ngramspec.theory.acceptance import acceptance, divergence, output
+from benchmarks.texts import TYPES, content_prompts
+from ngramspec import Speculator, build_drafter, generate
+from ngramspec.measure.traces import Prompt
+from ngramspec.theory.acceptance import acceptance
+from ngramspec.theory.walltime import expected_tokens
 
 VOCAB = 23
 IDS = list(range(1, 20))
@@ -46,16 +60,15 @@ def _dense(ids, probs):
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_sums_are_those_of_the_definition(generated, order):
     counts = CountModel([generated.output.tolist()], order)
-    played = play(ModelDrafter(counts, "x"), generated, 1, leniences=(1.0, 0.3), change=True)
+    played = play(CountDrafter(counts, "x"), generated, 1, leniences=(1.0, 0.3))
     at = range(1, len(generated.output))
     assert played.positions == len(played.chances) == len(at)
-    for t, chances, moved in zip(at, played.chances, played.moved, strict=True):
+    for t, chances in zip(at, played.chances, strict=True):
         q = _dense(*counts.following(int(generated.output[t - 1])))
         p = generated.probs[t].astype(float)
         p /= p.sum()
-        for lenience, chance, distance in zip((1.0, 0.3), chances, moved, strict=True):
+        for lenience, chance in zip((1.0, 0.3), chances, strict=True):
             assert chance == pytest.approx(float(acceptance(p, q, lenience)), abs=1e-5)
-            assert distance == pytest.approx(float(divergence(p, output(p, q, lenience))), abs=1e-5)
 
 
 def test_the_texts_distribution_has_the_processors_in_it(model):
@@ -65,36 +78,19 @@ def test_the_texts_distribution_has_the_processors_in_it(model):
     assert (generated.probs[np.arange(len(generated.output)), generated.output] > 0).all()
 
 
-def test_the_target_as_its_own_draft_is_always_accepted(model, generated, greedy):
-    for text in (generated, greedy):
-        found = summarize([play(SmallModelDrafter(model), text, 3)])
-        assert found.alpha[0] == pytest.approx(1, abs=1e-4)
-        assert found.drafted == 1
-
-
-def test_a_small_model_drafts_from_where_the_text_stands(model, greedy):
-    session = SmallModelDrafter(model).start(np.array(IDS, np.int32))
-    assert session.propose(4).tokens.tolist() == greedy.output[:4].tolist()
-    session.extend(greedy.output[:2])
-    assert session.propose(3).tokens.tolist() == greedy.output[2:5].tolist()
-
-
 def test_random_tokens_are_accepted_as_flat_as_the_target_is(generated):
-    found = summarize([play(ModelDrafter(CountModel([range(VOCAB)], 1), "random"), generated, 1)])
+    found = summarize([play(CountDrafter(CountModel([range(VOCAB)], 1), "random"), generated, 1)])
     flat = np.minimum(generated.probs[1:], 1 / VOCAB).sum(axis=1).mean()
     assert found.alpha[0] == pytest.approx(flat, abs=1e-5)
 
 
 def test_greedy_acceptance_is_0_or_1_and_lenience_only_helps(greedy):
     drafter = build_drafter("ngram(order=2)", policy="priority")
-    played = play(drafter, greedy, 4, leniences=(1.0, 0.5, 0.1), change=True)
+    played = play(drafter, greedy, 4, leniences=(1.0, 0.5, 0.1))
     chances = np.array(played.chances)
     assert set(chances.ravel().tolist()) <= {0.0, 1.0}
     assert (np.diff(chances, axis=1) >= 0).all()
     assert chances[:, 0].tolist() == played.match
-    found = summarize([played])
-    assert found.moved[0] == 0
-    assert list(found.moved) == sorted(found.moved)
 
 
 def test_a_deterministic_draft_is_accepted_with_its_own_probability(generated):
@@ -176,7 +172,6 @@ def test_count_models_fall_back_and_need_a_text():
 
 def test_unknown_and_missing_drafters_are_refused(model):
     for name, message in (
-        ("draft-model", "needs a model"),
         ("trained-bigram", "need prompts to train on"),
         ("nonsense", "nonsense"),
     ):
@@ -193,12 +188,87 @@ def test_content_types_each_have_their_prompts(monkeypatch):
     found = content_prompts(2)
     assert [prompt.group for prompt in found] == [kind for kind in TYPES for _ in range(2)]
     assert len({prompt.text for prompt in found}) == len(found)
-    monkeypatch.setattr("ngramspec.measure.prompts.library", lambda: ["x = 1", "syntax error"])
+    monkeypatch.setattr("benchmarks.texts.library", lambda: ["x = 1", "syntax error"])
     with pytest.raises(ValueError, match="has 0 prompts of each type, 2 are needed"):
         content_prompts(2)
 
 
-def test_said_keeps_what_it_was_given(generated):
-    assert isinstance(generated, TargetText)
-    assert generated.prompt.tolist() == IDS
-    assert torch.is_grad_enabled()
+COPY, BIGRAM = "copy(min_match=1)", "trained-bigram"
+
+
+def spelled(temperature, count=12):
+    texts = [given for given, _ in speller.sentences(7, 2 * count)]
+    prompts = [("sentences", ids) for ids in texts[:count]]
+    plan = Plan(prompts, texts[count:], new=24, gamma=4)
+    names = [COPY, "trained-unigram", BIGRAM]
+    return {row.drafter: row for row in measure(speller.load(), plan, temperature, names)}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_copying_the_input_beats_counts_of_the_output(temperature):
+    found = spelled(temperature)
+    alphas = {name: row.alpha.alpha[0] * row.alpha.drafted for name, row in found.items()}
+    assert alphas[COPY] > 5 * max(alphas[BIGRAM], alphas["trained-unigram"])
+    copied = found[COPY]
+    assert copied.observed[0].tokens_per_call > 1.5
+    assert copied.observed[0].tokens_per_call > found[BIGRAM].observed[0].tokens_per_call
+    most = expected_tokens(max(each for each, _, _ in copied.alpha.by_depth), 4)
+    assert copied.observed[0].tokens_per_call < most
+
+
+FEW = ["--count", "2", "--train", "2", "--tokens", "9"]
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    loaded = tiny_loaded()
+    monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
+    return loaded
+
+
+def test_alpha_prints_and_writes(loaded, tmp_path, capsys):
+    out = tmp_path / "o.json"
+    command = ["alpha", *FEW, "--lenience", "0.3", "--top-k", "9"]
+    command += ["--drafter", "trained-bigram", "--drafter", "copy"]
+    assert main([*command, "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    for word in ("by position in the draft", "under lenience", "trained-bigram", "0.3"):
+        assert word in printed
+    written = json.loads(out.read_text())
+    rows = [row for row in written["rows"] if row["group"] == "all"]
+    assert [(row["drafter"], row["temperature"]) for row in rows] == [
+        (name, temperature) for temperature in (0, 1) for name in ("trained-bigram", "copy")
+    ]
+    assert written["settings"]["top_k"] == 9
+
+
+def test_content_types_are_groups(loaded, monkeypatch, capsys):
+    prompts = [Prompt(kind, "0", kind * 3) for kind in TYPES for _ in range(2)]
+    monkeypatch.setattr("benchmarks.alpha.content_prompts", lambda count: prompts)
+    command = ["alpha", "--prompts", "types", "--count", "1", "--train", "4", "--tokens", "5"]
+    assert main([*command, "--temperatures", "0", "--drafter", "copy", "--no-observed"]) == 0
+    printed = capsys.readouterr().out
+    assert "structured data" in printed
+
+
+def test_draft_temperatures_are_those_of_the_default_drafters(loaded, capsys):
+    command = ["--temperatures", "0.7", "--draft-temperatures", "0.5", *FEW]
+    assert main(["alpha", *command]) == 0
+    assert "ngram(order=4,sample=true,temperature=0.5)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--count", "0"], "--count must be >= 1, got 0"),
+        (["--lenience", "1.5"], "--lenience must be > 0.0 and <= 1.0, got 1.5"),
+        (["--temperatures", "-1"], "--temperatures must be > 0.0"),
+        (["--prompts", "nowhere.jsonl"], "--prompts: "),
+        (["--drafter", "nonsense"], "nonsense"),
+    ],
+)
+def test_bad_arguments_are_one_line(loaded, capsys, arguments, message):
+    assert exit_code(["alpha", *FEW, *arguments], main) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
