@@ -50,20 +50,20 @@ class ForwardShapes:
 
     def __init__(
         self,
-        known: CallFacts,
+        facts: CallFacts,
         cache: KVCache,
         *,
         width: int | None,
         compiled: bool | None,
         gamma_max: int,
     ) -> None:
-        model, config = known.model, known.config
+        model, config = facts.model, facts.config
         self.widths: tuple[int, ...] = () if width is None else (width,)
-        reason = None if width is None else why_unsupported(Ability.FIXED_WIDTH, known)
+        reason = None if width is None else why_unsupported(Ability.FIXED_WIDTH, facts)
         if reason is not None:
             raise UnsupportedError(f"width={width} is not supported with {reason}")
         self._graphs: Graphs | None = None
-        if should_compile(known, compiled):
+        if should_compile(facts, compiled):
             if width is None:
                 self.widths = bucket_sizes(gamma_max + 1)
             self._graphs = Graphs(model, config, len(self.widths))
@@ -71,8 +71,8 @@ class ForwardShapes:
         self.keys: int | None = None
         if self.widths:
             # The last forward begins with the second-to-last token.
-            new = int(config.max_length) - known.call.prompt
-            needed = known.call.end + new - 2 + self.widths[-1]
+            new = int(config.max_length) - facts.call.prompt
+            needed = facts.call.end + new - 2 + self.widths[-1]
             if cache.capacity is None:
                 self.keys = needed
             else:
@@ -108,16 +108,16 @@ class ForwardShapes:
         return self._graphs is not None and self._graphs.compiled
 
 
-def should_compile(known: CallFacts, compiled: bool | None) -> bool:
+def should_compile(facts: CallFacts, compiled: bool | None) -> bool:
     """Whether a call's forwards are compiled; an UnsupportedError if ``compiled`` cannot be."""
-    if compiled is False or known.config.disable_compile:
+    if compiled is False or facts.config.disable_compile:
         return False
-    reason = why_unsupported(Ability.COMPILED, known)
+    reason = why_unsupported(Ability.COMPILED, facts)
     if compiled and reason is not None:
         raise UnsupportedError(f"compiled=True is not supported with {reason}")
     if compiled or reason is not None:
         return reason is None
-    return names.compiles_by_default(known.model, known.kwargs, known.config)
+    return names.compiles_by_default(facts.model, facts.kwargs, facts.config)
 
 
 MAX_CACHE_SIZES = 8  # cache sizes that graphs are kept for; dynamo's default recompile limit
