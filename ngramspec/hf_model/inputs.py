@@ -57,7 +57,7 @@ class Inputs:
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
         self._mask_name, self._positions_name = self._per_token[:2]
         # Names of the arguments with values for each row.
-        self._by_row = (*self._per_token, *(OF_ENCODER if traits.encodes else ()))
+        self._of_rows = (*self._per_token, *(OF_ENCODER if traits.encodes else ()))
         self._own: OwnSlots | None = None  # of a ragged batch, after the prefill
         self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
@@ -117,7 +117,7 @@ class Inputs:
             return dict(self.kwargs)
         if not self.ragged:
             return self.kwargs | self._lengthened(count)
-        return self.kwargs | self._grown_by_row(count, lengths, committed=False)
+        return self.kwargs | self._grown_ragged(count, lengths, committed=False)
 
     def commit(self, kept: Sequence[int]) -> None:
         """Grow the arguments by the last forward's positions that stay, ``kept`` of each row."""
@@ -126,7 +126,7 @@ class Inputs:
             self.kwargs |= self._lengthened(count)
         else:
             own = [each + 1 for each in kept]
-            self.kwargs |= self._grown_by_row(count, own, committed=True)
+            self.kwargs |= self._grown_ragged(count, own, committed=True)
             self._extended.clear()
         if self._own is not None:
             self._own.commit(kept)
@@ -141,7 +141,7 @@ class Inputs:
             found[name] = more[..., :length].contiguous()
         return found
 
-    def _grown_by_row(
+    def _grown_ragged(
         self, count: int, lengths: Sequence[int], *, committed: bool
     ) -> dict[str, torch.Tensor]:
         """Return the arguments per token of a ragged batch, extended by ``grow_ragged``."""
@@ -289,7 +289,7 @@ class Inputs:
     @property
     def rows_may_leave(self) -> bool:
         """Whether every argument of a forward that depends on rows can be reduced to some rows."""
-        known = (*CACHE_NAMES, "cache_position", *self._by_row)
+        known = (*CACHE_NAMES, "cache_position", *self._of_rows)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
         return self.ragged and plain and not self._traits.reads_text
@@ -306,7 +306,7 @@ class Inputs:
         """Return the arguments by row, for some rows only."""
         return {
             name: select_rows(value, rows, 0 if name == ENCODED else -2)
-            for name, value in _given(self.kwargs, self._by_row)
+            for name, value in _given(self.kwargs, self._of_rows)
         }
 
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
