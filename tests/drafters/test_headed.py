@@ -17,8 +17,8 @@ from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
 from ngramspec.drafters.headed import HeadOfCalls, with_head
-from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule
+from ngramspec.verification.sampler import DraftCursor, drafted_at
 
 TEXT = ids([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2])
 VOCAB = 6

@@ -135,7 +135,8 @@ def test_the_cache_holds_each_row_s_accepted_path(monkeypatch):
     def watch(self):
         mask = self.inputs.kwargs["attention_mask"][:, :-1].bool()
         for row, own in enumerate(mask):
-            layers = [(at.keys[row][:, own], at.values[row][:, own]) for at in self.cache.layers]
+            layers = [each.layer for each in self.cache.attention]
+            layers = [(at.keys[row][:, own], at.values[row][:, own]) for at in layers]
             seen.append((texts[row][: int(own.sum())], layers))
         close(self)
 

@@ -67,7 +67,7 @@ def test_rows_that_diverge_and_leave(name, monkeypatch):
         before = self._slots + max(map(len, paths))
         rollback(self, paths, origins)
         rows.add(self.rows)
-        held.append(self.cache.windows.held)
+        held.append(self.cache.held)
         compacted.append(self._slots < before)
 
     monkeypatch.setattr(Target, "rollback", watch)

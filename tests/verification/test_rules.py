@@ -10,11 +10,14 @@ from scipy.stats import chisquare
 
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.verification import rejection as sampled
-from ngramspec.verification.draws import draw, draw_at_depths
-from ngramspec.verification.greedy import lenient_tokens
-from ngramspec.verification.rejection import speculative_tokens
-from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
-from ngramspec.verification.typical import typical_tokens
+from ngramspec.verification.rejection import draw, draw_at_depths, speculative_tokens
+from ngramspec.verification.rule import (
+    Rule,
+    children_tensor,
+    lenient_tokens,
+    proposal_tensor,
+    typical_tokens,
+)
 
 SAMPLES = 1_000_000
 LEAST = 1e-7  # p-value: a right implementation fails less than once in a million runs of the suite
