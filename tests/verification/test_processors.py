@@ -17,7 +17,7 @@ import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model.compat.classes import BY_ROW, caller_of
 
-MAX_NEW = 24
+MAX_NEW = 18
 LENGTH = 14  # of the prompts, padding included: batch() with three rows
 EOS = [9]
 
@@ -109,7 +109,7 @@ def test_text_is_plain_generate_s(model, name, sample, rows):
     torch.manual_seed(5)
     plain = model.generate(**inputs, logits_processor=processors(), **kwargs)
     texts = row_texts(inputs, plain)
-    for drafter in ("auto", RowOracle(texts, 1.0), RowOracle(texts, 0.6)):
+    for drafter in ("auto", RowOracle(texts, 0.7)):
         torch.manual_seed(5)
         speculator = Speculator(drafter, 5)
         ours = ngramspec.generate(
