@@ -91,6 +91,7 @@ def begun(row, logits):
     return begin
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("controller", [FixedGamma(4), KnownCosts(4)])
 @pytest.mark.parametrize("samples", [2000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_mixed_drafts_keep_the_distribution(controller, samples):
@@ -203,6 +204,7 @@ def test_a_draft_may_be_proposed_again(temperature, cost):
     assert model.calls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("repeated", [(2,), (4, 1), (0, 4, 4)])
 @pytest.mark.parametrize("samples", [2000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_repeated_proposals_keep_the_distribution(samples, repeated):

@@ -108,6 +108,7 @@ def test_tables_save_forwards_of_the_model(tiny):
     assert 0 < len(forwards[True]) < len(forwards[False])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", [3, None])
 @pytest.mark.parametrize("tables", [True, False])
 def test_sampled_tokens_have_the_stated_distribution(close, most, tables):

@@ -156,6 +156,7 @@ def test_rows_and_calls_draw_each_for_itself(monkeypatch):
 RUNS = 600
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spec", "gamma", "own", "ahead"),
     [
@@ -223,6 +224,7 @@ def test_a_tree_is_sampled_without_replacement_from_what_it_states():
     assert len(session.propose(0, tree=True)) == 0
 
 
+@pytest.mark.long
 def test_sampled_trees_keep_the_targets_distribution():
     """The second token's distribution, over many texts, with and without drafts."""
     model = tiny_llama(vocab=12, initializer_range=0.1)

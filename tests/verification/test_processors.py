@@ -91,6 +91,7 @@ def test_every_class_is_tested_or_listed_with_the_reason():
     assert set(CASES) >= BY_ROW
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", CASES)
