@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ngramspec.draft import Draft, Int32, Verdict, judged_nodes
+from ngramspec.draft import Draft, Int32, Verdict, verified_nodes
 from ngramspec.drafters.base import DraftSession
 from ngramspec.measure.replay import Tally, accepted_path
 
@@ -40,7 +40,7 @@ class PlayedRow:
         """
         path = accepted_path(draft.tokens.tolist(), draft, self._recorded, self.at)
         new = self.output[self.at : self.at + len(path) + 1]
-        verified = sum(1 for _ in judged_nodes(draft, path))
+        verified = sum(1 for _ in verified_nodes(draft, path))
         if len(draft):
             self.session.observe(draft, path, verified)
         self.session.extend(new)

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.names import is_encoder_decoder
 from ngramspec.server import llama
 from ngramspec.server.bodies import (
     ChatBody,
@@ -269,7 +270,7 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
     limits = settings.limits
     pool = CachePool(cache_maker(model), limits.pool, limits.pool_of_key, why_not_kept(model))
     runner = ModelRunner(model, tokenizer, pool, limits.chunk, speculator_of)
-    if model.config.is_encoder_decoder:
+    if is_encoder_decoder(model):
         raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")
     # Generate one token, to load what is loaded at first use and to refuse unusable models.
     prompt, greedy = np.zeros(2, np.int32), Sampling(temperature=0)

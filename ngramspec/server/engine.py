@@ -19,7 +19,7 @@ from fastapi import Request
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.server.kv_pool import CachePool, Lease
 from ngramspec.server.responses import ApiError, queue_full, shutting_down
 from ngramspec.server.settings import Client
@@ -76,9 +76,9 @@ class Sampling:
         return given
 
     def _processors(self, prompt: int) -> Any:
-        from transformers import LogitsProcessorList
+        from ngramspec.hf_model.compat.names import processor_list
 
-        found = LogitsProcessorList()
+        found = processor_list()
         if self.presence_penalty or self.frequency_penalty:
             found.append(Penalties(prompt, self.presence_penalty, self.frequency_penalty))
         if self.grammar is not None:

@@ -19,14 +19,19 @@ import numpy as np
 import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
-from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.inplace_kv import grow_in_place
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
-from ngramspec.hf_model.cache.snapshot import Snapshot, cuts_anywhere, forgets, memory
-from ngramspec.hf_model.call import Known, call_traits_of
-from ngramspec.hf_model.compat.classes import DYNAMIC, kind_of
-from ngramspec.hf_model.compat.layers import stores, storing
-from ngramspec.hf_model.traits import traits_of
+from ngramspec.hf_model.abilities import Ability, why_unsupported
+from ngramspec.hf_model.cache.kv_cache import (
+    Snapshot,
+    copies_anywhere,
+    copy_positions,
+    cuts_anywhere,
+    forgets,
+    kv_cache_for,
+    memory,
+    parts_of,
+)
+from ngramspec.hf_model.compat.caches import new_cache
+from ngramspec.hf_model.traits import CallFacts, call_traits_of, traits_of
 
 MARK_EVERY = 32  # tokens; not tuned
 MAX_MARKS = 4  # snapshots of a cache; not tuned
@@ -69,7 +74,7 @@ class Lease:
         """Return the length of the longest prefix of a prompt that the cache can be cropped to."""
         common = common_length(self.tokens, prompt)
         whole = not self.busy and (common == len(self.tokens) or cuts_anywhere(self.cache))
-        if whole or all(kind_of(layer) == DYNAMIC for layer in storing(self.cache)):
+        if whole or copies_anywhere(self.cache):
             return common
         lengths = [each.length for each in self.marks if each.length <= common]
         return max(lengths, default=0)
@@ -180,24 +185,16 @@ def _give(cache: Any, source: Lease, length: int) -> None:
     if exact:
         exact[0].restore(cache, source.cache)
         return
-    for index, layer in enumerate(source.cache.layers):
-        if not stores(layer):
-            continue
-        if cache is source.cache:
-            layer.crop(min(length - int(layer.get_seq_length()), 0))
-        elif layer.is_initialized:
-            cache.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
+    copy_positions(cache, source.cache, length)
 
 
 def cache_maker(model: Any) -> Callable[[], Any]:
     """A function that makes empty caches for a model; they grow in place, without copies."""
-    from transformers import DynamicCache
 
     def make() -> Any:
-        cache = DynamicCache(config=model.config)
-        for layer in cache.layers:
-            if kind_of(layer) == DYNAMIC:
-                grow_in_place(layer)
+        cache = new_cache(model.config)
+        for part in parts_of(cache):
+            part.grow_in_place()
         return cache
 
     return make
@@ -208,4 +205,4 @@ def why_not_kept(model: Any) -> str | None:
     ids, config = torch.ones((1, 1), dtype=torch.int64), model.generation_config
     traits, cache = traits_of(model, ids, {}), kv_cache_for(cache_maker(model)())
     call = call_traits_of(model, ids, config, {}, cache, traits=traits, states=())
-    return obstacle(Ability.KEPT, Known(traits, call, model, config, {}))
+    return why_unsupported(Ability.KEPT, CallFacts(traits, call, model, config, {}))

@@ -216,9 +216,9 @@ class TextEncoder:
         if max_ids is not None and len(text) > max_ids * self.longest:
             raise TooManyTokensError(len(text) // self.longest)
         if self._backend is None:
-            from transformers import PreTrainedTokenizer
+            from ngramspec.hf_model.compat.versions import is_slow
 
-            slow = isinstance(self.tokenizer, PreTrainedTokenizer)
+            slow = is_slow(self.tokenizer)
             split = {"split_special_tokens": True} if slow else {}  # others have no such argument
             return list(self.tokenizer(text, add_special_tokens=False, **split)["input_ids"])
         return without_gil(self._backend, text, add_special_tokens=False, max_ids=max_ids)

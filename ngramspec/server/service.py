@@ -17,7 +17,7 @@ from fastapi import Request, Response
 from ngramspec import __version__
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import CallFormat
-from ngramspec.hf_model.traits import embedding_count
+from ngramspec.hf_model.compat.names import embedding_count, position_limit, vocab_size
 from ngramspec.server.bodies import TEMPLATE_FIELDS, Body, Common, Extras, Prediction, Reading
 from ngramspec.server.engine import (
     Answers,
@@ -71,7 +71,7 @@ class Service:
         self.reading = Reading(settings.limits)
         self.vocabulary = embedding_count(model) or len(tokenizer)
         limits, users = settings.limits, list(settings.keys) or [ANYONE]
-        known = getattr(model.config, "max_position_embeddings", None)
+        known = position_limit(model.config)
         self.context: int = min(each for each in (known, limits.context, 1 << 20) if each)
         given = model.generation_config.eos_token_id
         ends = [*(given if isinstance(given, list) else [given])]
@@ -95,7 +95,7 @@ class Service:
 
         return xgrammar.TokenizerInfo.from_huggingface(
             self.tokenizer,
-            vocab_size=self.model.config.get_text_config().vocab_size,
+            vocab_size=vocab_size(self.model),
             stop_token_ids=list(self.eos),
         )
 

@@ -77,9 +77,9 @@ def reader_of(decoder: Any) -> Reader | None:
 
 def byte_level_reader() -> Reader:
     """A function from a vocabulary entry whose letters each represent a byte to these bytes."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    from ngramspec.hf_model.compat.versions import byte_letters
 
-    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    byte_of = {letter: byte for byte, letter in byte_letters().items()}
 
     def read(piece: str) -> bytes | None:
         known = all(letter in byte_of for letter in piece)

@@ -266,9 +266,6 @@ def rendered(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str | Non
 
 def known_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
     """The response template that ``transformers serve`` uses for a model, if it has one."""
-    try:
-        from transformers.cli.serving.utils import get_response_template
-    except ImportError:  # older versions of transformers
-        return None
-    template: dict[str, Any] | None = get_response_template(tokenizer, model)
-    return template
+    from ngramspec.hf_model.compat.versions import response_template
+
+    return response_template(model, tokenizer)
