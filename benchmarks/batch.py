@@ -21,25 +21,25 @@ import torch
 
 from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
 from ngramspec import DecodeStats, Speculator
-from ngramspec.cli.usage import UsageError
-from ngramspec.measure.forced import forced_model
+from ngramspec.cli.options import Options, UsageError
+from ngramspec.measure.calls import PLAIN, take_turns
+from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.models import load
 from ngramspec.measure.traces import read_traces
-from ngramspec.measure.turns import PLAIN, take_turns
 
 SIZES = (1, 2, 4, 8, 16)
 NOTHING = "nothing"
 OURS = "ours"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--groups", nargs="+", default=["context_qa", "code_edit"])
-    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
-    parser.add_argument("--longest", type=int, default=400, help="most tokens of a prompt")
-    parser.add_argument("--warm-up", type=int, default=1, help="turns before that are not counted")
-    add_run(parser, repeats=3, new=96)
+    options.add("--traces", type=Path, required=True)
+    options.add("--groups", nargs="+", default=["context_qa", "code_edit"])
+    options.add("--sizes", nargs="+", type=int, default=SIZES)
+    options.add("--longest", type=int, default=400, help="most tokens of a prompt")
+    options.add("--warm-up", type=int, default=1, help="turns before that are not counted")
+    add_run(options, repeats=3, new=96)
 
 
 def run(arguments: argparse.Namespace) -> int:

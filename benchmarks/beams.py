@@ -20,21 +20,22 @@ import torch
 
 from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
 from ngramspec import Speculator
+from ngramspec.cli.options import Options
+from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.models import load
-from ngramspec.measure.turns import PLAIN, take_turns
 
 UNDRAFTED, OURS = "undrafted", "ours"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--group", default="context_qa")
-    parser.add_argument("--longest", type=int, default=400, help="leave longer prompts out")
-    parser.add_argument("--count", type=int, default=3, help="prompts")
-    parser.add_argument("--beams", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--gamma", type=int, help="tokens of a beam's draft; default: by cost")
-    add_run(parser, repeats=1, new=48)
+    options.add("--traces", type=Path, required=True)
+    options.add("--group", default="context_qa")
+    options.add("--longest", type=int, default=400, help="leave longer prompts out")
+    options.add("--count", type=int, default=3, help="prompts")
+    options.add("--beams", type=int, nargs="+", default=[2, 4, 8])
+    options.add("--gamma", type=int, help="tokens of a beam's draft; default: by cost")
+    add_run(options, repeats=1, new=48)
 
 
 def run(arguments: argparse.Namespace) -> int:

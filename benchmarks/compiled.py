@@ -20,12 +20,11 @@ import torch
 
 from benchmarks.harness import add_run, demo_row, write
 from ngramspec import Draft, Drafter, DraftSession
-from ngramspec.cli.options import add_count, add_device, load_model
+from ngramspec.cli.options import Options, load_model
 from ngramspec.draft import Int32
 from ngramspec.hf_model.compiled import bucket_sizes
-from ngramspec.measure.configurations import Caller, Configuration
-from ngramspec.measure.sample_texts import demo_texts
-from ngramspec.measure.turns import PLAIN, take_turns
+from ngramspec.measure.calls import PLAIN, Caller, Configuration, take_turns
+from ngramspec.measure.tasks import demo_texts
 
 PROBE_TOKENS = 8
 
@@ -51,14 +50,14 @@ class AllWidths(Drafter):
         return Session()
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--model", help="a folder or a hub id; default: the embedded one")
-    add_device(parser)
-    add_run(parser, repeats=3, new=128)
-    add_count(parser, "--gamma-max", 31, "most tokens of a draft")
-    add_count(parser, "--width", 16, "of the configuration with a fixed width")
-    add_count(parser, "--texts", 4, "texts of the demo")
+    options.add("--model", help="a folder or a hub id; default: the embedded one")
+    options.device()
+    add_run(options, repeats=3, new=128)
+    options.count("--gamma-max", 31, "most tokens of a draft")
+    options.count("--width", 16, "of the configuration with a fixed width")
+    options.count("--texts", 4, "texts of the demo")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -24,21 +24,22 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import add_json, write
+from benchmarks.harness import write
+from benchmarks.texts import library
+from ngramspec.cli.options import Options
 from ngramspec.measure.models import gguf_read_once, locate
-from ngramspec.measure.prompts import library
 from ngramspec.stores import Corpus
 
 CONTEXTS = 100_000
 REPLACED = 0.02
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--tokens", type=Path)
-    parser.add_argument("--lengths", type=Path)
-    parser.add_argument("--size", type=int, default=10_000_000)
-    add_json(parser)
+    options.add("--tokens", type=Path)
+    options.add("--lengths", type=Path)
+    options.add("--size", type=int, default=10_000_000)
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,22 +16,22 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_json, write
-from ngramspec.cli.options import add_count
-from ngramspec.hf_model.attention.gqa_attention import in_place
+from benchmarks.harness import write
+from ngramspec.cli.options import Options
+from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.measure.models import load
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32, 48, 65, 128)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    add_count(parser, "--context", 300, "positions in the cache")
-    add_count(parser, "--repeats", 5, "timed forwards of each width")
-    add_json(parser)
+    options.add("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    options.count("--context", 300, "positions in the cache")
+    options.count("--repeats", 5, "timed forwards of each width")
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:

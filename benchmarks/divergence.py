@@ -24,24 +24,21 @@ import numpy as np
 import torch
 
 from benchmarks.harness import padded, write
+from benchmarks.texts import library_prompts
 from ngramspec import Speculator, generate
 from ngramspec.cli.options import (
-    add_count,
-    add_drafter,
-    add_gamma,
-    add_model,
-    add_outputs,
+    Options,
+    UsageError,
+    check_least,
     load_model,
     make_speculator,
+    usable,
 )
-from ngramspec.cli.usage import UsageError, check_least, usable
+from ngramspec.cli.output import counted
 from ngramspec.draft import Int32
-from ngramspec.measure.measurement import ulps_apart
+from ngramspec.measure.calls import first_difference, ulps_apart
 from ngramspec.measure.models import LoadedModel
-from ngramspec.measure.prompts import library_prompts
 from ngramspec.measure.traces import Prompt, Trace, by_group, read_prompts, read_traces
-from ngramspec.measure.whole_calls import first_difference
-from ngramspec.measure.wording import counted
 
 MOST_ULPS = 8.0  # between logits whose order rounding may change, in bfloat16 and float16
 MOST_FLOAT32 = 1e-4  # the same in float32, as a difference
@@ -158,29 +155,29 @@ def histogram(found: Sequence[Divergence]) -> dict[str, int]:
 SETTINGS = ("dtype", "tokens", "batch", "drafter", "gamma")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    given = parser.add_mutually_exclusive_group()
-    given.add_argument(
+    given = options.exclusive()
+    given.add(
         "--prompts",
         type=Path,
         metavar="FILE",
         help='JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...} (default: passages of'
         " Python's own library, each with a task)",
     )
-    given.add_argument(
+    given.add(
         "--traces",
         type=Path,
         metavar="FILE",
         help="the prompts of traces that ngramspec record wrote with this model",
     )
-    add_count(parser, "--count", 100, "prompts")
-    add_count(parser, "--tokens", 128, "new tokens of each")
-    add_count(parser, "--batch", 1, "prompts in a batch")
-    add_model(parser)
-    add_drafter(parser)
-    add_gamma(parser)
-    add_outputs(parser)
+    options.count("--count", 100, "prompts")
+    options.count("--tokens", 128, "new tokens of each")
+    options.count("--batch", 1, "prompts in a batch")
+    options.model()
+    options.drafter()
+    options.gamma()
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:

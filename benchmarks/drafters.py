@@ -16,9 +16,7 @@ import numpy as np
 from benchmarks.harness import write
 from benchmarks.peers import add_peers, installed, print_skipped
 from benchmarks.texts import TEXTS, natural
-from ngramspec.cli.options import add_count, add_drafters, add_outputs
-from ngramspec.cli.output import print_paths
-from ngramspec.cli.usage import need_plots, usable
+from ngramspec.cli.options import Options, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter, DraftSession
@@ -160,30 +158,27 @@ class TwinDrafter(Drafter):
         return TwinSession(ValueEngine(self.calibration), tokens)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    add_drafters(parser)
-    add_peers(parser)
-    parser.add_argument(
-        "--twin", action="store_true", help="also the reference implementation in Python"
-    )
-    parser.add_argument(
+    options.drafters()
+    add_peers(options)
+    options.add("--twin", action="store_true", help="also the reference implementation in Python")
+    options.add(
         "--size",
         action="append",
         type=int,
         metavar="N",
         help="tokens of context; may be repeated (default: 1k, 10k, 100k and 1M)",
     )
-    parser.add_argument(
+    options.add(
         "--text", type=Path, metavar="FILE", help="natural text (default: Python's own library)"
     )
-    add_count(parser, "--gamma", 10, "tokens drafted in a step")
-    add_outputs(parser, plots=True)
+    options.count("--gamma", 10, "tokens drafted in a step")
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Time drafters on texts of every size; print, write and draw the results."""
-    need_plots(arguments.plots)
+    """Time drafters on texts of every size; print and write the results."""
     sizes = sorted(arguments.size or SIZES)
     with usable():
         for size in sizes:
@@ -198,10 +193,6 @@ def run(arguments: argparse.Namespace) -> int:
         readings.append(asdict(reading))
     print_skipped(skipped)
     write(arguments, {"gamma": gamma, "readings": readings, "skipped": skipped})
-    if arguments.plots is not None:
-        from benchmarks.plots import plot_structures  # needs matplotlib
-
-        print_paths(plot_structures(readings, arguments.plots))
     return 0
 
 

@@ -43,8 +43,8 @@ import rich
 import torch
 
 from benchmarks.harness import context
-from ngramspec.cli.usage import UsageError
-from ngramspec.measure.turns import take_turns
+from ngramspec.cli.options import Options, UsageError
+from ngramspec.measure.calls import take_turns
 
 OURS, THEIRS, LLAMA = "ngramspec", "transformers", "llama_cpp"
 MODEL, RICH = Path("build/engines/smollm2"), Path(rich.__file__).parent
@@ -75,22 +75,22 @@ class Answer:
     line: float
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--model", type=Path, default=MODEL, help="folder with safetensors")
-    parser.add_argument("--repository", type=Path, default=RICH, help="folder of Python files")
-    parser.add_argument("--llama-python", type=Path, help="with llama-cpp-python[server]")
-    parser.add_argument("--llama-gguf", type=Path, help="the same weights for it")
-    parser.add_argument("--mode", choices=("pauses", "typing"), default="pauses")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--functions", type=int, default=10)
-    parser.add_argument("--requests", type=int, default=8, help="answered ones in each function")
-    parser.add_argument("--burst", type=int, default=4, help="requests of which the last one stays")
-    parser.add_argument("--gap", type=float, default=0.3, help="seconds until one is cancelled")
-    parser.add_argument("--context", type=int, default=1500, help="tokens before a function, about")
-    parser.add_argument("--tokens", type=int, default=32, help="most tokens of a line")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, required=True)
+    options.add("--model", type=Path, default=MODEL, help="folder with safetensors")
+    options.add("--repository", type=Path, default=RICH, help="folder of Python files")
+    options.add("--llama-python", type=Path, help="with llama-cpp-python[server]")
+    options.add("--llama-gguf", type=Path, help="the same weights for it")
+    options.add("--mode", choices=("pauses", "typing"), default="pauses")
+    options.add("--dtype", default="float32")
+    options.add("--functions", type=int, default=10)
+    options.add("--requests", type=int, default=8, help="answered ones in each function")
+    options.add("--burst", type=int, default=4, help="requests of which the last one stays")
+    options.add("--gap", type=float, default=0.3, help="seconds until one is cancelled")
+    options.add("--context", type=int, default=1500, help="tokens before a function, about")
+    options.add("--tokens", type=int, default=32, help="most tokens of a line")
+    options.add("--seed", type=int, default=0)
+    options.add("--json", type=Path, required=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,19 +14,18 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness import add_run, demo_row, write
-from ngramspec.cli.options import add_drafter
-from ngramspec.measure.configurations import Caller, Configuration
+from ngramspec.cli.options import Options
+from ngramspec.measure.calls import PLAIN, Caller, Configuration, take_turns
 from ngramspec.measure.models import load
-from ngramspec.measure.sample_texts import demo_texts
-from ngramspec.measure.turns import PLAIN, take_turns
+from ngramspec.measure.tasks import demo_texts
 
 LOOKUP = Configuration("lookup", {"prompt_lookup_num_tokens": 10})
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    add_drafter(parser)
-    add_run(parser, repeats=5, new=128)
+    options.drafter()
+    add_run(options, repeats=5, new=128)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,27 +12,25 @@ from typing import Any
 import torch
 
 from ngramspec import Speculator, generate
-from ngramspec.cli.options import add_count, add_dtype
-from ngramspec.cli.usage import writable
-from ngramspec.measure.configurations import Outcome
+from ngramspec.cli.options import Options, writable
+from ngramspec.measure.calls import PLAIN, Outcome, Turns
 from ngramspec.measure.machine import machine
 from ngramspec.measure.traces import read_traces
-from ngramspec.measure.turns import PLAIN, Turns
 
 ROOT = Path(__file__).parents[1]
 
 
-def add_run(parser: argparse.ArgumentParser, *, repeats: int, new: int) -> None:
+def add_run(options: Options, *, repeats: int, new: int) -> None:
     """Declare ``--dtype``, ``--repeats``, ``--max-new-tokens`` and ``--json``."""
-    add_dtype(parser)
-    add_count(parser, "--repeats", repeats, "timed calls of each configuration")
-    add_count(parser, "--max-new-tokens", new, "new tokens of each call")
-    add_json(parser)
+    options.dtype()
+    options.count("--repeats", repeats, "timed calls of each configuration")
+    options.count("--max-new-tokens", new, "new tokens of each call")
+    options.json()
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(options: Options) -> None:
     """Declare ``--json``."""
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+    options.add("--json", type=Path, metavar="OUT", help="write everything measured")
 
 
 def write(arguments: argparse.Namespace, fields: dict[str, Any], option: str = "json") -> None:

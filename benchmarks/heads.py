@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import add_json, write
+from benchmarks.harness import write
 from benchmarks.recorded_heads import TOP, RecordedHead, SyntheticRows
+from ngramspec.cli.options import Options
 from ngramspec.drafters import CalibratedDrafter, ModelDrafter, PriorityDrafter, build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
-from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.models import load
-from ngramspec.measure.replay import Plan, Player, geometric_mean
+from ngramspec.measure.replay import Plan, Player, cost_curve, geometric_mean
 from ngramspec.measure.traces import TopTokens, Trace, read_traces
 from ngramspec.verification.evidence import leading
 
@@ -41,14 +41,14 @@ GAMMA = 16  # most tokens of a head in the chainings
 CONTEXT = 1024  # last tokens of a prompt that the embedded model reads
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--costs", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.3])
-    parser.add_argument("--curve", default="gpu", help="cost of a forward: cpu, gpu or a file")
-    parser.add_argument("--count", type=int, default=1000, help="most traces")
-    parser.add_argument("--seed", type=int, default=0)
-    add_json(parser)
+    options.add("--traces", type=Path, required=True)
+    options.add("--costs", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.3])
+    options.add("--curve", default="gpu", help="cost of a forward: cpu, gpu or a file")
+    options.add("--count", type=int, default=1000, help="most traces")
+    options.add("--seed", type=int, default=0)
+    options.json()
 
 
 def head() -> ModelDrafter:

@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_json, prepared_call, write
+from benchmarks.harness import prepared_call, write
 from ngramspec import Speculator
-from ngramspec.cli.options import add_count
-from ngramspec.measure.turns import take_turns
+from ngramspec.cli.options import Options
+from ngramspec.measure.calls import take_turns
 
 OWN, RANDOM, COPY = "own", "random", "copy"
 BASELINE, LOOKUP = "baseline", "prompt lookup (10)"
@@ -138,12 +138,12 @@ class Host:
     undrafted: float | None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    add_count(parser, "--repeats", 5, "timed calls of each configuration")
-    add_count(parser, "--max-new-tokens", 400, "new tokens of each call")
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="only cells with these texts")
-    add_json(parser)
+    options.count("--repeats", 5, "timed calls of each configuration")
+    options.count("--max-new-tokens", 400, "new tokens of each call")
+    options.add("--only", nargs="+", metavar="TEXT", help="only cells with these texts")
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:

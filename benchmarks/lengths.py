@@ -16,40 +16,37 @@ from typing import Any
 
 from benchmarks.harness import write
 from benchmarks.prefilled import prefilled_model
-from ngramspec.cli.options import add_count, add_device, add_model, load_model
+from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
 from ngramspec.cli.output import console
-from ngramspec.cli.usage import UsageError, check_least, usable
-from ngramspec.measure.configurations import Configuration, usual_configurations
-from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
+from ngramspec.measure.bench import EndToEnd, Measured, Plan, by_model, summarize
+from ngramspec.measure.calls import Configuration, usual_configurations
+from ngramspec.measure.forwards import POSITIONS_AFTER_TEXT, forced_model
 from ngramspec.measure.models import LoadedModel
-from ngramspec.measure.summary import summarize
 from ngramspec.measure.tasks import Prompt, fit, read_workload
-from ngramspec.measure.whole_calls import EndToEnd, Measured, Plan, by_model
 
 LENGTHS = (500, 1000, 2000, 4000, 8000)
 GAMMAS, TREES = (5, 10, 20), (8, 16, 32)
 AUTO, LOOKUP = "ngramspec", "prompt lookup"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    add_model(parser)
-    add_device(parser)
-    parser.add_argument(
+    options.model()
+    options.add(
         "--prompts",
         type=Path,
         metavar="FILE",
         required=True,
         help="JSON lines with group, id and prompt, a text or token ids",
     )
-    parser.add_argument(
+    options.add(
         "--tasks",
         nargs="+",
         metavar="TASK",
         default=["summarization", "context_qa", "code_edit"],
         help="groups of the file (default: summarization context_qa code_edit)",
     )
-    parser.add_argument(
+    options.add(
         "--lengths",
         nargs="+",
         type=int,
@@ -57,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(LENGTHS),
         help="cut or fill every prompt to N tokens (default: 500 1000 2000 4000 8000)",
     )
-    add_count(parser, "--prompts-per-cell", 6, "prompts of each task and length")
-    add_count(parser, "--max-new-tokens", 80, "new tokens of each call")
-    add_count(parser, "--repeats", 3, "timed calls of each prompt and configuration")
-    parser.add_argument(
+    options.count("--prompts-per-cell", 6, "prompts of each task and length")
+    options.count("--max-new-tokens", 80, "new tokens of each call")
+    options.count("--repeats", 3, "timed calls of each prompt and configuration")
+    options.add(
         "--cells", metavar="I/N", default="1/1", help="the I-th of N parts of the cells only"
     )
-    parser.add_argument(
+    options.add(
         "--into",
         type=Path,
         metavar="FILE",

@@ -21,7 +21,7 @@ from transformers.utils import logging
 from benchmarks import tiny
 from benchmarks.harness import padded, write
 from ngramspec import Draft, Drafter, DraftSession, Speculator, UnsupportedError, generate
-from ngramspec.cli.options import add_outputs
+from ngramspec.cli.options import Options
 from ngramspec.draft import Float32, Int32
 
 NEW_TOKENS, GAMMA, TREE, RIGHT = 24, 5, 9, 0.6
@@ -243,12 +243,12 @@ def _line(error: Exception) -> str:
 OUTCOMES = ("identical", "refused", "wrong", "not run")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument(
+    options.add(
         "--families-only", action="store_true", help="a few families, with caches and processors"
     )
-    add_outputs(parser)
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ The interface costs them what it costs ours: a call, an array and a Draft in eac
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import count
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec.cli.options import Options
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 
@@ -167,9 +167,9 @@ def installed() -> tuple[Contenders, dict[str, str]]:
     return here, missing
 
 
-def add_peers(parser: argparse.ArgumentParser) -> None:
+def add_peers(options: Options) -> None:
     """Declare ``--peers``."""
-    parser.add_argument(
+    options.add(
         "--peers", action="store_true", help="also the drafters of other projects, if installed"
     )
 

@@ -12,9 +12,8 @@ import torch
 
 from benchmarks.harness import write
 from ngramspec import Speculator, generate
-from ngramspec.cli.options import add_count, add_device, add_model, add_outputs, load_model
+from ngramspec.cli.options import Options, check_least, load_model, usable
 from ngramspec.cli.output import console
-from ngramspec.cli.usage import check_least, usable
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,
@@ -25,7 +24,7 @@ from ngramspec.decoding.observer import (
     VERIFICATION,
     Observer,
 )
-from ngramspec.measure.forced import forced_model
+from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import Prompt, sample_prompts, unpredictable
 
@@ -230,13 +229,12 @@ def _text(model: Any, prompt: Prompt, new: int) -> Iterator[None]:
         yield
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    add_model(parser)
-    add_device(parser)
-    add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
-    add_count(parser, "--repeats", 3, "calls of each text and configuration")
-    add_outputs(parser)
+    options.model()
+    options.count("--max-new-tokens", 96, "new tokens of each call")
+    options.count("--repeats", 3, "calls of each text and configuration")
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:

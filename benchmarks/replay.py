@@ -14,33 +14,31 @@ from benchmarks.peers import add_peers, installed, print_skipped
 from benchmarks.replay_batch import MEASURES, GeneratePlan, compare_trees, flat, measured
 from benchmarks.replay_rows import BatchPlan, compare_rows
 from ngramspec.cli import replay
-from ngramspec.cli.options import add_count
+from ngramspec.cli.options import Options, usable
 from ngramspec.cli.output import write_json
-from ngramspec.cli.usage import usable
 from ngramspec.errors import check_int
-from ngramspec.measure.costs import cost_curve
+from ngramspec.measure.replay import cost_curve
 
 PEERS_GAMMA = 64  # most tokens that a peer drafts; --gamma-max does not bound them
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options of ``ngramspec replay`` and those for batches and peers."""
-    replay.add_arguments(parser)
-    add_peers(parser)
-    parser.add_argument(
+    replay.add_arguments(options)
+    add_peers(options)
+    options.add(
         "--rows",
         type=int,
         metavar="N",
         help="play each group in a batch of N rows, which share a step's positions, and one trace"
         " after another",
     )
-    add_count(
-        parser,
+    options.count(
         "--free",
         64,
         "with --rows, or --together without --curve: positions of a step that cost as much as one",
     )
-    parser.add_argument(
+    options.add(
         "--together",
         type=int,
         nargs="+",
@@ -48,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="play each group in batches of N rows as generate does: rows begin together, and all"
         " are as wide as the longest draft; chains, and then trees",
     )
-    parser.add_argument(
-        "--new", type=int, metavar="N", help="with --together: most tokens of an output"
-    )
+    options.add("--new", type=int, metavar="N", help="with --together: most tokens of an output")
 
 
 def run(arguments: argparse.Namespace) -> int:

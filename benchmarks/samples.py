@@ -24,24 +24,24 @@ import torch
 
 from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
 from ngramspec import DecodeStats, Speculator
-from ngramspec.cli.options import add_count
+from ngramspec.cli.options import Options
 from ngramspec.drafters.call import CallStores
+from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.models import load
-from ngramspec.measure.turns import PLAIN, take_turns
 
 OURS, SEPARATE = "ours", "separate"
 SEED = 0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--groups", nargs="+", default=["summary", "answer", "chat", "code"])
-    parser.add_argument("--longest", type=int, default=400, help="leave longer prompts out")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    add_count(parser, "--prompts", 20, "prompts, of all groups in turn")
-    add_count(parser, "--samples", 8, "answers to a prompt")
-    add_run(parser, repeats=1, new=64)
+    options.add("--traces", type=Path, required=True)
+    options.add("--groups", nargs="+", default=["summary", "answer", "chat", "code"])
+    options.add("--longest", type=int, default=400, help="leave longer prompts out")
+    options.add("--temperature", type=float, default=0.8)
+    options.count("--prompts", 20, "prompts, of all groups in turn")
+    options.count("--samples", 8, "answers to a prompt")
+    add_run(options, repeats=1, new=64)
 
 
 def run(arguments: argparse.Namespace) -> int:

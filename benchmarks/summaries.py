@@ -25,11 +25,11 @@ import torch
 
 from benchmarks.harness import add_run, padded, write
 from ngramspec import DecodeStats, Speculator, generate
-from ngramspec.cli.options import add_count
-from ngramspec.hf_model.compat.cache_name import cache_of
+from ngramspec.cli.options import Options
+from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.compat.positions import given_positions
+from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.traces import read_traces
-from ngramspec.measure.turns import PLAIN, take_turns
 
 OURS, LOOKUP = "ours", "prompt lookup"
 LARGE = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "vocab_size": 50264}
@@ -191,20 +191,18 @@ def measure(
     }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--group", default="summarization")
-    parser.add_argument(
-        "--extract", action="store_true", help="summaries of the article's own sentences"
-    )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8], help="rows of a batch")
-    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
-    add_count(parser, "--batches", 3, "batches of each size")
-    add_count(parser, "--layers", LARGE["decoder_layers"], "layers of encoder and decoder")
-    parser.add_argument("--gamma", type=int, help="tokens of a draft; default: by cost")
-    parser.add_argument("--tree", type=int, help="nodes of a draft; default: by cost")
-    add_run(parser, repeats=3, new=LONGEST_SUMMARY)
+    options.add("--traces", type=Path, required=True)
+    options.add("--group", default="summarization")
+    options.add("--extract", action="store_true", help="summaries of the article's own sentences")
+    options.add("--sizes", type=int, nargs="+", default=[1, 8], help="rows of a batch")
+    options.add("--beams", type=int, nargs="+", default=[1, 4])
+    options.count("--batches", 3, "batches of each size")
+    options.count("--layers", LARGE["decoder_layers"], "layers of encoder and decoder")
+    options.add("--gamma", type=int, help="tokens of a draft; default: by cost")
+    options.add("--tree", type=int, help="nodes of a draft; default: by cost")
+    add_run(options, repeats=3, new=LONGEST_SUMMARY)
 
 
 def run(arguments: argparse.Namespace) -> int:

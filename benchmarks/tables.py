@@ -22,7 +22,7 @@ LOOP = (
     *DRAFTERS,
     *(f"ngramspec/{each}" for each in ("costs", "decoding", "hf_model", "verification")),
 )
-WHOLE_CALLS = (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py")
+WHOLE_CALLS = (*LOOP, "ngramspec/measure/bench.py", "ngramspec/measure/calls.py")
 REPLAY = ("benchmarks", "replay", "--traces", PUBLIC)
 BENCH = (
     "ngramspec",
@@ -259,22 +259,22 @@ TABLES: dict[str, Table] = {
     "alpha-sampling": Table(
         {
             "alpha_sampling": (
-                *("ngramspec", "alpha", "--dtype", "bfloat16", "--count", "6", "--train", "0"),
+                *("benchmarks", "alpha", "--dtype", "bfloat16", "--count", "6", "--train", "0"),
                 *("--tokens", "96", "--temperatures", "0.3", "0.7", "1"),
                 *("--drafter", "ngram(sample=true)", "--drafter", "ngram", "--json", "OUT"),
             )
         },
-        (*LOOP, "ngramspec/measure/alpha.py", "ngramspec/measure/alpha_run.py"),
+        (*LOOP, "benchmarks/alpha.py"),
         renderers.alpha_sampling,
     ),
     "alpha-types": Table(
         {
             "alpha_types": (
-                *("ngramspec", "alpha", "--prompts", "types", "--count", "6", "--train", "12"),
+                *("benchmarks", "alpha", "--prompts", "types", "--count", "6", "--train", "12"),
                 *("--tokens", "64", "--no-observed", "--temperatures", "0", "--json", "OUT"),
             )
         },
-        (*LOOP, "ngramspec/measure/alpha.py", "ngramspec/measure/alpha_run.py"),
+        (*LOOP, "benchmarks/alpha.py"),
         renderers.alpha_types,
     ),
     "explain": Table(
@@ -284,7 +284,7 @@ TABLES: dict[str, Table] = {
                 *("--json", "OUT"),
             )
         },
-        (*LOOP, "ngramspec/measure/explain.py", "ngramspec/measure/explain_predict.py"),
+        (*LOOP, "ngramspec/measure/explain.py"),
         renderers.explain,
     ),
     "parity": Table(

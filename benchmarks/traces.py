@@ -24,8 +24,8 @@ import numpy as np
 from benchmarks import agent_sessions
 from benchmarks.harness import ROOT
 from ngramspec import Speculator
-from ngramspec.cli.options import add_count
-from ngramspec.measure.measurement import Measurement
+from ngramspec.cli.options import Options
+from ngramspec.measure.calls import Measurement
 from ngramspec.measure.models import LoadedModel, load
 from ngramspec.measure.traces import Trace, read_traces, write_traces
 
@@ -39,10 +39,9 @@ FILES = (  # whose functions are edited, and continued
     "ngramspec/draft_length/batch_choice.py",
     "ngramspec/theory/walltime.py",
     "ngramspec/theory/acceptance.py",
-    "ngramspec/theory/trees.py",
     "ngramspec/measure/tasks.py",
     "ngramspec/measure/traces.py",
-    "ngramspec/measure/summary.py",
+    "ngramspec/measure/bench.py",
 )
 EDITS = (
     "Return this Python code with the comments and the docstring removed, otherwise unchanged:",
@@ -165,10 +164,10 @@ def traces(
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--out", type=Path, default=PUBLIC, metavar="FILE")
-    add_count(parser, "--max-new-tokens", 80, "most new tokens of each trace")
+    options.add("--out", type=Path, default=PUBLIC, metavar="FILE")
+    options.count("--max-new-tokens", 80, "most new tokens of each trace")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -26,8 +26,7 @@ from transformers.generation import StoppingCriteria
 
 import ngramspec
 from ngramspec import Speculator, hf
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_names
-from ngramspec.hf_model.compat.hf_private import is_callers
+from ngramspec.hf_model.compat.caches import cache_argument, cache_names, is_callers
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec.cli.options import Options
 from ngramspec.draft import Int32
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import Rows
@@ -75,16 +76,16 @@ class Batch:
             self.sampled[row] = new
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8, 16])
-    parser.add_argument("--length", type=int, default=2000, help="tokens of a row")
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--vocab", type=int, default=49152)
-    parser.add_argument("--options", type=json.loads, default={}, help="of ngramspec, as JSON")
-    parser.add_argument("--json", type=Path)
+    options.add("--traces", type=Path, required=True)
+    options.add("--rows", nargs="+", type=int, default=[1, 4, 8, 16])
+    options.add("--length", type=int, default=2000, help="tokens of a row")
+    options.add("--steps", type=int, default=120)
+    options.add("--repeats", type=int, default=5)
+    options.add("--vocab", type=int, default=49152)
+    options.add("--options", type=json.loads, default={}, help="of ngramspec, as JSON")
+    options.add("--json", type=Path)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,14 +25,14 @@ from ngramspec.decoding.setup import Caller, CallSetup
 from ngramspec.draft import Draft
 from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.joint_forward import (
+from ngramspec.hf_model.joint import (
+    ForwardShare,
     JointForward,
     JointResult,
-    Share,
     share_of,
     why_not_joint,
+    why_not_tried,
 )
-from ngramspec.hf_model.joint_probe import why_not_tried
 from ngramspec.hf_model.support import check_request
 from ngramspec.stats import DecodeStats
 
@@ -121,7 +121,7 @@ class OpenGeneration:
         with self._closed_by_errors():
             return self._loop.propose()
 
-    def begin_forward(self, step: Step) -> Share:
+    def begin_forward(self, step: Step) -> ForwardShare:
         """Its share of a joint forward over a step's draft. An error closes the generation."""
         with self._closed_by_errors():
             target, arguments = self.target, self._loop.arguments(step)
@@ -206,7 +206,7 @@ class _Turn:
     generation: OpenGeneration
     added: Added = field(default_factory=list)
     step: Step = field(init=False)
-    share: Share = field(init=False)
+    share: ForwardShare = field(init=False)
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:

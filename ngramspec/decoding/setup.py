@@ -30,22 +30,19 @@ from ngramspec.draft_length.schedule import (
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
-from ngramspec.hf_model.compat.cache_name import given_cache
-from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
-from ngramspec.hf_model.compat.hf_private import pad_token
-from ngramspec.hf_model.compat.layers import layers_restored
+from ngramspec.hf_model.abilities import Ability, why_unsupported
+from ngramspec.hf_model.cache.linear import MAX_PRICED_PENDING_TOKENS
+from ngramspec.hf_model.compat.caches import given_cache, layers_restored
+from ngramspec.hf_model.compat.names import HISTORY_FREE, all_stock, pad_token, plain_method
 from ngramspec.hf_model.compat.versions import untested
-from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.support import (
     check_adapter,
     check_beams_of,
     check_prompt,
     check_request,
     drops_out,
-    plain_method,
 )
+from ngramspec.hf_model.target import Target
 from ngramspec.options import Options
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats
@@ -162,7 +159,7 @@ class CallSetup:
         section = no_section if caller.observer is None else caller.observer.section
         sampler = self._sampler()
         if self._may_diverge(sampler):
-            target.let_rows_diverge()
+            target.make_ragged()
         if target.limits.no_drafts is not None:
             caller.log_once(f"steps have no drafts: {target.limits.no_drafts}")
         if target.pending is not None and self.learns_costs:
@@ -246,9 +243,9 @@ class CallSetup:
     def _may_diverge(self, sampler: TokenSampler) -> bool:
         """Whether each row may advance by its own number of tokens."""
         target = self.target
-        if target.prompt.shape[0] == 1 or obstacle(Ability.RAGGED, target.known()) is not None:
+        if target.prompt.shape[0] == 1 or must_lockstep(sampler, target):
             return False
-        return not must_lockstep(sampler, target)
+        return why_unsupported(Ability.RAGGED, target.facts()) is None
 
     def _groups(self, sampler: TokenSampler, section: Section) -> list[Group]:
         """The rows of the call: one group for each row if rows may diverge, else one group."""
@@ -261,8 +258,8 @@ class CallSetup:
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
         tree = self.options.tree
-        known = self.target.known(by_row=self.target.inputs.ragged)
-        reason = "beam search" if self.call.beams > 1 else obstacle(Ability.TREES, known)
+        facts = self.target.facts(ragged=self.target.inputs.ragged)
+        reason = "beam search" if self.call.beams > 1 else why_unsupported(Ability.TREES, facts)
         if isinstance(tree, int) and reason is not None:
             self.stats.chains[reason] = 1
         priced = tree == "auto" and self.learns_costs

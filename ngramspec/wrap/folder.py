@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.names import model_class, overrides_generate
 from ngramspec.hf_model.support import check_model
 from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
@@ -166,14 +167,12 @@ def _check_model_dir(folder: Path, sources: dict[str, Path]) -> dict[str, Any]:
 
 def _check_kind(name: str) -> None:
     """Raise an UnsupportedError if a class of transformers does not support speculation."""
-    import transformers
-
-    kind = getattr(transformers, name, None)
+    kind = model_class(name)
     if kind is None:  # defined in the model's folder
         return
     if not hasattr(kind, "generate"):
         raise UnsupportedError(f"MODEL_DIR: {name} cannot generate text")
-    if kind.generate is not transformers.GenerationMixin.generate:
+    if overrides_generate(kind):
         raise UnsupportedError(f"MODEL_DIR: {name} overrides generate")
     try:
         check_model(kind.__new__(kind), {})

@@ -1,4 +1,4 @@
-"""Agent sessions: the public ones, their replay, and their decoding through the server."""
+"""Agent sessions: the public ones, and their replay."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from conftest import tiny_llama
-from serving import VOCAB, letters
 
 from benchmarks import agent_sessions
 from benchmarks.__main__ import main
 from benchmarks.agents import turns
-from benchmarks.agents_server import chosen
 from benchmarks.harness import ROOT
 from benchmarks.tables import PUBLIC, TABLES
-from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.traces import Trace, by_group, write_traces
 
 
@@ -90,37 +86,6 @@ def test_traces_without_sessions_are_refused(tmp_path, capsys):
     write_traces(path, [Trace("g", "0", ids, ids)])
     assert main(["agents", "--traces", str(path)]) == 2
     assert "has no trace with a session" in capsys.readouterr().err
-
-
-def test_turns_of_repeated_tasks_are_chosen(recorded):
-    traces = turns(recorded)
-    parts = chosen(traces, 30, None)
-    assert {name: [each.session for each in part] for name, part in parts.items()} == {
-        "first": ["t.0", "t.0"],
-        "repeated": ["t.1", "t.1"],
-    }
-    assert [len(part) for part in chosen(traces, 1, 64).values()] == [1, 1]
-    with pytest.raises(ValueError, match="no turn has at most 50 tokens"):
-        chosen(traces, 1, 50)
-
-
-def test_turns_through_the_server(recorded, tmp_path, monkeypatch):
-    pytest.importorskip("openai", reason="pip install 'ngramspec[serve]'")
-    pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
-    loaded = LoadedModel(tiny_llama(vocab=VOCAB, positions=512), letters(), "tiny")
-    monkeypatch.setattr("benchmarks.agents_server.load_model", lambda arguments: loaded)
-    out = tmp_path / "out.json"
-    given = ["--traces", str(recorded), "--turns", "2", "--json", str(out)]
-    assert main(["agents_server", *given]) == 0
-    found = json.loads(out.read_text())
-    assert [row["id"] for row in found["rows"]] == ["t.0/0", "t.0/1", "t.1/0", "t.1/1"]
-    assert all(row["same_text"] for row in found["rows"])
-    assert all(row["plain"]["tokens_per_call"] == 1.0 for row in found["rows"])
-    assert found["rows"][1]["plain"]["reused"] >= 63  # the history
-    calls = [row["drafts"]["tokens_per_call"] for row in found["rows"]]
-    assert max(calls[:2]) < 2.5
-    assert min(calls[2:]) > 3  # the other session said the same
-    assert found["summary"]["repeated"]["turns"] == 2
 
 
 def test_arctic_is_asked_for_its_own_lengths(recorded, tmp_path, monkeypatch, capsys):

@@ -20,11 +20,10 @@ from benchmarks.divergence import (
     departure,
     histogram,
 )
+from benchmarks.texts import library, library_prompts
 from ngramspec import Speculator
 from ngramspec.measure import models
-from ngramspec.measure.measurement import ulp, ulps_apart
-from ngramspec.measure.prompts import library, library_prompts
-from ngramspec.measure.whole_calls import first_difference
+from ngramspec.measure.calls import first_difference, ulp, ulps_apart
 
 BFLOAT16 = torch.bfloat16
 
@@ -117,7 +116,7 @@ def test_library_prompts_are_many_and_of_two_kinds(monkeypatch):
     assert [prompt.group for prompt in few[:3]] == ["code", "prose", "code"]
     assert len({prompt.text for prompt in few}) == 7
     sources = [*islice(library(), 20)]
-    monkeypatch.setattr("ngramspec.measure.prompts.library", lambda: iter(sources))
+    monkeypatch.setattr("benchmarks.texts.library", lambda: iter(sources))
     with pytest.raises(ValueError, match=r"the library has \d+ prompts, 100 are needed"):
         library_prompts(100)
 

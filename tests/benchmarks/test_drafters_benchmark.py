@@ -12,8 +12,7 @@ from benchmarks.drafters import TwinDrafter, read
 from benchmarks.peers import LookupDrafter
 from benchmarks.texts import TEXTS, natural
 from ngramspec.drafters import ValueDrafter
-from ngramspec.measure.costs import cost_curve
-from ngramspec.measure.replay import Plan, Player
+from ngramspec.measure.replay import Plan, Player, cost_curve
 from ngramspec.measure.traces import Trace, write_traces
 
 
@@ -99,13 +98,11 @@ def test_a_peer_that_is_not_installed_is_named_as_skipped(traces, monkeypatch, c
     assert "skipped: prompt lookup (transformers) is not installed" in printed
 
 
-def test_drafters_prints_writes_and_draws(tmp_path, monkeypatch, capsys):
+def test_drafters_prints_and_writes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("benchmarks.drafters.STEPS", 50)
-    out, plots = tmp_path / "out.json", tmp_path / "plots"
+    out = tmp_path / "out.json"
     command = ["drafters", "--size", "300", "--twin", "--json", str(out)]
-    assert main([*command, "--plots", str(plots)]) == 0
+    assert main(command) == 0
     assert "twin (Python)" in capsys.readouterr().out
     readings = json.loads(out.read_text())["readings"]
     assert {reading["text"] for reading in readings} == set(TEXTS)
-    assert (plots / "drafters-latency.png").stat().st_size > 10_000
-    assert (plots / "drafters-latency.svg").stat().st_size > 10_000

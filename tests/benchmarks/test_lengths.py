@@ -9,7 +9,7 @@ from conftest import tiny_llama
 
 from benchmarks.__main__ import main
 from benchmarks.lengths import compared, line_of, part_of
-from ngramspec.cli.usage import UsageError
+from ngramspec.cli.options import UsageError
 from ngramspec.measure import models
 
 CELLS = [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)]

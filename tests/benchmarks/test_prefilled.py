@@ -9,8 +9,8 @@ from families import build
 from forced_text import IDS, TEXT, VOCAB
 
 from benchmarks.prefilled import prefilled_model, states_of
-from ngramspec.measure.configurations import Caller, Configuration, usual_configurations
-from ngramspec.measure.forced import forced_model
+from ngramspec.measure.calls import Caller, Configuration, usual_configurations
+from ngramspec.measure.forwards import forced_model
 
 PROMPT = (*IDS, *TEXT[:12], *IDS)
 

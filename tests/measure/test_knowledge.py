@@ -7,9 +7,8 @@ import pytest
 
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.known import NullDrafter
-from ngramspec.measure.compare import compare
 from ngramspec.measure.knowledge import Earlier, Knowledge, documents_of
-from ngramspec.measure.replay import Plan
+from ngramspec.measure.replay import Plan, compare
 from ngramspec.measure.traces import Trace
 from ngramspec.stores import Corpus
 
