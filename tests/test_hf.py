@@ -104,18 +104,13 @@ class StopAt(StoppingCriteria):
 
 
 def test_processors_and_criteria_see_only_committed_tokens_in_order(tiny):
-    calls = []
-    text = None
-    for custom in (None, "oracle", "half"):
+    calls, text = [], None
+    for drafter in (None, oracle, lambda text: half_right(text, 97)):
         processor, criterion = Recorder(), StopAt(23)
-        if custom == "oracle":
-            custom = Speculator(oracle(text[0].tolist()), 6)
-        elif custom == "half":
-            custom = Speculator(half_right(text[0].tolist(), 97), 6)
+        custom = None if drafter is None else Speculator(drafter(text[0].tolist()), 6)
         kwargs = {"max_new_tokens": 40, "do_sample": False, "custom_generate": custom}
-        out = tiny.generate(
-            PROMPT, logits_processor=[processor], stopping_criteria=[criterion], **kwargs
-        )
+        kwargs |= {"logits_processor": [processor], "stopping_criteria": [criterion]}
+        out = tiny.generate(PROMPT, **kwargs)
         text = out if text is None else text
         assert torch.equal(text, out)
         calls.append((processor.seen, criterion.seen))
@@ -132,15 +127,9 @@ def test_criteria_get_the_scores_when_they_are_kept(tiny):
             lengths.append((ids.shape[1], len(scores), float(scores[-1].max())))
             return torch.tensor([False])
 
-        tiny.generate(
-            PROMPT,
-            max_new_tokens=12,
-            do_sample=False,
-            stopping_criteria=[criterion],
-            return_dict_in_generate=True,
-            output_scores=True,
-            custom_generate=custom,
-        )
+        kwargs = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
+        kwargs |= {"max_new_tokens": 12, "stopping_criteria": [criterion]}
+        tiny.generate(PROMPT, custom_generate=custom, **kwargs)
         seen.append(lengths)
     assert [each[:2] for each in seen[0]] == [each[:2] for each in seen[1]]
     assert [each[2] for each in seen[0]] == pytest.approx([each[2] for each in seen[1]], abs=1e-4)
@@ -148,13 +137,8 @@ def test_criteria_get_the_scores_when_they_are_kept(tiny):
 
 @pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.2}, {"do_sample": True}])
 def test_return_dict_with_scores_and_logits(tiny, settings):
-    kwargs = {
-        "max_new_tokens": 25,
-        "do_sample": False,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-    } | settings
+    kwargs = {"max_new_tokens": 25, "do_sample": False, "return_dict_in_generate": True}
+    kwargs |= {"output_scores": True, "output_logits": True} | settings
     torch.manual_seed(3)
     plain = tiny.generate(PROMPT, **kwargs)
     torch.manual_seed(3)
@@ -213,22 +197,13 @@ def test_a_streamer_that_cancels_by_raising(tiny):
             if len(self.puts) == 8:
                 raise queue.Full
 
-    speculator = Speculator(gamma=5)
-    streamer = Cancel()
+    kwargs = {"max_new_tokens": 25, "do_sample": False}
+    speculator, streamer = Speculator(gamma=5), Cancel()
     with pytest.raises(queue.Full):
-        ngramspec.generate(
-            tiny,
-            PROMPT,
-            speculator=speculator,
-            streamer=streamer,
-            max_new_tokens=25,
-            do_sample=False,
-        )
+        ngramspec.generate(tiny, PROMPT, speculator=speculator, streamer=streamer, **kwargs)
     assert len(streamer.puts) == 8
-    again = ngramspec.generate(
-        tiny, PROMPT, speculator=speculator, max_new_tokens=25, do_sample=False
-    )
-    assert torch.equal(again, tiny.generate(PROMPT, max_new_tokens=25, do_sample=False))
+    again = ngramspec.generate(tiny, PROMPT, speculator=speculator, **kwargs)
+    assert torch.equal(again, tiny.generate(PROMPT, **kwargs))
 
 
 @pytest.mark.parametrize("where", ["argument", "config", "model"])
@@ -450,7 +425,7 @@ def test_blocks_begin_and_end_one_at_a_time(model, step):
 
 
 def test_a_generate_that_was_put_on_the_model_meanwhile_stays(model):
-    """A wrapper around the stand-in speculates inside the block and is plain behind it."""
+    """A wrapper around the patched ``generate`` speculates inside the block and is plain after it."""
     expected = model.generate(PROMPT, **GREEDY)
     speculators = [Speculator("none"), Speculator("none")]
     calls = []
@@ -543,7 +518,7 @@ def test_a_shallow_copy_s_blocks_are_its_own(model):
     assert [each.stats.runs for each in speculators] == [1, 1]
 
 
-def test_the_stand_in_looks_like_what_it_stands_in_for(model):
+def test_the_patched_generate_looks_like_the_original(model):
     plain = model.generate
     with ngramspec.enabled(model):
         assert inspect.signature(model.generate) == inspect.signature(plain)
