@@ -35,7 +35,6 @@ REPLACED = 0.02
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add("--tokens", type=Path)
     options.add("--lengths", type=Path)
     options.add("--size", type=int, default=10_000_000)
@@ -43,7 +42,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the JSON."""
     if arguments.tokens is None:
         with ProcessPoolExecutor(1, get_context("spawn")) as other:  # its memory does not count
             tokens, lengths = other.submit(library_tokens, arguments.size).result()

@@ -78,7 +78,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure part by part; the exit code is 1 if one failed."""
     if arguments.no_cudnn_attention:
         torch.backends.cuda.enable_cudnn_sdp(False)
     prompts = texts(arguments)
