@@ -16,13 +16,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.harness import add_run, demo_row, show, write
 from ngramspec import Draft, Drafter, DraftSession
 from ngramspec.cli.options import Options, load_model
 from ngramspec.draft import Int32
-from ngramspec.hf_model.compiled import bucket_sizes
+from ngramspec.hf_model.compiled import bucket_sizes, compilations
 from ngramspec.measure.calls import PLAIN, Caller, Configuration, take_turns
 from ngramspec.measure.tasks import demo_texts
 
@@ -126,8 +125,3 @@ def measure(
     stats = {name: turns.last(name).stats for name in calls}
     per_call = {name: each.tokens_per_call for name, each in stats.items() if each is not None}
     return {**demo_row(turns, prompt), "tokens_per_call": per_call}
-
-
-def compilations() -> int:
-    """Graphs that dynamo has made in this process."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

@@ -28,11 +28,6 @@ def add_run(options: Options, *, repeats: int, new: int) -> None:
     options.json()
 
 
-def add_json(options: Options) -> None:
-    """Declare ``--json``."""
-    options.add("--json", type=Path, metavar="OUT", help="write everything measured")
-
-
 def write(arguments: argparse.Namespace, fields: dict[str, Any], option: str = "json") -> None:
     """Write the results, with what is needed to reproduce them; without a file, write nothing."""
     path: Path | None = getattr(arguments, option)
