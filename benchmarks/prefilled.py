@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.measure.forwards import PREFILL_CHUNK_POSITIONS
 
 State = tuple[torch.Tensor, torch.Tensor]  # a layer's keys and values, (1, heads, n, dim)

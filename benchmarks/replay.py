@@ -24,7 +24,7 @@ from ngramspec.cli.output import write_json
 from ngramspec.costs.curve import scaled
 from ngramspec.costs.tracker import DraftMargin
 from ngramspec.decoding.batch import MAX_UNFINISHED_SHARE
-from ngramspec.draft import Draft, Float32, Int32, Verdict, judged_nodes
+from ngramspec.draft import Draft, Float32, Int32, Verdict, verified_nodes
 from ngramspec.draft_length.batch_choice import (
     common_length,
     generous_cost,
@@ -62,7 +62,7 @@ class PlayedRow:
         """
         path = accepted_path(draft.tokens.tolist(), draft, self._recorded, self.at)
         new = self.output[self.at : self.at + len(path) + 1]
-        verified = sum(1 for _ in judged_nodes(draft, path))
+        verified = sum(1 for _ in verified_nodes(draft, path))
         if len(draft):
             self.session.observe(draft, path, verified)
         self.session.extend(new)

@@ -26,7 +26,7 @@ import torch
 from benchmarks.harness import add_run, padded, show, write
 from ngramspec import DecodeStats, Speculator, generate
 from ngramspec.cli.options import Options
-from ngramspec.hf_model.compat.cache_name import cache_of
+from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.traces import read_traces

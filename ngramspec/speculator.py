@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import pickle
 import threading
@@ -16,7 +17,7 @@ import torch
 
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import GenerateCall, head_of
-from ngramspec.decoding.setup import Settings, decode_call
+from ngramspec.decoding.setup import Caller, decode_call
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_choice
@@ -27,8 +28,7 @@ from ngramspec.options import (
     Options,
     documentation,
     find_options,
-    read_options,
-    write_options,
+    options_file,
 )
 from ngramspec.stats import DecodeStats
 from ngramspec.stores.choice import OpenStore
@@ -161,7 +161,15 @@ class Speculator(Arguments):
         The folder is created if it does not exist. In one written by ``ngramspec wrap``, the file
         replaces the one that the model uses. A ValueError says that the drafter has no spec.
         """
-        return write_options(Path(folder), self.to_dict())
+        text, folder = json.dumps(self.to_dict(), indent=2) + "\n", Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"folder must be a folder, got the file {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = options_file(folder)
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+        return path
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **arguments: Any) -> Speculator:
@@ -175,8 +183,10 @@ class Speculator(Arguments):
         """
         path = find_options(Path(folder))
         wrapped = {"unsupported": "plain"} if path.parent.name == FOLDER else {}
-        options = read_options(path)
         try:
+            options = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(options, dict):
+                raise ValueError(f"must hold an object, got {type(options).__name__}")
             return cls.from_dict(wrapped | options | arguments)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
@@ -289,7 +299,7 @@ class Speculator(Arguments):
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
         )
-        return decode_call(self.settings(head_of(generation_config)), call)
+        return decode_call(self.caller(head_of(generation_config)), call)
 
     def _drafter_with(self, head: ModelDrafter) -> Drafter:
         from ngramspec.drafters.headed import HeadOfCalls  # most calls have none
@@ -311,11 +321,11 @@ class Speculator(Arguments):
         if not known:
             logger.warning("%s", message)
 
-    def settings(self, head: ModelDrafter | None = None) -> Settings:
-        """The settings for a call that begins now; ``head`` drafts in addition to the drafter."""
+    def caller(self, head: ModelDrafter | None = None) -> Caller:
+        """What a call that begins now takes; ``head`` drafts in addition to the drafter."""
         options, shared = self.options, self.options.calibration == "shared"
         current = partial(getattr, self, "drafter")  # may be replaced between two steps
-        return Settings(
+        return Caller(
             options=options,
             saved_costs=self._saved_costs,
             drafter=current if head is None else partial(self._drafter_with, head),

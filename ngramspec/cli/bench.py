@@ -122,6 +122,7 @@ def _check_given(arguments: argparse.Namespace) -> None:
 
 def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:
     """The prompts of the requested tasks and lengths, and random texts after them."""
+    from ngramspec.hf_model.compat.names import vocab_size
     from ngramspec.measure import tasks
 
     with usable("--prompts"):
@@ -136,7 +137,7 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
         sets = [tasks.fit(pool, length) for length in arguments.lengths]
     elif arguments.prompt_tokens is not None:
         sets = [tasks.of_length(pool, *arguments.prompt_tokens)]
-    new, vocab = arguments.max_new_tokens, loaded.model.config.vocab_size
+    new, vocab = arguments.max_new_tokens, vocab_size(loaded.model)
     found: list[Prompt] = []
     for same in sets:
         found += [*same, *tasks.unpredictable(same, new, vocab, loaded.eos_ids)]

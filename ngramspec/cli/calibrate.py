@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_least(arguments, contexts=1, repeats=1)
     screen = console()
     from ngramspec.costs.saved import SavedCosts, described
-    from ngramspec.hf_model.compat.hf_private import attention_of
+    from ngramspec.hf_model.compat.names import attention_of
     from ngramspec.measure.forwards import forward_seconds
 
     loaded = load_model(arguments, option="MODEL")

@@ -65,7 +65,7 @@ def run_update(arguments: argparse.Namespace) -> int:
 
 def run_watch(arguments: argparse.Namespace) -> int:
     """Build a corpus again whenever the files that it was built from have changed."""
-    from ngramspec.server.watch import watch
+    from ngramspec.server.settings import watch
 
     recipe = recipe_of(arguments)
     paths = [Path(each) for each in recipe["paths"]]

@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_allowed(arguments.allowed_hosts)  # before the slow loading of the model
     corpora = open_corpora(arguments.corpus)
     if arguments.assistant is not None:
-        from ngramspec.hf_model.assistants.assistant import check_folder
+        from ngramspec.hf_model.assistants import check_folder
 
         with usable("--assistant"):
             check_folder(arguments.assistant)
@@ -110,8 +110,7 @@ def settings_of(
 ) -> ServerSettings:
     """The server's settings from the command line."""
     from ngramspec.drafters.registry import quoted
-    from ngramspec.server.settings import Limits, ServerSettings
-    from ngramspec.server.shared import SharedText
+    from ngramspec.server.settings import Limits, ServerSettings, SharedText
 
     shared = None
     if arguments.shared:
@@ -161,7 +160,7 @@ def check_port(host: str, port: int) -> None:
 
 def check_allowed(given: Sequence[str]) -> list[str]:
     """The hosts that an option names, separated by commas."""
-    from ngramspec.server.hosts import AllowedHosts
+    from ngramspec.server.app import AllowedHosts
 
     found = [each.strip() for text in given for each in text.split(",")]
     with usable("--allowed-hosts"):

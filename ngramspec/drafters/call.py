@@ -65,10 +65,7 @@ class CallStores:
         return (*(drafter.stores if self._stores is None else self._stores), *self._extra)
 
     def join_equal(self, prompts: Sequence[Int32], tokens: int) -> None:
-        """Draft rows with equal ``prompts``, int32 (n,) each, from each other.
-
-        An answer has at most ``tokens`` tokens.
-        """
+        """Draft rows with equal ``prompts``, int32 (n,) each, from each other."""
         same: dict[bytes, list[int]] = {}
         for row, prompt in enumerate(prompts):
             same.setdefault(prompt.tobytes(), []).append(row)
@@ -85,10 +82,7 @@ class CallStores:
 
 
 class RowStores:
-    """What one row drafts from, and what it adds to each namespace.
-
-    Stores with token ids outside the target's vocabulary are left out.
-    """
+    """What one row drafts from, and what it adds to each namespace."""
 
     def __init__(self, call: CallStores, vocab: int, answers: Sequence[SiblingAnswer] = ()) -> None:
         self._call = call
@@ -131,10 +125,10 @@ class RowStores:
         for request in self._requests.values():
             request.pause()
 
-    def end(self, *, well: bool) -> None:
-        """End the row; if not ``well``, text that is not added yet is discarded."""
+    def end(self, *, completed: bool) -> None:
+        """End the row; if not ``completed``, text that is not added yet is discarded."""
         for request in self._requests.values():
-            if well:
+            if completed:
                 request.finish()
             else:
                 request.abort()

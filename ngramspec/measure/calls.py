@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ngramspec import DecodeStats, Speculator, StepEvent, generate
-from ngramspec.hf_model.compat.hf_private import compile_on_every_device
+from ngramspec.hf_model.compat.names import compile_config
 from ngramspec.measure.forwards import forwards_of
 from ngramspec.measure.machine import PeakMemory, synchronize
 from ngramspec.measure.models import LoadedModel, set_dtype
@@ -222,13 +222,8 @@ class Caller:
         """The arguments that make ``generate`` compile, or keep a static cache from doing so."""
         if not configuration.compiled:
             return {"disable_compile": True} if configuration.static else {}
-        from transformers import CompileConfig
-
-        on_cpu = self.model.device.type == "cpu"
-        mode = "default" if on_cpu else "reduce-overhead"
-        config = CompileConfig(dynamic=False, mode=mode)  # a changed one compiles again
-        if on_cpu:
-            compile_on_every_device(config)
+        mode = "default" if self.model.device.type == "cpu" else "reduce-overhead"
+        config = compile_config(dynamic=False, mode=mode)  # a changed one compiles again
         return {"compile_config": config}
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.attention.gqa_attention import in_place
+from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
-from ngramspec.hf_model.compat.hf_private import forget_compiled_call
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
+from ngramspec.hf_model.compat.names import forget_compiled_call
 from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.machine import synchronize
 
@@ -36,14 +36,12 @@ def forward_seconds(
     the ``repeats`` timed ones warms up. After each forward the dynamic cache of the causal language
     model is truncated to ``context`` positions.
     """
-    from transformers import DynamicCache
-
     device = model.device
     generator = torch.Generator().manual_seed(0)
     vocab = model.get_input_embeddings().weight.shape[0]
     count = max(context, *widths)
     tokens = torch.randint(vocab, (rows, count), generator=generator).to(device)
-    cache = DynamicCache(config=model.config)
+    cache = new_cache(model.config)
     for begin in range(0, context, PREFILL_CHUNK_POSITIONS):
         block = tokens[:, begin : min(begin + PREFILL_CHUNK_POSITIONS, context)]
         model(input_ids=block, **cache_argument(cache), use_cache=True, logits_to_keep=1)

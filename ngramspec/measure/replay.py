@@ -20,7 +20,7 @@ import numpy as np
 
 from ngramspec.costs.processors import GPU_COSTS
 from ngramspec.costs.tracker import DraftMargin
-from ngramspec.draft import Draft, Evidence, Float32, Verdict, judged_nodes
+from ngramspec.draft import Draft, Evidence, Float32, Verdict, verified_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.measure.knowledge import Known
@@ -165,7 +165,7 @@ class Player:
             margin.record_acceptance(count, len(path))
             if count:
                 controller.observe(count, len(path))
-            verified = sum(1 for _ in judged_nodes(draft, path))
+            verified = sum(1 for _ in verified_nodes(draft, path))
             verdict = Verdict(path, verified, new.tolist())
             tally.count_step(draft, verdict, drafter.source_names)
             tally.cost += float(plan.cost[count + 1])

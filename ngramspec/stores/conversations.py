@@ -122,10 +122,7 @@ class Conversations:
                 self._marks[hashes % np.uint64(len(self._marks))] = hashes
 
     def end(self, begun: Begun, text: TextHash, stream: StoreStream) -> Begun:
-        """Keep a conversation after a request that ended with a text.
-
-        Returns what is known about this text if the request continues after all.
-        """
+        """Keep a conversation after a request that ended with a text."""
         end = text.length, int(text.value)
         with self._lock:
             if begun.clears != self._clears or (

@@ -119,11 +119,7 @@ class Entry:
 
     @classmethod
     def read(cls, fields: dict[bytes, bytes], vocabulary: int) -> Entry:
-        """The entry with these fields.
-
-        A ValueError or KeyError is raised if they are not those of an entry, or a token id is not
-        in the vocabulary.
-        """
+        """The entry with these fields."""
         number, milliseconds, order, document, end = map(int, fields[b"n"].split(b" "))
         producer = bytes(fields[b"p"])
         if len(producer) > MAX_PRODUCER_BYTES:
@@ -396,10 +392,7 @@ class RedisSync:
         self._thread: threading.Thread | None = None
 
     def follow(self, namespace: str, ring: StoreRing, conversations: Conversations) -> None:
-        """Add other processes' text of a namespace to its ring, first what the stream has now.
-
-        Both are cleared when another process clears the namespace.
-        """
+        """Add other processes' text of a namespace to its ring, first what the stream has now."""
         self._start()
         with self._lock:
             self._feeds[namespace] = Feed(ring, conversations)
@@ -411,10 +404,7 @@ class RedisSync:
             self._feeds.pop(namespace, None)
 
     def outlet(self, namespace: str) -> Outlet:
-        """A new document: a function that publishes more of its tokens, int32 (n,), soon.
-
-        With ``end=True`` it also ends the document.
-        """
+        """A new document: a function that publishes more of its tokens, int32 (n,), soon."""
         return partial(self._put, namespace, next(self._documents))
 
     def clear(self, namespace: str) -> None:

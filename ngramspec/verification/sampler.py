@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ngramspec.draft import Draft, Int32
-from ngramspec.hf_model.compat.classes import caller_of
+from ngramspec.hf_model.compat.names import caller_of
 from ngramspec.rng import default_generator
 from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.evidence import fetched

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat.classes import END_OF_SEQUENCE, MAX_LENGTH, MAX_TIME, criterion_name
+from ngramspec.hf_model.compat.names import END_OF_SEQUENCE, MAX_LENGTH, MAX_TIME, criterion_name
 
 
 class StopRules:

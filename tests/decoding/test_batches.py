@@ -17,9 +17,9 @@ from transformers import DynamicCache, LogitsProcessor
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.costs.tracker import StepCostTracker
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
-from ngramspec.hf_model.inputs.growth import grow_ragged, used_slots
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
+from ngramspec.hf_model.inputs import grow_ragged, used_slots
+from ngramspec.hf_model.target import Target
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 

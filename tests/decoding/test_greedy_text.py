@@ -166,7 +166,7 @@ def test_left_padding_and_an_attention_mask(tiny):
 
 def test_token_type_ids_grow_with_the_draft():
     """What generate grows per token besides the mask and positions, grown for n tokens at once."""
-    from ngramspec.hf_model.inputs.growth import grow
+    from ngramspec.hf_model.inputs import grow
 
     for name, expected in {
         "token_type_ids": [4, 5, 5, 5],

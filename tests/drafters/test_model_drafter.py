@@ -19,7 +19,7 @@ from ngramspec.decoding.assistants import DraftingModel
 from ngramspec.decoding.pace import HeadPace, Pace
 from ngramspec.drafters import ModelDrafter, OracleDrafter, PriorityDrafter, RandomDrafter
 from ngramspec.drafters.registry import quoted
-from ngramspec.hf_model.assistants.assistant import AssistantModel
+from ngramspec.hf_model.assistants import AssistantModel
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 VOCAB = 97

@@ -8,10 +8,9 @@ import pytest
 import torch
 from conftest import tiny_llama
 
-from ngramspec.hf_model.call import CallTraits
-from ngramspec.hf_model.inputs.growth import next_position, prompt_end
-from ngramspec.hf_model.prepared import MAX_PREFILL_DRAFT_TOKENS, DraftLimits
-from ngramspec.hf_model.traits import traits_of
+from ngramspec.hf_model.inputs import next_position
+from ngramspec.hf_model.target import MAX_PREFILL_DRAFT_TOKENS, DraftLimits
+from ngramspec.hf_model.traits import CallTraits, prompt_end, traits_of
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 ONES = torch.ones((1, 9), dtype=torch.int64)

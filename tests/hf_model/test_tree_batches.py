@@ -13,9 +13,9 @@ from families import ENCODER_DECODER, FAMILIES, VARIED, build
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.costs.call import CallCosts
-from ngramspec.hf_model.attention.tree_attention import attended, tree_mask, tree_positions
-from ngramspec.hf_model.compat.cache_name import cache_of
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.attention import attended, tree_mask, tree_positions
+from ngramspec.hf_model.compat.caches import cache_of
+from ngramspec.hf_model.target import Target
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 TREES = ("llama", "gemma", "qwen2", "qwen3", "phi3", "gpt2", "mixtral (experts)", "bart decoder")

@@ -10,9 +10,9 @@ from doubles import ScriptedDrafter, bushy, oracle
 from families import ENCODER_DECODER, FAMILIES, VARIED, VOCAB, build
 
 from ngramspec import Draft, Speculator
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import Target
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 

@@ -12,9 +12,9 @@ import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.compat.versions import before
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import Target
 
 LENGTH = 112  # tokens of prompt and text
 WINDOWED = ("mistral sliding", "gemma2 hybrid", "gemma3 hybrid", "starcoder2 sliding")

@@ -17,7 +17,7 @@ from ngramspec.measure.replay import (
     accepted_path,
     compare,
     cost_curve,
-    judged_nodes,
+    verified_nodes,
 )
 from ngramspec.measure.traces import Trace, halves, read_prompts, read_traces, record, write_traces
 
@@ -54,7 +54,7 @@ TREE = Draft(ids(C, D, E, F, G, H), ids(-1, -1, 0, 0, 1, 1))
 def test_the_path_through_a_tree(said, path, verified):
     accepted = accepted_path(TREE.tokens.tolist(), TREE, said, 0)
     assert accepted == path
-    assert list(judged_nodes(TREE, accepted)) == verified
+    assert list(verified_nodes(TREE, accepted)) == verified
 
 
 def test_a_hand_counted_replay():

@@ -103,9 +103,7 @@ def test_a_bigram_gives_a_quarter():
 
 
 def test_greedy_lenience_speeds():
-    found = improvement(
-        GREEDY_LENIENCE_ALPHA, GREEDY_LENIENCE_GAMMA, LENIENCE_C
-    )
+    found = improvement(GREEDY_LENIENCE_ALPHA, GREEDY_LENIENCE_GAMMA, LENIENCE_C)
     assert found == pytest.approx(np.array(GREEDY_LENIENCE_SPEED), abs=0.05)
 
 

@@ -15,7 +15,7 @@ from transformers.generation import logits_process
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.hf_model.compat.classes import BY_ROW, caller_of
+from ngramspec.hf_model.compat.names import BY_ROW, caller_of
 
 MAX_NEW = 24
 LENGTH = 14  # of the prompts, padding included: batch() with three rows

@@ -16,8 +16,8 @@ from transformers_names import POSITION_FOLDERS
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.hf_model.compat.cache_name import cache_argument
-from ngramspec.hf_model.compat.classes import POSITION_EMBEDDINGS
+from ngramspec.hf_model.compat.caches import cache_argument
+from ngramspec.hf_model.compat.names import POSITION_EMBEDDINGS
 from ngramspec.hf_model.compat.positions import LENGTHS, counting_modules, placed
 
 HOOKED = ("bart decoder", "bart", "marian", "pegasus", "m2m100 (no positions of padding)", "t5")
