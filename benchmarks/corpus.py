@@ -123,7 +123,8 @@ def look_ups(corpus: Corpus, documents: list[Any]) -> dict[str, Any]:
         if len(contexts) % 2:
             context[-int(rng.integers(1, 16))] = documents[0][rng.integers(len(documents[0]))]
         contexts.append(context)
-    ask = corpus.index.continuations
+    index: Any = corpus.index
+    ask = index.continuations
     for context in contexts:  # warm
         ask(context, 8)
     times, lengths = [], []

@@ -131,9 +131,10 @@ class ArcticDrafter(Drafter):
 
 def documents_of(corpus: Corpus) -> list[Int32]:
     """The documents of a corpus, in order."""
-    found, at, end = [], 1, corpus.index.n
+    index: Any = corpus.index
+    found, at, end = [], 1, index.n
     while at < end:
-        found.append(corpus.index.tokens_at(at, end - at).copy())
+        found.append(index.tokens_at(at, end - at).copy())
         at += len(found[-1]) + 1
     return found
 

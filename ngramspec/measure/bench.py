@@ -218,11 +218,19 @@ class EndToEnd:
             found = take_turns(calls, 1, warm_up=0, first=first + repeat)
             for name, (outcome,) in found.results.items():
                 call = Call(
-                    *(prompt.task, prompt.length, prompt.id, len(prompt.ids), name, repeat),
-                    *(outcome.seconds, len(outcome.tokens)),
-                    first_difference(outcome.tokens, plain),
-                    *(outcome.peak, outcome.widths, outcome.emitted),
-                    None if outcome.stats is None else asdict(outcome.stats),
+                    task=prompt.task,
+                    length=prompt.length,
+                    prompt=prompt.id,
+                    prompt_tokens=len(prompt.ids),
+                    way=name,
+                    repeat=repeat,
+                    seconds=outcome.seconds,
+                    new_tokens=len(outcome.tokens),
+                    first_difference=first_difference(outcome.tokens, plain),
+                    peak=outcome.peak,
+                    widths=outcome.widths,
+                    emitted=outcome.emitted,
+                    stats=None if outcome.stats is None else asdict(outcome.stats),
                 )
                 self.measured.calls.append(call)
 
