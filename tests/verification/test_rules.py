@@ -161,7 +161,7 @@ WARPS = [
 @pytest.mark.parametrize("q", [None, Q], ids=["one-hot", "sparse"])
 def test_the_token_has_the_target_s_distribution(q, k, warp):
     p = warped(**warp)
-    _, tokens = speculate(p, q, k, rows=250_000)
+    _, tokens = speculate(p, q, k, rows=100_000)
     assert fits(tokens, p) > LEAST
 
 
@@ -203,7 +203,7 @@ def test_alpha_under_lenience(lenience):
 @pytest.mark.parametrize("k", [1, 2, 4])
 @pytest.mark.parametrize("q", [None, Q], ids=["one-hot", "sparse"])
 def test_lenience_keeps_every_probability_below_its_bound(q, k, lenience):
-    rows = 250_000
+    rows = 100_000
     _, tokens = speculate(P, q, k, lenience=lenience, rows=rows)
     shares = torch.bincount(tokens, minlength=VOCAB).double() / rows
     bound = P.double() / lenience
