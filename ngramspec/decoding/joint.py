@@ -21,7 +21,7 @@ from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.recorder import Step
 from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.setup import CallSetup, Settings
+from ngramspec.decoding.setup import Caller, CallSetup
 from ngramspec.draft import Draft
 from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.errors import UnsupportedError
@@ -179,7 +179,7 @@ class OpenGeneration:
         self.close()
 
 
-def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
+def open_call(caller: Caller, call: GenerateCall) -> OpenGeneration:
     """Begin to decode a call of one row step by step; ``unsupported`` is ignored."""
     check_request(call.generation_config)
     beams, rows = call.beams, call.input_ids.shape[0]
@@ -190,7 +190,7 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
         )
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
-    return OpenGeneration(CallSetup(settings, call).loop(), settings.count, call.streamer)
+    return OpenGeneration(CallSetup(caller, call).loop(), caller.count, call.streamer)
 
 
 Added = list[int] | Exception

@@ -99,10 +99,7 @@ class CachePool:
     _clock: int = 0
 
     def take(self, user: str, prompt: Int32, *, afresh: bool = False) -> Lease:
-        """Lend a user's cache that holds a prefix of a prompt, at most all but its last token.
-
-        ``afresh``: start from an empty cache, because every position must be computed.
-        """
+        """Lend a user's cache that holds a prefix of a prompt, at most all but its last token."""
         self.afresh += self.why_afresh is not None
         lease = None if afresh or self.why_afresh else self._find(user, prompt)
         if lease is None:
@@ -112,10 +109,7 @@ class CachePool:
         return lease
 
     def give_back(self, lease: Lease, tokens: Int32, prompt: int) -> None:
-        """Return a cache to the pool, which keeps it if there is room.
-
-        It holds a prefix of ``tokens``, prompt and answer, int32 (n,); ``prompt`` are the prompt's.
-        """
+        """Return a cache to the pool, which keeps it if there is room."""
         held = int(lease.cache.get_seq_length())
         self._clock += 1
         lease.tokens, lease.prompt = tokens[:held].copy(), min(held, prompt)
@@ -127,12 +121,10 @@ class CachePool:
         self._make_room(self._idle, self.max_bytes)
 
     def drop(self, lease: Lease) -> None:
-        """Forget a cache in any state."""
         self._caches = [each for each in self._caches if each is not lease]
 
     @property
     def bytes(self) -> int:
-        """Bytes of all idle caches."""
         return sum(each.bytes for each in self._idle)
 
     @property
@@ -141,15 +133,16 @@ class CachePool:
 
     def _find(self, user: str, prompt: Int32) -> Lease | None:
         """The best cache of a user, cropped or copied; None if none is useful."""
+
+        def by_length(found: tuple[int, Lease]) -> tuple[int, int]:
+            return found[0], found[1].used
+
         own = [each for each in self._caches if each.user == user]
         found = [(each.reach(prompt[:-1]), each) for each in own]
-        cut = [
-            (length, each)
-            for length, each in found
-            if not each.busy and length >= MIN_KEPT_SHARE * each.prompt
-        ]
-        length, lease = max(cut, key=_by_length, default=(0, None))
-        longest, source = max(found, key=_by_length, default=(0, None))
+        idle = [(length, each) for length, each in found if not each.busy]
+        cut = [(length, each) for length, each in idle if length >= MIN_KEPT_SHARE * each.prompt]
+        length, lease = max(cut, key=by_length, default=(0, None))
+        longest, source = max(found, key=by_length, default=(0, None))
         if source is not None and longest >= max(MIN_COPIED_TOKENS, 2 * length):
             return self._copy(source, longest)
         if lease is None or not length:
@@ -161,7 +154,6 @@ class CachePool:
         return lease
 
     def _copy(self, source: Lease, length: int) -> Lease:
-        """A new cache with the first ``length`` positions of another."""
         copy = Lease(source.user, self.make(), source.tokens[:length].copy())
         _give(copy.cache, source, length)
         copy.marks = [each for each in source.marks if each.length <= length]
@@ -178,10 +170,6 @@ class CachePool:
             total -= each.bytes
             self.evicted += 1
             self.drop(each)
-
-
-def _by_length(found: tuple[int, Lease]) -> tuple[int, int]:
-    return found[0], found[1].used
 
 
 def common_length(first: Int32, second: Int32) -> int:
@@ -213,10 +201,7 @@ def cache_maker(model: Any) -> Callable[[], Any]:
 
 
 def why_not_kept(model: Any) -> str | None:
-    """Why a model's caches cannot be used by later requests, or None.
-
-    An UnsupportedError says that the model cannot be speculated with.
-    """
+    """Why a model's caches cannot be used by later requests, or None."""
     ids, config = torch.ones((1, 1), dtype=torch.int64), model.generation_config
     traits, cache = traits_of(model, ids, {}), kv_cache_for(cache_maker(model)())
     call = call_traits_of(model, ids, config, {}, cache, traits=traits, states=())

@@ -9,7 +9,7 @@ from conftest import tiny_llama
 from doubles import bushy
 
 from ngramspec import Draft, Proposal, Speculator
-from ngramspec.draft import judged_nodes
+from ngramspec.draft import verified_nodes
 from ngramspec.drafters.base import check_draft
 from ngramspec.hf_model.attention import added, ancestry, tree_mask, tree_positions
 
@@ -60,8 +60,7 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
     from ngramspec.decoding.batch import Batch, Group
     from ngramspec.decoding.row import Row
     from ngramspec.verification.rule import Rule
-    from ngramspec.verification.sampler import TokenSampler
-    from ngramspec.verification.stopping import StopRules
+    from ngramspec.verification.sampler import StopRules, TokenSampler
 
     for seed in (None, 0):  # greedy, and sampled from a distribution that is sure of itself
         choosing = TokenSampler(None, StopRules(()), Rule(seed is not None), None, None)
@@ -81,9 +80,9 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
         assert verdict.verified == verified
         assert list(verdict.emitted) == emitted
         assert group.accepted_positions == [0, *(node + 1 for node in accepted)]
-        judged = [node for node, _ in judged_nodes(STRATOS, accepted, verified)]
+        judged = [node for node, _ in verified_nodes(STRATOS, accepted, verified)]
         assert len(judged) == verified
-        assert judged == [node for node, _ in judged_nodes(STRATOS, accepted)]
+        assert judged == [node for node, _ in verified_nodes(STRATOS, accepted)]
 
 
 def test_a_recovered_token_stands_in_place_of_the_first_sibling():
