@@ -26,7 +26,6 @@ BENCHMARKS = (
     "summaries",
     "samples",
     "profile",
-    "costs",
     "traces",
     "host_time",
     "gpu",

@@ -39,7 +39,6 @@ ARCTIC_TREE = "arctic tree"  # these draft no chains
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add(
         "--traces",
         type=Path,
@@ -59,7 +58,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay, print, write the JSON."""
     with usable():
         traces = turns(arguments.traces)
         predicted = known_tools(arguments)

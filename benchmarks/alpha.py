@@ -54,17 +54,7 @@ TYPES, LIBRARY = "types", "library"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetText:
-    """A text that the target generated, with its distribution at every position.
-
-    Attributes:
-        group: what kind of text it is.
-        prompt: int32 (m,), what drafters read before the output: of an encoder-decoder the
-            encoder's input and the decoder's first token.
-        output: int32 (n,), what the target generated.
-        probs: float32 (n, vocab), p before each token of the output, processors included; at
-            temperature 0 before it is standardised to the most probable token.
-        temperature: of the generation, 0 for greedy.
-    """
+    """A text that the target generated, with its distribution at every position."""
 
     group: str
     prompt: Int32
@@ -191,15 +181,7 @@ class _CountSession(DraftSession):
 
 @dataclass(slots=True)
 class Played:
-    """The acceptance of a drafter's tokens on one text, with one entry for each verified token.
-
-    Attributes:
-        leniences: number of leniences that were measured.
-        positions: of the text, without the first, which the prompt's forward emits.
-        depth: of the verified tokens in their drafts, from 0 on.
-        chances: of the verified tokens, P(accepted) at each lenience.
-        match: of the verified tokens, P(it equals the target's own choice), sum p q.
-    """
+    """The acceptance of a drafter's tokens on one text, with one entry for each verified token."""
 
     leniences: int = 1
     positions: int = 0
@@ -270,17 +252,7 @@ def _acceptance(
 
 @dataclass(frozen=True, slots=True)
 class Alpha:
-    """Acceptance of one drafter over several texts.
-
-    Attributes:
-        positions: at which the drafter was asked for a draft.
-        drafted: share of them with a draft.
-        verified: verified tokens, at all depths.
-        alpha: the mean of sum min(p / l, q) over the verified first tokens, by lenience.
-        error: its standard error, by bootstrap over the texts, by lenience.
-        match: the mean of sum p q over them.
-        by_depth: (alpha, its standard error, verified) at each depth, lenience as the first one.
-    """
+    """Acceptance of one drafter over several texts."""
 
     positions: int
     drafted: float
@@ -525,7 +497,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure; print and write the results."""
     warnings.simplefilter("ignore")  # parsing the library's sources causes some
     check(arguments)
     screen = console()

@@ -16,13 +16,12 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.harness import add_run, demo_row, write
+from benchmarks.harness import add_run, demo_row, show, write
 from ngramspec import Draft, Drafter, DraftSession
 from ngramspec.cli.options import Options, load_model
 from ngramspec.draft import Int32
-from ngramspec.hf_model.compiled import bucket_sizes
+from ngramspec.hf_model.compiled import bucket_sizes, compilations
 from ngramspec.measure.calls import PLAIN, Caller, Configuration, take_turns
 from ngramspec.measure.tasks import demo_texts
 
@@ -51,7 +50,6 @@ class AllWidths(Drafter):
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add("--model", help="a folder or a hub id; default: the embedded one")
     options.device()
     add_run(options, repeats=3, new=128)
@@ -61,7 +59,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     loaded = load_model(arguments)
     texts = list(demo_texts())[: arguments.texts]
     prompts = [loaded.encode(each.prompt, chat=each.chat) for each in texts]
@@ -69,17 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     caller = Caller(loaded.model)
     compared = configurations(size, arguments.gamma_max, arguments.width)
     warmed = warm_up(caller, compared, size, arguments.gamma_max, min(prompts, key=len))
-    print({name: round(seconds, 1) for name, seconds in warmed.items()}, "seconds to warm up")
     known = compilations()
     rows = []
-    print(f"{'tokens/s':<24}" + "".join(f"{each.name:>16}" for each in compared))
     for text, prompt in zip(texts, prompts, strict=True):
         row = measure(caller, compared, prompt, arguments.max_new_tokens, arguments.repeats)
         rows.append({"text": text.title, **row})
-        speeds = "".join(f"{speed:>16.1f}" for speed in row["tokens_per_second"].values())
-        print(f"{text.title:<24}{speeds}", flush=True)
+        show(text=text.title, **row["tokens_per_second"])
     graphs = {"warm_up": known, "timed": compilations() - known}
-    print(f"compilations: {graphs['warm_up']} to warm up, {graphs['timed']} while timed")
     found = {"cache_positions": size, "warm_up_seconds": warmed, "compilations": graphs}
     write(arguments, {**found, "rows": rows})
     return 0
@@ -132,8 +125,3 @@ def measure(
     stats = {name: turns.last(name).stats for name in calls}
     per_call = {name: each.tokens_per_call for name, each in stats.items() if each is not None}
     return {**demo_row(turns, prompt), "tokens_per_call": per_call}
-
-
-def compilations() -> int:
-    """Graphs that dynamo has made in this process."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

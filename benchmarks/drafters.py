@@ -42,17 +42,7 @@ LEAST_GROWN = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One drafter on one text at one length.
-
-    Attributes:
-        start_us: of ``start``, per token of the context.
-        propose_us, step_us: medians of a step's propose and conversion to a list; and of the whole
-            step with observe and extend.
-        p99_us, worst_us: of the whole step.
-        bytes_per_token: of the session's structures; where it does not say, by how much the
-            process grew, from ``LEAST_GROWN`` tokens on, below which that is noise.
-        drafted: tokens per step.
-    """
+    """One drafter on one text at one length."""
 
     drafter: str
     text: str
@@ -67,13 +57,7 @@ class Reading:
 
 
 def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: int) -> Reading:
-    """Start with the first ``n`` tokens, then take steps through the rest.
-
-    Args:
-        drafter: its calibration is used as it is; a warm one drafts as in a long run.
-        tokens: int32, more than ``n``.
-        n: length of the context.
-    """
+    """Start with the first ``n`` tokens, then take steps through the rest."""
     drafter.start(tokens[:16].copy()).propose(2)  # what is loaded once is not timed
     gc.collect()
     before = _resident()
@@ -159,10 +143,9 @@ class TwinDrafter(Drafter):
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.drafters()
     add_peers(options)
-    options.add("--twin", action="store_true", help="also the reference implementation in Python")
+    options.flag("--twin", "also the reference implementation in Python")
     options.add(
         "--size",
         action="append",
@@ -199,11 +182,7 @@ def run(arguments: argparse.Namespace) -> int:
 def contenders(
     arguments: argparse.Namespace, longest: int
 ) -> tuple[dict[str, tuple[Drafter, int]], dict[str, str]]:
-    """The drafters, each with its longest context; and the peers that are not installed.
-
-    Raises:
-        TypeError, ValueError: ``--drafter`` or ``--policy`` cannot be used.
-    """
+    """The drafters, each with its longest context; and the peers that are not installed."""
     found: dict[str, tuple[Drafter, int]] = {
         spec: (build_drafter(spec, policy=arguments.policy), longest)
         for spec in arguments.drafter or ["auto"]
@@ -218,11 +197,7 @@ def contenders(
 
 
 def read_texts(length: int, path: Path | None) -> dict[str, Int32]:
-    """The texts by name, natural first, int32 (length,).
-
-    Raises:
-        OSError, ValueError: the natural text cannot be read, or is too short.
-    """
+    """The texts by name, natural first, int32 (length,)."""
     texts = {"natural": natural(length, path)}
     return texts | {name: text(length) for name, text in TEXTS.items() if name != "natural"}
 

@@ -76,7 +76,6 @@ class Answer:
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add("--model", type=Path, default=MODEL, help="folder with safetensors")
     options.add("--repository", type=Path, default=RICH, help="folder of Python files")
     options.add("--llama-python", type=Path, help="with llama-cpp-python[server]")
@@ -94,7 +93,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the JSON."""
     if (arguments.llama_python is None) != (arguments.llama_gguf is None):
         raise UsageError("--llama-python and --llama-gguf go together")
     functions = choose(arguments)
@@ -172,11 +170,7 @@ def llama_command(arguments: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def serving(command: list[str], log: Path, ready: str = "/health") -> Iterator[str]:
-    """Run a server until the block ends: its address.
-
-    Args:
-        ready: what it answers once it is.
-    """
+    """Run a server until the block ends: its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -265,11 +259,7 @@ def cursors(
 def ask(
     client: Any, arguments: argparse.Namespace, prompt: str, gap: float | None
 ) -> tuple[str, float, float]:
-    """Ask for the rest of a line: its text, and the seconds to its first text and to its end.
-
-    Args:
-        gap: seconds after which it is cancelled; None: never.
-    """
+    """Ask for the rest of a line: its text, and the seconds to its first text and to its end."""
     started = time.perf_counter()
     settings = {"max_tokens": arguments.tokens, "temperature": 0, "stop": ["\n"]}
     if gap is not None:

@@ -44,13 +44,10 @@ SUFFIXES = (".py", ".pyx", ".pxd", ".jsonl", ".txt")
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add("--tables", nargs="+", default=[], metavar="NAME", help="only these")
-    options.add("--again", action="store_true", help="measure also what is up to date")
-    options.add("--pages", action="store_true", help="measure nothing, write the pages")
-    options.add(
-        "--stale", action="store_true", help="measure nothing, list outdated tables, exit with 1"
-    )
+    options.flag("--again", "measure also what is up to date")
+    options.flag("--pages", "measure nothing, write the pages")
+    options.flag("--stale", "measure nothing, list outdated tables, exit with 1")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -78,7 +78,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure part by part; the exit code is 1 if one failed."""
     if arguments.no_cudnn_attention:
         torch.backends.cuda.enable_cudnn_sdp(False)
     prompts = texts(arguments)
@@ -149,7 +148,8 @@ def room(arguments: argparse.Namespace, prompts: list[Prompt]) -> int:
     """Positions of the longest prompt, its text, and drafts and padding after it."""
     longest = max(len(prompt.ids) for prompt in prompts) + arguments.new
     contexts = TINY_CONTEXTS if arguments.tiny else CONTEXTS
-    return max(longest + Speculator().gamma_max, *contexts) + 2 * MAX_POSITIONS
+    positions: int = max(longest + Speculator().gamma_max, *contexts) + 2 * MAX_POSITIONS
+    return positions
 
 
 def contenders(

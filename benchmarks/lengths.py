@@ -2,7 +2,7 @@
 
 Plain generate and prompt lookup are compared, too, in a cell for each task and length. A prompt is
 prefilled once for all of them. It takes two hours or more. Cells that the file of results has
-already are left out, and --cells runs a part of them only.
+already are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ngramspec.measure.bench import EndToEnd, Measured, Plan, by_model, summariz
 from ngramspec.measure.calls import Configuration, usual_configurations
 from ngramspec.measure.forwards import POSITIONS_AFTER_TEXT, forced_model
 from ngramspec.measure.models import LoadedModel
-from ngramspec.measure.tasks import Prompt, fit, read_workload
+from ngramspec.measure.tasks import Prompt, fit, read_tasks
 
 LENGTHS = (500, 1000, 2000, 4000, 8000)
 GAMMAS, TREES = (5, 10, 20), (8, 16, 32)
@@ -30,7 +31,6 @@ AUTO, LOOKUP = "ngramspec", "prompt lookup"
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.model()
     options.add(
         "--prompts",
@@ -58,9 +58,6 @@ def add_arguments(options: Options) -> None:
     options.count("--max-new-tokens", 80, "new tokens of each call")
     options.count("--repeats", 3, "timed calls of each prompt and configuration")
     options.add(
-        "--cells", metavar="I/N", default="1/1", help="the I-th of N parts of the cells only"
-    )
-    options.add(
         "--into",
         type=Path,
         metavar="FILE",
@@ -72,7 +69,7 @@ def add_arguments(options: Options) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure the cells that are missing, and print the share of the best of each."""
     check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_cell=1)
-    cells = part_of([(t, n) for n in arguments.lengths for t in arguments.tasks], arguments.cells)
+    cells = [(t, n) for n in arguments.lengths for t in arguments.tasks]
     known = _read(arguments.into)
     done = {(each["task"], each["length"]) for each in known}
     missing = [each for each in cells if each not in done]
@@ -88,18 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
     for cell in known:
         screen.print(line_of(cell), highlight=False, markup=False)
     return 0
-
-
-def part_of(cells: list[tuple[str, int]], part: str) -> list[tuple[str, int]]:
-    """The I-th of N parts of the cells, every N-th one.
-
-    Raises:
-        UsageError: ``part`` is not I/N with 1 <= I <= N.
-    """
-    at, _, count = part.partition("/")
-    if not (at.isdigit() and count.isdigit() and 1 <= int(at) <= int(count)):
-        raise UsageError(f"--cells must be I/N with 1 <= I <= N, got {part}")
-    return cells[int(at) - 1 :: int(count)]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -165,13 +150,9 @@ def _seconds(measured: Measured) -> dict[str, dict[str, list[float]]]:
 def _prompts(
     arguments: argparse.Namespace, loaded: LoadedModel, task: str, length: int
 ) -> list[Prompt]:
-    """The task's prompts, of ``length`` tokens each.
-
-    Raises:
-        UsageError: the file cannot be read, or has no such task.
-    """
+    """The task's prompts, of ``length`` tokens each."""
     with usable("--prompts"):
-        pool = read_workload(arguments.prompts, loaded, chat=False)
+        pool = read_tasks(arguments.prompts, partial(loaded.encode, chat=True))
     mine = [each for each in pool if each.task == task]
     if not mine:
         raise UsageError(f"--tasks: the file has no prompts of {task}")

@@ -39,16 +39,7 @@ NOT_ALONE = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One thing tried.
-
-    Attributes:
-        model: the model's class.
-        what: what was varied: "batch 1", "batch 2", a cache, a processor.
-        outcome: "identical", "refused", "wrong", or "not run" (plain generate does not run
-            either on a tiny model and text alone).
-        detail: the refusal's or the error's first line; of a wrong one, the first difference; of
-            an identical one, why its drafts were no trees.
-    """
+    """One thing tried."""
 
     model: str
     what: str
@@ -140,11 +131,7 @@ ROWS = (1, 2, 8)
 
 
 def matrix(every: int = 1) -> Iterator[Cell]:
-    """A few families with every cache, processor and batch size.
-
-    Args:
-        every: try every ``every``-th combination only.
-    """
+    """A few families with every cache, processor and batch size."""
     import transformers
 
     for at, name in enumerate(FAMILIES):
@@ -244,10 +231,7 @@ OUTCOMES = ("identical", "refused", "wrong", "not run")
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
-    options.add(
-        "--families-only", action="store_true", help="a few families, with caches and processors"
-    )
+    options.flag("--families-only", "a few families, with caches and processors")
     options.json()
 
 

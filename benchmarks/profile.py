@@ -114,15 +114,7 @@ def profile_steps(
     repeats: int = 3,
     clock: Clock = perf_counter,
 ) -> dict[str, Any]:
-    """Seconds of a step by section, of speculative decoding with a new Speculator each time.
-
-    Args:
-        prompt: what to continue; its text, if it has one, is forced by the model's own logits.
-        repeats: generations after one that is not counted; the one of median time is reported.
-
-    Returns:
-        ``steps``, ``step_seconds``, ``seconds`` and ``share`` by section, ``tokens_per_call``.
-    """
+    """Seconds of a step by section, of speculative decoding with a new Speculator each time."""
     runs = []
     with _text(model, prompt, new):
         for _ in range(repeats + 1):
@@ -230,7 +222,6 @@ def _text(model: Any, prompt: Prompt, new: int) -> Iterator[None]:
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.model()
     options.count("--max-new-tokens", 96, "new tokens of each call")
     options.count("--repeats", 3, "calls of each text and configuration")
@@ -238,7 +229,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Profile; print and write the results."""
     check_least(arguments, repeats=1, max_new_tokens=2)
     screen = console()
     loaded = load_model(arguments)

@@ -25,7 +25,6 @@ REPLACED = 0.02
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add("--traces", type=Path, required=True)
     options.add("--mib", type=int, default=64, help="of the namespace")
     options.add("--contexts", type=int, default=20_000)
@@ -33,7 +32,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the JSON."""
     outputs = [trace.output for trace in read_traces(arguments.traces)]
     size = arguments.mib << 20
     store = SharedStore(size, namespace_bytes=size)

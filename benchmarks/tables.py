@@ -169,7 +169,7 @@ TABLES: dict[str, Table] = {
     ),
     "replay-rows": Table(
         {"replay_rows": (*REPLAY, "--rows", "16", "--json", "OUT")},
-        (*DRAFTERS, "benchmarks/replay_rows.py"),
+        (*DRAFTERS, "benchmarks/replay.py"),
         renderers.rows_of_engine,
     ),
     "replay-together": Table(
@@ -182,7 +182,7 @@ TABLES: dict[str, Table] = {
                 *("--json", "OUT"),
             ),
         },
-        (*DRAFTERS, "benchmarks/replay_batch.py"),
+        (*DRAFTERS, "benchmarks/replay.py"),
         renderers.together,
     ),
     "agents": Table(
@@ -192,7 +192,7 @@ TABLES: dict[str, Table] = {
     ),
     "costs": Table(
         {},
-        ("benchmarks/costs.py",),
+        ("ngramspec/costs/processors.py",),
         renderers.costs,
         earlier=("costs",),  # of an AVX2 processor: ngramspec/costs/processors.py has its costs
     ),
@@ -232,7 +232,7 @@ TABLES: dict[str, Table] = {
     ),
     "heads": Table(
         {"heads": ("benchmarks", "heads", "--traces", PUBLIC, "--json", "OUT")},
-        (*DRAFTERS, "benchmarks/heads.py", "benchmarks/recorded_heads.py"),
+        (*DRAFTERS, "benchmarks/heads.py"),
         renderers.heads,
     ),
     "beams": Table(

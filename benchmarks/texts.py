@@ -154,10 +154,6 @@ def natural(n: int, path: Path | None = None) -> Int32:
     """``n`` tokens of a UTF-8 file, or of the source of Python's own library.
 
     A token is a word, a punctuation mark or a line's beginning, numbered as they first occur.
-
-    Raises:
-        OSError, UnicodeDecodeError: the file cannot be read.
-        ValueError: it has fewer than ``n`` tokens.
     """
     ids: dict[str, int] = {}
     tokens: list[int] = []

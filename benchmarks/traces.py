@@ -123,13 +123,7 @@ def functions() -> Iterator[tuple[str, str, str]]:
 def traces(
     loaded: LoadedModel, new: int, known: Mapping[tuple[str, str], Trace]
 ) -> Iterator[Trace]:
-    """A trace for each prompt of a usable length, and one for each turn of a chat.
-
-    Args:
-        loaded: the target.
-        new: most new tokens of each trace.
-        known: traces by group and id, which are used again if their prompts are the same.
-    """
+    """A trace for each prompt of a usable length, and one for each turn of a chat."""
     measurement = Measurement(loaded, Speculator(), new)
 
     def recorded(group: str, id: str, ids: list[int]) -> Trace:
@@ -165,7 +159,6 @@ def traces(
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add("--out", type=Path, default=PUBLIC, metavar="FILE")
     options.count("--max-new-tokens", 80, "most new tokens of each trace")
 

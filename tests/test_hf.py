@@ -13,13 +13,14 @@ from functools import partial
 
 import pytest
 import torch
+from any_model import tiny_chat
 from conftest import tiny_llama
 from doubles import Puts, half_right, oracle
+from plain_text import PROMPT, three_ways
 from transformers import (
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
-    TextIteratorStreamer,
     TextStreamer,
 )
 from transformers.generation import StoppingCriteria
@@ -27,17 +28,6 @@ from transformers.generation import StoppingCriteria
 import ngramspec
 from ngramspec import Speculator, hf
 from ngramspec.hf_model.compat.caches import cache_argument, cache_names, is_callers
-
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-
-
-def three_ways(model, *args, speculator, **kwargs):
-    """The outputs of the hook, of ngramspec.generate and of enabled, for the same arguments."""
-    yield model.generate(*args, custom_generate=speculator, **kwargs)
-    yield ngramspec.generate(model, *args, speculator=speculator, **kwargs)
-    with ngramspec.enabled(model, speculator):
-        yield model.generate(*args, **kwargs)
-
 
 PROCESSING = [
     {"repetition_penalty": 1.3},
@@ -190,22 +180,14 @@ def test_the_raw_hook_drops_the_streamer_inside_transformers(tiny):
     assert dropped.ended == 0
 
 
-def test_text_streamers(smollm2, prompts, capsys):
-    kwargs = {**prompts[0], "max_new_tokens": 16, "do_sample": False}
-    smollm2.model.generate(**kwargs, streamer=TextStreamer(smollm2.tokenizer, skip_prompt=True))
+def test_text_streamers(capsys):
+    model, tokenizer = tiny_chat()
+    kwargs = {"input_ids": PROMPT, "max_new_tokens": 16, "do_sample": False}
+    model.generate(**kwargs, streamer=TextStreamer(tokenizer, skip_prompt=True))
     plain = capsys.readouterr().out
-    streamer = TextStreamer(smollm2.tokenizer, skip_prompt=True)
-    ngramspec.generate(smollm2.model, **kwargs, streamer=streamer)
+    ngramspec.generate(model, **kwargs, streamer=TextStreamer(tokenizer, skip_prompt=True))
     assert capsys.readouterr().out == plain
-    pieces: list[str] = []
-    streamer = TextIteratorStreamer(smollm2.tokenizer, skip_prompt=True, timeout=60)
-    thread = threading.Thread(
-        target=ngramspec.generate, args=(smollm2.model,), kwargs={**kwargs, "streamer": streamer}
-    )
-    thread.start()
-    pieces.extend(streamer)
-    thread.join()
-    assert "".join(pieces).strip() == plain.strip()
+    assert len(plain.strip()) > 8
 
 
 def test_a_streamer_that_cancels_by_raising(tiny):
@@ -224,17 +206,12 @@ def test_a_streamer_that_cancels_by_raising(tiny):
     assert torch.equal(again, tiny.generate(PROMPT, **kwargs))
 
 
-@pytest.mark.parametrize(
-    "where",
-    ["argument", *(pytest.param(each, marks=pytest.mark.slow) for each in ("config", "model"))],
-)
-def test_stop_strings(smollm2, prompts, where):
-    model, tokenizer = smollm2.model, smollm2.tokenizer
-    inputs = prompts[0]
-    kwargs = {**inputs, "do_sample": False, "tokenizer": tokenizer}
-    free = model.generate(**inputs, max_new_tokens=24, do_sample=False)
-    words = tokenizer.decode(free[0, inputs["input_ids"].shape[1] :])
-    string = words[10:15]
+@pytest.mark.parametrize("where", ["argument", "config", "model"])
+def test_stop_strings(where):
+    model, tokenizer = tiny_chat()
+    kwargs = {"input_ids": PROMPT, "do_sample": False, "tokenizer": tokenizer}
+    free = model.generate(PROMPT, max_new_tokens=24, do_sample=False)
+    string = tokenizer.decode(free[0, PROMPT.shape[1] :])[10:15]
     if where == "argument":
         kwargs |= {"stop_strings": [string], "max_new_tokens": 24}
     elif where == "config":
@@ -242,18 +219,15 @@ def test_stop_strings(smollm2, prompts, where):
     else:
         model.generation_config.stop_strings = [string]
         kwargs |= {"max_new_tokens": 24}
-    try:
-        plain = model.generate(**kwargs)
-        assert plain.shape[1] < free.shape[1]
-        for drafter in ("auto", oracle(free[0].tolist())):
-            speculator = Speculator(drafter, 8)
-            assert torch.equal(plain, ngramspec.generate(model, **kwargs, speculator=speculator))
-            with ngramspec.enabled(model, speculator):
-                assert torch.equal(plain, model.generate(**kwargs))
-        if where == "config":
-            assert kwargs["generation_config"].stop_strings == string  # the user's own is untouched
-    finally:
-        model.generation_config.stop_strings = None
+    plain = model.generate(**kwargs)
+    assert plain.shape[1] < free.shape[1]
+    for drafter in ("auto", oracle(free[0].tolist())):
+        speculator = Speculator(drafter, 8)
+        assert torch.equal(plain, ngramspec.generate(model, **kwargs, speculator=speculator))
+        with ngramspec.enabled(model, speculator):
+            assert torch.equal(plain, model.generate(**kwargs))
+    if where == "config":
+        assert kwargs["generation_config"].stop_strings == string  # the user's own is untouched
 
 
 def test_stop_strings_without_a_tokenizer_are_transformers_own_error(tiny):
@@ -297,24 +271,6 @@ def test_enabled_leaves_a_call_with_its_own_custom_generate_alone(tiny):
         ngramspec.generate(tiny, PROMPT, custom_generate=mine)
     with pytest.raises(TypeError, match="speculator must be a Speculator"):
         ngramspec.generate(tiny, PROMPT, speculator="auto")
-
-
-def test_pipeline_under_enabled(smollm2):
-    from transformers import pipeline
-
-    pipe = pipeline("text-generation", model=smollm2.model, tokenizer=smollm2.tokenizer)
-    text = "One, two, three. One, two, three. One, two,"
-    kwargs = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
-    plain = pipe(text, **kwargs)
-    with ngramspec.enabled(pipe.model) as speculator:
-        ours = pipe(text, **kwargs)
-        torch.manual_seed(5)
-        sampled = pipe(text, max_new_tokens=12)  # pipelines may sample by default
-    torch.manual_seed(5)
-    assert sampled == pipe(text, max_new_tokens=12)
-    assert ours == plain
-    assert speculator.stats.runs == 2
-    assert speculator.stats.accepted + speculator.stats.prefill_accepted > 0
 
 
 @pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 8}])

@@ -49,16 +49,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Turn:
-    """One generation of one text; times in seconds.
-
-    Attributes:
-        prompt: its tokens.
-        prefill: until the first token; of all turns but a text's first, without the prompt.
-        decode: from the first token to the last.
-        decode_cpu: of that, the process's processor time.
-        evals: after the prefill.
-        drafted: tokens, by the widths of these.
-    """
+    """One generation of one text; times in seconds."""
 
     way: str
     group: str
@@ -74,7 +65,6 @@ class Turn:
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add("--gguf", type=Path, required=True)
     options.add("--traces", type=Path, required=True)
     options.add("--groups", nargs="+", default=["code_edit", "chat", "shuffled"])
@@ -91,7 +81,6 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     texts = list(read(arguments))
     models = {way: load(arguments, way) for way in arguments.ways}
     turns = play(arguments, texts, models)

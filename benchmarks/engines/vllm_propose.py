@@ -43,11 +43,7 @@ class Clock:
 
 
 class Batch:
-    """Rows as vLLM's runner holds them, and the recorded outputs that they go on with.
-
-    Args:
-        texts: (tokens so far, tokens to come) of each row.
-    """
+    """Rows as vLLM's runner holds them, and the recorded outputs that they go on with."""
 
     def __init__(self, texts: list[tuple[list[int], list[int]]]) -> None:
         self.rows = len(texts)
@@ -77,7 +73,6 @@ class Batch:
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add("--traces", type=Path, required=True)
     options.add("--rows", nargs="+", type=int, default=[1, 4, 8, 16])
     options.add("--length", type=int, default=2000, help="tokens of a row")

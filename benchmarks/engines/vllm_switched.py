@@ -159,7 +159,6 @@ class Switched:
 
 
 def add_arguments(options: Options) -> None:
-    """Declare the options."""
     options.add("--model", type=Path, required=True)
     options.add("--traces", type=Path, required=True)
     options.add("--concurrency", nargs="+", type=int, default=[1, 4, 16])
@@ -218,11 +217,7 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
 def choose(
     traces: Sequence[Trace], concurrency: Sequence[int], seed: int
 ) -> list[tuple[str, int, list[Trace]]]:
-    """Kind, concurrency and prompts of each measurement of a repeat; no prompt occurs twice.
-
-    Raises:
-        SystemExit: there are too few prompts.
-    """
+    """Kind, concurrency and prompts of each measurement of a repeat; no prompt occurs twice."""
     left = list(traces)
     random.Random(seed).shuffle(left)
     chosen = []

@@ -7,6 +7,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
@@ -40,11 +41,9 @@ def add_arguments(options: Options) -> None:
     prompts = options.group("prompts")
     help = "JSON lines with group, id and prompt, a text or token ids (default: the demo's)"
     prompts.path("--prompts", "FILE", help)
-    help = "put prompts that are marked with [INST] into the model's own chat template"
-    prompts.flag("--chat", help)
     help = "groups of the file, or 'nothing': random text that is forced (default: all)"
     prompts.text("--tasks", "TASK", help, nargs="+")
-    help = "use the file's prompts of this length (default: 300 700, for code_edit 300 1200)"
+    help = "use only the file's prompts of this length"
     prompts.add("--prompt-tokens", nargs=2, type=int, metavar=("MIN", "MAX"), help=help)
     help = "instead, cut or fill every prompt to exactly N tokens, each length in turn"
     prompts.numbers("--lengths", [], help)
@@ -126,21 +125,18 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
     from ngramspec.hf_model.compat.names import vocab_size
     from ngramspec.measure import tasks
 
-    path = arguments.prompts
-    if arguments.chat and (path is None or not loaded.tokenizer.chat_template):
-        raise UsageError("--chat needs --prompts, and a model that has a chat template")
     with usable("--prompts"):
-        if path is None:
+        if arguments.prompts is None:
             pool = tasks.sample_prompts(loaded)
         else:
-            pool = tasks.read_workload(path, loaded, chat=arguments.chat)
+            pool = tasks.read_tasks(arguments.prompts, partial(loaded.encode, chat=True))
     with usable("--tasks"):
         wanted = tasks.known_tasks(pool, arguments.tasks or ())
     sets = [pool]
     if arguments.lengths:
         sets = [tasks.fit(pool, length) for length in arguments.lengths]
-    elif path is not None:
-        sets = [tasks.of_length(pool, arguments.prompt_tokens)]
+    elif arguments.prompt_tokens is not None:
+        sets = [tasks.of_length(pool, *arguments.prompt_tokens)]
     new, vocab = arguments.max_new_tokens, vocab_size(loaded.model)
     found: list[Prompt] = []
     for same in sets:

@@ -54,7 +54,6 @@ def run_build(arguments: argparse.Namespace) -> int:
         "paths": [str(path.absolute()) for path in arguments.paths],
         "glob": arguments.glob,
         "jsonl": arguments.jsonl,
-        "max_file": MAX_FILE_MIB,
     }
     return build(arguments.out, with_max_file(recipe, arguments.max_file))
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SUMMARY = "measure, predict and explain the speed on a model and prompts"
 MEASURED = (  # of a Run, under these names in the JSON file
     *("plain_seconds", "speculative_seconds", "plain_first_seconds", "plain_token_seconds"),
-    *("plain_rounds", "speculative_rounds", "noise", "row_seconds", "steps"),
+    *("plain_rounds", "speculative_rounds", "noise", "steps"),
 )
 
 
@@ -44,7 +44,6 @@ def add_arguments(options: Options) -> None:
     options.count("--count", 8, "prompts at most")
     options.count("--tokens", 128, "new tokens of each")
     options.count("--repeats", 3, "timed rounds")
-    options.count("--rows", 1, "of batches whose speed is predicted too")
     options.path("--html", "OUT", "write a self-contained page")
     options.json()
 
@@ -53,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure; print tables; write the page and the JSON file."""
     from dataclasses import asdict
 
-    from ngramspec.measure.explain import batches, by_depth, by_source, explain, ladder
+    from ngramspec.measure.explain import by_depth, by_source, explain, ladder
 
-    check_least(arguments, count=1, tokens=2, repeats=1, rows=1)
+    check_least(arguments, count=1, tokens=2, repeats=1)
     screen = console()
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     loaded = load_model(arguments, option="MODEL")
@@ -67,7 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
             speculator,
             new=arguments.tokens,
             repeats=arguments.repeats,
-            rows=arguments.rows,
             on_stage=on_stage,
         )
     if not found.prompts:
@@ -82,7 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
         "same_text": found.same,
         **{name: getattr(found, name) for name in MEASURED},
         "rungs": [asdict(rung) for rung in ladder(found)],
-        "by_rows": [asdict(each) for each in batches(found)],
         "by_depth": {depth: asdict(share) for depth, share in by_depth(found.steps).items()},
         "by_source": {source: asdict(share) for source, share in by_source(found).items()},
     }
@@ -112,8 +109,8 @@ def encoded_prompts(
 
 
 def results(run: Run) -> Iterator[Table | str]:
-    """What is printed: tables of the predictions, of acceptance, and of batches if measured."""
-    from ngramspec.measure.explain import batches, by_depth, by_source, ladder, rung_rows
+    """What is printed: tables of the predictions and of acceptance."""
+    from ngramspec.measure.explain import by_depth, by_source, ladder, rung_rows
 
     names: Sequence[str] = ("takes into account", "speed", "change", "from")
     rows: list[Sequence[str]] = [*rung_rows(ladder(run))]
@@ -124,13 +121,3 @@ def results(run: Run) -> Iterator[Table | str]:
     names = ("of", "accepted / verified", "verified")
     rows = [(name, f"{each.rate:.3f}", f"{each.verified:,}") for name, each in shares.items()]
     yield make_table(names, rows, left=("of",), title="acceptance")
-    if run.row_seconds:
-        names = ("rows", "cost(n)", "speed", "tokens/s, plain", "tokens/s")
-        rows = [
-            (
-                *(str(each.rows), f"{each.cost:.2f}", f"{each.speed:.2f}"),
-                *(f"{each.plain:.1f}", f"{each.speculative:.1f}"),
-            )
-            for each in batches(run)
-        ]
-        yield make_table(names, rows, left=(), title="batches, predicted")

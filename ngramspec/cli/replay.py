@@ -204,8 +204,8 @@ def tables(results: Sequence[dict[str, Any]]) -> Iterator[Table]:
     for curve in dict.fromkeys(result["curve"] for result in results):
         same = [result for result in results if result["curve"] == curve]
         title = f"{curve} curve: geometric means over groups; alpha over all traces; µs of a step"
-        names = ("tok/cost", "halves", "tok/call", "alpha", "acc/drft", "drft/step")
-        names = ("drafter", *names, "median", "p99")
+        counts = ("tok/call", "alpha", "acc/drft", "drft/step")
+        names = ("drafter", "tok/cost", "halves", *counts, "median", "p99")
         yield make_table(names, map(_means, same), left=("drafter",), title=title)
         groups = [*same[0]["groups"]]
         rows = [

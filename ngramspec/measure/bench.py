@@ -306,15 +306,7 @@ def summarize(measured: Measured) -> list[dict[str, Any]]:
 def _figures(
     calls: Sequence[Call], plain: Sequence[Call], prefill: float, costs: dict[int, float]
 ) -> dict[str, Any]:
-    """The figures of one configuration for one prompt: medians over repeats.
-
-    Rates are new tokens / s of a whole call, and ``ratio`` is to the baseline's rate in the same
-    repeat, so that a slow moment affects both. ``decode_ratio`` is that without the prefill.
-    ``mean_cost`` is the mean of cost(n) = seconds of an n-position forward / of a one-position
-    forward over the widths that were run. The limit is ``tokens_per_call`` / ``mean_cost``, the
-    speed of baseline steps that each emit this number of tokens at this cost. What was not measured
-    is None. ``first_difference`` is the earliest of any repeat.
-    """
+    """The figures of one configuration for one prompt: medians over repeats."""
     widths: Counter[int] = Counter()
     for call in calls:
         widths.update(call.widths)

@@ -230,10 +230,7 @@ class Caller:
 def _counted(
     configuration: Configuration, seen: Sequence[tuple[int, int]], prompt: int, new: int
 ) -> tuple[dict[int, int], int]:
-    """Widths and emitted tokens of transformers' own forwards after the first.
-
-    Prompt lookup drafts in its first forward already, which may emit several tokens.
-    """
+    """Widths and emitted tokens of transformers' own forwards after the first."""
     if "prompt_lookup_num_tokens" not in configuration.arguments:
         return ({1: new - 1} if new > 1 else {}), new - 1
     if len(seen) < 2:
@@ -357,9 +354,8 @@ def ulps_apart(left: float, right: float, dtype: torch.dtype) -> float:
 
 def ulp(value: float, dtype: torch.dtype) -> float:
     """The step between numbers of a floating-point type at a finite number's magnitude."""
-    kind = torch.finfo(dtype)
-    exponent = math.frexp(max(abs(value), kind.tiny))[1] - 1  # 2**exponent <= value
-    return math.ldexp(kind.eps, exponent)
+    low = torch.tensor(abs(value), dtype=dtype)
+    return float(torch.nextafter(low, torch.tensor(math.inf, dtype=dtype))) - float(low)
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:

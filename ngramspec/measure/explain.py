@@ -24,7 +24,6 @@ from ngramspec.measure.models import LoadedModel
 from ngramspec.theory.walltime import improvement_at
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32, 48, 65)
-ROW_WIDTHS = (1, 2, 3, 5, 9, 17, 33)
 CURVE_POSITIONS = 4097  # entries of a cost curve
 MIN_NOISE = 0.01  # share of a time; no measurement here is more precise; not tuned
 FIRST, OURS = "first token", "speculative"  # FIRST: calls of the baseline for a single token
@@ -44,7 +43,6 @@ class Run:
         stats: statistics of the last repeat.
         plain_seconds, speculative_seconds: median seconds of whole calls.
         plain_first_seconds: median seconds of calls for one token (the prefill).
-        row_seconds: ``seconds`` of batches, by rows; empty if not requested.
         plain_rounds, speculative_rounds: seconds of every timed call, by prompt and round.
     """
 
@@ -60,7 +58,6 @@ class Run:
     plain_seconds: list[float] = field(default_factory=list)
     speculative_seconds: list[float] = field(default_factory=list)
     plain_first_seconds: list[float] = field(default_factory=list)
-    row_seconds: dict[int, dict[int, float]] = field(default_factory=dict)
     plain_rounds: list[list[float]] = field(default_factory=list)
     speculative_rounds: list[list[float]] = field(default_factory=list)
 
@@ -123,7 +120,6 @@ def explain(
     *,
     new: int,
     repeats: int = 3,
-    rows: int = 1,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Run:
     """Measure costs of forwards, and whole greedy calls of the baseline and of speculation.
@@ -137,8 +133,6 @@ def explain(
         speculator: how to speculate; its ``on_step`` is used.
         new: maximum number of new tokens of each call.
         repeats: timed rounds, >= 1. Before them, the first prompt is run without timing.
-        rows: forwards of batches of this number of rows, of half of it and so on are measured too;
-            1: none. Whole calls have one sequence.
         on_stage: called with the name of each stage as it begins.
     """
     context = int(median(len(ids) for _, ids in prompts)) + new // 2
@@ -159,11 +153,6 @@ def explain(
         if len(results[OURS][-1].tokens) >= 2:
             _add(run, name, results, loaded.tokenizer)
     run.seconds = {width: median(each[width] for each in found) for width in WIDTHS}
-    while rows > 1:
-        on_stage(f"forwards of {rows} rows")
-        times = forward_seconds(loaded.model, context, ROW_WIDTHS, repeats, rows)
-        run.row_seconds[rows] = times
-        rows //= 2
     return run
 
 
@@ -303,40 +292,6 @@ def rung_rows(rungs: Sequence[Rung]) -> list[tuple[str, str, str, str]]:
         rows.append((rung.name, f"{rung.speed:.2f}", change, rung.says))
         before = rung.speed
     return rows
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The prediction for a batch whose rows draft as the measured sequence did.
-
-    Attributes:
-        cost: mean cost(n) of its forwards, relative to one position per row.
-        speed: tokens per cost, the speedup over the baseline.
-        plain, speculative: tokens per second of all rows, without prefill and overhead.
-    """
-
-    rows: int
-    cost: float
-    speed: float
-    plain: float
-    speculative: float
-
-
-def batches(run: Run) -> list[Batch]:
-    """Predictions for one row and all measured numbers of rows, ascending."""
-    steps = decoding_steps(run.steps)
-    tokens = run.stats.tokens_per_call
-    if not steps or not tokens:
-        return []
-    found = []
-    for rows, seconds in sorted({1: run.seconds, **run.row_seconds}.items()):
-        costs = curve(seconds)
-        cost = float(np.mean([costs[step["width"]] for step in steps]))
-        drafting = rows * run.stats.draft_seconds / len(steps)
-        step = cost * seconds[1] + drafting
-        plain, fast = rows / seconds[1], rows * tokens / step
-        found.append(Batch(rows, cost, fast / plain, plain, fast))
-    return found
 
 
 def _at_gamma(alpha: float, gamma: float) -> float:

@@ -12,7 +12,6 @@ from typing import Any
 
 from ngramspec.measure.explain import (
     Run,
-    batches,
     by_depth,
     by_source,
     ladder,
@@ -61,13 +60,6 @@ def page(run: Run) -> str:
     rows = [tuple(map(escape, row)) for row in rung_rows(ladder(run))]
     parts = [f"<h1>{escape(run.model)}: {run.measured:.2f} times as fast as plain</h1>"]
     parts += [f"<p>{escape(summary)}</p>", _table(names, rows), f"<p>{escape(run.noise_says)}</p>"]
-    if run.row_seconds:
-        columns = [
-            (str(each.rows), f"{each.speed:.2f}", f"{each.cost:.2f}", f"{each.speculative:.1f}")
-            for each in batches(run)
-        ]
-        heads = ("rows", "predicted speed", "cost(n)", "tokens/s of all rows")
-        parts += ["<h2>Batches</h2>", _table(heads, columns)]
     depths = {f"position {n + 1}": share for n, share in by_depth(run.steps).items()}
     shown = list((by_source(run) | depths).items())[: len(sources) + MAX_SHOWN_DEPTHS]
     shares = [(escape(name), f"{s.verified:,}", f"{s.rate:.3f}", _bar(s.rate)) for name, s in shown]

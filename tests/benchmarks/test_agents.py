@@ -78,39 +78,3 @@ def test_replay_of_sessions(recorded, tmp_path, capsys):
     assert "trees, gpu, ngramspec, store: tokens per cost first" in capsys.readouterr().out
     table = TABLES["agents"].render(found)
     assert "| again | 4 | ngramspec, store |" in table
-
-
-def test_traces_without_sessions_are_refused(tmp_path, capsys):
-    path = tmp_path / "traces.jsonl"
-    ids = np.arange(1, 9, dtype=np.int32)
-    write_traces(path, [Trace("g", "0", ids, ids)])
-    assert main(["agents", "--traces", str(path)]) == 2
-    assert "has no trace with a session" in capsys.readouterr().err
-
-
-def test_arctic_is_asked_for_its_own_lengths(recorded, tmp_path, monkeypatch, capsys):
-    """Peers do not estimate: with "auto" they would be asked for few tokens."""
-    from benchmarks import agents
-    from ngramspec.drafters import build_drafter
-
-    plans = []
-
-    class Watched(agents.Player):
-        def __init__(self, drafter, plan, **given):
-            plans.append((plan.gamma, plan.tree))
-            super().__init__(drafter, plan, **given)
-
-    def peers():
-        def make():
-            return build_drafter("copy")
-
-        return {"arctic, factor 4": (make, 64), "arctic tree": (make, 64)}, {}
-
-    monkeypatch.setattr(agents, "Player", Watched)
-    monkeypatch.setattr(agents, "arctic", peers)
-    assert main(["agents", "--traces", str(recorded), "--peers", "--tree", "16"]) == 0
-    peers_only = [plan for plan in plans if plan[0] != "auto"]
-    assert peers_only == [(16, False)] * 2 + [(16, True)] * 4
-    printed = capsys.readouterr().out
-    assert "chains, gpu, arctic, factor 4, store" in printed
-    assert "chains, gpu, arctic tree" not in printed

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import speller
 import torch
-from command import exit_code
 from conftest import tiny_llama
 from forced_text import tiny_loaded
 
@@ -19,7 +18,6 @@ from benchmarks.alpha import (
     CountModel,
     Plan,
     Played,
-    default_drafters,
     mean_and_error,
     measure,
     play,
@@ -28,7 +26,6 @@ from benchmarks.alpha import (
 )
 from benchmarks.texts import TYPES, content_prompts
 from ngramspec import Speculator, build_drafter, generate
-from ngramspec.measure.traces import Prompt
 from ngramspec.theory.acceptance import acceptance
 from ngramspec.theory.walltime import expected_tokens
 
@@ -78,12 +75,6 @@ def test_the_texts_distribution_has_the_processors_in_it(model):
     assert (generated.probs[np.arange(len(generated.output)), generated.output] > 0).all()
 
 
-def test_random_tokens_are_accepted_as_flat_as_the_target_is(generated):
-    found = summarize([play(CountDrafter(CountModel([range(VOCAB)], 1), "random"), generated, 1)])
-    flat = np.minimum(generated.probs[1:], 1 / VOCAB).sum(axis=1).mean()
-    assert found.alpha[0] == pytest.approx(flat, abs=1e-5)
-
-
 def test_greedy_acceptance_is_0_or_1_and_lenience_only_helps(greedy):
     drafter = build_drafter("ngram(order=2)", policy="priority")
     played = play(drafter, greedy, 4, leniences=(1.0, 0.5, 0.1))
@@ -91,11 +82,6 @@ def test_greedy_acceptance_is_0_or_1_and_lenience_only_helps(greedy):
     assert set(chances.ravel().tolist()) <= {0.0, 1.0}
     assert (np.diff(chances, axis=1) >= 0).all()
     assert chances[:, 0].tolist() == played.match
-
-
-def test_a_deterministic_draft_is_accepted_with_its_own_probability(generated):
-    played = play(build_drafter("ngram(order=2)", policy="priority"), generated, 1)
-    assert played.match == pytest.approx([chance for (chance,) in played.chances])
 
 
 def test_depths_are_judged_while_the_text_agrees(greedy):
@@ -143,15 +129,6 @@ def test_match_is_what_exact_match_observes(model):
     assert found.match < found.alpha[0] - 0.05
 
 
-def test_rows_of_groups_share_the_texts_of_all(model):
-    prompts = [("a", IDS), ("b", IDS[3:]), ("b", IDS[5:])]
-    plan = Plan(prompts, [IDS], new=12, gamma=2, observed=False)
-    rows = list(measure(model, plan, 0.0, ["trained-unigram", "copy", "auto", "random"]))
-    assert [row.group for row in rows[:3]] == [ALL, "a", "b"]
-    assert rows[0].alpha.positions == rows[1].alpha.positions + rows[2].alpha.positions
-    assert rows[0].to_dict()["improvement_gamma_3"] >= 1
-
-
 def test_a_standard_error_is_that_of_whole_texts():
     texts = [np.full(10, value) for value in (0.0, 1.0, 0.0, 1.0)]
     mean, error = mean_and_error(texts)
@@ -168,20 +145,6 @@ def test_count_models_fall_back_and_need_a_text():
     assert model.following(99)[0].tolist() == [5, 6, 7]
     with pytest.raises(ValueError, match="needs a text"):
         CountModel([], 1)
-
-
-def test_unknown_and_missing_drafters_are_refused(model):
-    for name, message in (
-        ("trained-bigram", "need prompts to train on"),
-        ("nonsense", "nonsense"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            list(measure(model, Plan([("a", IDS)], new=4), 0.0, [name]))
-
-
-def test_default_drafters_are_stochastic_where_the_target_samples():
-    assert "ngram(order=2)" in default_drafters(0.0, [1.0])
-    assert "ngram(order=3,sample=true,temperature=0.5)" in default_drafters(1.0, [0.5])
 
 
 def test_content_types_each_have_their_prompts(monkeypatch):
@@ -240,35 +203,3 @@ def test_alpha_prints_and_writes(loaded, tmp_path, capsys):
         (name, temperature) for temperature in (0, 1) for name in ("trained-bigram", "copy")
     ]
     assert written["settings"]["top_k"] == 9
-
-
-def test_content_types_are_groups(loaded, monkeypatch, capsys):
-    prompts = [Prompt(kind, "0", kind * 3) for kind in TYPES for _ in range(2)]
-    monkeypatch.setattr("benchmarks.alpha.content_prompts", lambda count: prompts)
-    command = ["alpha", "--prompts", "types", "--count", "1", "--train", "4", "--tokens", "5"]
-    assert main([*command, "--temperatures", "0", "--drafter", "copy", "--no-observed"]) == 0
-    printed = capsys.readouterr().out
-    assert "structured data" in printed
-
-
-def test_draft_temperatures_are_those_of_the_default_drafters(loaded, capsys):
-    command = ["--temperatures", "0.7", "--draft-temperatures", "0.5", *FEW]
-    assert main(["alpha", *command]) == 0
-    assert "ngram(order=4,sample=true,temperature=0.5)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--count", "0"], "--count must be >= 1, got 0"),
-        (["--lenience", "1.5"], "--lenience must be > 0.0 and <= 1.0, got 1.5"),
-        (["--temperatures", "-1"], "--temperatures must be > 0.0"),
-        (["--prompts", "nowhere.jsonl"], "--prompts: "),
-        (["--drafter", "nonsense"], "nonsense"),
-    ],
-)
-def test_bad_arguments_are_one_line(loaded, capsys, arguments, message):
-    assert exit_code(["alpha", *FEW, *arguments], main) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

@@ -119,10 +119,6 @@ def test_a_text_that_repeats_one_token_proves_nothing(monkeypatch):
     assert (cell.outcome, cell.detail) == ("not run", "its text has fewer than 4 different tokens")
 
 
-def test_the_list_of_those_that_need_more_than_text_names_only_known_classes():
-    assert set(parity.NOT_ALONE) <= {kind.__name__ for kind in parity.classes()}
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_class_of_the_installed_transformers():

@@ -66,7 +66,6 @@ def test_bench_has_texts_of_its_own(loaded, capsys):
             "--tasks: unknown task 'poetry'; choose from nothing, summ",
         ),
         (["--prompts", "nowhere.jsonl"], "--prompts: "),
-        (["--chat"], "--chat needs --prompts, and a model that has a chat template"),
         (["--speculator", "{"], "not JSON: {"),
         (["--speculator", "[]"], "not a JSON object: []"),
         (["--speculator", '{"gama": 8}'], "--speculator {"),

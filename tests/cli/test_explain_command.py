@@ -54,7 +54,7 @@ class Balanced(HTMLParser):
 
 def test_explain_prints_and_writes(loaded, prompts, tmp_path, capsys):
     out, html = tmp_path / "o.json", tmp_path / "o.html"
-    command = ["explain", *prompts, *SHORT, "--json", str(out), "--html", str(html), "--rows", "2"]
+    command = ["explain", *prompts, *SHORT, "--json", str(out), "--html", str(html)]
     assert main(command) == 0
     printed = capsys.readouterr().out
     for word in (
@@ -62,14 +62,12 @@ def test_explain_prints_and_writes(loaded, prompts, tmp_path, capsys):
         "cost(n)",
         "measured",
         "position 1",
-        "batches, predicted",
     ):
         assert word in printed
     written = json.loads(out.read_text())
     assert len(written["steps"]) == len([step for step in written["steps"] if step["width"]])
     assert {step["prompt"] for step in written["steps"]} == {0, 1}
     assert written["same_text"] == [True, True]
-    assert [each["rows"] for each in written["by_rows"]] == [1, 2]
     parser = Balanced()
     parser.feed(html.read_text())
     assert parser.open == []
@@ -78,14 +76,13 @@ def test_explain_prints_and_writes(loaded, prompts, tmp_path, capsys):
 
 
 def test_progress_is_a_line_for_each_stage_without_a_terminal(loaded, prompts, capsys):
-    assert main(["explain", *prompts, *SHORT, "--rows", "2"]) == 0
+    assert main(["explain", *prompts, *SHORT]) == 0
     told = capsys.readouterr()
     assert told.err.splitlines() == [
         "prompt 1 of 2: forwards",
         "prompt 1 of 2: whole calls",
         "prompt 2 of 2: forwards",
         "prompt 2 of 2: whole calls",
-        "forwards of 2 rows",
     ]
     assert "\r" not in told.out + told.err
     assert "only one timed round" in told.out

@@ -13,7 +13,6 @@ from ngramspec import Speculator
 from ngramspec.measure.explain import (
     Run,
     Share,
-    batches,
     by_depth,
     curve,
     explain,
@@ -215,18 +214,6 @@ def test_costs_between_and_beyond_the_measured():
     assert cost[[1, 2, 3, 8, 20]] == pytest.approx([1, 1.1, 1.2, 1.7, 2.9])
 
 
-def test_batches_are_predicted_from_their_own_forwards():
-    run = ideal_run()
-    run.row_seconds = {4: {1: 2 * ONE, 4: 5 * ONE}, 2: {1: ONE, 4: 1.25 * ONE}}
-    tokens = run.stats.tokens_per_call
-    found = {each.rows: each for each in batches(run)}
-    assert list(found) == [1, 2, 4]
-    assert found[1].speed == pytest.approx(tokens)
-    assert found[4].speed == pytest.approx(tokens / 2.5)
-    assert found[4].plain == pytest.approx(4 / (2 * ONE))
-    assert found[4].speculative == pytest.approx(4 * tokens / (5 * ONE))
-
-
 def test_a_tree_is_told_in_lines():
     given = step(drafted=4, accepted=(1, 2), emitted=3, parents=[-1, -1, 1, 0])
     assert tree_text(given).splitlines()[1:] == [
@@ -251,6 +238,3 @@ def test_the_page_escapes_and_needs_nothing_else():
     for word in ("Theorem 3.8", "position 3", "✓"):
         assert word in html
     assert html.count("<svg") == 4  # a source and three positions
-    assert "Batches" not in html
-    run.row_seconds = {2: run.seconds}
-    assert "<h2>Batches</h2>" in page(run)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
-from command import exit_code
+import pytest
 
-from benchmarks.__main__ import main
-from benchmarks.replay_rows import BatchPlan, BatchPlayer, compare_rows
+from benchmarks.replay import (
+    BatchPlan,
+    BatchPlayer,
+    GeneratePlan,
+    GeneratePlayer,
+    compare_rows,
+    compare_trees,
+    flat,
+    measured,
+)
 from ngramspec.draft import Draft
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.measure.replay import Plan, Player
-from ngramspec.measure.traces import Trace, write_traces
+from ngramspec.measure.traces import Trace
 
 
 def trace(seed, count=60, group="g"):
@@ -87,13 +93,43 @@ def test_all_traces_are_played_and_rows_come_as_others_leave():
     assert 0.5 < found["share"] <= 1
 
 
-def test_the_command(tmp_path, capsys):
-    path, out = tmp_path / "traces.jsonl", tmp_path / "out.json"
-    write_traces(path, [trace(seed, group=f"group {seed % 2}") for seed in range(4)])
-    options = ["replay", "--traces", str(path), "--json", str(out)]
-    assert exit_code([*options, "--rows", "2", "--free", "8"], main) == 0
-    written = json.loads(out.read_text())
-    assert written["settings"]["rows"] == 2
-    assert set(written["results"]["auto"]) == {"group 0", "group 1"}
-    assert "group 1" in capsys.readouterr().out
-    assert exit_code([*options, "--rows", "0"], main) == 2
+def test_costs_by_hand():
+    assert flat(4).tolist() == [1, 1, 1, 1, 1, 1.25]
+    plan = GeneratePlan(3, flat(4), gamma_max=3)
+    assert plan.cost(3).tolist() == [1, 1, 1.5, 2.25, 3]
+    assert plan.cost(1).tolist() == [1, 1, 1, 1, 1]
+    known = measured(np.array([1, 1, 1, 1.5, 1.5, 1.5], np.float32))
+    assert known.tolist() == [1, 1, 1, 1.5]
+    assert GeneratePlan(2, known, gamma_max=1).cost(2).tolist() == [1, 1, 2]
+
+
+def test_the_sure_row_widens_the_forward_of_all():
+    """Two rows of 12 tokens, one of which is sure: three forwards, in which positions are free."""
+    traces = [trace(seed, count=13) for seed in range(2)]
+    drafter = Knowing(traces, [1.0, 0.001])
+    player = GeneratePlayer(drafter, GeneratePlan(2, flat(100), gamma_max=4)).play(traces)
+    assert player.plain == 12
+    assert drafter.lengths["0"][0] == drafter.lengths["1"][0] == 4
+    assert player.tally.emitted == 24
+    assert player.tally.cost == 3  # all that is drafted is right
+
+
+def test_one_row_of_generate_is_the_replay_of_single_traces():
+    traces = [trace(seed) for seed in range(4)]
+    for tree in (False, True):
+        plan = Plan(np.ones(10, np.float32), gamma_max=8, tree=tree)
+        alone = Player(build_drafter("auto"), plan).play(traces).groups["g"]
+        own = GeneratePlan(1, flat(9), gamma_max=8, tree=tree)
+        batch = GeneratePlayer(build_drafter("auto"), own).play(traces).tally
+        for name in ("emitted", "target_calls", "drafted", "accepted"):
+            assert getattr(batch, name) == getattr(alone, name), name
+
+
+def test_all_rows_are_played_to_their_ends():
+    traces = [trace(seed, count=20 + 7 * seed, group=f"group {seed % 2}") for seed in range(7)]
+    found = compare_trees(lambda: build_drafter("auto"), GeneratePlan(3, flat(64)), traces)
+    assert set(found) == {"group 0", "group 1", "mean"}
+    for measure in ("tokens_per_call", "speedup"):
+        values = [found[f"group {each}"]["trees"][measure] for each in range(2)]
+        assert found["mean"]["trees"][measure] == pytest.approx(np.sqrt(values[0] * values[1]))
+        assert min(values) > 1
