@@ -13,13 +13,14 @@ from functools import partial
 
 import pytest
 import torch
+from any_model import tiny_chat
 from conftest import tiny_llama
 from doubles import Puts, half_right, oracle
+from plain_text import PROMPT, three_ways
 from transformers import (
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
-    TextIteratorStreamer,
     TextStreamer,
 )
 from transformers.generation import StoppingCriteria
@@ -27,17 +28,6 @@ from transformers.generation import StoppingCriteria
 import ngramspec
 from ngramspec import Speculator, hf
 from ngramspec.hf_model.compat.caches import cache_argument, cache_names, is_callers
-
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-
-
-def three_ways(model, *args, speculator, **kwargs):
-    """The outputs of the hook, of ngramspec.generate and of enabled, for the same arguments."""
-    yield model.generate(*args, custom_generate=speculator, **kwargs)
-    yield ngramspec.generate(model, *args, speculator=speculator, **kwargs)
-    with ngramspec.enabled(model, speculator):
-        yield model.generate(*args, **kwargs)
-
 
 PROCESSING = [
     {"repetition_penalty": 1.3},
@@ -114,18 +104,13 @@ class StopAt(StoppingCriteria):
 
 
 def test_processors_and_criteria_see_only_committed_tokens_in_order(tiny):
-    calls = []
-    text = None
-    for custom in (None, "oracle", "half"):
+    calls, text = [], None
+    for drafter in (None, oracle, lambda text: half_right(text, 97)):
         processor, criterion = Recorder(), StopAt(23)
-        if custom == "oracle":
-            custom = Speculator(oracle(text[0].tolist()), 6)
-        elif custom == "half":
-            custom = Speculator(half_right(text[0].tolist(), 97), 6)
+        custom = None if drafter is None else Speculator(drafter(text[0].tolist()), 6)
         kwargs = {"max_new_tokens": 40, "do_sample": False, "custom_generate": custom}
-        out = tiny.generate(
-            PROMPT, logits_processor=[processor], stopping_criteria=[criterion], **kwargs
-        )
+        kwargs |= {"logits_processor": [processor], "stopping_criteria": [criterion]}
+        out = tiny.generate(PROMPT, **kwargs)
         text = out if text is None else text
         assert torch.equal(text, out)
         calls.append((processor.seen, criterion.seen))
@@ -142,15 +127,9 @@ def test_criteria_get_the_scores_when_they_are_kept(tiny):
             lengths.append((ids.shape[1], len(scores), float(scores[-1].max())))
             return torch.tensor([False])
 
-        tiny.generate(
-            PROMPT,
-            max_new_tokens=12,
-            do_sample=False,
-            stopping_criteria=[criterion],
-            return_dict_in_generate=True,
-            output_scores=True,
-            custom_generate=custom,
-        )
+        kwargs = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
+        kwargs |= {"max_new_tokens": 12, "stopping_criteria": [criterion]}
+        tiny.generate(PROMPT, custom_generate=custom, **kwargs)
         seen.append(lengths)
     assert [each[:2] for each in seen[0]] == [each[:2] for each in seen[1]]
     assert [each[2] for each in seen[0]] == pytest.approx([each[2] for each in seen[1]], abs=1e-4)
@@ -158,13 +137,8 @@ def test_criteria_get_the_scores_when_they_are_kept(tiny):
 
 @pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.2}, {"do_sample": True}])
 def test_return_dict_with_scores_and_logits(tiny, settings):
-    kwargs = {
-        "max_new_tokens": 25,
-        "do_sample": False,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-    } | settings
+    kwargs = {"max_new_tokens": 25, "do_sample": False, "return_dict_in_generate": True}
+    kwargs |= {"output_scores": True, "output_logits": True} | settings
     torch.manual_seed(3)
     plain = tiny.generate(PROMPT, **kwargs)
     torch.manual_seed(3)
@@ -206,22 +180,14 @@ def test_the_raw_hook_drops_the_streamer_inside_transformers(tiny):
     assert dropped.ended == 0
 
 
-def test_text_streamers(smollm2, prompts, capsys):
-    kwargs = {**prompts[0], "max_new_tokens": 16, "do_sample": False}
-    smollm2.model.generate(**kwargs, streamer=TextStreamer(smollm2.tokenizer, skip_prompt=True))
+def test_text_streamers(capsys):
+    model, tokenizer = tiny_chat()
+    kwargs = {"input_ids": PROMPT, "max_new_tokens": 16, "do_sample": False}
+    model.generate(**kwargs, streamer=TextStreamer(tokenizer, skip_prompt=True))
     plain = capsys.readouterr().out
-    streamer = TextStreamer(smollm2.tokenizer, skip_prompt=True)
-    ngramspec.generate(smollm2.model, **kwargs, streamer=streamer)
+    ngramspec.generate(model, **kwargs, streamer=TextStreamer(tokenizer, skip_prompt=True))
     assert capsys.readouterr().out == plain
-    pieces: list[str] = []
-    streamer = TextIteratorStreamer(smollm2.tokenizer, skip_prompt=True, timeout=60)
-    thread = threading.Thread(
-        target=ngramspec.generate, args=(smollm2.model,), kwargs={**kwargs, "streamer": streamer}
-    )
-    thread.start()
-    pieces.extend(streamer)
-    thread.join()
-    assert "".join(pieces).strip() == plain.strip()
+    assert len(plain.strip()) > 8
 
 
 def test_a_streamer_that_cancels_by_raising(tiny):
@@ -231,35 +197,21 @@ def test_a_streamer_that_cancels_by_raising(tiny):
             if len(self.puts) == 8:
                 raise queue.Full
 
-    speculator = Speculator(gamma=5)
-    streamer = Cancel()
+    kwargs = {"max_new_tokens": 25, "do_sample": False}
+    speculator, streamer = Speculator(gamma=5), Cancel()
     with pytest.raises(queue.Full):
-        ngramspec.generate(
-            tiny,
-            PROMPT,
-            speculator=speculator,
-            streamer=streamer,
-            max_new_tokens=25,
-            do_sample=False,
-        )
+        ngramspec.generate(tiny, PROMPT, speculator=speculator, streamer=streamer, **kwargs)
     assert len(streamer.puts) == 8
-    again = ngramspec.generate(
-        tiny, PROMPT, speculator=speculator, max_new_tokens=25, do_sample=False
-    )
-    assert torch.equal(again, tiny.generate(PROMPT, max_new_tokens=25, do_sample=False))
+    again = ngramspec.generate(tiny, PROMPT, speculator=speculator, **kwargs)
+    assert torch.equal(again, tiny.generate(PROMPT, **kwargs))
 
 
-@pytest.mark.parametrize(
-    "where",
-    ["argument", *(pytest.param(each, marks=pytest.mark.slow) for each in ("config", "model"))],
-)
-def test_stop_strings(smollm2, prompts, where):
-    model, tokenizer = smollm2.model, smollm2.tokenizer
-    inputs = prompts[0]
-    kwargs = {**inputs, "do_sample": False, "tokenizer": tokenizer}
-    free = model.generate(**inputs, max_new_tokens=24, do_sample=False)
-    words = tokenizer.decode(free[0, inputs["input_ids"].shape[1] :])
-    string = words[10:15]
+@pytest.mark.parametrize("where", ["argument", "config", "model"])
+def test_stop_strings(where):
+    model, tokenizer = tiny_chat()
+    kwargs = {"input_ids": PROMPT, "do_sample": False, "tokenizer": tokenizer}
+    free = model.generate(PROMPT, max_new_tokens=24, do_sample=False)
+    string = tokenizer.decode(free[0, PROMPT.shape[1] :])[10:15]
     if where == "argument":
         kwargs |= {"stop_strings": [string], "max_new_tokens": 24}
     elif where == "config":
@@ -267,18 +219,15 @@ def test_stop_strings(smollm2, prompts, where):
     else:
         model.generation_config.stop_strings = [string]
         kwargs |= {"max_new_tokens": 24}
-    try:
-        plain = model.generate(**kwargs)
-        assert plain.shape[1] < free.shape[1]
-        for drafter in ("auto", oracle(free[0].tolist())):
-            speculator = Speculator(drafter, 8)
-            assert torch.equal(plain, ngramspec.generate(model, **kwargs, speculator=speculator))
-            with ngramspec.enabled(model, speculator):
-                assert torch.equal(plain, model.generate(**kwargs))
-        if where == "config":
-            assert kwargs["generation_config"].stop_strings == string  # the user's own is untouched
-    finally:
-        model.generation_config.stop_strings = None
+    plain = model.generate(**kwargs)
+    assert plain.shape[1] < free.shape[1]
+    for drafter in ("auto", oracle(free[0].tolist())):
+        speculator = Speculator(drafter, 8)
+        assert torch.equal(plain, ngramspec.generate(model, **kwargs, speculator=speculator))
+        with ngramspec.enabled(model, speculator):
+            assert torch.equal(plain, model.generate(**kwargs))
+    if where == "config":
+        assert kwargs["generation_config"].stop_strings == string  # the user's own is untouched
 
 
 def test_stop_strings_without_a_tokenizer_are_transformers_own_error(tiny):
@@ -322,24 +271,6 @@ def test_enabled_leaves_a_call_with_its_own_custom_generate_alone(tiny):
         ngramspec.generate(tiny, PROMPT, custom_generate=mine)
     with pytest.raises(TypeError, match="speculator must be a Speculator"):
         ngramspec.generate(tiny, PROMPT, speculator="auto")
-
-
-def test_pipeline_under_enabled(smollm2):
-    from transformers import pipeline
-
-    pipe = pipeline("text-generation", model=smollm2.model, tokenizer=smollm2.tokenizer)
-    text = "One, two, three. One, two, three. One, two,"
-    kwargs = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
-    plain = pipe(text, **kwargs)
-    with ngramspec.enabled(pipe.model) as speculator:
-        ours = pipe(text, **kwargs)
-        torch.manual_seed(5)
-        sampled = pipe(text, max_new_tokens=12)  # pipelines may sample by default
-    torch.manual_seed(5)
-    assert sampled == pipe(text, max_new_tokens=12)
-    assert ours == plain
-    assert speculator.stats.runs == 2
-    assert speculator.stats.accepted + speculator.stats.prefill_accepted > 0
 
 
 @pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 8}])
@@ -494,7 +425,7 @@ def test_blocks_begin_and_end_one_at_a_time(model, step):
 
 
 def test_a_generate_that_was_put_on_the_model_meanwhile_stays(model):
-    """A wrapper around the stand-in speculates inside the block and is plain behind it."""
+    """A wrapper around the patched ``generate`` speculates inside the block only."""
     expected = model.generate(PROMPT, **GREEDY)
     speculators = [Speculator("none"), Speculator("none")]
     calls = []
@@ -587,7 +518,7 @@ def test_a_shallow_copy_s_blocks_are_its_own(model):
     assert [each.stats.runs for each in speculators] == [1, 1]
 
 
-def test_the_stand_in_looks_like_what_it_stands_in_for(model):
+def test_the_patched_generate_looks_like_the_original(model):
     plain = model.generate
     with ngramspec.enabled(model):
         assert inspect.signature(model.generate) == inspect.signature(plain)

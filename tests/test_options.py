@@ -72,13 +72,8 @@ def test_an_assigned_setting_is_checked_and_used_by_the_next_call(tiny):
         speculator.gamma = gamma
         events = []
         speculator.on_step = events.append
-        tiny.generate(
-            PROMPT,
-            custom_generate=speculator,
-            max_new_tokens=30,
-            do_sample=False,
-            eos_token_id=None,
-        )
+        kwargs = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+        tiny.generate(PROMPT, custom_generate=speculator, **kwargs)
         most.append(max(len(event.drafted) for event in events))
     assert most == [4, 2]
     assert before.gamma == 4

@@ -1,7 +1,8 @@
-"""Online calibration of draft candidates: logistic mixing of acceptance counts.
+"""What a drafter has learned about its candidates: acceptance counts, and weights to mix them.
 
-The mixing is that of the PAQ compressors (Mahoney 2005): each input is the log-odds of a counted
-frequency, and the weights follow the gradient of the coding cost. Counts are halved when full, so
+The mix is logistic, p = squash(sum of weight * stretch(cell)) over a candidate's cells, as in the
+PAQ compressors (Mahoney 2005): each input is the log-odds of a counted frequency, and the weights,
+one set for each situation, follow the gradient of the coding cost. Counts are halved when full, so
 recent text has the most weight.
 
 Invariant: 0 <= right <= verified in every cell, and ``stretch`` is their log-odds, within
@@ -16,17 +17,9 @@ tokens were right. Sequences that share it can infer that much about each other;
 import numpy as np
 
 from ngramspec._native import starts
-from ngramspec._native.cells cimport (
-    ACCEPTANCES, AGES, AGREEMENTS, BIAS, COPIED_COUNTS, COUNTS, DISTANCES, FAMILIAR_CELLS, FITTED,
-    HEAD_CELLS, HEAD_DEPTH_CELLS, HEAD_DEPTH_INPUT, HEAD_INPUT, HEADLESS_SETS, KNOWN, LENGTHS,
-    MATCH_CELLS, MATCH_INPUT, NEAR_CELLS, NEAR_LENGTHS, NEAR_SINCE, NEAREST_CELLS, OWN_STANDINGS,
-    PAIR_CELLS, RANKED, RECENT_CELLS, RESUME_CELLS, RESUMED, TOP_CELLS, TOP_RANKS,
-    SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES, STORE_RESUME_CELLS,
-    STORE_STANDINGS, UNEMITTED_CELLS,
-)
-from ngramspec._native.head cimport CHANCES, HEAD_DEPTHS
-from ngramspec._native.keys cimport CONTEXTS
-from ngramspec._native.top_tokens cimport AGED, LATEST, PROBABILITIES
+
+from ngramspec._native.evidence cimport AGED, CHANCES, HEAD_DEPTHS, LATEST, PROBABILITIES
+from ngramspec._native.text cimport CONTEXTS
 
 cdef extern from *:
     """
@@ -74,7 +67,6 @@ cdef float PRIOR = 4.0      # candidates that a cell's prior counts as
 cdef float PRIOR_STORE = 64.0    # the same for a store's cells
 cdef float PRIOR_HEAD = 16.0    # the same for a head's cells
 cdef float PRIOR_SHARE = 100.0  # tokens that the prior of a recent token's cell counts as
-
 # Initial values: rounded, measured on other texts (library sources in two releases, answers of a
 # small model). They matter for the first few hundred tokens.
 cdef float[18] WEIGHTS = [

@@ -1,15 +1,13 @@
-"""The places in a store that a sequence follows, and what comes next at them.
-
-Places are found at the text's end and followed while a draft is made. A draft's path keeps the
-places whose text it equals. The next tokens there are counted, separately for the places of the
-longest match and for those of shorter ones.
-"""
+"""Text that outlives a request, and the places in it that a sequence follows."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ngramspec._native.common cimport NONE
-from ngramspec._native.regions cimport Regions
-from ngramspec._native.store_source cimport Found, StoreSource
+cdef enum:
+    SEPARATOR = 0x7fffffff  # not a token
+    REGION_BITS = 11    # logarithm of the positions in a region
+    REGIONS = 256
+    FADING = 16         # tokens after which all counts fade once
+    FULL_LENGTH = 4     # matches of at least this length count fully
 
 cdef enum:
     STORE_PLACES = 32   # places followed at once, bits of ``live``
@@ -18,6 +16,15 @@ cdef enum:
     STORE_LEADERS = 8   # different next tokens that are kept
     FAR_OFF = 0x7fffffff    # a distance that is unknown or too long
     COPIED = 3          # minimum match length for a place to count as copied from
+
+cdef struct Found:      # a place to follow
+    int64_t at          # position of the next token
+    int32_t length      # number of preceding tokens that agree with the context
+
+cdef struct Regions:
+    int64_t at[REGIONS]         # the number of each region
+    float copied[REGIONS]       # fading count of next tokens that were the same as in the text
+    int tokens                  # tokens since the counts last faded
 
 cdef struct Followed:   # a place that is followed
     int64_t at          # position in the store of tokens[0]
@@ -28,20 +35,6 @@ cdef struct Followed:   # a place that is followed
     float copied        # fading count of tokens that were right in its region
     int32_t distance    # from where the last copy would continue; FAR_OFF without one
     int32_t tokens[AHEAD]
-
-cdef extern from *:
-    """
-    #define NGS_LOWEST(bits) __builtin_ctzll(bits)
-    """
-    int lowest "NGS_LOWEST" (uint64_t bits) noexcept nogil  # index of the lowest bit that is set
-
-
-cdef inline int take_lowest(uint64_t* bits) noexcept nogil:
-    """Remove the lowest bit that is set; return its index."""
-    cdef int i = lowest(bits[0])
-    bits[0] &= bits[0] - 1
-    return i
-
 
 cdef struct Votes:      # the next tokens at the places that a path follows
     int n               # number of tokens; the entry after the last stands for all other tokens
@@ -59,6 +52,15 @@ cdef struct Votes:      # the next tokens at the places that a path follows
     int familiar        # index of the highest ``copied``, then of the highest count; or NONE
     int nearest         # index of the shortest distance, or NONE
     int32_t resumed     # the next token at the place that was left, or NONE
+
+
+cdef class StoreSource:
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil
+    cdef void credit(self, int64_t at, int n) noexcept nogil
+    cdef bint earlier(self, int64_t at) noexcept nogil
 
 
 cdef class Familiar:    # what a conversation's requests learn about a store, one after another

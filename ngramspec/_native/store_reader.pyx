@@ -1,8 +1,13 @@
-"""Following places in a store over a sequence's drafts and committed tokens.
+"""The places in a store that a sequence follows, and what comes next at them.
 
-If a place of the longest match continues like the sequence, it is again a place of the longest
-match, and no look-up is needed. After PATIENCE consecutive look-ups without a place that was right,
-the next ones are 2, 4 and up to LONGEST_PAUSE tokens apart, until one is right.
+Places are found at the text's end and followed over the drafts and the committed tokens. A draft's
+path keeps the places whose text it equals. The next tokens there are counted, separately for the
+places of the longest match and for those of shorter ones. If a place of the longest match continues
+like the sequence, it is again a place of the longest match, and no look-up is needed. After
+PATIENCE consecutive look-ups without a place that was right, the next ones are 2, 4 and up to
+LONGEST_PAUSE tokens apart, until one is right.
+
+The meaning of a position, an int64, is known only to its source, but ``at + n`` is n tokens on.
 
 Costs: a look-up finds at most STORE_PLACES places; a draft's position reads one token at each.
 Memory: 14 kB. One thread at a time.
@@ -11,14 +16,163 @@ Memory: 14 kB. One thread at a time.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memmove
 
-from ngramspec._native.regions cimport (
-    FADING, FULL_LENGTH, REGIONS, copied_from, count_copied, fade,
-)
+import numpy as np
+
+from ngramspec._native.common cimport MAX_TOKENS, NONE, check_ids, start_of, token_view
+
+cdef extern from *:
+    """
+    #define NGS_LOWEST(bits) __builtin_ctzll(bits)
+    """
+    int lowest "NGS_LOWEST" (uint64_t bits) noexcept nogil  # index of the lowest bit that is set
 
 cdef enum:
     SURE = 12           # length from which a match is followed without looking for others
     PATIENCE = 16       # consecutive failed look-ups after which they become less frequent
     LONGEST_PAUSE = 64  # maximum number of tokens between two look-ups then
+
+cdef int64_t SECOND = <int64_t>1 << 52    # added to the second store's positions
+
+
+cdef inline int place_of(int64_t region) noexcept nogil:
+    """A region's place in the table."""
+    return <int>((<uint64_t>region * <uint64_t>0x9E3779B97F4A7C15) >> 56)
+
+
+cdef inline float copied_from(const Regions* r, int64_t position) noexcept nogil:
+    """The fading count of a position's region: next tokens that were the same as in the text."""
+    cdef int64_t region = position >> REGION_BITS
+    cdef int i = place_of(region)
+    return r.copied[i] if r.at[i] == region else 0
+
+
+cdef inline void count_copied(Regions* r, int64_t position, float n) noexcept nogil:
+    """Add to the count of a position's region."""
+    cdef int64_t region = position >> REGION_BITS
+    cdef int i = place_of(region)
+    if r.at[i] == region:
+        r.copied[i] += n
+    elif r.copied[i] < n:
+        r.at[i] = region
+        r.copied[i] = n
+
+
+cdef inline void fade(Regions* r, int n) noexcept nogil:
+    """Let the counts fade over ``n`` tokens."""
+    cdef int i
+    r.tokens += n
+    while r.tokens >= FADING:
+        r.tokens -= FADING
+        for i in range(REGIONS):
+            r.copied[i] *= <float>0.9
+
+
+cdef inline int take_lowest(uint64_t* bits) noexcept nogil:
+    """Remove the lowest bit that is set; return its index."""
+    cdef int i = lowest(bits[0])
+    bits[0] &= bits[0] - 1
+    return i
+
+
+cdef class StoreSource:
+    """Text that outlives a request."""
+
+    def find(self, context, int most=STORE_PLACES):
+        """Places after a context: [(position, matched tokens), ...], the longest first.
+
+        Args:
+            context: int32 (n,).
+            most: maximum number of places, 1..32.
+        """
+        cdef const int32_t[::1] view = token_view(context, "context")
+        cdef Found found[STORE_PLACES]
+        cdef int i, n
+        check_ids(start_of(view), view.shape[0])
+        if not 1 <= most <= STORE_PLACES:
+            raise ValueError(f"most must be in 1..{STORE_PLACES}, got {most}")
+        if view.shape[0] == 0:
+            return []
+        with nogil:
+            n = self.look(&view[0] + view.shape[0], view.shape[0], found, most)
+        return [(found[i].at, found[i].length) for i in range(n)]
+
+    def tokens_at(self, int64_t at, int most):
+        """At most ``most`` tokens from a position, and at most 64: int32 (n,)."""
+        if not 0 <= most <= MAX_TOKENS:
+            raise ValueError(f"most must be in 0..{MAX_TOKENS}, got {most}")
+        cdef int32_t into[AHEAD]
+        cdef int n
+        with nogil:
+            n = self.read(at, into, min(most, <int>AHEAD))
+        return np.array([into[i] for i in range(n)], np.int32)
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        """Find at most ``most`` places after a context, the longest agreement first; how many.
+
+        The context is the ``have`` tokens before ``end``.
+        """
+        return 0
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
+        """Copy at most ``most`` tokens from a position; fewer at a document's end."""
+        return 0
+
+    cdef void credit(self, int64_t at, int n) noexcept nogil:
+        """Count ``n`` accepted tokens from a position; a store may ignore this."""
+
+    cdef bint earlier(self, int64_t at) noexcept nogil:
+        """Whether a position is in the text of earlier requests, which has separate cells."""
+        return False
+
+
+cdef class StorePair(StoreSource):
+    """Two stores as one: the places of both, the longest first; on ties, the first store's.
+
+    Either may be a pair.
+    """
+
+    cdef StoreSource first, second
+
+    def __cinit__(self, StoreSource first not None, StoreSource second not None):
+        self.first, self.second = first, second
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        cdef Found other[STORE_PLACES]
+        cdef int n, m, i, j, k
+        n = self.first.look(end, have, into, most)
+        m = self.second.look(end, have, other, min(most, <int>STORE_PLACES))
+        for i in range(m):
+            other[i].at += SECOND
+            j = n
+            while j and into[j - 1].length < other[i].length:
+                j -= 1
+            if j == most:
+                break
+            n = min(n + 1, most)
+            for k in range(n - 1, j, -1):
+                into[k] = into[k - 1]
+            into[j] = other[i]
+        return n
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
+        if at >= SECOND:
+            return self.second.read(at - SECOND, into, most)
+        return self.first.read(at, into, most)
+
+    cdef void credit(self, int64_t at, int n) noexcept nogil:
+        if at >= SECOND:
+            self.second.credit(at - SECOND, n)
+        else:
+            self.first.credit(at, n)
+
+    cdef bint earlier(self, int64_t at) noexcept nogil:
+        if at >= SECOND:
+            return self.second.earlier(at - SECOND)
+        return self.first.earlier(at)
 
 
 cdef class Familiar:

@@ -47,8 +47,7 @@ from ngramspec.options import Options
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import TokenSampler
-from ngramspec.verification.stopping import StopRules
+from ngramspec.verification.sampler import StopRules, TokenSampler
 
 if TYPE_CHECKING:  # most calls have one process
     from ngramspec.costs.saved import SavedCosts

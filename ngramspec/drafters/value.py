@@ -9,7 +9,7 @@ import numpy as np
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
-from ngramspec._native.store_source import StorePair, StoreSource
+from ngramspec._native.store_reader import StorePair, StoreSource
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession, LearningDrafter

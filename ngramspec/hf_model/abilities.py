@@ -20,7 +20,7 @@ class Ability(Enum):
 
     DRAFTS = "drafts"
     TREES = "trees"
-    RAGGED = "rows diverge"
+    RAGGED = "ragged rows"
     JOINT = "joint steps"
     PREFILL_DRAFT = "draft in the prefill"
     ONE_PREFILL = "one prefill for all beams"

@@ -22,10 +22,7 @@ from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
 
 
 class AssistantModel:
-    """One sequence in a drafting model, which can drop any number of its last tokens.
-
-    ``model`` is a causal language model of transformers with attention in every layer.
-    """
+    """One sequence in a causal drafting model, which can drop any number of its last tokens."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -46,10 +43,7 @@ class AssistantModel:
         return most if isinstance(most, int) and most > 0 else None
 
     def forward(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
-        """Read int64 (n,) tokens; return the logits after each of the ``last`` ones, (last, vocab).
-
-        If the cache cannot be truncated, an UnsupportedError is raised.
-        """
+        """Read int64 (n,) tokens; return the logits after the ``last`` ones, (last, vocab)."""
         cache = self._first if self._cache is None else self._cache.cache
         given: dict[str, Any] = {"logits_to_keep": last} if "logits_to_keep" in self._takes else {}
         if "position_ids" in self._takes:  # without them Qwen2-VL counts on from its last generate
@@ -107,11 +101,7 @@ def parameters(model: Any) -> int:
 
 
 def read_folder(path: str, like: Any) -> Any:
-    """Load a causal language model from a local folder, on the device and in the dtype of ``like``.
-
-    It may also be the name of a repository in the hub's cache. An OSError is raised if there is
-    neither. Nothing is downloaded, and code in the folder is not run.
-    """
+    """Load a causal model from a local folder or the hub's cache, without running its code."""
     from transformers import AutoModelForCausalLM
 
     check_folder(path)
@@ -143,11 +133,7 @@ def named(model: Any) -> str:
 
 
 def tokenizer_file(model: Any) -> Path | None:
-    """Return the tokenizer.json that belongs to a model; None: it is not known.
-
-    It is in the folder that the model was loaded from, or in the hub's cache under the model's name
-    and commit. Nothing is downloaded.
-    """
+    """Return a model's local tokenizer.json, in its folder or in the hub's cache, or None."""
     name, commit = getattr(model, "name_or_path", ""), names.commit_hash(model.config)
     if not isinstance(name, str) or not name:
         return None
@@ -188,10 +174,7 @@ def check_assistant(assistant: Any, target: Any, same: bool | None) -> None:
 
 
 class StateChannel:
-    """The decoder's last hidden states of each row, until its head takes them.
-
-    ``mask`` is int64 (batch, prompt) with 0 at padding, or None.
-    """
+    """The decoder's last hidden states of each row, until its head takes them."""
 
     def __init__(self, model: Any, mask: torch.Tensor | None, rows: int) -> None:
         self._decoder, self._mask = model.get_decoder(), mask
@@ -261,10 +244,7 @@ _loaded: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def mtp_layers(model: Any) -> Any:
-    """A model's MTP layers (transformers' MtpModel), read from its checkpoint at the first call.
-
-    An UnsupportedError is raised if it has none, or if they cannot be rolled back.
-    """
+    """A model's MTP layers (transformers' MtpModel), read from its checkpoint at the first call."""
     with _lock:
         if model not in _loaded:
             _loaded[model] = _load(model)

@@ -73,18 +73,10 @@ def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
 
 
 def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> torch.Tensor:
-    """Return the positions in the text of each row's last committed token and of its draft.
+    """Return the positions in the text of each row's last token and draft, (..., rows, n + 1).
 
-    A row with fewer nodes than another repeats the position of its last node, so that no position
-    exceeds the model's limit.
-
-    Args:
-        last: int64 (..., rows, 1), positions of the last committed tokens.
-        trees: one for each row, of at most n nodes.
-        lengths: for each row, 1 + its number of nodes.
-
-    Returns:
-        int64 (..., rows, n + 1).
+    ``last`` is int64 (..., rows, 1). A row with fewer nodes than another repeats the position of
+    its last one, so that no position exceeds the model's limit.
     """
     depths = np.zeros((len(trees), max(lengths)), np.int64)
     for row, parents, length in zip(depths, trees, lengths, strict=True):
@@ -116,12 +108,8 @@ def tree_mask(
 ) -> torch.Tensor:
     """Return the mask of a forward of w positions after ``length`` ones, bool (batch, 1, w, keys).
 
-    Args:
-        sees: bool (w, w) or (batch, w, w), which of the forward's positions attend to which.
-        past: (batch, length or more), 0 at masked positions of the cache; None: there are none.
-        length: positions in the cache.
-        device: of the model.
-        keys: columns of the mask, those after the forward's own masked; None: length + w.
+    ``sees`` is bool (w, w) or (batch, w, w), ``past`` (batch, length or more) with 0 at masked
+    positions. With ``keys``, columns after the forward's own are masked.
     """
     own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
     own = own.to(device, non_blocking=True)
@@ -154,11 +142,7 @@ class Reach:
         return self.chunk if self.window is None else self.window
 
     def within(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Return which keys the limits include, regardless of their order and of padding.
-
-        ``queries``, int64 (rows, width), and ``keys``, int64 (rows, keys), are positions in the
-        text. The result is bool (rows, 1, width, keys).
-        """
+        """Return which keys are included, by text positions, bool (rows, 1, width, keys)."""
         one, other = queries[:, None, :, None], keys[:, None, None, :]
         if self.window is not None:
             return other > one - self.window
@@ -187,13 +171,9 @@ class Windows:
     ) -> Masks:
         """Return the mask or masks that the model takes.
 
-        Args:
-            mask: bool (rows, 1, width, keys), without windows and chunks. The keys are those of
-                the cache's slots, of the forward, and any number of unused ones.
-            past: int64 (rows or 1, slots), positions in the text of the cache's slots.
-            queries: int64 (rows or 1, width), likewise of the forward.
-            held: number of the last keys that layers with limits hold, and that their masks have;
-                None: all.
+        ``mask`` is bool (rows, 1, width, keys), without windows. ``past`` and ``queries``, int64
+        (rows or 1, n), are positions in the text of the cache's slots and of the forward. Layers
+        with limits hold the last ``held`` keys; None: all.
         """
         rows, made = max(len(past), len(queries)), {}
         keys = torch.cat((past.expand(rows, -1), queries.expand(rows, -1)), dim=1)
@@ -208,10 +188,7 @@ class Windows:
 
 
 def windows_of(config: Any) -> Windows | None:
-    """Return the windows of a text model's config; None: it has none.
-
-    A model whose config states types of layers takes a mask for each, any other takes one.
-    """
+    """Return the windows of a text model's config; None: it has none."""
     limits, layers = names.attention_limits(config)
     known = {kind: Reach(*each) for kind, each in limits.items() if each is not None}
     return Windows(known, len(known) == len(limits), layers) if limits else None
@@ -220,11 +197,7 @@ def windows_of(config: Any) -> Windows | None:
 def query_positions(
     last: torch.Tensor, trees: Trees, lengths: Sequence[int], width: int
 ) -> torch.Tensor:
-    """Return the positions in the text of a forward's tokens, int64 (rows or 1, width).
-
-    ``width`` includes padding after the longest draft. Without trees, all drafts are chains. The
-    other arguments are those of ``tree_positions``.
-    """
+    """Return the positions in the text of a forward's tokens, int64 (rows or 1, width)."""
     steps = torch.arange(width, device=last.device)
     if not trees:
         return last + steps
@@ -421,11 +394,7 @@ def _fold(query: torch.Tensor, group: int) -> torch.Tensor:
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tensor:
-    """Return a mask as torch adds it to scores of ``dtype``, made once for all layers.
-
-    ``mask`` is (batch or 1, 1, n, keys), bool, or floats to add. Its positions are repeated
-    ``times`` times.
-    """
+    """Return a mask as torch adds it to scores of ``dtype``, made once for all layers."""
     if mask.dtype != torch.bool and times == 1:
         return mask
     known, added = _thread.masks.get((id(mask), dtype, times), (None, mask))

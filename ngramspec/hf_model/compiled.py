@@ -26,19 +26,12 @@ CACHE_SIZE_MULTIPLE = 256  # positions; sizes of compiled calls are rounded up t
 
 
 def least_width(widths: Sequence[int], positions: int) -> int:
-    """Return the least of the allowed widths that is >= ``positions``.
-
-    ``widths`` are ascending; empty: any width is allowed. ``positions`` must be at most
-    ``max_positions``.
-    """
+    """Return the least of the allowed widths, ascending, that is >= ``positions``; empty: any."""
     return widths[bisect_left(widths, positions)] if widths else positions
 
 
 def max_positions(widths: Sequence[int], slots: int | None) -> int | None:
-    """Return the maximum positions of a forward with ``slots`` free ones in the cache.
-
-    None: no limit. ``widths`` are as in ``least_width``.
-    """
+    """Return the maximum positions of a forward with ``slots`` free ones; None: no limit."""
     if not widths or slots is None:
         return widths[-1] if widths else slots
     return widths[max(bisect_right(widths, slots) - 1, 0)]
@@ -51,27 +44,26 @@ class ForwardShapes:
 
     Attributes:
         widths: allowed widths of the forwards, ascending; empty: any width.
-        keys: number of positions that forwards over a dynamic cache attend to, including masked
-            ones; None: those that the cache holds, or the cache is static.
+        keys: positions that forwards over a dynamic cache attend to; None: those that it holds.
         run: the model, or its compiled forward.
     """
 
     def __init__(
         self,
-        known: CallFacts,
+        facts: CallFacts,
         cache: KVCache,
         *,
         width: int | None,
         compiled: bool | None,
         gamma_max: int,
     ) -> None:
-        model, config = known.model, known.config
+        model, config = facts.model, facts.config
         self.widths: tuple[int, ...] = () if width is None else (width,)
-        reason = None if width is None else why_unsupported(Ability.FIXED_WIDTH, known)
+        reason = None if width is None else why_unsupported(Ability.FIXED_WIDTH, facts)
         if reason is not None:
             raise UnsupportedError(f"width={width} is not supported with {reason}")
         self._graphs: Graphs | None = None
-        if should_compile(known, compiled):
+        if should_compile(facts, compiled):
             if width is None:
                 self.widths = bucket_sizes(gamma_max + 1)
             self._graphs = Graphs(model, config, len(self.widths))
@@ -79,8 +71,8 @@ class ForwardShapes:
         self.keys: int | None = None
         if self.widths:
             # The last forward begins with the second-to-last token.
-            new = int(config.max_length) - known.call.prompt
-            needed = known.call.end + new - 2 + self.widths[-1]
+            new = int(config.max_length) - facts.call.prompt
+            needed = facts.call.end + new - 2 + self.widths[-1]
             if cache.capacity is None:
                 self.keys = needed
             else:
@@ -116,16 +108,16 @@ class ForwardShapes:
         return self._graphs is not None and self._graphs.compiled
 
 
-def should_compile(known: CallFacts, compiled: bool | None) -> bool:
+def should_compile(facts: CallFacts, compiled: bool | None) -> bool:
     """Whether a call's forwards are compiled; an UnsupportedError if ``compiled`` cannot be."""
-    if compiled is False or known.config.disable_compile:
+    if compiled is False or facts.config.disable_compile:
         return False
-    reason = why_unsupported(Ability.COMPILED, known)
+    reason = why_unsupported(Ability.COMPILED, facts)
     if compiled and reason is not None:
         raise UnsupportedError(f"compiled=True is not supported with {reason}")
     if compiled or reason is not None:
         return reason is None
-    return names.compiles_by_default(known.model, known.kwargs, known.config)
+    return names.compiles_by_default(facts.model, facts.kwargs, facts.config)
 
 
 MAX_CACHE_SIZES = 8  # cache sizes that graphs are kept for; dynamo's default recompile limit
@@ -145,10 +137,7 @@ def bucket_sizes(widest: int) -> tuple[int, ...]:
 
 
 def compilations() -> int:
-    """Return how many times torch began to compile or to record a CUDA graph in this process.
-
-    The count starts at the first call of this function.
-    """
+    """Return how often torch began to compile or record a graph, since the first call of this."""
     from torch._dynamo.callback import callback_handler
 
     started = callback_handler.start_callbacks
@@ -166,17 +155,7 @@ def _begun(*_: Any) -> None:
 
 
 class Graphs:
-    """A model's compiled forward.
-
-    Attributes:
-        compiled: whether the last call compiled something, or recorded a CUDA graph.
-
-    Args:
-        model: a transformers model.
-        config: the GenerationConfig; shapes are static unless its ``compile_config`` says
-            otherwise.
-        widths: number of different widths.
-    """
+    """A model's compiled forward; ``compiled``: whether its last call compiled something."""
 
     def __init__(self, model: Any, config: Any, widths: int) -> None:
         settings = names.compile_settings(model, config)

@@ -57,7 +57,7 @@ class Inputs:
         self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
         self._mask_name, self._positions_name = self._per_token[:2]
         # Names of the arguments with values for each row.
-        self._by_row = (*self._per_token, *(OF_ENCODER if traits.encodes else ()))
+        self._of_rows = (*self._per_token, *(OF_ENCODER if traits.encodes else ()))
         self._own: OwnSlots | None = None  # of a ragged batch, after the prefill
         self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
@@ -81,10 +81,7 @@ class Inputs:
         )
 
     def begin(self, prompt: torch.Tensor, slots: int) -> None:
-        """Add what ``generate`` left out: the mask of a ragged batch, and positions.
-
-        ``slots`` positions are in the cache after the prefill of ``prompt``, int64 (batch, prompt).
-        """
+        """Add the mask of a ragged batch and positions, after ``slots`` ones of the prefill."""
         rows, kwargs = len(prompt), self.kwargs
         if self.ragged and kwargs.get(self._mask_name) is None:
             kwargs[self._mask_name] = prompt.new_ones(rows, slots + 1)
@@ -115,55 +112,44 @@ class Inputs:
         self._passed_on = None
 
     def grown(self, count: int, lengths: Sequence[int] = ()) -> dict[str, Any]:
-        """Return the arguments for ``count`` positions after each row's last committed token.
-
-        ``lengths``, used in a ragged batch only, are those of ``grow_ragged``.
-        """
+        """Return the arguments for ``count`` positions after each row's last committed token."""
         if not count:
             return dict(self.kwargs)
         if not self.ragged:
             return self.kwargs | self._lengthened(count)
-        return self.kwargs | self._grown_by_row(count, lengths, committed=False)
+        return self.kwargs | self._grown_ragged(count, lengths, committed=False)
 
     def commit(self, kept: Sequence[int]) -> None:
-        """Grow the arguments by the positions of the last forward that stay, ``kept`` of each row.
-
-        The numbers are equal for all rows unless the batch is ragged.
-        """
+        """Grow the arguments by the last forward's positions that stay, ``kept`` of each row."""
         count = max(kept)
         if min(kept) == count:
             self.kwargs |= self._lengthened(count)
         else:
             own = [each + 1 for each in kept]
-            self.kwargs |= self._grown_by_row(count, own, committed=True)
+            self.kwargs |= self._grown_ragged(count, own, committed=True)
             self._extended.clear()
         if self._own is not None:
             self._own.commit(kept)
 
     def _lengthened(self, count: int) -> dict[str, torch.Tensor]:
-        """Return the arguments per token with ``count`` more tokens in every row.
-
-        Their columns do not depend on the tokens, so larger blocks are added in advance.
-        """
+        """Return the arguments per token with more tokens in every row, from larger blocks."""
         found = {}
         for name in self._per_token if count else ():
-            held, more = self.kwargs.get(name), self._extended.get(name)
-            if held is None:
+            if (held := self.kwargs.get(name)) is None:
                 continue
-            length = held.shape[-1] + count
+            length, more = held.shape[-1] + count, self._extended.get(name)
             if more is None or more.shape[-1] < length:
                 more = self._extended[name] = grow(name, held, count + FREE_COLUMNS)
             found[name] = more[..., :length].contiguous()
         return found
 
-    def _grown_by_row(
+    def _grown_ragged(
         self, count: int, lengths: Sequence[int], *, committed: bool
     ) -> dict[str, torch.Tensor]:
         """Return the arguments per token of a ragged batch, extended by ``grow_ragged``."""
         return {
             name: grow_ragged(name, value, count, lengths, committed=committed)
-            for name in self._per_token
-            if (value := self.kwargs.get(name)) is not None
+            for name, value in _given(self.kwargs, self._per_token)
         }
 
     def prepare(
@@ -181,14 +167,8 @@ class Inputs:
     ) -> dict[str, Any]:
         """Have the model prepare a forward over a block, padded to a width; return its arguments.
 
-        Args:
-            block, lengths, trees, committed: as in ``Target.forward``.
-            width: positions of the forward, >= those of the block.
-            slots: positions in the cache.
-            keys: number of positions that the forward attends to, including masked ones; None: the
-                cache's and the forward's own.
-            held: positions that layers with windows hold; None: all.
-            masked: whether the masks must be made here.
+        ``slots`` positions are in the cache; layers with windows hold ``held`` of them, None: all.
+        The forward attends to ``keys``, None: to these and its own. ``masked``: it needs our masks.
         """
         positions = block.shape[1]
         grown = self.grown(positions - 1, lengths)
@@ -256,14 +236,10 @@ class Inputs:
     def _padded(
         self, block: torch.Tensor, kwargs: dict[str, Any], count: int
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Repeat the block's last token ``count`` times at the same position.
-
-        This keeps all positions within the model's limit. ``kwargs`` are changed in place.
-        """
-        for name in self._per_token:
-            if (value := kwargs.get(name)) is not None:
-                more = value[..., -1:].expand(*value.shape[:-1], count)
-                kwargs[name] = torch.cat((value, more), dim=-1)
+        """Repeat the block's last token at its own position, within the model's limit."""
+        for name, value in _given(kwargs, self._per_token):
+            more = value[..., -1:].expand(*value.shape[:-1], count)
+            kwargs[name] = torch.cat((value, more), dim=-1)
         return torch.cat((block, block[:, -1:].expand(-1, count)), dim=1), kwargs
 
     def _makes_masks(self, slots: int) -> bool:
@@ -300,10 +276,7 @@ class Inputs:
     def _text_positions(
         self, slots: int, device: torch.device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the positions in the text of the cache's slots and of the last committed tokens.
-
-        They are int64 (rows or 1, slots) and (rows or 1, 1), counted from where the padding ends.
-        """
+        """Return the text positions of the cache's slots and of the last committed tokens."""
         places = self.kwargs.get(TEXT_POSITIONS)
         if places is None:
             places = torch.arange(slots + 1, device=device)[None]
@@ -319,7 +292,7 @@ class Inputs:
     @property
     def rows_may_leave(self) -> bool:
         """Whether every argument of a forward that depends on rows can be reduced to some rows."""
-        known = (*CACHE_NAMES, "cache_position", *self._by_row)
+        known = (*CACHE_NAMES, "cache_position", *self._of_rows)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
         return self.ragged and plain and not self._traits.reads_text
@@ -336,15 +309,11 @@ class Inputs:
         """Return the arguments by row, for some rows only."""
         return {
             name: select_rows(value, rows, 0 if name == ENCODED else -2)
-            for name in self._by_row
-            if (value := self.kwargs.get(name)) is not None
+            for name, value in _given(self.kwargs, self._of_rows)
         }
 
     def slots_to_keep(self, slots: int) -> torch.Tensor | None:
-        """Return the slots that each row keeps, as ``used_slots``, if the cache is to be compacted.
-
-        The result is None if too few of the ``slots`` in the cache are unused by all rows.
-        """
+        """Return the slots that each row keeps if the cache is to be compacted, or None."""
         if self._own is None:
             return None
         used = max(self._own.used)
@@ -356,21 +325,20 @@ class Inputs:
     def compact(self, slots: torch.Tensor) -> None:
         """Keep the columns of the cache positions ``slots``, int64 (batch, kept), in that order."""
         self._extended.clear()
-        for name in self._per_token:
-            if (value := self.kwargs.get(name)) is not None:
-                index = slots.expand(*value.shape[:-1], slots.shape[1])
-                kept = value[..., :-1].gather(-1, index)
-                self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)
+        for name, value in _given(self.kwargs, self._per_token):
+            index = slots.expand(*value.shape[:-1], slots.shape[1])
+            kept = value[..., :-1].gather(-1, index)
+            self.kwargs[name] = torch.cat((kept, value[..., -1:]), dim=-1)
         if self._own is not None:
             self._own.compact(slots.shape[1])
 
 
-def next_position(position_ids: torch.Tensor | None) -> int:
-    """Return 1 + the greatest position of the rows' last prompt tokens.
+def _given(kwargs: dict[str, Any], names: Sequence[str]) -> list[tuple[str, Any]]:
+    return [(name, kwargs[name]) for name in names if kwargs.get(name) is not None]
 
-    ``position_ids`` is int64 (..., batch, prompt), or None if the model counts positions itself;
-    the result is then 0.
-    """
+
+def next_position(position_ids: torch.Tensor | None) -> int:
+    """Return 1 + the greatest position of the rows' last prompt tokens; 0 if there are none."""
     if position_ids is None or not position_ids.numel():
         return 0
     return int(position_ids[..., -1].max()) + 1
@@ -399,13 +367,8 @@ def grow_ragged(
 ) -> torch.Tensor:
     """Extend an argument by ``count`` positions, some of which are gaps in some rows.
 
-    Args:
-        name: of the model's argument.
-        value: (..., batch, length), whose last column is each row's last committed token.
-        count: columns to add, >= 0.
-        lengths: for each row, how many columns are its own, counted from that last column.
-        committed: whether the last column of the result belongs to each row's last committed
-            token, which is then its ``lengths``-th own column.
+    ``lengths`` are how many columns are each row's own, counted from the last committed token's.
+    ``committed``: the last column of the result belongs to each row's last committed token.
     """
     if count == 0:
         return value
@@ -431,11 +394,7 @@ def padding_of(mask: torch.Tensor) -> torch.Tensor:
 
 
 def used_slots(mask: torch.Tensor, used: int) -> torch.Tensor:
-    """Return the slots of each row's own positions, int64 (batch, used), ascending.
-
-    ``mask`` is (batch, length), 0 at gaps. ``used`` is the number of positions of the row that has
-    most; a row with fewer begins with gaps.
-    """
+    """Return the slots of each row's own positions, ascending, after gaps in shorter rows."""
     order = mask.to(torch.int64).argsort(dim=1, stable=True)  # gaps first, then the row's own
     return order[:, mask.shape[1] - used :]
 
@@ -466,10 +425,7 @@ class OwnSlots:
         self.used = [self.used[place] for place in order]
 
     def needed(self, window: int) -> int:
-        """Return how many of the last slots hold ``window - 1`` tokens of each unfinished row.
-
-        Layers with this window need no other slots.
-        """
+        """Return how many of the last slots hold ``window - 1`` tokens of each unfinished row."""
         masks = self._mask[self._unfinished]
         if not len(masks) or window == 1:
             return 0

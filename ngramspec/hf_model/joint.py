@@ -100,10 +100,7 @@ class JointForward:
         self._added: dict[int, tuple[torch.Tensor, list[Any], int]] = {}
 
     def run(self, hidden: bool = False) -> list[JointResult]:
-        """Run the forward, collect the head's inputs if ``hidden``, and return each share's result.
-
-        An UnsupportedError is raised if a layer does not attend to what its cache returned.
-        """
+        """Run the forward, and return each share's result, with the head's inputs if ``hidden``."""
         shares = self._shares
         ids = torch.cat([each.ids for each in shares], dim=1)
         total, device = ids.shape[1], ids.device
@@ -145,11 +142,7 @@ class JointForward:
         value: torch.Tensor,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Have each share's positions attend to its own keys and values, by attention ``own``.
-
-        ``query`` is (1, heads, total, size), key and value are those that ``_update`` returned. The
-        result is (1, total, heads, size).
-        """
+        """Have each share's positions attend to its own keys and values, (1, heads, n, size)."""
         if id(key) not in self._added:
             raise UnsupportedError(f"{type(module).__name__} does not attend to its cache's states")
         _, added, layer = self._added[id(key)]
@@ -168,10 +161,7 @@ _found: TestResults = WeakKeyDictionary()
 
 
 def why_not_tried(model: Any) -> str | None:
-    """Why a transformers model's forwards cannot be joined, by a test of it; None: they can.
-
-    A model is tested once, with a few forwards over a few tokens.
-    """
+    """Why a transformers model's forwards cannot be joined, by a test run once; None: they can."""
     return tested_once(model, _try, _found)
 
 

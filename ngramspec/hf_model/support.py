@@ -174,10 +174,7 @@ def check_beams_of(model: Any, beams: int) -> None:
 
 
 def refusal(settings: dict[str, Any]) -> str:
-    """Return the message for settings, by name, that rule speculation out; None: no value is shown.
-
-    The remedy names arguments, because these override a checkpoint's config as well.
-    """
+    """Return the message for settings that rule speculation out, with arguments as the remedy."""
     shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
     found = ", ".join(shown)
     remedy = ", ".join(f"{name}={OFF_VALUES[name]!r}" for name in settings)
@@ -214,10 +211,7 @@ RATE_NAME_PARTS = ("drop", "jitter")
 
 
 def drops_out(model: Any) -> bool:
-    """Whether a module in training mode has a dropout or jitter rate above 0.
-
-    An adapter added to a model in evaluation mode is itself in training mode.
-    """
+    """Whether a module in training mode, such as a new adapter, has a dropout or jitter rate."""
     return any(
         isinstance(value, float) and value > 0
         for module in model.modules()
@@ -243,10 +237,7 @@ _found: TestResults = WeakKeyDictionary()
 
 
 def check_recurrent(model: Any, rows: int) -> None:
-    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state.
-
-    The test's forwards have ``rows`` rows, which the model's hooks may rely on.
-    """
+    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state."""
     reason = tested_once(model, lambda model: why_not_continued(model, rows), _found)
     if reason is not None:
         raise UnsupportedError(f"{type(model).__name__} cannot check several tokens: {reason}")

@@ -46,26 +46,16 @@ class Target:
     and the pending ones before it. In a ragged batch it also holds gaps that no row attends to.
 
     Attributes:
-        cache: the model's cache; the prefill may replace it.
-        inputs: arguments of the next forward.
         widths: allowed widths of the forwards after the prefill, ascending; empty: any width.
         pending: accepted tokens that the next forward runs again; None: the model is not recurrent.
-        keep_hidden: whether the next forward collects ``hidden``.
-        hidden: input of the model's head in the last forward, (batch, n + 1, d), at the positions
-            of its logits; None: not collected or not available.
+        hidden: input of the head in the last forward, (batch, n + 1, d), if ``keep_hidden``.
         states: the hidden states of committed positions for heads; None: no head reads them.
 
     Args:
-        model: a transformers model with a language-model head.
-        input_ids: int64 (batch, prompt); of the decoder in an encoder-decoder model.
-        config: the prepared GenerationConfig.
         model_kwargs: what ``generate`` prepared for the model's forward.
         width: positions of every forward after the prefill; None: the draft decides.
         compiled: whether these forwards are compiled; None: if the baseline compiles them.
-        gamma_max: maximum number of draft tokens; used for compiled forwards only.
         beams: beams of each prompt; each prompt is repeated in this number of rows.
-
-    An UnsupportedError is raised if the model, its cache or the call cannot be speculated with.
     """
 
     def __init__(
@@ -194,16 +184,9 @@ class Target:
     # Forwards
 
     def prefill(self, draft: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the prompt, in chunks if the config says so, followed by a draft.
+        """Run the prompt and a draft after it, int64 (1, n), or None.
 
-        Args:
-            draft: int64 (1, n), n <= ``prefill_room()``; None: no draft.
-
-        Returns:
-            logits at the prompt's last token and the n draft tokens, (batch, n + 1, vocab).
-
-        An UnsupportedError is raised if the cache does not hold the prompt afterwards, or if logits
-        are missing.
+        The logits of the prompt's last token and of the draft are returned, (batch, n + 1, vocab).
         """
         count = 0 if draft is None else draft.shape[1]
         prompt, kwargs, config = self.prompt, self.inputs.kwargs, self.config
@@ -266,11 +249,10 @@ class Target:
         trees: Trees = (),
         committed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run every row's last committed token and its draft in one forward.
+        """Run every row's last committed token and its draft in one forward, padded to its width.
 
-        Padding up to the forward's width follows the block. A model may drop its cache and read
-        all tokens again (Phi-3, where its rotary factors change); generation then continues with
-        the cache that it returns.
+        A model may drop its cache and read all tokens again (Phi-3, where its rotary factors
+        change); generation then continues with the cache that it returns.
 
         Args:
             block: int64 (batch, n + 1), on the prompt's device.
@@ -278,11 +260,6 @@ class Target:
             trees: parents of each row's draft; empty: all drafts are chains.
             committed: int64 (batch, length), all tokens up to and including the block's first, for
                 models that read them (``traits.reads_text``); else None.
-
-        Returns:
-            logits, (batch, n + 1, vocab), in the model's dtype.
-
-        A MissingLogitsError is raised if the model returns fewer; see ``without_drafts``.
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
         assert self._forward is not None
@@ -314,8 +291,7 @@ class Target:
     ) -> dict[str, Any]:
         """Return the model's arguments; the caller runs the model and calls ``end_forward``.
 
-        ``joint``: the positions are part of a joint forward, for which windows that hide a position
-        need masks that are made here. The other arguments are those of ``forward``.
+        ``joint``: it is a part of a joint forward, whose windows need masks that are made here.
         """
         new, keys = block.shape[1], self.cache.key_length
         if self._present is not None:
@@ -347,10 +323,7 @@ class Target:
         return inputs
 
     def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Accept the outputs of the forward that ``begin_forward`` prepared, and return its logits.
-
-        ``hidden`` is the input of the model's head, (batch, width or more, d), or None.
-        """
+        """Accept the outputs of the prepared forward and its head's input; return its logits."""
         forward = self._forward
         assert forward is not None
         forward.outputs = outputs
@@ -363,9 +336,15 @@ class Target:
 
     def _of_new(self, states: torch.Tensor) -> torch.Tensor:
         """Select the states of the block's new tokens, (batch, n + 1, size), for all rows."""
-        assert self._forward is not None
-        new = self._forward.of_new(states, self.traits.name)
-        return new if self._present is None else self._present.spread(new)
+        forward = self._forward
+        assert forward is not None
+        assert forward.block is not None
+        new = forward.width - forward.replayed
+        wanted = forward.block.shape[1] - forward.replayed
+        _check_logits(states, new, self.traits.name)
+        if states.shape[1] != wanted:
+            states = states[:, -new:][:, :wanted]
+        return states if self._present is None else self._present.spread(states)
 
     def _replace_cache(self, forward: _Forward) -> None:
         """Continue with the cache that a forward made instead of the one that it was given."""
@@ -378,14 +357,11 @@ class Target:
     # Rollback
 
     def rollback(self, paths: Sequence[Sequence[int]], origins: Sequence[int] = ()) -> None:
-        """Roll cache, masks and positions back: of the last forward, only accepted positions stay.
-
-        It may also be called after an interrupted forward or prefill.
+        """Roll cache, masks and positions back, also after an interrupt: accepted positions stay.
 
         Args:
             paths: for each row of the cache after the rollback, the forward's positions that the
-                baseline would have run, in order. In the prefill, position 0 is that of the
-                prompt's last token.
+                baseline would have run. In the prefill, position 0 is the prompt's last token.
             origins: which row of the forward each row continues; empty: each its own.
         """
         if self.limits.prefilled is None:
@@ -423,9 +399,6 @@ class Target:
             self.cache.truncate(forward.width - stays, self.inputs.needed_slots)
         self._slots += stays
         self._forward = None
-        self._compact()
-
-    def _compact(self) -> None:
         slots = self.inputs.slots_to_keep(self._slots)
         if slots is not None:
             self.cache.compact(slots)
@@ -433,11 +406,7 @@ class Target:
             self._slots = slots.shape[1]
 
     def _all_or_none(self, checkpoint: Checkpoint, accepted: int, origins: Sequence[int]) -> int:
-        """Return how many positions of a forward over recurrent states stay: all or none.
-
-        If a token was rejected, the states are restored and the accepted tokens of each row's
-        origin become pending.
-        """
+        """Return how many positions of a forward over recurrent states stay: all or none."""
         forward = self._forward
         assert forward is not None
         assert forward.block is not None
@@ -455,10 +424,7 @@ class Target:
         self.limits.no_drafts = reason
 
     def keep_rows(self, rows: Collection[int]) -> None:
-        """Run only these present rows in later forwards; call it after a rollback.
-
-        Arguments and results keep all rows. Values of rows that have left are meaningless.
-        """
+        """Run only these present rows later. Values of others are meaningless from then on."""
         if self._present is None:
             self._present = PresentRows(len(self.prompt))
         order = self._present.keep(rows)
@@ -538,15 +504,6 @@ class _Forward:
     outputs: Any = None  # of the model; None: the forward was interrupted
     reread: bool = False  # whether it read the whole text again
 
-    def of_new(self, states: torch.Tensor, name: str) -> torch.Tensor:
-        """Select the states of the block's new tokens from (batch, positions, size)."""
-        assert self.block is not None
-        new = self.width - self.replayed
-        _check_logits(states, new, name)
-        if states.shape[1] == self.block.shape[1] - self.replayed:
-            return states
-        return states[:, -new:][:, : self.block.shape[1] - self.replayed]
-
 
 def _check_logits(logits: torch.Tensor, positions: int, name: str) -> None:
     if logits.shape[1] < positions:
@@ -562,11 +519,7 @@ def _reading(states: StateChannel | None) -> AbstractContextManager[Any]:
 
 @contextmanager
 def head_inputs(model: Any, wanted: bool) -> Iterator[list[torch.Tensor]]:
-    """Collect the inputs of the model's head in this thread's forwards inside the block.
-
-    Each forward appends (batch, positions, d) to the list. It stays empty if ``wanted`` is False,
-    and for a model without a head (``get_output_embeddings``).
-    """
+    """Collect the inputs of the model's head, (batch, positions, d), in this thread's forwards."""
     found: list[torch.Tensor] = []
     head = model.get_output_embeddings() if wanted else None
     if not isinstance(head, torch.nn.Module):
@@ -594,11 +547,7 @@ DECODER_STATE_NAMES = {
 
 
 class OutputRecorder:
-    """Keeps the requested attentions and hidden states of committed tokens.
-
-    Attributes:
-        names: of the outputs kept, such as "attentions"; empty: none were requested.
-    """
+    """Keeps the requested attentions and hidden states, ``names``, of committed tokens."""
 
     def __init__(
         self, config: Any, kwargs: dict[str, Any], *, encodes: bool, streams_first: bool
@@ -620,10 +569,7 @@ class OutputRecorder:
             kept.append(getattr(outputs, name))
 
     def keep(self, forward: _Forward, count: int, before: int, *, static: bool) -> None:
-        """Keep the states of the first ``count`` of a forward's new positions, one entry each.
-
-        ``before`` positions were in the cache. ``static``: it attended to all of a static cache.
-        """
+        """Keep the states of a forward's first ``count`` new positions, after ``before`` ones."""
         for name, kept in self._kept.items():
             layers = getattr(forward.outputs, name)
             if layers is None or forward.reread:  # not computed, or not of one position
@@ -639,9 +585,7 @@ class OutputRecorder:
     ) -> torch.Tensor:
         """Return one position's part of a layer's states, as its own forward would.
 
-        ``layer`` has attentions, (batch, heads, n, keys), of which the first ``keys`` are kept if
-        that is not None, or hidden states, (batch, n, size). With several streams these are
-        (batch, n, streams, size) or (streams, batch, n, size).
+        Streams of hidden states are (batch, n, streams, size) or (streams, batch, n, size).
         """
         if "attentions" in name:
             return layer[:, :, position : position + 1][..., :keys]
@@ -657,15 +601,7 @@ class OutputRecorder:
         logits: list[torch.Tensor] | None,
         ranking: dict[str, Any] | None = None,
     ) -> Any:
-        """Build the return value of ``generate``.
-
-        Args:
-            cache: of the generation.
-            kwargs: of the last forward.
-            sequences: int64 (batch, prompt + generated).
-            scores, logits: processed scores and raw logits per token, float32 (batch, vocab) each.
-            ranking: additional output fields of a beam search, by name.
-        """
+        """Build the return value of ``generate``, with the output fields of a beam search."""
         if not self._returns_dict:
             return sequences
         states = {name: tuple(kept) for name, kept in self._kept.items()}

@@ -85,11 +85,8 @@ class Traits:
 
 
 def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Traits:
-    """Return the traits of a model, for inputs as ``generate`` prepared them.
-
-    A ``prepare_inputs_for_generation`` other than the common one is tried; see ``try_preparation``.
-    """
-    config, stock = names.text_config(model), names.stock_class(model)
+    """Return the traits of a model, for inputs as ``generate`` prepared them."""
+    stock = names.stock_class(model)
     own_names, encodes = names.names_of(model), names.is_encoder_decoder(model)
     name = "decoder_position_ids" if encodes else "position_ids"
     given = encodes or kwargs.get(name) is not None
@@ -117,21 +114,16 @@ def traits_of(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Tr
         standard_masks=names.has_standard_masks(model, stock),
         own_masks=names.has_own_masks(model),
         passes_masks=passes_masks,
-        windows=windows_of(config),
-        alibi=names.has_alibi(config),
+        windows=windows_of(names.text_config(model)),
         by_slot=bool(own_names & names.BY_SLOT),
         reads_text=reads_text,
         takes_positions=placed,
         hooked=hooked,
         skips_padding=not placed and names.skips_padding(model),
-        position_limit=names.position_limit(config),
         embeddings=names.embedding_count(model),
-        rope_changes_at=names.rope_changes_at(config),
-        rope_grows=names.rope_grows(config),
         recurrent=names.is_stateful(model),
-        rereads_at=names.rereads_at(model),
         token_capacity=names.least_capacity(model),
-        streams_first=names.puts_streams_first(config),
+        **names.config_traits(model),
     )
 
 
@@ -222,10 +214,7 @@ def call_traits_of(
     traits: Traits,
     states: tuple[str, ...],
 ) -> CallTraits:
-    """Return the traits of a call, from the arguments of its prefill as ``generate`` made them.
-
-    An UnsupportedError is raised for embeddings that are read in chunks.
-    """
+    """Return the traits of a call, from the arguments of its prefill as ``generate`` made them."""
     if kwargs.get("inputs_embeds") is not None and config.prefill_chunk_size:
         raise UnsupportedError(
             "prefill_chunk_size is not supported with inputs_embeds, which transformers would read"
@@ -265,9 +254,8 @@ def prompt_end(
 ) -> int:
     """Return how many positions a row has after the prefill, including those cached before it.
 
-    This is the length of the mask, or ``mask_length``, that of the mask that ``generate`` left
-    out. A prompt without either is assumed to be new as a whole. In an encoder-decoder model, the
-    names of the arguments have the ``prefix`` "decoder_".
+    This is the length of the mask, or of the one that ``generate`` left out, ``mask_length``. A
+    prompt without either is assumed to be new as a whole.
     """
     mask = kwargs.get(f"{prefix}attention_mask")
     if mask is not None:
@@ -316,11 +304,7 @@ class CallFacts:
 
     @property
     def plain(self) -> bool:
-        """Whether the arguments describe only text.
-
-        Any other argument may change how a prompt is read. Token types, for example, may make
-        attention bidirectional.
-        """
+        """Whether the arguments describe only text; others may change how a prompt is read."""
         return all(
             name in PLAIN_PREFILL or value is None or value is False
             for name, value in self.kwargs.items()
@@ -340,11 +324,7 @@ class CallFacts:
 
     @property
     def slides(self) -> bool:
-        """Whether the text may become longer than a window or chunk of a layer.
-
-        Otherwise all layers have full attention. The length is that of the text with all new
-        tokens, and drafts do not go beyond it.
-        """
+        """Whether the text, with all new tokens, may become longer than a window or chunk."""
         windows = self.traits.windows
         if windows is None:
             return False

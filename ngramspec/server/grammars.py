@@ -44,8 +44,6 @@ class GrammarPool:
 
     Each user has an equal share of the memory and compiles one grammar at a time, so that response
     times reveal nothing about other users' grammars. At most ``waiting`` of a user's requests wait.
-
-    ``vocabulary`` returns xgrammar's ``TokenizerInfo``. ``seconds`` limit one compilation.
     """
 
     def __init__(

@@ -28,8 +28,7 @@ class TypeName(str):
 class WithoutMessages(logging.Filter):
     """Removes the messages of exceptions from log records, as they can quote a request.
 
-    The types of exceptions and the lines of code where they were raised remain. A message that
-    cannot quote a request is logged as ``str(error)``.
+    A message that cannot quote a request is logged as ``str(error)``.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -166,28 +166,23 @@ class NotTextError(ValueError):
 
 
 class TextEncoder:
-    """Encodes texts with a copy of a tokenizer. Thread-safe.
-
-    ``names`` and ``ids`` are those of the control tokens, see ``control_names``. ``lead`` are the
-    tokens before every framed text, see ``leading_tokens``. ``longest`` is an upper bound on the
-    characters of text that one token represents: a vocabulary entry has at least one character for
-    each byte or character of its token's text. It does not hold for a tokenizer that drops
-    characters or encodes a run of unknown characters as one token.
-    """
+    """Encodes texts with a copy of a tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.names = control_names(tokenizer)
+        self.tokenizer, self.names = tokenizer, control_names(tokenizer)
         self.ids = frozenset(tokenizer.convert_tokens_to_ids(list(self.names)))
         self.spans = finder_of(self.names)
-        self.tokenizer = tokenizer
+        # Upper bound on the characters of text that one token represents, unless the tokenizer
+        # drops characters or encodes a run of unknown ones as one token.
         self.longest = max(map(len, tokenizer.get_vocab()))
         self.lead = leading_tokens(tokenizer)
         self._aliases: dict[str, str] = {}
         self._named: dict[int, int] = {}  # ids of aliases to ids of their control tokens
+        self._backend: Any = None
+        self._of_prompts: Any = None
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._backend = None if backend is None else self._copy(backend)
-        self._of_prompts = None if backend is None else untruncated(backend)
-        if self._of_prompts is not None:
+        if backend is not None:
+            self._backend, self._of_prompts = self._copy(backend), untruncated(backend)
             split = bool(getattr(tokenizer, "split_special_tokens", False))
             self._of_prompts.encode_special_tokens = split
 

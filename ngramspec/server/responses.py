@@ -152,9 +152,7 @@ class Stream(EventSourceResponse):
     """Streams JSON values as events.
 
     An error after the first event, or the server's shutdown, which cancels the task, is sent as an
-    event with the error's JSON. ``at_end`` is always called: when the stream has ended, when the
-    client has disconnected, and when the stream never began. ``done``: end with ``[DONE]``, as
-    OpenAI's API.
+    event with the error's JSON. ``at_end`` is always called, even if the stream never began.
     """
 
     def __init__(

@@ -109,19 +109,14 @@ class ByteRun:
 
     The tokenizers package decodes such a run (byte fallback) as a whole: if a part of it is not
     UTF-8, each of its bytes becomes a replacement character.
-
-    Attributes:
-        count: number of bytes.
-        pending: the incomplete character at the end.
-        wrong: the first bytes that are not UTF-8, up to the one that shows it; b"" if none is.
-        since: number of bytes from the beginning of ``wrong``.
-        released: whether characters of the run were returned, and so cannot change.
     """
 
     def __init__(self) -> None:
-        self.count = self.since = 0
-        self.pending = self.wrong = b""
-        self.released = False
+        self.count = 0
+        self.pending = b""  # the incomplete character at the end
+        self.wrong = b""  # the first bytes that are not UTF-8, up to the one that shows it
+        self.since = 0  # number of bytes from the beginning of ``wrong``
+        self.released = False  # whether characters were returned, and so cannot change
 
     def add(self, byte: int) -> None:
         self.count += 1
@@ -150,15 +145,13 @@ class Detokenizer:
     back while later tokens may change it: an incomplete character, and with byte fallback at most
     ``MAX_HELD_BYTES`` bytes. (If a longer run of bytes turns out not to be UTF-8, its first
     characters remain.) The time per token does not depend on the number of tokens before.
-
-    Of the preceding tokens, ``prompt``, only the last few matter. Tokens with ``hidden`` ids, by
-    default the special ones, are not shown.
     """
 
     def __init__(
         self, tokenizer: Any, prompt: Sequence[int], *, hidden: Container[int] | None = None
     ) -> None:
-        self._tokenizer, self._hidden = tokenizer, hidden
+        self._tokenizer = tokenizer
+        self._hidden = hidden  # ids that are not shown; None: the special ones
         known = getattr(tokenizer, "convert_tokens_to_ids", lambda name: None)("<0x80>")
         fallback = known is not None and tokenizer.convert_ids_to_tokens(known) == "<0x80>"
         self._piece = tokenizer.convert_ids_to_tokens if fallback else None

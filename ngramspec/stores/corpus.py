@@ -12,12 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ngramspec._native.store_check import check_corpus
-from ngramspec._native.store_corpus import CorpusIndex
-from ngramspec.draft import Int32
-from ngramspec.errors import check_int
+from ngramspec._native.store_corpus import CorpusIndex, check_corpus
 from ngramspec.stores import corpus_build
 from ngramspec.stores.base import Source, fingerprint, vocabulary_size
 from ngramspec.stores.files import (
@@ -36,9 +31,9 @@ MAX_RECIPE_BYTES = 1 << 20  # longer recipes are truncated when read, and so ref
 KIND = FileKind(
     magic=b"\x89NGC\r\n\x1a\n",
     name="ngramspec corpus",
-    version=1,
+    version=2,
     fields="IIIIQQQ32s",
-    sections=("text", "places", "next", "keys", "wide", "slots", "recipe"),
+    sections=("text", "places", "keys", "recipe"),
 )
 
 
@@ -61,14 +56,14 @@ class Corpus(Source):
     """Indexed text that outputs may resemble, such as a repository.
 
     Immutable and memory-mapped: opening reads only the header, and processes that open the same
-    file share its pages. Any number of threads may use it. It finds the longest match of the end of
-    a context in microseconds, and the continuations by frequency. No match spans two documents.
-    Copies and pickles open the same file.
+    file share its pages. Any number of threads may use it. The places of the longest match of a
+    context's end are found in microseconds. No match spans two documents. Copies and pickles open
+    the same file.
 
     Example:
         >>> corpus = Corpus.build([np.array([5, 6, 7, 8], np.int32)], "own.ngc")
-        >>> corpus.continuations(np.array([9, 6, 7], np.int32))
-        [(8, 1)]
+        >>> len(corpus)
+        4
     """
 
     rehearsed = REHEARSED_TOKENS
@@ -178,38 +173,6 @@ class Corpus(Source):
             check_corpus(self.index)
         except AssertionError as error:
             raise StoreFileError(f"{self.path} is broken: {error}") from error
-
-    def longest_match(self, context: Int32) -> tuple[int, int]:
-        """(tokens, places) of the longest match of the end of a context; (0, 0) without one.
-
-        Args:
-            context: token ids, int32 (n,); only the last 64 are used.
-        """
-        length, first, end = self.index.longest(context)
-        return length, end - first
-
-    def continuations(
-        self, context: Int32, most: int = 8, *, max_length: int | None = None
-    ) -> list[tuple[int, int]]:
-        """What follows the longest match, as (token, count), most frequent first.
-
-        Args:
-            context: token ids, int32 (n,); only the last 64 are used.
-            most: maximum number of continuations, 1..8.
-            max_length: maximum match length in tokens; None: 64.
-        """
-        check_int("most", most, 1, 8)
-        if max_length is not None:
-            check_int("max_length", max_length, 1)
-            context = context[-max_length:]
-        return list(self.index.continuations(context, most)[0])
-
-    def following(self, context: Int32, most: int) -> Int32:
-        """At most ``most`` tokens after the first place of the longest match: int32 (n,)."""
-        check_int("most", most, 0)
-        length, first, _ = self.index.longest(context)
-        place = self.index.place(first) if length else -1
-        return self.index.tokens_at(place, most) if place >= 0 else np.empty(0, np.int32)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise a ValueError if the corpus was built with another tokenizer.

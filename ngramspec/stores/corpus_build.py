@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native import store_build
+from ngramspec._native import store_corpus
 from ngramspec._native.store_corpus import STRIDE
 from ngramspec.draft import Int32
 from ngramspec.stores.base import encode
@@ -26,9 +26,8 @@ from ngramspec.stores.base import encode
 MAX_TOKEN_ID = (1 << 21) - 2  # three tokens share 64 bits of a key
 MAX_CODES = (1 << 31) - 1
 NARROW_IDS = (1 << 16) - 1  # ids below it take two bytes
-SEPARATOR = store_build.SEPARATOR_CODE
+SEPARATOR = store_corpus.SEPARATOR_CODE
 CHUNK_TOKENS = 1 << 22
-TOKENS_PER_WIDE = 96  # text tokens per stored wide interval: under a byte of entries per token
 
 Sections = list[list[Any]]
 Progress = Callable[[str], None]
@@ -77,23 +76,19 @@ def tokens_of(document: Any, index: int, tokenizer: Any) -> Int32:
 
 
 def sections_of(text: Int32, largest: int, progress: Progress) -> Sections:
-    """The sections of a corpus: text, places, next, keys, wide, slots, as parts to be written."""
+    """The sections of a corpus: text, places and keys, as parts to be written."""
     width = 2 if largest < NARROW_IDS else 3
     progress("sorting")
     places = sorted_places(text)
-    progress("what follows each place")
-    following = text[places]
     progress("keys")
-    level = store_build.keys(text, places, width, STRIDE)
+    level = store_corpus.keys(text, places, width, STRIDE)
     levels = []
     while len(places) > STRIDE and len(level):
         levels.append(level)
         if len(level) <= STRIDE:
             break
         level = np.ascontiguousarray(level[::STRIDE])
-    progress("frequent contexts")
-    entries, slots = wide_sections(text, places, following, largest)
-    return [packed(text, width), [places], packed(following, width), levels, [entries], [slots]]
+    return [packed(text, width), [places], levels]
 
 
 def sorted_places(text: Int32) -> NDArray[np.uint32]:
@@ -142,18 +137,3 @@ def packed(codes: Int32, width: int) -> list[Any]:
             chunk = np.ascontiguousarray(chunk.view(np.uint8).reshape(-1, 4)[:, :3])
         parts.append(chunk)
     return parts
-
-
-def wide_sections(
-    text: Int32, places: NDArray[np.uint32], following: Int32, largest: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-    """Entries and slots of the widest intervals, as far as they fit."""
-    intervals = store_build.wide_intervals(text, places)
-    widths = intervals[:, 1] - intervals[:, 0]
-    order = np.argsort(-widths, kind="stable")[: len(text) // TOKENS_PER_WIDE]
-    intervals = np.ascontiguousarray(intervals[np.sort(order)])
-    slots, kept = store_build.slots(intervals)
-    if not kept.all():
-        intervals = np.ascontiguousarray(intervals[kept])
-        slots, kept = store_build.slots(intervals)
-    return store_build.count_wide(following, intervals, largest + 1), slots

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import xxhash
 from native_strategies import int32, salted
+from ngramspec._native.text import ContextTable
 
 from ngramspec._native import common
 from ngramspec._native.calibration import Calibration
-from ngramspec._native.contexts import ContextTable
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec._native.ngram import NGramTable
 from ngramspec._native.unigram import UnigramCounts

@@ -104,7 +104,7 @@ CASES = {
     "rows that advance together": lambda known: call(known, rows=2),
     "dynamic cache": lambda known: traits(call(known, static=False), attention="eager"),
     "encoder-decoder model": lambda known: traits(known, encodes=True),
-    "several rows": lambda known: replace(call(known, rows=2), by_row=True),
+    "several rows": lambda known: replace(call(known, rows=2), ragged=True),
     "a text longer than a window, with a dynamic cache": lambda known: traits(
         call(known, static=False), windows=WINDOW, attention="eager"
     ),
@@ -208,7 +208,7 @@ def test_all_reasons_are_known_and_the_first_is_reported():
     ]
     assert why_unsupported(Ability.FIXED_WIDTH, known) == found[0]
     assert why_unsupported(Ability.TREES, known) == "a batch of 3 rows that advance together"
-    assert why_unsupported(Ability.TREES, replace(known, by_row=True)) == "a model with ALiBi"
+    assert why_unsupported(Ability.TREES, replace(known, ragged=True)) == "a model with ALiBi"
 
 
 @pytest.mark.parametrize(("window", "slides"), [(19, True), (20, False), (21, False)])

@@ -161,7 +161,7 @@ def test_what_stays_is_as_if_the_others_had_never_been(monkeypatch):
     keep_rows, compared = Target.keep_rows, []
 
     def states(target, places):
-        layers = [each[places] for at in target.cache.layers for each in (at.keys, at.values)]
+        layers = [each[places] for at in target.cache.layers for each in at.states()]
         kwargs = target.inputs.kwargs
         return [*layers, kwargs["attention_mask"][places], kwargs["position_ids"][places]]
 

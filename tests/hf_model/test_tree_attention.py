@@ -60,8 +60,7 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
     from ngramspec.decoding.batch import Batch, Group
     from ngramspec.decoding.row import Row
     from ngramspec.verification.rule import Rule
-    from ngramspec.verification.sampler import TokenSampler
-    from ngramspec.verification.stopping import StopRules
+    from ngramspec.verification.sampler import StopRules, TokenSampler
 
     for seed in (None, 0):  # greedy, and sampled from a distribution that is sure of itself
         choosing = TokenSampler(None, StopRules(()), Rule(seed is not None), None, None)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ngramspec._native.text import ContextTable
 
 from ngramspec._native.calibration import Calibration
-from ngramspec._native.contexts import ContextTable
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec._native.ngram import NGramTable
 from ngramspec._native.unigram import UnigramCounts

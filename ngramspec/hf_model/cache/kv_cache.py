@@ -56,18 +56,11 @@ def own_tokens(window: int) -> int:
 
 
 class KVCache:
-    """The decoder's layers in a cache, all of kinds that can be rolled back.
-
-    Args:
-        cache: transformers' cache, which the model's forward takes and returns.
-        recurrent: whether its linear layers have a recurrent state in addition to a convolution.
+    """The decoder's layers in a cache of transformers, all of kinds that can be rolled back.
 
     Attributes:
         layers: all but those of cross-attention, which change only when rows leave.
         attention: those of ``layers`` that hold keys and values.
-        indexed: whether a layer has an index of its keys.
-        slides: whether a layer forgets positions that have left its window.
-        convolves: whether a layer keeps the last inputs of a convolution, or a recurrent state.
         gap_obstacle: which layers allow no gaps between the cache's positions; None: all do.
         checkpoint: copies of the linear layers' recurrent states; None: they have none.
         capacity: positions that the cache can hold; None: no limit.
@@ -91,6 +84,7 @@ class KVCache:
         obstacles = (each.gap_obstacle for each in (*linear, *self.layers))
         self.gap_obstacle = next(filter(None, obstacles), None)
         self.checkpoint = Checkpoint([each.layer for each in linear]) if recurrent else None
+        self._records = self.slides or self.convolves  # so that each forward is truncated
         self._stretched = 0
         self.capacity = self._capacity()
 
@@ -122,10 +116,7 @@ class KVCache:
         self.capacity = self._capacity()
 
     def stretch(self, length: int) -> None:
-        """Have dynamic layers return ``length`` keys and values, padded with zeros at the end.
-
-        The masks of the forwards must have the same length. It lasts until ``release``.
-        """
+        """Have dynamic layers return ``length`` keys and values, padded, until ``release``."""
         for each in self.attention:
             each.stretch(length)
         self._stretched = length
@@ -148,19 +139,17 @@ class KVCache:
     def truncate(self, count: int, needed: Needed = own_tokens) -> None:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward.
 
-        ``needed`` returns, for the size of a layer's window, how many of the remaining positions
-        that layer needs; the rest is dropped.
+        ``needed`` returns how many of the others a layer with a window needs; the rest is dropped.
         """
-        needed = functools.cache(needed)
-        for kind, layers in self._by_kind.items():
-            kind.truncate_all(layers, count, needed)
+        if count or self._records:
+            needed = functools.cache(needed)
+            for kind, layers in self._by_kind.items():
+                kind.truncate_all(layers, count, needed)
 
     def truncate_to(self, length: int) -> None:
         """Drop all positions from ``length`` on, layer by layer, after an interrupted forward.
 
         Layers that the forward added, as Dory's and one over a DynamicCache() do, are dropped.
-        Convolutions return to their inputs before the forward, and recurrent states to the
-        checkpoint, if there is one.
         """
         del caches.decoder_cache(self.cache).layers[self._own_layers :]
         if self.checkpoint is not None:
@@ -169,10 +158,7 @@ class KVCache:
             each.truncate_to(length)
 
     def release(self, *, outlives: bool = True) -> None:
-        """Have layers slide and grow again as in the baseline.
-
-        ``outlives``: whether the cache is used after the generation; then spare memory is freed.
-        """
+        """Slide and grow again as in the baseline; ``outlives``: the cache is used later."""
         for each in self.layers:
             each.release(outlives=outlives)
         self._stretched = 0
@@ -186,11 +172,7 @@ class KVCache:
                 each.reorder(origins, moves)
 
     def keep_paths(self, start: int, paths: Sequence[Sequence[int]]) -> None:
-        """Move each row's positions start + path[0], start + path[1], ... to start, start + 1, ...
-
-        Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them. A
-        path lists accepted positions of the forward, ascending.
-        """
+        """Move each row's positions start + path[0], start + path[1], ... to start, ..."""
         moves = [
             (row, start + at, start + node)
             for row, path in enumerate(paths)
@@ -279,10 +261,7 @@ def forgets(cache: Any, length: int) -> bool:
 
 
 def copy_positions(cache: Any, source: Any, length: int, layers: Sequence[int] = ()) -> None:
-    """Give ``cache``, which is empty or ``source``, the first ``length`` positions of ``source``.
-
-    These are copied for the layers at the places ``layers``; empty: for all layers.
-    """
+    """Give ``cache``, empty or ``source``, the first positions of some or all layers."""
     for at, layer in enumerate(source.layers):
         if (layers and at not in layers) or caches.kind_of(layer) == caches.EMPTY:
             continue
@@ -293,10 +272,9 @@ def copy_positions(cache: Any, source: Any, length: int, layers: Sequence[int] =
 
 
 class Snapshot:
-    """The state of a dynamic cache at one length.
+    """The state of a dynamic cache with one row at one length.
 
-    Layers of full attention are not copied: they can be cropped. The others are: what their
-    windows hold, the inputs of convolutions, and recurrent states. The cache has one row.
+    Layers of full attention are not copied: they can be cropped.
     """
 
     def __init__(self, cache: Any) -> None:
@@ -312,10 +290,7 @@ class Snapshot:
         return sum(map(memory, self._layers.values()))
 
     def restore(self, cache: Any, source: Any) -> None:
-        """Give ``cache`` the first ``length`` positions of the snapshot's cache, ``source``.
-
-        ``cache`` is empty, or ``source`` itself.
-        """
+        """Give ``cache``, empty or ``source``, the first ``length`` positions of ``source``."""
         for at, layer in self._layers.items():
             cache.layers[at] = _copied(layer)
         others = [at for at in range(len(source.layers)) if at not in self._layers]

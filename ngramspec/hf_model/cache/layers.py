@@ -137,22 +137,22 @@ class Attention(CacheLayer):
         self._update = (replace_update(self.layer, update),)
 
     def truncate(self, count: int, needed: Needed) -> None:
-        """See CacheLayer."""
         if count and self.has_keys:
-            self._keep(slice(None, -count))
+            self._drop(count)
 
     def truncate_to(self, length: int) -> None:
-        """See CacheLayer."""
         surplus = self.length - length
         if surplus > 0:
-            self._keep(slice(None, -surplus))
+            self._drop(surplus)
+
+    def _drop(self, count: int) -> None:
+        self._keep(slice(None, -count))
 
     def _keep(self, positions: slice) -> None:
         layer = self.layer
         layer.keys, layer.values = layer.keys[:, :, positions], layer.values[:, :, positions]
 
     def states(self) -> Iterator[torch.Tensor]:
-        """See CacheLayer."""
         if self.has_keys:
             yield from (self.layer.keys, self.layer.values)
 
@@ -192,6 +192,9 @@ class DynamicAttention(Attention):
 
     croppable = True
 
+    def _drop(self, count: int) -> None:
+        self.layer.crop(-count)
+
     def grow_in_place(self) -> None:
         """See CacheLayer. A layer that does so already is left as it is, also by ``release``."""
         if not isinstance(getattr(self.layer.update, "__self__", None), InPlace):
@@ -205,7 +208,6 @@ class IndexedAttention(Attention):
     gap_obstacle = "attention with an index of its keys"
 
     def truncate(self, count: int, needed: Needed) -> None:
-        """See CacheLayer."""
         if count:
             self.layer.crop(-count)
 
@@ -224,13 +226,11 @@ class IndexedAttention(Attention):
             layer.indexer_position_ids = places[..., :length]
 
     def states(self) -> Iterator[torch.Tensor]:
-        """See CacheLayer."""
         yield from super().states()
         if self.layer.indexer_keys is not None:
             yield self.layer.indexer_keys  # (rows, length, size)
 
     def reorder(self, origins: Sequence[int], moves: torch.Tensor) -> None:
-        """See CacheLayer."""
         super().reorder(origins, moves)
         places = getattr(self.layer, "indexer_position_ids", None)
         if places is not None:  # (dimensions, rows, length), maybe expanded from fewer rows
@@ -242,7 +242,6 @@ class StaticAttention(Attention):
 
     @property
     def capacity(self) -> int:  # type: ignore[override]
-        """See CacheLayer."""
         return int(self.layer.get_max_length())
 
     @classmethod
@@ -251,7 +250,6 @@ class StaticAttention(Attention):
         return layers[0].length
 
     def resize(self, capacity: int) -> None:
-        """See CacheLayer."""
         self.layer.max_cache_len = capacity
         _allocate_like(self.layer, self.layer)
 
@@ -267,19 +265,14 @@ class StaticAttention(Attention):
                 torch._foreach_sub_([each.layer.cumulative_length for each in layers], count)
 
     def truncate(self, count: int, needed: Needed) -> None:
-        """See CacheLayer."""
         self.truncate_all([self], count, needed)
 
     def truncate_to(self, length: int) -> None:
-        """See CacheLayer."""
         self.truncate_all([self], max(self.length - length, 0), lambda window: 0)
 
 
 def widen_static(cache: Any, capacity: int) -> None:
-    """Replace the windowed layers of an empty static cache by layers of full length.
-
-    A windowed one overwrites its oldest positions. Masks hide them in a layer that keeps them.
-    """
+    """Replace layers with windows in an empty static cache by ones that overwrite nothing."""
     # All layers get one length, because transformers makes their masks for the first layer's.
     full = [layer.max_cache_len for layer in cache.layers if kind_of(layer) == STATIC]
     capacity = max(full, default=capacity)
@@ -306,14 +299,10 @@ def _stretching(update: Update, length: int) -> Update:
 class InPlace:
     """An ``update`` for a dynamic layer, in memory that belongs to this generation alone.
 
-    The values are the same, and each head's positions are contiguous as before; only the stride
-    between heads is larger. The layer's earlier contents are copied there first, so nothing is
-    written to tensors that a caller may hold. Under ``torch.compile``, and for states whose shape,
-    dtype or device differs from those held, it calls the layer's original ``update``. A deep copy
-    of the layer gets a separate ``InPlace``.
-
-    The layer holds its ``update``, so the layer is referenced weakly. A cycle would keep a dropped
-    cache in memory until the next full garbage collection.
+    Only the stride between heads differs. The layer's earlier contents are copied there first, so
+    nothing is written to tensors that a caller may hold. Under ``torch.compile``, and for states
+    that do not fit, it calls the layer's original ``update``. The layer holds its ``update``, so it
+    is referenced weakly: a cycle would keep a dropped cache in memory.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -370,10 +359,7 @@ def _fits(held: torch.Tensor | None, new: torch.Tensor) -> bool:
 def _append(
     memory: torch.Tensor | None, held: torch.Tensor, new: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append (batch, heads, n, size) to (batch, heads, length, size); return memory and view.
-
-    ``held`` is copied to new memory unless it is a view of ``memory``, and there is room.
-    """
+    """Append (batch, heads, n, size) to ``held``, in ``memory`` if it is there and has room."""
     length, whole = held.shape[2], held.shape[2] + new.shape[2]
     if memory is not None and memory.shape[0] > held.shape[0]:  # rows have left the batch
         memory = memory[: held.shape[0]]

@@ -42,15 +42,12 @@ class LinearAttention(CacheLayer):
 
     @classmethod
     def supports(cls, layer: Any) -> bool:
-        """See CacheLayer."""
         return hasattr(layer, "activate_past_recording") and isinstance(layer.conv_states, dict)
 
     def forgets(self, length: int) -> bool:
-        """See CacheLayer."""
         return True
 
     def record(self) -> None:
-        """See CacheLayer."""
         if not self._recurrent:
             self.layer.activate_past_recording()
 
@@ -72,11 +69,7 @@ class LinearAttention(CacheLayer):
                 layer.conv_states[at] = stay[..., -layer.conv_kernel_size[at] :]
 
     def truncate_to(self, length: int) -> None:
-        """See CacheLayer. All inputs of the interrupted forward are dropped.
-
-        It may not have reached every layer. Those that do not record have overwritten their inputs,
-        as in the baseline.
-        """
+        """See CacheLayer. Layers that do not record overwrite their inputs, as in the baseline."""
         layer = self.layer
         for at, inputs in () if self._recurrent else layer.conv_states.items():
             if not length:
@@ -86,7 +79,6 @@ class LinearAttention(CacheLayer):
                 layer.conv_states[at] = inputs[..., : layer.conv_kernel_size[at]]
 
     def states(self) -> Iterator[torch.Tensor]:
-        """See CacheLayer."""
         for states in (self.layer.conv_states, self.layer.recurrent_states):
             yield from (each for each in states.values() if each is not None)
 
@@ -102,10 +94,7 @@ class LinearAttention(CacheLayer):
 
 
 class Checkpoint:
-    """A copy of the states of linear layers, in memory that is reused at each ``save``.
-
-    It has the size of the states. ``save`` and ``restore`` each copy all of them.
-    """
+    """A copy of the states of linear layers, in memory that is reused at each ``save``."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = layers
@@ -131,10 +120,7 @@ class Checkpoint:
             torch._foreach_copy_([self._copies[key] for key in self._saved], states)
 
     def restore(self) -> bool:
-        """Restore the states as they were at ``save``, and return whether there is a copy of them.
-
-        The copy is kept. States are written in place: compiled forwards may hold their addresses.
-        """
+        """Restore the states in place, as they were at ``save``; return whether there is a copy."""
         if not self._flags:
             return False
         there, now = [], dict(self._states())
@@ -198,21 +184,14 @@ class Pending:
         return len(self) >= self.most
 
     def keep(self, block: torch.Tensor, count: int, origins: Sequence[int] = ()) -> None:
-        """Make the first ``count`` >= 0 tokens of a block's rows pending.
-
-        ``block`` is int64 (batch, width). Row i continues its row ``origins[i]``; empty: its own.
-        """
+        """Make the first tokens of a block's rows, int64 (batch, width), pending."""
         rows = block[list(origins)] if origins else block
         self.tokens = rows[:, :count] if count else None
 
     def in_front(
         self, block: torch.Tensor, committed: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return a block, int64 (batch, n + width), with the n pending tokens before it.
-
-        ``committed``, int64 (batch, length) or None, has all tokens up to the block's first. All
-        tokens up to the first of the returned block are returned, too.
-        """
+        """Return a block with the pending tokens before it, and all tokens up to its first."""
         if self.tokens is not None:
             block = torch.cat((self.tokens, block), dim=1)
         if committed is not None:
@@ -221,10 +200,7 @@ class Pending:
         return block, committed
 
     def text(self) -> torch.Tensor | None:
-        """Return the ``committed`` argument of ``in_front`` for an empty block, or None.
-
-        These are all tokens up to the pending ones and one more, int64 (batch, length).
-        """
+        """Return the ``committed`` argument of ``in_front`` for an empty block, or None."""
         if self._before is None or self.tokens is None:
             return None
         pending = torch.cat((self.tokens, self.tokens[:, -1:]), dim=1).to(self._before.dtype)

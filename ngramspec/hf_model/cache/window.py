@@ -31,15 +31,12 @@ class WindowAttention(Attention):
 
     @property
     def first(self) -> int:  # type: ignore[override]
-        """See CacheLayer."""
         return int(self.layer.cumulative_length) - (self.held or 0)
 
     def forgets(self, length: int) -> bool:
-        """See CacheLayer."""
         return length >= self._window
 
     def record(self) -> None:
-        """See CacheLayer."""
         self.layer.activate_past_recording()
 
     def make_ragged(self) -> None:
@@ -74,7 +71,6 @@ class WindowAttention(Attention):
             setattr(self.layer, name, states)
 
     def release(self, *, outlives: bool) -> None:
-        """See CacheLayer."""
         super().release(outlives=outlives)
         self.layer.sliding_window = self._window
         self.layer.record_past = False

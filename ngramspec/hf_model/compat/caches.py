@@ -71,11 +71,7 @@ def _first(arguments: Mapping[str, Any], names: Iterable[str]) -> Any:
 
 
 def kind_of(each: Any) -> str:
-    """Return the name of a cache's or layer's class, or of its base class in transformers.
-
-    The base class counts if a subclass overrides none of its methods, because it can then be rolled
-    back in the same way.
-    """
+    """Return a cache's or layer's class, or the base in transformers whose methods it has all."""
     kinds = type(each).__mro__
     for place, kind in enumerate(kinds):
         if kind.__module__ == MODULE:
@@ -92,10 +88,7 @@ def _matters(name: str) -> bool:
 
 
 def new_cache(config: Any = None, *, windows: bool = True) -> Any:
-    """Return an empty dynamic cache, with the layers that a model's config asks for.
-
-    Without ``windows``, those of windowed layers forget nothing. The model's masks apply them.
-    """
+    """Return an empty dynamic cache; without ``windows``, only masks apply these."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     cache = DynamicCache(config=config)

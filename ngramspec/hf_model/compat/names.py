@@ -147,9 +147,6 @@ BY_ROW = HISTORY_FREE | {
     "SuppressTokensAtBeginLogitsProcessor",
 }
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
-SUPPRESSING = frozenset({"SuppressTokensLogitsProcessor"})  # it bans its suppress_tokens
-# They ban the sequences to which ``sequence_bias`` gives minus infinity.
-BIASING = frozenset({"SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor"})
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
 MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
 MAX_TIME = "MaxTimeCriteria"  # called without the tokens
@@ -204,12 +201,7 @@ def processor_name(processor: Any) -> str:
 
 
 def caller_of(processors: Any) -> Callable[..., Any]:
-    """Return a function that applies a list of processors to tokens and scores.
-
-    A LogitsProcessorList inspects each processor's signature at every call, which takes longer than
-    many processors. The function only does so here. If a processor has more parameters, it is
-    the list itself, which then raises an error.
-    """
+    """Return a function that applies processors without inspecting their signatures each time."""
     known = processor_name(processors) in PROCESSOR_LIST
     if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
         call: Callable[..., Any] = processors
@@ -395,10 +387,7 @@ def device_mesh(model: Any) -> Any:
 
 
 def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a prompt, int64 (batch, prompt), as the baseline does, in chunks if the config says so.
-
-    Return the outputs of the last forward.
-    """
+    """Run a prompt as the baseline does; return the outputs of the last forward."""
     return model._prefill(input_ids, config, kwargs)
 
 
@@ -453,10 +442,7 @@ def output_class(*, beams: bool, encodes: bool) -> Any:
 
 
 def register_attention(name: str, make: Callable[[Any], Any]) -> bool:
-    """Register ``make(sdpa's function)`` as an attention with sdpa's masks, unless it is there.
-
-    Return whether "sdpa" is transformers' own function.
-    """
+    """Register ``make(sdpa)`` as an attention; return whether sdpa is transformers' own."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
@@ -496,18 +482,6 @@ def position_limit(config: Any) -> int | None:
     return limit
 
 
-def puts_streams_first(config: Any) -> bool:
-    """Whether several streams are the first dimension of a model's hidden states (Gemma 3n)."""
-    return hasattr(config, "altup_num_inputs")
-
-
-def has_alibi(config: Any) -> bool:
-    """Whether a model's attention adds biases by distance, computed from the 2D mask."""
-    own = getattr(config, "attn_config", None)  # MPT's
-    asked = bool(getattr(config, "alibi", False) or getattr(own, "alibi", False))
-    return asked or config.model_type in ("bloom", "mpt")
-
-
 # How far back each type of layers attends: names of the fields of its window and of its chunk.
 LAYER_TYPES: dict[str, tuple[str | None, str | None]] = {
     "full_attention": (None, None),
@@ -537,6 +511,25 @@ def attention_limits(config: Any) -> tuple[dict[str, Limits | None], tuple[str, 
     return found, tuple(kinds)
 
 
+def config_traits(model: Any) -> dict[str, Any]:
+    """Return the fields of ``Traits`` that follow from a model's config."""
+    config = text_config(model)
+    own = getattr(config, "attn_config", None)  # MPT's
+    alibi = getattr(config, "alibi", False) or getattr(own, "alibi", False)
+    at = getattr(model.config, "original_max_position_embeddings", None)
+    known = position_limit(model.config)
+    if not names_of(model) & REREADS or (known is not None and at is not None and at >= known):
+        at = None
+    return {
+        "position_limit": position_limit(config),
+        "alibi": bool(alibi) or config.model_type in ("bloom", "mpt"),
+        "rope_changes_at": rope_changes_at(config),
+        "rope_grows": any(each["rope_type"] == "dynamic" for each in _ropes(config)),
+        "rereads_at": None if at is None else int(at),
+        "streams_first": hasattr(config, "altup_num_inputs"),
+    }
+
+
 def rope_changes_at(config: Any) -> int | None:
     """Return the length from which on a forward's rotary frequencies are different, or None."""
     thresholds = [
@@ -547,25 +540,11 @@ def rope_changes_at(config: Any) -> int | None:
     return min(thresholds, default=None)
 
 
-def rope_grows(config: Any) -> bool:
-    """Whether rotary frequencies depend on the largest position of a forward."""
-    return any(each["rope_type"] == "dynamic" for each in _ropes(config))
-
-
 def _ropes(config: Any) -> list[dict[str, Any]]:
     """The rotary parameters of a text config, or of each kind of its layers."""
     given = getattr(config, "rope_parameters", None) or {}
     each = [given, *given.values()]
     return [one for one in each if isinstance(one, dict) and "rope_type" in one]
-
-
-def rereads_at(model: Any) -> int | None:
-    """Return the length from which on a model drops a shorter cache and reads all, or None."""
-    if not names_of(model) & REREADS:
-        return None
-    at = getattr(model.config, "original_max_position_embeddings", None)
-    known = position_limit(model.config)
-    return None if at is None or (known is not None and at >= known) else int(at)
 
 
 def placeholders(config: Any) -> set[int]:
@@ -606,10 +585,7 @@ def set_attention_name(config: Any, name: str) -> None:
 
 
 def mtp_model(model: Any) -> tuple[Any, set[str]]:
-    """Return transformers' class of MTP layers and the types of a model's, if it has such layers.
-
-    The class is None before transformers 5.20. The types are empty if the model has none.
-    """
+    """Return the class of MTP layers, None before 5.20, and the types of a model's, maybe none."""
     from transformers import modeling_layers
 
     kind: Any = getattr(modeling_layers, "MtpModel", None)

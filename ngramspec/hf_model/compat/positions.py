@@ -47,10 +47,7 @@ _thread = _Thread()
 def placed(modules: Modules, past: torch.Tensor, own: torch.Tensor) -> Iterator[None]:
     """Let this thread's next forward use given positions; other threads may run the same model.
 
-    Args:
-        modules: the ``counting_modules`` of the model.
-        past: int64 (rows, length), of the positions in the cache.
-        own: int64 (rows, width) or (1, width), of the forward's own.
+    ``past``, int64 (rows, length), are those in the cache, ``own``, (rows or 1, width), its own.
     """
     tables, biased = modules
     hooks = [each.register_forward_pre_hook(_count_from_zero, with_kwargs=True) for each in tables]
@@ -66,10 +63,7 @@ def placed(modules: Modules, past: torch.Tensor, own: torch.Tensor) -> Iterator[
 
 
 def given_positions() -> torch.Tensor | None:
-    """Return the positions of this thread's present forward, int64 (rows, width).
-
-    They are None outside of ``placed``.
-    """
+    """Return the positions of this thread's forward in ``placed``, int64 (rows, width), or None."""
     return _thread.own
 
 

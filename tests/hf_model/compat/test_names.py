@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import transformers
-from ngramspec.decoding.config import Config
 from packaging.version import Version
 from transformers import GenerationConfig, cache_utils
 from transformers_names import (
@@ -32,6 +31,7 @@ import ngramspec
 from ngramspec.decoding.beams import search
 from ngramspec.hf_model.compat import caches, names, versions
 from ngramspec.hf_model.compat.versions import MARKS_CACHES, Change, has
+from ngramspec.options import Options
 
 ROOT = Path(ngramspec.__file__).parent
 COMPAT = ROOT / "hf_model" / "compat"
@@ -173,11 +173,8 @@ OTHERS = {
     ("measure/forwards.py", "_forced_targets"): "its own buffer on a model",
     ("cli/__init__.py", "_SubParsersAction"): "argparse's, the class of a list of commands",
     ("cli/options.py", "_ArgumentGroup"): "argparse's, a type that has no public name",
-    ("decoding/config.py", "_config"): "an attribute of a pickled Speculator",
-    ("decoding/config.py", "_saved"): "an attribute of a Speculator pickled by version 0.1",
-    ("drafters/call_text.py", "_replace"): "a method of every named tuple",
     ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",
-    ("enabling.py", "_orig_mod"): "the model in a torch.compile wrapper",
+    ("hf.py", "_orig_mod"): "the model in a torch.compile wrapper",
     ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
     ("hf_model/support.py", "_DropoutNd"): "the base class of torch's dropouts",
     ("hf_model/cache/layers.py", "_foreach_sub_"): "torch's one launch for all layers",
@@ -347,8 +344,8 @@ def is_transformers(module: str) -> bool:
 @cache
 def known_fields() -> set[str]:
     """Fields of configs that any module may read: those of ``generate`` and our own."""
-    ours = {name for kind in (Config, search.BeamConfig) for name in dir(kind)}
-    ours |= {name for kind in (Config, search.BeamConfig) for name in kind.__annotations__}
+    ours = {name for kind in (Options, search.BeamConfig) for name in dir(kind)}
+    ours |= {name for kind in (Options, search.BeamConfig) for name in kind.__annotations__}
     return {*vars(GenerationConfig()), *dir(GenerationConfig), *ours, *CONFIG_FIELDS}
 
 

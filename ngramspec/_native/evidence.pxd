@@ -1,10 +1,8 @@
-"""The most probable tokens after each token, from the latest forwards (top-k candidates)."""
+"""The most probable tokens of the target and of a drafting head."""
 
-from libc.stdint cimport int8_t, int32_t, uint32_t
+from libc.stdint cimport int32_t, int8_t, uint32_t
 
-from ngramspec._native.common cimport NONE
-from ngramspec._native.places cimport Text
-from ngramspec._native.recent cimport Recent
+from ngramspec._native.text cimport Recent, Text
 
 cdef enum:
     RANKS = 8           # tokens kept per row
@@ -15,6 +13,11 @@ cdef enum:
     PAIRS = 1 << PAIR_BITS      # rows kept by the last two tokens
     LATEST = 4          # last positions of the text whose rows are also kept
     UNEMITTED = LATEST * RANKS
+
+cdef enum:
+    CHANCES = 12        # buckets of a head's probability
+    FAINT_CHANCE = CHANCES - 1  # the last bucket: 0.01 or less
+    HEAD_DEPTHS = 6     # buckets of the number of tokens between the text and the position
 
 cdef struct Row:        # 56 bytes
     int32_t since       # position in the text that it belongs to, or at which the draft began
@@ -30,6 +33,14 @@ cdef struct Unemitted:     # a top-k token at one of the last positions that was
     int32_t probability         # its bucket
     bint recent         # whether it is one of the text's recent tokens
 
+cdef struct HeadRow:
+    int32_t n           # number of tokens in it
+    int32_t before      # the draft token before it; NONE: it follows the text
+    int32_t token[RANKS]        # the most probable first
+    int8_t chance[RANKS]        # probability bucket of each
+    int32_t fixed       # the draft token at its position; NONE: the search chooses
+    float share         # P(accepted) of ``fixed``
+
 
 cdef inline int rank_of(const int32_t* row, int n, int32_t token) noexcept nogil:
     """The rank of a token among the ``n`` tokens of a row, from 0; RANKS if it is not there."""
@@ -38,18 +49,6 @@ cdef inline int rank_of(const int32_t* row, int n, int32_t token) noexcept nogil
         if row[i] == token:
             return i
     return RANKS
-
-
-cdef inline int8_t bucket_of(const float* bounds, int8_t n, float log_prob) noexcept nogil:
-    """The bucket 0..n of a natural logarithm of probability; n for NaN.
-
-    ``bounds`` are the exclusive lower bounds of the buckets but the last, descending.
-    """
-    cdef int8_t i
-    for i in range(n):
-        if log_prob > bounds[i]:
-            return i
-    return n
 
 
 cdef inline int age_bucket(Py_ssize_t age) noexcept nogil:
@@ -90,3 +89,17 @@ cdef class TopTokens:
     ) noexcept nogil
     cdef void put_latest(self, int32_t last) noexcept nogil
     cdef int unemitted(self, const Text* text, const Recent* recent, Unemitted* into) noexcept nogil
+
+
+cdef class HeadRows:
+    cdef HeadRow* rows          # indexed by depth
+    cdef Py_ssize_t cap
+    cdef int n                  # number of rows
+    cdef int fixed              # number of leading rows whose draft token is fixed
+
+    cdef int add(
+        self, int32_t before, const int32_t* ids, const float* log_probs, int k
+    ) noexcept nogil
+    cdef inline const HeadRow* at(self, bint follows, int depth) noexcept nogil:
+        """The row of a position at a depth whose path is the head's; else NULL."""
+        return &self.rows[depth] if follows and depth < self.n else NULL

@@ -1,19 +1,27 @@
-"""The target's latest top-k candidates after its tokens (Token Recycling, Luo et al. 2024).
+"""The tokens that models find most probable: the target's latest top-k candidates, and a head's.
 
-There is one row for each token, the latest after it. PAIRS slots hold rows after two tokens, the
-latest of those that collide. The rows of the text's last positions are also kept, because tokens
-that were probable but not emitted there may follow soon (LogitSpec, Liu et al. 2025).
+There is one row of the target for each token, the latest after it (Token Recycling, Luo et al.
+2024). PAIRS slots hold rows after two tokens, the latest of those that collide. The rows of the
+text's last positions are also kept, because tokens that were probable but not emitted there may
+follow soon (LogitSpec, Liu et al. 2025). Memory: 56 bytes for each distinct token seen, 4 bytes for
+each id up to the largest of them, and 224 kB for pairs.
 
-Invariant: ``places`` refers to every row once, and to no other. Costs: writing and finding a row
-O(1), amortised over growth. Memory: 56 bytes for each distinct token seen, 4 bytes for each id up
-to the largest of them, and 224 kB for pairs. The owner prevents concurrent use.
+A head's row belongs to a path: row i follows the draft tokens ``before`` of the rows 1 to i.
+Positions of a draft whose path is this one have the row's tokens as candidates. In sampled
+requests, tokens that were sampled from the head's distribution are fixed, and so are those before
+them. Memory: 56 bytes for each row of the longest path.
+
+Invariants: ``places`` refers to every row once, and to no other; a head's rows 0 to ``fixed`` - 1
+have a fixed token, no others. Costs: writing and finding a row O(1), amortised over growth. The
+owner prevents concurrent use.
 """
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from ngramspec._native.common cimport NONE, reserve
+from ngramspec._native.text cimport Recent, Text
 
 cdef enum:
     MOST_IDS = 1 << 22      # larger ids are ignored; no vocabulary has them
@@ -22,6 +30,23 @@ cdef enum:
 cdef float[FAINT] BOUNDS = [
     -0.1053605, -0.3566749, -0.6931472, -1.203973, -1.897120, -2.659260, -3.506558, -4.605170
 ]
+# ln of 0.97, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.25, 0.12, 0.05 and 0.01.
+cdef float[FAINT_CHANCE] HEAD_BOUNDS = [
+    -0.0304592, -0.1053605, -0.2231436, -0.3566749, -0.5108256, -0.6931472, -0.9162907, -1.386294,
+    -2.120264, -2.995732, -4.605170
+]
+
+
+cdef inline int8_t bucket_of(const float* bounds, int8_t n, float log_prob) noexcept nogil:
+    """The bucket 0..n of a natural logarithm of probability; n for NaN.
+
+    ``bounds`` are the exclusive lower bounds of the buckets but the last, descending.
+    """
+    cdef int8_t i
+    for i in range(n):
+        if log_prob > bounds[i]:
+            return i
+    return n
 
 
 cdef class TopTokens:
@@ -157,3 +182,37 @@ cdef inline bint is_recent(const Recent* recent, int32_t token) noexcept nogil:
         if recent.token[i] == token:
             return True
     return False
+
+
+cdef class HeadRows:
+    """The rows along the head's path of one draft."""
+
+    def __dealloc__(self):
+        free(self.rows)
+
+    def sizeof(self):
+        """Bytes allocated."""
+        return sizeof(HeadRows) + self.cap * sizeof(HeadRow)
+
+    def check_integrity(self):
+        """Raise an AssertionError if an invariant is broken."""
+        assert 0 <= self.fixed <= self.n <= self.cap, "numbers of rows"
+        for i in range(self.n):
+            assert (self.rows[i].fixed != NONE) == (i < self.fixed), f"row {i}"
+            assert (self.rows[i].before == NONE) == (i == 0), f"row {i}"
+
+    cdef int add(
+        self, int32_t before, const int32_t* ids, const float* log_probs, int k
+    ) noexcept nogil:
+        """Append a row: 0, or -1 without memory."""
+        cdef HeadRow* row
+        cdef int i
+        if reserve(<void**>&self.rows, &self.cap, self.n + 1, sizeof(HeadRow)) < 0:
+            return -1
+        row = &self.rows[self.n]
+        row.n, row.before, row.fixed, row.share = min(k, <int>RANKS), before, NONE, 0
+        for i in range(row.n):
+            row.token[i] = ids[i]
+            row.chance[i] = bucket_of(HEAD_BOUNDS, FAINT_CHANCE, log_probs[i])
+        self.n += 1
+        return 0

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,3 +25,13 @@ def agreed(
     drafted: npt.NDArray[np.int32], committed: npt.NDArray[np.int32], begin: int, end: int
 ) -> int: ...
 def sound_chain(tokens: Any, confidence: Any, room: int, vocab: int) -> bool: ...
+def worthwhile_heads(
+    confidences: Sequence[npt.NDArray[np.float32]],
+    curve: npt.NDArray[np.float32],
+    chains: bool = True,
+    lasting: float = 1.0,
+    weights: Sequence[float] | None = None,
+    rate: float = ...,
+) -> list[int]: ...
+def may_pay(curve: npt.NDArray[np.float32], rows: int, k: int, rate: float = 1.0) -> bool: ...
+def generous_cost(curve: npt.NDArray[np.float32], rows: int, k: int) -> npt.NDArray[np.float32]: ...
