@@ -1,5 +1,5 @@
-# make demo | make test | make lint | make fuzz | make fuzz-server | make fuzz-stores | make sanitize
-# make test-slow | make test-matrix
+# make demo | make quick | make test | make lint | make fuzz | make fuzz-server | make fuzz-stores
+# make sanitize | make test-slow | make test-matrix
 # make test-engines | make test-llama | make test-serve | make test-redis
 # make docs | make figures | make release-check | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
@@ -107,6 +107,7 @@ lint: $(VENV)/.built
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PATH="$(abspath $(BIN)):$$PATH" cython-lint ngramspec/_native
+	$(BIN)/python docs/check.py
 
 format: $(VENV)/.built
 	$(BIN)/ruff check --fix .

@@ -34,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=3, help="prompts")
     parser.add_argument("--beams", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--gamma", type=int, help="tokens of a beam's draft; default: by cost")
-    parser.add_argument("--tree", type=int, help="nodes of a beam's draft; default: no branches")
     add_run(parser, repeats=1, new=48)
 
 
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = []
     print(f"{'beams':>5}{'prompt':>8}{'undrafted':>11}{'ours':>8}{'tok/call':>10}{'same':>6}")
     for beams in arguments.beams:
-        ours = Speculator(gamma=arguments.gamma or "auto", tree=arguments.tree or "auto")
+        ours = Speculator(gamma=arguments.gamma or "auto")
         speculators = {UNDRAFTED: Speculator("none"), OURS: ours}
         for prompt in prompts[: arguments.count]:
             row = measure(model, prompt, beams, speculators, arguments)

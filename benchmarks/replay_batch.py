@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.played_row import PlayedRow
 from ngramspec.costs.curve import scaled
 from ngramspec.costs.tracker import DraftMargin
-from ngramspec.decoding.batch_drafting import MAX_UNFINISHED_SHARE
+from ngramspec.decoding.batch import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Float32
 from ngramspec.draft_length.batch_choice import common_length, urgencies
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.calibrated import CalibratedDrafter
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.measure.replay import Tally
 from ngramspec.measure.traces import Trace, by_group
 

@@ -17,7 +17,7 @@ from benchmarks.played_row import PlayedRow
 from ngramspec.draft import Float32
 from ngramspec.draft_length.batch_choice import generous_cost, worthwhile_rows
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.calibrated import CalibratedDrafter
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.measure.replay import Tally
 from ngramspec.measure.traces import Trace, by_group
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
 from ngramspec import DecodeStats, Speculator
 from ngramspec.cli.options import add_count
-from ngramspec.drafters.call_stores import CallStores
+from ngramspec.drafters.call import CallStores
 from ngramspec.measure.models import load
 from ngramspec.measure.turns import PLAIN, take_turns
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks import renderers
 from benchmarks.renderers import Raw
-from ngramspec.decoding.presets import PRESETS
+from ngramspec.options import PRESETS
 
 PUBLIC = "benchmarks/public/traces.jsonl"
 # What the figures of drafters depend on, of the decode loop, and of the whole package.

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from ngramspec.drafters import build_drafter, register_drafter
     from ngramspec.drafters.base import Drafter, DraftSession
     from ngramspec.drafters.tool_calls import ToolCalls
-    from ngramspec.enabling import enabled
     from ngramspec.errors import UnsupportedError
-    from ngramspec.hf import generate
+    from ngramspec.hf import enabled, generate
     from ngramspec.speculator import Speculator
     from ngramspec.stats import DecodeStats, StepEvent
     from ngramspec.stores import Corpus, SharedStore
@@ -38,9 +37,8 @@ __getattr__ = lazy_names(
         "drafters.base": ("DraftSession", "Drafter"),
         "drafters.tool_calls": ("ToolCalls",),
         "errors": ("UnsupportedError",),
-        "hf": ("generate",),
+        "hf": ("enabled", "generate"),
         "speculator": ("Speculator",),
-        "enabling": ("enabled",),
         "stats": ("DecodeStats", "StepEvent"),
         "stores": ("Corpus", "SharedStore"),
     },

@@ -40,7 +40,7 @@ def check_real(name: str, value: object, low: float, high: float) -> float:
     return float(value)
 
 
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise a ValueError unless ``value`` is one of the choices."""
     if value in choices:
         return

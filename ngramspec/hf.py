@@ -1,16 +1,17 @@
-"""The boundary to transformers: ``generate`` with all of its arguments."""
+"""The boundary to transformers: ``generate`` with all of its arguments, and ``enabled``."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.decoding.call import decode_call, version_fault
-from ngramspec.decoding.heads import check_tokenizers, requested_head
-from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.request import GenerateCall, check_tokenizers, requested_head
+from ngramspec.decoding.setup import decode_call, version_fault
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.cache_name import cache_of, given_cache
 from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
@@ -22,33 +23,7 @@ if TYPE_CHECKING:
     from ngramspec.drafters.model import ModelDrafter
 
 
-class GenerateHook:
-    """The ``custom_generate`` callable of a call: makes the call's record, and decodes it.
-
-    transformers passes a callable only the arguments that its signature names, and drops some of
-    them. So the hook has the signature of ``Speculator.__call__``, and gets the ``dropped``
-    arguments when it is made. ``own_cache``: ``generate`` makes the cache, as the caller passed
-    none.
-    """
-
-    def __init__(
-        self, run: Callable[[GenerateCall], Any], *, own_cache: bool, **dropped: Any
-    ) -> None:
-        self.called = False
-        self._run, self._own_cache, self._dropped = run, own_cache, dropped
-        self.__signature__ = _HOOK_SIGNATURE
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.called = True
-        bound = _HOOK_SIGNATURE.bind(*args, **kwargs | self._dropped)
-        bound.apply_defaults()
-        call = GenerateCall(**bound.arguments)
-        cache = cache_of(call.model_kwargs)
-        if self._own_cache and cache is not None:
-            mark_as_made_by_generate(cache)
-        return self._run(call)
-
-
+_lock = threading.RLock()  # the garbage collector may end a block while another begins
 _PARAMETERS = inspect.signature(Speculator.__call__).parameters
 _HOOK_SIGNATURE = inspect.Signature(list(_PARAMETERS.values())[1:])  # without self
 
@@ -86,7 +61,7 @@ def generate(
     speculator = checked(speculator)
     given = {"tokenizer": tokenizer, "streamer": streamer}
     kwargs |= {name: value for name, value in given.items() if value is not None}
-    with _ended(kwargs):
+    with end_streamer_on_error(kwargs):
         call = Arguments(model.generate, model, args, kwargs)
         if kwargs.get("custom_generate") is not None:
             raise ValueError(
@@ -108,7 +83,7 @@ def speculate(
     """
     if kwargs.get("custom_generate") is not None:
         return plain(*args, **kwargs)
-    with _ended(kwargs):
+    with end_streamer_on_error(kwargs):
         call = Arguments(plain, model, args, kwargs)
         if kwargs.get("custom_generate") is not None:
             return plain(*call.args, **kwargs)
@@ -124,7 +99,7 @@ def checked(given: Speculator | None) -> Speculator:
 
 
 @contextmanager
-def _ended(kwargs: dict[str, Any]) -> Iterator[None]:
+def end_streamer_on_error(kwargs: dict[str, Any]) -> Iterator[None]:
     """End a call's streamer if the block raises; else its readers would wait forever."""
     try:
         yield
@@ -216,17 +191,17 @@ class Arguments:
         """Run the call with speculation, or handle it as ``unsupported`` says."""
         fault = version_fault()
         if fault is not None:
-            return self._plainly(fault)
+            return self._decode_plainly(fault)
         refused = self.refused()
         if refused is not None:
-            return self._without_speculation(speculator, refused)
+            return self._decode_plainly(refused, speculator)
         try:
             head = self._take_head()
         except UnsupportedError as error:
-            return self._without_speculation(speculator, str(error))
+            return self._decode_plainly(str(error), speculator)
         if self.kwargs.get("tokenizer") is not None:
             self._use_tokenizer(speculator, self.kwargs["tokenizer"])
-        output, called = self.run(lambda call: decode_call(speculator.settings(head), call))
+        output, called = self.run(partial(decode_call, speculator.settings(head)))
         if not called:
             speculator.log_once(
                 f"decoding without speculation: the generate of {type(self.model).__name__} did not"
@@ -238,16 +213,28 @@ class Arguments:
         """Call ``generate`` with a hook; return its output, and whether it called the hook.
 
         transformers prepares inputs, cache, processors and criteria. It then calls the hook instead
-        of its own decoding loop, and ``decode`` takes control.
+        of its own decoding loop, and ``decode`` takes control. transformers passes a callable only
+        the arguments that its signature names, and drops some of them. So the hook has the
+        signature of ``Speculator.__call__``, and knows the dropped arguments from here.
         """
-        hook = GenerateHook(
-            decode,
-            own_cache=given_cache(self.kwargs) is None,
-            streamer=self.kwargs.get("streamer"),
-            synced_gpus=self.kwargs.pop("synced_gpus", None),
-        )
+        generate_makes_cache, called = given_cache(self.kwargs) is None, False
+        dropped = {"streamer": self.kwargs.get("streamer")}
+        dropped["synced_gpus"] = self.kwargs.pop("synced_gpus", None)
+
+        def hook(*args: Any, **kwargs: Any) -> Any:
+            nonlocal called
+            called = True
+            bound = _HOOK_SIGNATURE.bind(*args, **kwargs | dropped)
+            bound.apply_defaults()
+            call = GenerateCall(**bound.arguments)
+            cache = cache_of(call.model_kwargs)
+            if generate_makes_cache and cache is not None:
+                mark_as_made_by_generate(cache)
+            return decode(call)
+
+        hook.__signature__ = _HOOK_SIGNATURE  # type: ignore[attr-defined]
         output = self.plain(*self.args, **self.kwargs | {"custom_generate": hook})
-        return output, hook.called
+        return output, called
 
     def _take_head(self) -> ModelDrafter | None:
         """Take the arguments that name a head out of the call; return the head, or None.
@@ -305,18 +292,90 @@ class Arguments:
         if "stop_strings" in kwargs or self.model.generation_config.stop_strings is not None:
             kwargs["stop_strings"] = None  # the argument overrides the model's config
 
-    def _without_speculation(self, speculator: Speculator, refused: str) -> Any:
-        """Decode without speculation if unsupported="plain"; else raise an UnsupportedError."""
-        if speculator.unsupported == "error":
-            raise UnsupportedError(refused)
-        return self._plainly(refused, log=speculator.log_once)
-
-    def _plainly(self, reason: str, log: Callable[[str], None] | None = None) -> Any:
-        """Decode without speculation, for a reason."""
+    def _decode_plainly(self, reason: str, speculator: Speculator | None = None) -> Any:
+        """Decode without speculation; under the Speculator's unsupported="error", raise it."""
+        if speculator is not None and speculator.unsupported == "error":
+            raise UnsupportedError(reason)
         if self.kwargs.pop("generator", None) is not None:
             raise UnsupportedError(f"generator: {reason}")
         for name in ("reference_ids", "stores", "extra_stores", "session", "tools"):
             self.kwargs.pop(name, None)
-        if log is not None:
-            log(f"decoding without speculation: {reason}")
+        if speculator is not None:
+            speculator.log_once(f"decoding without speculation: {reason}")
         return self.plain(*self.args, **self.kwargs)
+
+
+class PatchedGenerate:
+    """Replaces a model's ``generate`` during blocks; the newest block's Speculator is used.
+
+    After the last block it calls the original ``generate``, here ``plain``, for code that still
+    refers to it, such as a wrapper. It is thread-safe: the dict of blocks is replaced under the
+    module's lock, and is never modified. ``own``: the original was an attribute of the object
+    rather than of its class.
+    """
+
+    def __init__(self, model: Any, plain: Callable[..., Any], *, own: bool) -> None:
+        update_wrapper(self, plain, updated=())  # its name, documentation and signature
+        self.model, self.plain, self.own = model, plain, own
+        self.blocks: dict[object, Speculator] = {}  # of the active blocks, the newest last
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        blocks = self.blocks
+        if not blocks:
+            return self.plain(*args, **kwargs)
+        newest = next(reversed(blocks.values()))
+        return speculate(self.model, self.plain, newest, args, kwargs)
+
+    def restore(self) -> None:
+        """Put the original ``generate`` back."""
+        if self.own:
+            self.model.generate = self.plain
+        else:
+            del self.model.generate
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Deep copies and pickles of the model have the original ``generate`` instead."""
+        return _plain, (self.plain,)
+
+
+def _plain(plain: Callable[..., Any]) -> Callable[..., Any]:
+    return plain
+
+
+@contextmanager
+def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Speculator]:
+    """Make every ``model.generate`` inside the block speculative, pipelines' calls included.
+
+    It replaces the ``generate`` of this one model object for all threads. Blocks of one model may
+    overlap, for example in threads, and end in any order. The newest block's Speculator is used,
+    and the last block to end restores the original. A call that has a ``custom_generate`` argument
+    is not changed, nor is a ``generate`` that other code sets on the model inside the block. A deep
+    copy or a pickle of the model is independent and has the original ``generate``. A shallow copy
+    (``copy.copy``) shares the replaced ``generate``, as it shares the weights.
+
+    Args:
+        model: a transformers model.
+        speculator: how to speculate; None: a new Speculator().
+
+    Yields:
+        The Speculator, for example to read its ``stats`` or replace its drafter.
+
+    Example:
+        ``with ngramspec.enabled(pipe.model): pipe("Once upon a time")``
+    """
+    speculator = checked(speculator)
+    model = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
+    block = object()  # identifies this block, as others may have the same Speculator
+    with _lock:
+        patched = vars(model).get("generate")
+        if not (isinstance(patched, PatchedGenerate) and patched.model is model):
+            patched = PatchedGenerate(model, model.generate, own="generate" in vars(model))
+        patched.blocks = {**patched.blocks, block: speculator}
+        model.generate = patched
+    try:
+        yield speculator
+    finally:
+        with _lock:
+            patched.blocks = {key: each for key, each in patched.blocks.items() if key is not block}
+            if not patched.blocks and vars(model).get("generate") is patched:
+                patched.restore()

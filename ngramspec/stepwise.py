@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from ngramspec.decoding.call import version_fault
-from ngramspec.decoding.joint_steps import Added, JointSteps
-from ngramspec.decoding.open_generation import OpenGeneration, open_call
+from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, open_call
+from ngramspec.decoding.setup import version_fault
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf import Arguments, checked
 from ngramspec.speculator import Speculator
@@ -48,7 +48,7 @@ def open_generation(
     refused = version_fault() or call.refused()
     if refused is not None:
         raise UnsupportedError(refused)
-    opened, _ = call.run(lambda call: open_call(speculator.settings(), call))
+    opened, _ = call.run(partial(open_call, speculator.settings()))
     if not isinstance(opened, OpenGeneration):
         name = type(model).__name__
         raise UnsupportedError(

@@ -6,7 +6,7 @@ import numpy as np
 
 from ngramspec.draft import Draft
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.engines.rows import Row
+from ngramspec.engines.rows import RowState
 
 VOCAB = 5
 K = 3
@@ -112,5 +112,5 @@ class Engine:
             self.buffer[at, : len(text)] = text
             self.buffer[at, len(text) : len(text) + 4] = 3  # stale
             name = self.names[at] if self.named else None
-            told.append(Row(name, self.buffer[at], len(text), tokens))
+            told.append(RowState(name, self.buffer[at], len(text), tokens))
         return self.rows.step(told)

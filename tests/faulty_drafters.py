@@ -1,12 +1,14 @@
-"""Drafters that break every rule, and one step of a DraftRunner as the loop does it."""
+"""Drafters that break every rule, and one step of a Row as the loop does it."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 from doubles import draft_of
 
 from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Proposal, Verdict
-from ngramspec.decoding.draft_runner import DraftRunner
+from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft_length.schedule import FixedGamma
 
 VOCAB = 97
@@ -65,20 +67,27 @@ class CountingSession(DraftSession):
 
 
 def drafting_of(drafter, *, tokens=TEXT, controller=None, **more):
-    """A DraftRunner of a drafter, or of what a function returns, and its statistics."""
+    """A Row of a drafter, or of what a function returns, and its statistics."""
     current = drafter if callable(drafter) else lambda: drafter
     stats = DecodeStats()
-    return DraftRunner(current, controller or FixedGamma(8), tokens, VOCAB, stats, **more), stats
+    row = Row(partial(report_fault, stats), controller or FixedGamma(8), **more)
+    row.connect(current, VOCAB, tokens)
+    return row, stats
 
 
-def step(drafting, stats):
+def learn(row, verdict):
+    """The verdict of a row's draft, as the loop reports it."""
+    row.verdict = verdict
+    row.learn()
+
+
+def step(row, stats):
     """A step as the loop does it, in which the first token is accepted."""
-    draft = drafting.propose(8)
+    draft = row.propose(8)
     accepted = [0] if len(draft) else []
     emitted = [int(draft.tokens[0]) if len(draft) else 5, 6]
-    verdict = Verdict(accepted, min(len(draft), 2), emitted)
-    drafting.learn(draft, verdict)
-    stats.count_step(draft, verdict, drafting.source_names)  # and this may not raise for it
+    learn(row, Verdict(accepted, min(len(draft), 2), emitted))
+    stats.count_step(draft, row.verdict, row.source_names)  # and this may not raise for it
     return draft
 
 

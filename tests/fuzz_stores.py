@@ -20,7 +20,7 @@ from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
 from ngramspec.stores import Corpus, SharedStore, StoreFileError, shared_file
 from ngramspec.stores import corpus as corpus_module
-from ngramspec.stores.file_format import FileKind
+from ngramspec.stores.files import FileKind
 
 BYTES = 1 << 16  # of the shared stores that files are loaded into
 OVERHEAD = 6 << 20  # traced bytes of a load: pieces of the file, and how they are read

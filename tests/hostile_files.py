@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.stores.file_format import FileKind, Section, aligned, checksum
+from ngramspec.stores.files import FileKind, Section, aligned, checksum
 
 Use = Callable[[Path, np.random.Generator], str]
 

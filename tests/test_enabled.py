@@ -15,7 +15,7 @@ import torch
 from conftest import tiny_llama
 
 import ngramspec
-from ngramspec import Speculator, enabling
+from ngramspec import Speculator, hf
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
@@ -134,7 +134,7 @@ def test_blocks_begin_and_end_one_at_a_time(model, step):
         block.__enter__()
     call = block.__enter__ if step == "enter" else partial(block.__exit__, None, None, None)
     thread = threading.Thread(target=call)
-    with enabling._lock:
+    with hf._lock:
         before = vars(model).get("generate")
         thread.start()
         thread.join(0.1)
@@ -251,7 +251,7 @@ def test_a_forgotten_block_may_end_while_another_is_entered():
     model = tiny_llama()
 
     def entered():
-        with enabling._lock, ngramspec.enabled(model):
+        with hf._lock, ngramspec.enabled(model):
             pass
 
     thread = threading.Thread(target=entered, daemon=True)

@@ -17,7 +17,7 @@ ROOT = Path(ngramspec.__file__).parent
 # What each room may import beside itself. Rooms that are not here yet have their place.
 FLOOR = {"errors", "rng", "draft", "stats", "lazy_names"}
 WINGS = {"drafters", "hf_model", "verification", "draft_length", "costs"}
-CORE = FLOOR | WINGS | {"hf_model.compat", "decoding", "persistence", "stores"}
+CORE = FLOOR | WINGS | {"hf_model.compat", "decoding", "options", "stores"}
 MAY_IMPORT = {
     "errors": set(),
     "lazy_names": {"errors"},
@@ -33,14 +33,13 @@ MAY_IMPORT = {
     "hf_model": FLOOR | {"hf_model.compat"},
     "hf_model.compat": {"errors"},
     "verification": FLOOR | {"hf_model.compat"},
-    "decoding": FLOOR | WINGS | {"hf_model.compat"},
-    "persistence": FLOOR | {"drafters"},
+    "decoding": FLOOR | WINGS | {"hf_model.compat", "options"},
+    "options": FLOOR | {"drafters", "stores"},
     "speculator": CORE,
     "hf": CORE | {"speculator"},
-    "enabling": {"hf", "speculator"},
     "stepwise": CORE | {"hf", "speculator"},
-    "__init__": CORE | {"speculator", "hf", "enabling"},
-    "engines": FLOOR | {"costs", "draft_length", "drafters", "stores", "_native"},
+    "__init__": CORE | {"speculator", "hf"},
+    "engines": FLOOR | {"costs", "decoding", "draft_length", "drafters", "stores", "_native"},
     "server": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
     "wrap": CORE | {"speculator", "hf", "__init__"},
     "measure": CORE | {"speculator", "hf", "__init__", "_native", "theory"},
@@ -49,7 +48,7 @@ MAY_IMPORT = {
 }
 WITHOUT_TORCH = (
     *("draft", "stats", "errors", "lazy_names", "rng", "theory"),
-    *("costs", "drafters", "draft_length", "persistence", "stores"),
+    *("costs", "drafters", "draft_length", "options", "stores"),
 )
 
 

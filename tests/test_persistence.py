@@ -223,8 +223,9 @@ def test_costs_travel_with_a_copy(tiny, tmp_path, copied):
     SavedCosts(described(tiny, "sdpa"), {64: {1: 1.0, 8: 1.5}}).write(path)
     speculator = Speculator(costs=path)
     path.unlink()
-    assert copied(speculator).config.saved_costs == speculator.config.saved_costs
-    assert speculator.config.saved_costs.seconds == {64: {1: 1.0, 8: 1.5}}
+    saved = copied(speculator).settings().saved_costs
+    assert saved == speculator.settings().saved_costs
+    assert saved.seconds == {64: {1: 1.0, 8: 1.5}}
 
 
 # In a folder

@@ -191,7 +191,6 @@ CLASS_MODULES = {
     "MIXES_POSITIONS": "models.doge.modeling_doge",
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
     **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), classes.PROCESSOR_MODULE),
-    **dict.fromkeys(("SUPPRESSING", "BIASING"), classes.PROCESSOR_MODULE),
     **dict.fromkeys(("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME"), classes.CRITERION_MODULE),
 }
 CLASSES_SINCE = {

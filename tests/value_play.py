@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ngramspec.draft import Draft
-from ngramspec.drafters.validation import check_draft
+from ngramspec.drafters.base import check_draft
 from ngramspec.measure.replay import accepted_path
 
 

@@ -184,7 +184,7 @@ def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | Non
 
 def most_tokens(arguments: argparse.Namespace) -> int:
     """The most tokens of a draft, by ``--gamma-max`` or ``--tree``; also checks ``--gamma``."""
-    from ngramspec.draft_length.schedule import NAMED
+    from ngramspec.options import GAMMA_WORDS
 
     gamma = arguments.gamma
     most = check_int("--gamma-max", arguments.gamma_max, 1, MAX_GAMMA)
@@ -192,8 +192,8 @@ def most_tokens(arguments: argparse.Namespace) -> int:
         most = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
     if isinstance(gamma, int):
         check_int("--gamma", gamma, 1, most)
-    elif gamma not in NAMED:
-        raise ValueError(f"--gamma must be an integer, {', '.join(NAMED)}: {gamma!r}")
+    elif gamma not in GAMMA_WORDS:
+        raise ValueError(f"--gamma must be an integer, {', '.join(GAMMA_WORDS)}: {gamma!r}")
     return most
 
 

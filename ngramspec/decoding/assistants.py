@@ -10,10 +10,9 @@ import torch
 
 from ngramspec.decoding.pace import HeadPace, Pace
 from ngramspec.draft import Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftModel
-from ngramspec.drafters.heads import MtpDrafter
+from ngramspec.drafters.base import Drafter, DraftModel, same_vocabulary
+from ngramspec.drafters.headed import MtpDrafter
 from ngramspec.drafters.model import ModelDrafter
-from ngramspec.drafters.vocabulary import same_vocabulary
 from ngramspec.hf_model.assistants.assistant import (
     AssistantModel,
     check_assistant,

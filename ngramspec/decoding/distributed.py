@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ngramspec.decoding.row import Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.errors import UnsupportedError
@@ -44,22 +45,24 @@ class Ranks:
         """Whether this process drafts: it is the only one, or the first of its group."""
         return self.group is None or dist.get_rank(self.group) == 0
 
-    def share(self, drafts: list[Draft], width: int) -> tuple[list[Draft], int]:
-        """The first rank's drafts and the width of its forward, on every rank.
+    def share(self, rows: Sequence[Row], width: int) -> int:
+        """Give every rank's rows the first rank's drafts; return the width of its forward.
 
         This is one broadcast of int32 (batch, 2 + 2 * FIRST_MESSAGE_NODES), and a second one if a
         draft is longer. Proposals are not sent. A stochastic draft is then verified like a
         deterministic one, which keeps the target's distribution, too.
         """
         if self.group is None:
-            return drafts, width
+            return width
+        drafts = [row.draft for row in rows]
         message = self._broadcast(_pack(drafts, FIRST_MESSAGE_NODES, width))
         longest = int(message[:, 0].max())
         if longest > FIRST_MESSAGE_NODES:
             message = self._broadcast(_pack(drafts, longest, width))
-        if self.drafts:
-            return [replace(draft, proposal=None) for draft in drafts], width
-        return _unpack(message), int(message[0, 1])
+        sent = drafts if self.drafts else _unpack(message)
+        for row, draft in zip(rows, sent, strict=True):
+            row.draft = replace(draft, proposal=None)
+        return int(message[0, 1])
 
     def any_unfinished(self, mine: bool) -> bool:
         """Whether any process, or this one if they are not synced, needs another forward."""

@@ -1,8 +1,7 @@
-"""Jump-forward decoding: tokens that a call's logits processors leave no alternative to.
+"""Jump-forward decoding: tokens that a call's grammar leaves no alternative to.
 
-For a grammar, the matcher is copied, the copy accepts the last committed token, and then gives the
-forced continuation. The processor is never called, and its matchers do not change. For
-transformers' own processors, the banned ids are read.
+The grammar's matcher is copied, the copy accepts the last committed token, and then gives the
+forced continuation. The processor is never called, and its matchers do not change.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from weakref import finalize
 
 import numpy as np
 
-from ngramspec.drafters.forced import Forced
-from ngramspec.hf_model.compat.classes import BIASING, SUPPRESSING, processor_name
+from ngramspec.drafters.call import Forced
 
 # Attribute that holds the rows' matchers, by the processor's module and class. All three make the
 # matchers in their first call. Each later call first accepts the last committed token.
@@ -33,19 +31,15 @@ Spelling = dict[bytes, int]  # token ids by their text
 _spellings: dict[int, Spelling] = {}  # by the ``id`` of a live compiled grammar
 
 
-def forced_by(processors: Iterable[Any] | None, row: int, rows: int, vocab: int) -> Forced | None:
-    """The source of a row's forced tokens, or None if no processor is known to force any.
-
-    Only the first known grammar is used. ``vocab`` is the size of the target's vocabulary.
-    """
-    listed = list(processors or ())
-    for processor in listed:
+def forced_by(processors: Iterable[Any] | None, row: int, rows: int) -> Forced | None:
+    """The source of a row's forced tokens by the first known grammar, or None if there is none."""
+    for processor in processors or ():
         kind = type(processor)
         matchers = MATCHERS.get((kind.__module__, kind.__name__))
         if matchers is not None:
             grammar = _LLGuidance if matchers == "ll_matchers" else _XGrammar
             return grammar(processor, matchers, row, rows)
-    return banned_by(listed, vocab)
+    return None
 
 
 class _Grammar(Forced):
@@ -165,49 +159,3 @@ class _LLGuidance(_Grammar):
         ends = copy.is_stopped() or (copy.consume_tokens(found) and copy.is_stopped())
         end = self._processor.llg_tokenizer.eos_token
         return [*found, *([end] if ends else [])][:most]
-
-
-class Banned(Forced):
-    """Forced tokens where all ids but one are banned, ``always`` or after certain tokens.
-
-    ``conditional`` are pairs of (tokens, id that is banned after them).
-    """
-
-    def __init__(
-        self, always: set[int], conditional: Sequence[tuple[tuple[int, ...], int]], vocab: int
-    ) -> None:
-        self.reach = max((len(before) for before, _ in conditional), default=1)
-        self._always, self._conditional, self._vocab = always, conditional, vocab
-
-    def after(self, context: Sequence[int], most: int) -> list[int]:
-        text = list(context)
-        while len(text) < len(context) + most:
-            banned = self._always | {
-                token
-                for before, token in self._conditional
-                if tuple(text[-len(before) :]) == before
-            }
-            if len(banned) != self._vocab - 1:
-                break
-            text.append((set(range(self._vocab)) - banned).pop())
-        return text[len(context) :]
-
-
-def banned_by(processors: Iterable[Any], vocab: int) -> Banned | None:
-    """The ids banned by transformers' processors; None if several ids are always left."""
-    always: set[int] = set()
-    conditional: list[tuple[tuple[int, ...], int]] = []
-    for processor in processors:
-        name = processor_name(processor)
-        if name in SUPPRESSING:
-            always.update(processor.suppress_tokens.tolist())
-        elif name in BIASING:
-            for sequence, bias in processor.sequence_bias.items():
-                if bias == -np.inf:
-                    conditional.append((tuple(sequence[:-1]), sequence[-1]))
-    always.update(token for before, token in conditional if not before)
-    conditional = [(before, token) for before, token in conditional if before]
-    always = {token for token in always if 0 <= token < vocab}
-    if len(always | {token for _, token in conditional}) < vocab - 1:
-        return None
-    return Banned(always, conditional, vocab)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ngramspec.decoding.batch import Batch
-from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,
@@ -21,10 +20,11 @@ from ngramspec.decoding.observer import (
     Section,
 )
 from ngramspec.decoding.recorder import Step, StepRecorder
-from ngramspec.draft import EMPTY_DRAFT, Int32
+from ngramspec.decoding.row import Computed
+from ngramspec.draft import Int32
 from ngramspec.hf_model.forward import MissingLogitsError
 from ngramspec.hf_model.model import Target
-from ngramspec.verification.evidence import Computed, evidence_of_rows, evidence_tensor
+from ngramspec.verification.evidence import evidence_of_rows, evidence_tensor
 from ngramspec.verification.sampler import SampledTokens, TokenSampler
 
 if TYPE_CHECKING:  # most calls have one process
@@ -69,7 +69,6 @@ class DecodeLoop:
 
     target: Target
     batch: Batch
-    drafting: BatchDrafting
     sampler: TokenSampler
     recorder: StepRecorder
     section: Section
@@ -96,7 +95,7 @@ class DecodeLoop:
         tokens.
         """
         sampled = self.sample(step, logits)
-        self.verify(step, logits, sampled)
+        self.verify(logits, sampled)
         self.rollback()
         self.observe_and_extend(step, logits, sampled)
         self.recorder.record(step, self.transfers(step, sampled))
@@ -120,7 +119,7 @@ class DecodeLoop:
         if self.ranks is not None:
             unfinished = self.ranks.any_unfinished(unfinished)
         if not unfinished:
-            self.drafting.finish()
+            self.batch.finish()
         return unfinished
 
     def close(self) -> None:
@@ -129,25 +128,26 @@ class DecodeLoop:
             self.rollback()
         finally:
             self.target.close()
-            self.drafting.close()
+            self.batch.close()
 
     def propose(self) -> Step:
         """Propose each row's draft, and collect the drafters' request for evidence."""
+        batch = self.batch
         self.recorder.mark_start()
-        self.batch.begin_step()
+        batch.begin_step()
         with self.section(DRAFTING):
             if self.prefilled:
-                drafts = self.drafting.propose()
-                width = self.drafting.width(drafts)
+                batch.propose()
+                width = batch.width()
                 if self.ranks is not None:
-                    drafts, width = self.ranks.share(drafts, width)
+                    width = self.ranks.share(batch.rows, width)
             else:
-                drafts = self.drafting.propose_for_prefill()
-                width = 1 + len(drafts[0])
-        request = self.drafting.evidence
+                batch.propose_for_prefill()
+                width = 1 + len(batch.rows[0].draft)
+        request = batch.evidence
         self.target.keep_hidden = request is not None and request.hidden
         self.recorder.mark_proposed()
-        return Step(drafts, width, request, prefill=not self.prefilled)
+        return Step([*batch.rows], width, request, prefill=not self.prefilled)
 
     def forward(self, step: Step) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
@@ -163,20 +163,21 @@ class DecodeLoop:
                     raise
                 logger.warning("the following steps have no drafts: %s", error)
                 self.target.without_drafts(str(error))
-            step.drafts, step.width = [EMPTY_DRAFT] * len(step.drafts), 1
+            self.batch.begin_step()
+            step.width = 1
             return self.target.forward(*self.arguments(step))
 
     def arguments(self, step: Step) -> ForwardArguments:
         """The arguments of the target's forward."""
-        lengths = [1 + len(each.tokens) for each in step.drafts]
-        trees = [each.parents for each in step.drafts] if step.longest else ()
+        lengths = [1 + len(row.draft.tokens) for row in step.rows]
+        trees = [row.draft.parents for row in step.rows] if step.longest else ()
         ids = self.batch.ids() if self.target.traits.reads_text else None
         return self.block(step), lengths, trees, ids
 
     def block(self, step: Step) -> torch.Tensor:
         """Every row's last committed token and draft, int64 (batch, width), on the device."""
         embeddings = self.target.traits.embeddings
-        block = self.batch.block(step.drafts, step.width, self.pad, embeddings)
+        block = self.batch.block(step.width, self.pad, embeddings)
         return block.to(self.device, non_blocking=True)
 
     def sample(self, step: Step, logits: torch.Tensor) -> SampledTokens | None:
@@ -185,16 +186,17 @@ class DecodeLoop:
             extra = None
             if step.request is not None and self.sampler.fetches_at_once:
                 extra = evidence_tensor(logits, self.target.hidden, step.request)
-            sampled = self.sampler.sample_all(step.drafts, logits, extra)
+            drafts = [row.draft for row in step.rows]
+            sampled = self.sampler.sample_all(drafts, logits, extra)
         waited = self.device.type == "cpu" or sampled is not None
         self.recorder.mark_forwarded(waited=waited)
         step.width += self.target.again  # accepted tokens that the forward ran once more
         return sampled
 
-    def verify(self, step: Step, logits: torch.Tensor, sampled: SampledTokens | None) -> None:
+    def verify(self, logits: torch.Tensor, sampled: SampledTokens | None) -> None:
         """Commit the accepted tokens of every row, then its recovered or bonus token."""
         with self.section(VERIFICATION):
-            step.verdicts = self.batch.verify(step.drafts, logits, sampled)
+            self.batch.verify(logits, sampled)
 
     def rollback(self) -> None:
         """Roll the target's cache back to the accepted positions of its last forward."""
@@ -208,16 +210,16 @@ class DecodeLoop:
         if step.prefill:
             self.recorder.mark_forwarded()
             if not self.batch.stopped:
-                self.drafting.start(logits.shape[-1])
+                self.batch.connect(logits.shape[-1])
         computed: list[Computed] | None = None
         if step.request is not None:
-            positions = [1 + len(draft) for draft in step.drafts]
+            positions = [1 + len(row.draft) for row in step.rows]
             fetched = None if sampled is None else sampled.extra
             hidden = self.target.hidden
             with self.section(VERIFICATION):
                 computed = evidence_of_rows(step.request, positions, logits, hidden, fetched)
         with self.section(DRAFTING):
-            self.drafting.learn(step.drafts, step.verdicts, computed)
+            self.batch.learn(computed)
 
     def transfers(self, step: Step, sampled: SampledTokens | None) -> int:
         """How many transfers from the device the step needed."""
@@ -230,5 +232,5 @@ class DecodeLoop:
     def forward_for_other_ranks(self) -> None:
         """Run a forward and drop its result: other ranks need this rank's share of the weights."""
         self.batch.begin_step()
-        self.forward(Step([EMPTY_DRAFT] * len(self.batch.rows), 1))
+        self.forward(Step([*self.batch.rows], 1))
         self.rollback()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 from ngramspec.costs.call import CallCosts
-from ngramspec.decoding.batch_drafting import BatchDrafting
 from ngramspec.decoding.pace import Pace
-from ngramspec.draft import Draft, EvidenceRequest, Verdict
+from ngramspec.decoding.row import Row
+from ngramspec.draft import EvidenceRequest
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.hf_model.model import Target
 from ngramspec.stats import DecodeStats, StepEvent
@@ -20,22 +20,22 @@ class Step:
     """One step of the decode loop; the prefill is the first.
 
     Attributes:
-        drafts: each row's draft, of at most width - 1 tokens.
+        rows: the rows in the forward's order, with drafts of at most width - 1 tokens, and their
+            verdicts once the step is verified.
         width: positions of the forward in every row, including padding; for the prefill, the
             prompt's last position and those after it.
         request: the evidence that the drafters request from the forward, or None.
     """
 
-    drafts: list[Draft]
+    rows: Sequence[Row]
     width: int
     request: EvidenceRequest | None = None
     prefill: bool = False
-    verdicts: list[Verdict] = field(default_factory=list)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest draft."""
-        return max([len(draft.tokens) for draft in self.drafts])
+        return max([len(row.draft.tokens) for row in self.rows])
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,7 +47,6 @@ class StepRecorder:
     """
 
     target: Target
-    drafting: BatchDrafting
     costs: CallCosts | None
     prefill_length: PrefillDraftLength
     stats: DecodeStats
@@ -83,7 +82,7 @@ class StepRecorder:
         stats.draft_seconds += drafting
         stats.other_seconds += other
         if step.prefill:
-            drafted, accepted = step.longest, len(step.verdicts[0].accepted) if step.longest else 0
+            drafted, accepted = step.longest, len(step.rows[0].verdict.accepted)
             self.prefill_length.learn(drafted, accepted)
             stats.runs += 1
             stats.prefill_drafted += drafted
@@ -93,11 +92,9 @@ class StepRecorder:
                 self.pace.record_prefill(forward, self.target.prefill_positions)
         else:
             self._steps += 1
-            for row, verdict in enumerate(step.verdicts):
-                if verdict.emitted:  # a row that had ended has no target call
-                    draft = step.drafts[row]
-                    names = self.drafting.source_names(row) if len(draft.tokens) else ()
-                    stats.count_step(draft, verdict, names)
+            for row in step.rows:
+                if row.verdict.emitted:  # a row that had ended has no target call
+                    stats.count_step(row.draft, row.verdict, row.source_names)
             stats.host_syncs += transfers
             stats.forward_seconds += forward
             self._learn_costs(step, (self._forwarded if self._waited else ended) - self._proposed)
@@ -110,28 +107,28 @@ class StepRecorder:
         if costs is None:
             return
         if not self.target.compiling:
-            trees = step.width > 1 and any(draft.parents is not None for draft in step.drafts)
+            trees = step.width > 1 and any(row.draft.parents is not None for row in step.rows)
             costs.record_time(step.width, seconds, trees)
             if pace is not None:
                 cost = costs.cost()
                 relative = float(cost[min(step.width, len(cost) - 1)])
-                pace.record(seconds, relative, len(step.drafts))
-        accepted = sum([len(verdict.accepted) for verdict in step.verdicts])
-        costs.record_acceptance(sum([len(draft.tokens) for draft in step.drafts]), accepted)
+                pace.record(seconds, relative, len(step.rows))
+        accepted = sum([len(row.verdict.accepted) for row in step.rows])
+        costs.record_acceptance(sum([len(row.draft.tokens) for row in step.rows]), accepted)
 
     def _report(
         self, step: Step, on_step: Callable[[StepEvent], None], seconds: tuple[float, float, float]
     ) -> None:
         """Pass an event for each row that had not ended to ``on_step``."""
-        for row, (draft, verdict) in enumerate(zip(step.drafts, step.verdicts, strict=True)):
+        for at, row in enumerate(step.rows):
+            draft, verdict = row.draft, row.verdict
             if not verdict.emitted:
                 continue
-            names = self.drafting.source_names(row)
             source = [0] * len(draft) if draft.source is None else draft.source.tolist()
-            sources = tuple(names[each] for each in source)
+            sources = tuple(row.source_names[each] for each in source)
             drafted = tuple(draft.tokens.tolist())
             parents = None if draft.parents is None else tuple(draft.parents.tolist())
             event = StepEvent(
-                self._steps, drafted, sources, verdict, *seconds, row, step.width, parents
+                self._steps, drafted, sources, verdict, *seconds, at, step.width, parents
             )
             on_step(event)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ngramspec.decoding.config import Config
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Settings
 from ngramspec.draft import Draft, Int32
@@ -21,6 +20,7 @@ from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.known import OracleDrafter, OracleSession
 from ngramspec.hf_model.compat.versions import NEWEST_TESTED, small_model
+from ngramspec.options import Options
 from ngramspec.stats import DecodeStats
 
 logger = logging.getLogger("ngramspec")
@@ -78,10 +78,9 @@ def _compare(model: Any, decode: Decode) -> str | None:
     asked |= {"do_sample": False, "num_beams": 1}
     plain = model.generate(ids, **asked)
     settings = Settings(
-        config=Config(gamma=GAMMA, tree=None, compiled=False),
+        options=Options(gamma=GAMMA, tree=None, compiled=False),
         drafter=lambda: _HalfRight([plain[0].tolist()]),
         prefill_length=PrefillDraftLength(GAMMA),
-        on_step=None,
         observer=None,
         count=stats.add,
         log_once=said.append,

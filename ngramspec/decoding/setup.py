@@ -1,24 +1,25 @@
-"""From a Speculator's settings and a call of ``generate`` to its decode loop."""
+"""One call of ``generate``: from its arguments to its decode loop, and to its return value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from ngramspec.costs.call import CallCosts
-from ngramspec.decoding.batch import Batch
-from ngramspec.decoding.batch_drafting import BatchDrafting
-from ngramspec.decoding.config import Config
-from ngramspec.decoding.draft_runner import DraftRunner
-from ngramspec.decoding.group import Group
-from ngramspec.decoding.loop import DecodeLoop
+from ngramspec.decoding.batch import Batch, Group
+from ngramspec.decoding.loop import DecodeLoop, decode
 from ngramspec.decoding.observer import Observer, Section, no_section
 from ngramspec.decoding.pace import Pace
 from ngramspec.decoding.recorder import StepRecorder
 from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep, samplers_by_row
+from ngramspec.decoding.row import ReferenceCounter, Row, report_fault
 from ngramspec.decoding.step_costs import ASSUMED_NEW_TOKENS, step_costs
 from ngramspec.draft_length.schedule import (
     CostGamma,
@@ -26,13 +27,16 @@ from ngramspec.draft_length.schedule import (
     PrefillDraftLength,
     make_controller,
 )
-from ngramspec.drafters.base import Drafter, DraftModel
-from ngramspec.drafters.call_stores import CallStores
+from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
+from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
+from ngramspec.hf_model.compat.cache_name import given_cache
 from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
 from ngramspec.hf_model.compat.hf_private import pad_token
+from ngramspec.hf_model.compat.layers import layers_restored
+from ngramspec.hf_model.compat.versions import untested
 from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.support import (
     check_adapter,
@@ -40,14 +44,23 @@ from ngramspec.hf_model.support import (
     check_prompt,
     check_request,
     drops_out,
+    plain_method,
 )
+from ngramspec.options import Options
 from ngramspec.rng import default_generator, seed_of
-from ngramspec.stats import DecodeStats, StepEvent
+from ngramspec.stats import DecodeStats
+from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import TokenSampler
 from ngramspec.verification.stopping import StopRules
 
 if TYPE_CHECKING:  # most calls have one process
+    from ngramspec.costs.saved import SavedCosts
     from ngramspec.decoding.distributed import Ranks
+
+logger = logging.getLogger("ngramspec")
+
+# Errors of code that calls another version of transformers than it was written for.
+BROKEN = (AttributeError, ImportError, LookupError, NotImplementedError, TypeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +68,16 @@ class Settings:
     """What a call takes from its Speculator when it begins.
 
     Attributes:
+        saved_costs: the content of the file ``options.costs``, if there is one.
         drafter: returns the drafter to use; called at every step.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
         count: adds a run's counts and times to the Speculator's statistics.
     """
 
-    config: Config
+    options: Options
+    saved_costs: SavedCosts | None = None
     drafter: Callable[[], Drafter]
     prefill_length: PrefillDraftLength
-    on_step: Callable[[StepEvent], None] | None
     observer: Observer | None
     count: Callable[[DecodeStats], None]
     log_once: Callable[[str], None]
@@ -77,7 +91,7 @@ class CallSetup:
     """
 
     def __init__(self, settings: Settings, call: GenerateCall, ranks: Ranks | None = None) -> None:
-        self.settings, self.config, self.call, self.ranks = settings, settings.config, call, ranks
+        self.settings, self.config, self.call, self.ranks = settings, settings.options, call, ranks
         self.stats, self.pace = DecodeStats(), Pace()
         self.learns_costs = self.config.planned_gamma == "auto"
         check_request(call.generation_config)
@@ -99,7 +113,7 @@ class CallSetup:
                 f"streamer cannot be used with num_beams={beams}, which selects no token before the"
                 " end; pass streamer=None or num_beams=1"
             )
-        if not self.config.rule(False, None).exact:
+        if not self.config.exact:
             raise UnsupportedError(
                 f"num_beams={beams} is not supported with lenience below 1 or"
                 " verification='typical'; pass num_beams=1, or remove them"
@@ -156,37 +170,44 @@ class CallSetup:
         if any(each.reads_states for each in self.drafter.assistants):
             target.read_states()
         trees = self._may_branch()
-        costs = step_costs(config, target, sampler.stop.max_length, trees, settings.log_once)
+        costs = step_costs(
+            settings.saved_costs,
+            target,
+            config.longest,
+            sampler.stop.max_length,
+            trees,
+            settings.log_once,
+        )
         learned = costs if self.learns_costs else None
-        drafting: dict[str, Any] = {
-            "target": target,
-            "make_runner": self._runners(costs, trees),
-            "costs": learned,
-            "prefill_length": settings.prefill_length,
-            "ranks": self.ranks,
-            "max_length": sampler.stop.max_length,
-        }
+        rows = [self._row(costs, trees, at) for at in range(target.prompt.shape[0])]
+        make: Callable[..., Batch] = Batch
+        groups = self._groups(sampler, section)
         if call.beams > 1:
-            from ngramspec.decoding.beams.batch import make_beams  # most calls have none
+            from ngramspec.decoding.beams.batch import BeamBatch, beams_of  # most calls have none
 
-            nodes = config.tree if isinstance(config.tree, int) and trees else 0
-            batch, batch_drafting = make_beams(call, sampler, section, nodes, drafting)
-        else:
-            groups = self._groups(sampler, section)
-            batch, batch_drafting = Batch(groups, sampler), BatchDrafting(groups, **drafting)
+            make, groups = BeamBatch, [beams_of(call, target.prompt, sampler, section)]
+        batch = make(
+            groups,
+            sampler,
+            target,
+            rows,
+            self._connect(),
+            costs=learned,
+            prefill_length=settings.prefill_length,
+            ranks=self.ranks,
+            max_length=sampler.stop.max_length,
+        )
         recorder = StepRecorder(
             target=target,
-            drafting=batch_drafting,
             costs=learned,
             prefill_length=settings.prefill_length,
             stats=self.stats,
-            on_step=settings.on_step,
+            on_step=config.on_step,
             pace=self.pace if self.drafter.assistants else None,
         )
         return DecodeLoop(
             target=target,
             batch=batch,
-            drafting=batch_drafting,
             sampler=sampler,
             recorder=recorder,
             section=section,
@@ -201,7 +222,7 @@ class CallSetup:
         return TokenSampler(
             processors=call.logits_processor,
             stop=stop,
-            rule=self.config.rule(bool(config.do_sample), call.generator),
+            rule=self._rule(),
             pad=pad_token(config) if stop.pads else None,
             streamer=call.streamer,
             scores=[] if keep and config.output_scores else None,
@@ -209,6 +230,17 @@ class CallSetup:
             one_transfer=observed or prefers_one_transfer(self.target.prompt.device),
             history_free=all_stock(call.logits_processor, HISTORY_FREE),
             beams=call.beams,
+        )
+
+    def _rule(self) -> Rule:
+        options, call = self.config, self.call
+        return Rule(
+            bool(call.generation_config.do_sample),
+            options.verification,
+            options.lenience,
+            options.epsilon,
+            options.delta,
+            call.generator,
         )
 
     def _may_diverge(self, sampler: TokenSampler) -> bool:
@@ -228,20 +260,37 @@ class CallSetup:
 
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
-        one, tree = self.call.beams == 1, self.config.tree
-        known = self.target.known(by_row=self.target.inputs.ragged or not one)
-        reason = obstacle(Ability.TREES, known)
+        tree = self.config.tree
+        known = self.target.known(by_row=self.target.inputs.ragged)
+        reason = "beam search" if self.call.beams > 1 else obstacle(Ability.TREES, known)
         if isinstance(tree, int) and reason is not None:
             self.stats.chains[reason] = 1
-        priced = tree == "auto" and self.learns_costs and one
+        priced = tree == "auto" and self.learns_costs
         return reason is None and (isinstance(tree, int) or priced)
 
-    def _runners(self, costs: CallCosts, trees: bool) -> Callable[[int, int], DraftRunner]:
-        """The function that makes a row's DraftRunner; see ``BatchDrafting``."""
-        config, call, target, temperature, seed = self.config, self.call, self.target, None, 0
-        rows, beams = target.prompt.shape[0], call.beams > 1
-        reference = call.reference()
-        history = history_of(target, reference, call.inputs_tensor)
+    def _row(self, costs: CallCosts, trees: bool, at: int) -> Row:
+        """The row of the batch with the index ``at``."""
+        call, temperature, seed = self.call, None, 0
+        if call.generation_config.do_sample:
+            temperature = float(call.generation_config.temperature or 1.0)
+            seed = seed_of(call.generator or default_generator(self.target.prompt.device))
+
+        def begin(row: Row, session: DraftSession) -> None:
+            session.begin_models(lambda drafter: self._open_model(drafter, row.vocab, at))
+            if temperature is not None:
+                session.begin_sampling(temperature, (seed, at, row.count))
+
+        fault = partial(report_fault, self.stats)
+        tree = self.config.tree if trees else None
+        return Row(fault, self._controller(costs), tree=tree, begin=begin)
+
+    def _connect(self) -> Callable[[Sequence[Row], int], None]:
+        """The function that lets rows draft for a vocabulary of some size; see ``Batch``."""
+        call, target = self.call, self.target
+        beams = call.beams > 1  # whose texts move between rows, and are no outputs yet
+        given = call.reference()
+        reference = ReferenceCounter(given, self.stats) if len(given) else None
+        history = history_of(target, given, call.inputs_tensor)
         stores = CallStores(
             self.settings.drafter,
             call.stores,
@@ -250,46 +299,32 @@ class CallSetup:
             call.conversation(),
             call.tool_calls(),
         )
-        if call.generation_config.do_sample:
-            temperature = float(call.generation_config.temperature or 1.0)
-            seed = seed_of(call.generator or default_generator(target.prompt.device))
-            if rows > 1:  # greedy answers to one prompt are equal and draft nothing from each other
-                tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
-                stores.join_equal([history(row) for row in range(rows)], tokens)
+        rows = target.prompt.shape[0]
+        if call.generation_config.do_sample and rows > 1:  # equal greedy answers help nobody
+            tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
+            stores.join_equal([history(row) for row in range(rows)], tokens)
         follower: Drafter | None = None
         if self.ranks is not None and not self.ranks.drafts:
             from ngramspec.decoding.distributed import Follower
 
             follower = Follower()
 
-        def make(row: int, vocab: int) -> DraftRunner:
-            of_row = stores.row(vocab, row)
-            current: Callable[[], Drafter] = (
-                of_row.drafter if follower is None else lambda: follower
-            )
-            if call.logits_processor and not beams:  # a beam's text moves between rows
-                from ngramspec.decoding.forced import forced_by
-                from ngramspec.drafters.forced import ForcedBefore
+        def connect(connected: Sequence[Row], vocab: int) -> None:
+            for at, row in enumerate(connected):
+                own = stores.row(vocab, at)
+                current: Callable[[], Drafter] = own.drafter
+                if follower is not None:
+                    current = partial(_same, follower)
+                elif call.logits_processor and not beams:
+                    from ngramspec.decoding.forced import forced_by
+                    from ngramspec.drafters.call import ForcedBefore
 
-                forced = forced_by(call.logits_processor, row, rows, vocab)
-                current = current if forced is None else ForcedBefore(current, forced)
-            alone = follower is None and not beams  # a beam's text is not an output yet
-            return DraftRunner(
-                current,
-                self._controller(costs),
-                history(row),
-                vocab,
-                self.stats,
-                tree=trees,
-                always=isinstance(config.tree, int),
-                temperature=temperature,
-                seed=(seed, row),
-                load=lambda drafter: self._open_model(drafter, vocab, row),
-                shared=of_row if alone else None,
-                reference=reference,
-            )
+                    forced = forced_by(call.logits_processor, at, rows)
+                    current = current if forced is None else ForcedBefore(current, forced)
+                stored = own if follower is None and not beams else None
+                row.connect(current, vocab, history(at), stored=stored, reference=reference)
 
-        return make
+        return connect
 
     def _open_model(self, drafter: Any, vocab: int, row: int) -> DraftModel:
         """Open a drafter's model for a row's session."""
@@ -309,3 +344,113 @@ class CallSetup:
 def prefers_one_transfer(device: torch.device) -> bool:
     """Whether a transfer from the device costs more than sampling at unused positions."""
     return device.type != "cpu"
+
+
+def _same(drafter: Drafter) -> Drafter:
+    return drafter
+
+
+def version_fault() -> str | None:
+    """Why calls under the installed transformers run as the baseline; None: they need not.
+
+    The first call under an untested version checks it; see ``self_check``.
+    """
+    version = untested()
+    if version is None:
+        return None
+    from ngramspec.decoding.self_check import fault_of
+
+    return fault_of(version, _speculate)
+
+
+def decode_call(settings: Settings, call: GenerateCall) -> Any:
+    """Decode with speculation, or handle an unsupported request as ``unsupported`` says.
+
+    The result and the errors are those of ``Speculator.__call__``.
+    """
+    fault = version_fault()
+    if fault is None:
+        return _speculate(settings, call)
+    return _decode_plainly(call, fault, synced_gpus=bool(call.synced_gpus))
+
+
+def _speculate(settings: Settings, call: GenerateCall) -> Any:
+    """Decode with speculation. Until the prefill has run, a failure may become a plain call."""
+    ranks = loop = None
+    try:
+        if call.synced_gpus or (dist.is_available() and dist.is_initialized()):
+            from ngramspec.decoding.distributed import ranks_of  # most calls have one process
+
+            ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
+        with layers_restored(given_cache(call.model_kwargs)):
+            setup = CallSetup(settings, call, ranks)
+            loop = setup.loop()
+            try:
+                sequences = decode(loop)
+            finally:
+                settings.count(setup.stats)
+    except (UnsupportedError, *BROKEN) as error:
+        reason = _why_plain(settings, error)
+        if reason is None or (loop is not None and loop.prefilled):
+            raise
+        if plain_method(call.generation_config) is None:
+            raise
+        synced = ranks is not None and ranks.synced
+        return _decode_plainly(call, reason, synced_gpus=synced, log=settings.log_once)
+    sampler = loop.sampler
+    ranking = loop.batch.ranking(scores=sampler.scores is not None)
+    output = setup.target.output(sequences, sampler.scores, sampler.logits, ranking)
+    logger.info(
+        "%d tokens in %d target calls after the prefill: %.2f per call",
+        setup.stats.emitted,
+        setup.stats.target_calls,
+        setup.stats.tokens_per_call,
+    )
+    if call.streamer is not None:
+        call.streamer.end()
+    return output
+
+
+def _why_plain(settings: Settings, error: Exception) -> str | None:
+    """Why the baseline may decode a call that failed with an error; None: it may not."""
+    if isinstance(error, UnsupportedError):
+        return None if settings.options.unsupported == "error" else str(error)
+    version = untested()
+    if version is None:
+        return None
+    return f"{type(error).__name__} under transformers {version}: {error}"
+
+
+def _decode_plainly(
+    call: GenerateCall,
+    reason: str,
+    *,
+    synced_gpus: bool,
+    log: Callable[[str], None] | None = None,
+) -> Any:
+    """Let the baseline decode the call; an UnsupportedError says that it cannot.
+
+    The error itself is not passed, only the ``reason``: a frame that holds an error in whose
+    traceback it is would keep the call's cache alive.
+    """
+    method = plain_method(call.generation_config)
+    if method is None:
+        raise UnsupportedError(reason)
+    plain = getattr(type(call.model), method)
+    own = {"streamer": call.streamer, "generator": call.generator}
+    given = {name: value for name, value in own.items() if value is not None}
+    for name in given:
+        if name not in signature(plain).parameters:
+            raise UnsupportedError(f"{name} cannot be used here: {reason}")
+    if log is not None:
+        log(f"decoding without speculation: {reason}")
+    return plain(
+        call.model,
+        call.input_ids,
+        logits_processor=call.logits_processor,
+        stopping_criteria=call.stopping_criteria,
+        generation_config=call.generation_config,
+        synced_gpus=synced_gpus,
+        **given,
+        **call.model_kwargs,
+    )

@@ -10,7 +10,6 @@ from ngramspec.costs.call import CallCosts
 from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.processors import GPU, instruction_set
 from ngramspec.costs.tracker import StepCostTracker
-from ngramspec.decoding.config import Config
 from ngramspec.hf_model.model import Target
 
 if TYPE_CHECKING:
@@ -20,15 +19,17 @@ ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length; not 
 
 
 def step_costs(
-    config: Config,
+    saved: SavedCosts | None,
     target: Target,
+    longest: int,
     max_length: int | None,
     trees: bool,
     log_once: Callable[[str], None],
 ) -> CallCosts:
     """The costs of a call's forwards, measured under gamma="auto".
 
-    ``max_length`` is the maximum number of tokens of a row, including the prompt, if it is known;
+    ``longest`` is the maximum number of tokens of a draft, ``max_length`` that of a row, including
+    the prompt, if it is known;
     ``trees``: whether drafts may be trees.
     """
     rows, length = target.prompt.shape
@@ -42,21 +43,23 @@ def step_costs(
         compiled=bool(target.widths),
         tree=trees,
     )
-    saved = _usable_costs(config, target, kind, log_once)
-    limit, sizes = config.longest + 1, target.widths
+    usable = _usable_costs(saved, target, kind, log_once)
+    limit, sizes = longest + 1, target.widths
 
     def tracker(rows: int) -> StepCostTracker:
         of_rows = replace(kind, rows=rows)
-        return StepCostTracker(target.model, of_rows, limit, tokens, saved, sizes)
+        return StepCostTracker(target.model, of_rows, limit, tokens, usable, sizes)
 
     return CallCosts(tracker, rows)
 
 
 def _usable_costs(
-    config: Config, target: Target, kind: ForwardKind, log_once: Callable[[str], None]
+    saved: SavedCosts | None,
+    target: Target,
+    kind: ForwardKind,
+    log_once: Callable[[str], None],
 ) -> SavedCosts | None:
     """The saved costs if they apply to such forwards; else None, with the reason logged once."""
-    saved = config.saved_costs
     if saved is None:
         return None
     differences = saved.differences(target.model, kind.attention)

@@ -9,16 +9,13 @@ from ngramspec.drafters.registry import build_drafter, register_drafter
 from ngramspec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ngramspec.drafters.calibrated import CalibratedDrafter
     from ngramspec.drafters.copy import CopyDrafter
-    from ngramspec.drafters.headed import HeadedDrafter
-    from ngramspec.drafters.heads import MtpDrafter
+    from ngramspec.drafters.headed import HeadedDrafter, MtpDrafter
     from ngramspec.drafters.known import NullDrafter, OracleDrafter, RandomDrafter
     from ngramspec.drafters.model import ModelDrafter
-    from ngramspec.drafters.ngram import NGramDrafter
-    from ngramspec.drafters.priority import PriorityDrafter
+    from ngramspec.drafters.ngram import NGramDrafter, UnigramDrafter
+    from ngramspec.drafters.priority import CalibratedDrafter, PriorityDrafter
     from ngramspec.drafters.recycle import RecycleDrafter
-    from ngramspec.drafters.unigram import UnigramDrafter
     from ngramspec.drafters.value import StoreDrafter, ValueDrafter
 
 # fmt: off
@@ -32,16 +29,13 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "calibrated": ("CalibratedDrafter",),
         "copy": ("CopyDrafter",),
-        "headed": ("HeadedDrafter",),
-        "heads": ("MtpDrafter",),
+        "headed": ("HeadedDrafter", "MtpDrafter"),
         "known": ("NullDrafter", "OracleDrafter", "RandomDrafter"),
         "model": ("ModelDrafter",),
-        "ngram": ("NGramDrafter",),
+        "ngram": ("NGramDrafter", "UnigramDrafter"),
         "recycle": ("RecycleDrafter",),
-        "priority": ("PriorityDrafter",),
-        "unigram": ("UnigramDrafter",),
+        "priority": ("CalibratedDrafter", "PriorityDrafter"),
         "value": ("StoreDrafter", "ValueDrafter"),
     },
 )

@@ -6,7 +6,7 @@ from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec.draft import NO_TOKENS, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.prefix_tree import pack
+from ngramspec.drafters.priority import pack
 from ngramspec.errors import check_int
 
 MAX_TREE_COPIES = 4  # occurrences that a tree copies from, in addition to the best one; not tuned

@@ -3,21 +3,116 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import DraftModel, ForwardingSession, LearningDrafter, judged_count
+from ngramspec.drafters.base import (
+    Drafter,
+    DraftModel,
+    ForwardingSession,
+    LearningDrafter,
+    verified_count,
+)
+from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.model import ModelDrafter, Reader
+from ngramspec.drafters.priority import CalibratedDrafter, PriorityDrafter
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
-from ngramspec.drafters.value import SOURCES_OF_ENGINE, TOOLS, ValueDrafter, ValueSession
-from ngramspec.drafters.worth import HeadWorth
+from ngramspec.drafters.value import (
+    SOURCES_OF_ENGINE,
+    TOOLS,
+    StoreDrafter,
+    ValueDrafter,
+    ValueSession,
+)
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
+
+
+# Not tuned one by one:
+CONFIDENCE_BOUNDS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98)  # buckets of a confidence
+DEPTHS = 6  # buckets of the number of draft tokens before
+GUESS = 0.8  # P(a head's first token is right) before anything was seen
+FADED = 100.0  # most earlier times that a mean remembers
+PRIOR_TIMES = 15.0  # times that the initial value of a mean counts as
+PATIENCE, MOST_PATIENCE = 16, 256  # steps between trials of a head that does not pay
+PEAKS = 10  # buckets of the highest probability of a head's distribution
+
+
+class _Means:
+    """Running means by bucket, which begin with the values of ``prior``."""
+
+    def __init__(self, prior: NDArray[np.float64]) -> None:
+        self.values, self._times = prior, np.full(prior.shape, PRIOR_TIMES)
+
+    def learn(self, at: int | tuple[int, int], value: float) -> None:
+        """Learn a value of the bucket ``at``."""
+        self._times[at] = min(self._times[at] + 1, FADED)
+        self.values[at] += (value - self.values[at]) / self._times[at]
+
+
+class HeadWorth:
+    """Means over all sequences of a drafter. They contain no text. Threads may share it: a lost
+    update changes drafts, never the output.
+
+    ``gain`` is what a row of the head added to the expected tokens of the draft less what the draft
+    then costs more, by the confidence of the token that would be drafted without it and by depth.
+    ``accepted`` is the share of sampled tokens that the target accepted, by the highest probability
+    of the distribution that they were sampled from.
+    """
+
+    def __init__(self) -> None:
+        middles = np.array([0.05, 0.18, 0.33, 0.48, 0.63, 0.75, 0.85, 0.93, 0.965, 0.99])
+        prior = np.maximum(GUESS - middles, 0.1 * (1 - middles))
+        self._gain = _Means(np.repeat(prior[:, None], DEPTHS, axis=1))
+        self._accepted = _Means((np.arange(PEAKS) + 0.5) / PEAKS * 0.6 + 0.35)
+        self._skipped, self._patience = 0, PATIENCE
+
+    def gain(self, confidence: float, depth: int) -> float:
+        """The mean gain of a row at a position that is reached."""
+        return float(self._gain.values[_cell(confidence, depth)])
+
+    def learn_gain(self, confidence: float, depth: int, gain: float) -> None:
+        """Learn what a row has added."""
+        self._gain.learn(_cell(confidence, depth), gain)
+
+    def should_retry(self, cost: float) -> bool:
+        """Count a step in which the head does not pay; whether to try it nevertheless.
+
+        ``cost``: of the trial, relative to that of a head that has read the text.
+        """
+        self._skipped += 1
+        if self._skipped < self._patience * cost:
+            return False
+        self._skipped, self._patience = 0, min(2 * self._patience, MOST_PATIENCE)
+        return True
+
+    def pays(self) -> None:
+        """Note that the head pays: if it no longer does, it is tried again soon."""
+        self._skipped, self._patience = 0, PATIENCE
+
+    def accepted(self, peak: float) -> float:
+        """P(a token is accepted) that is sampled from a distribution with this maximum."""
+        return float(self._accepted.values[_peak(peak)])
+
+    def learn_accepted(self, peak: float, accepted: bool) -> None:
+        """Learn whether a sampled token was accepted."""
+        self._accepted.learn(_peak(peak), accepted)
+
+
+def _cell(confidence: float, depth: int) -> tuple[int, int]:
+    return int(np.searchsorted(CONFIDENCE_BOUNDS, confidence)), min(depth, DEPTHS - 1)
+
+
+def _peak(probability: float) -> int:
+    return min(int(probability * PEAKS), PEAKS - 1)
+
 
 ONE = np.ones(1, np.float32)
 HEAD = len(SOURCES_OF_ENGINE)  # the engine's source of a head's tokens and of predicted calls
@@ -25,7 +120,7 @@ RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost;
 
 
 @dataclass(slots=True)
-class Plan:
+class Chain:
     """The chain that the engine would draft now.
 
     Attributes:
@@ -116,7 +211,7 @@ class HeadedSession(ForwardingSession):
         """The costs of the step, with those of the head's forwards."""
         return cost if cost is None or not self._paid else cost + np.float32(self._paid)
 
-    def _consult(self, reader: Reader, gamma: int, cost: Float32 | None) -> Plan:
+    def _consult(self, reader: Reader, gamma: int, cost: Float32 | None) -> Chain:
         """Consult the head while it pays; return the chain that is drafted then."""
         plan = self._plan(gamma, cost)
         rate = 0.0 if cost is None else self._emitted / self._cost  # without costs, all are free
@@ -137,7 +232,7 @@ class HeadedSession(ForwardingSession):
                 plan = self._sample(plan, gamma, cost, rate)
             self._learn(before, plan, at, cost, rate)
 
-    def _plan(self, gamma: int, cost: Float32 | None) -> Plan:
+    def _plan(self, gamma: int, cost: Float32 | None) -> Chain:
         """The chain that the engine drafts with the rows read so far."""
         tokens, confidence, source = self.engine.draft(gamma, self._with_paid(cost))
         known, rows = 0, len(self._rows)
@@ -145,9 +240,9 @@ class HeadedSession(ForwardingSession):
             if known and int(tokens[known - 1]) != self._path[known - 1]:
                 break
             known += 1
-        return Plan(tokens, confidence, source, known)
+        return Chain(tokens, confidence, source, known)
 
-    def _worthwhile(self, reader: Reader, plan: Plan, gamma: int, rate: float) -> int | None:
+    def _worthwhile(self, reader: Reader, plan: Chain, gamma: int, rate: float) -> int | None:
         """The depth at which to consult the head, or None. ``rate``: tokens per cost."""
         model = reader.model
         last = min(len(reader.readable(plan.tokens.tolist())), gamma - 1)
@@ -165,14 +260,14 @@ class HeadedSession(ForwardingSession):
             return best if most > 0 else None
         reading = rate * model.reading_cost(reader.unread(len(self.text))) if rate else 0.0
         if most <= 0:
-            return best if self.worth.due(1.0 + reading) else None
+            return best if self.worth.should_retry(1.0 + reading) else None
         self._missed += most
         if self._missed < reading:
             return None
         self.worth.pays()
         return best
 
-    def _read(self, reader: Reader, plan: Plan, depth: int) -> None:
+    def _read(self, reader: Reader, plan: Chain, depth: int) -> None:
         """Read the head's rows up to a depth of the chain."""
         path: list[int] = plan.tokens[:depth].tolist()
         text, first = self.text + path, plan.known
@@ -187,7 +282,12 @@ class HeadedSession(ForwardingSession):
         self._paid += reader.model.cost(last)
 
     def _learn(
-        self, before: Plan, after: Plan, depth: int, cost: Float32 | None, rate: float
+        self,
+        before: Chain,
+        after: Chain,
+        depth: int,
+        cost: Float32 | None,
+        rate: float,
     ) -> None:
         """Learn what the row at a depth has changed."""
         more = 0.0
@@ -197,7 +297,7 @@ class HeadedSession(ForwardingSession):
         reach = max(before.reach(depth), 1e-3)
         self.worth.learn_gain(before.chance(depth), depth, gain / reach)
 
-    def _sample(self, plan: Plan, gamma: int, cost: Float32 | None, rate: float) -> Plan:
+    def _sample(self, plan: Chain, gamma: int, cost: Float32 | None, rate: float) -> Chain:
         """Sample the head's tokens where they are accepted with a higher probability."""
         assert self.temperature is not None
         depth = max(self._sampled, default=-1) + 1
@@ -216,7 +316,7 @@ class HeadedSession(ForwardingSession):
             depth += 1
         return plan
 
-    def _stated(self, plan: Plan) -> Draft:
+    def _stated(self, plan: Chain) -> Draft:
         """The chain with the distributions that its tokens were sampled from."""
         certain = [(plan.tokens[depth : depth + 1], ONE) for depth in range(len(plan.tokens))]
         parts = [self._sampled.get(depth, each) for depth, each in enumerate(certain)]
@@ -229,7 +329,7 @@ class HeadedSession(ForwardingSession):
         verified: int | None = None,
         evidence: Evidence | None = None,
     ) -> None:
-        judged = judged_count(draft, accepted, verified)
+        judged = verified_count(draft, accepted, verified)
         for depth, (_, probs) in self._sampled.items():
             if depth < judged:
                 self.worth.learn_accepted(float(probs[0]), depth < len(accepted))
@@ -265,7 +365,7 @@ class HeadedDrafter(LearningDrafter):
     learned = ("worth",)
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
-        self.tables, self.head = tables.having(headed=True), head
+        self.tables, self.head = tables.with_attributes(headed=True), head
         self.evidence, self.stores, self.assistants = tables.evidence, tables.stores, (head,)
         unnamed = None in (tables.spec, head.spec)
         self.spec = None if unnamed else f"{tables.spec}+{head.spec}"
@@ -280,18 +380,72 @@ class HeadedDrafter(LearningDrafter):
     def forget(self) -> None:
         self.worth = HeadWorth()
 
-    def learning(self, *, by_request: bool) -> Self:
-        other = super().learning(by_request=by_request)
-        other.tables = self.tables.learning(by_request=by_request)
+    def with_calibration(self, *, by_request: bool) -> Self:
+        other = super().with_calibration(by_request=by_request)
+        other.tables = self.tables.with_calibration(by_request=by_request)
         return other
 
     def with_stores(self, stores: Sequence[Any]) -> Self:
         tables = self.tables.with_stores(stores)
-        return self.having(tables=tables, stores=tables.stores)
+        return self.with_attributes(tables=tables, stores=tables.stores)
 
     def with_tools(self, tools: ToolCalls) -> Self:
-        return self.having(tables=self.tables.with_tools(tools))
+        return self.with_attributes(tables=self.tables.with_tools(tools))
 
     def start(self, tokens: Int32) -> HeadedSession:
         drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
         return HeadedSession(drafter, self.tables.start(tokens), tokens)
+
+
+class MtpDrafter(ModelDrafter):
+    """Drafts with the target's layers for multi-token prediction, one token with each layer.
+
+    Args:
+        gamma, threshold, most: see ModelDrafter.
+    """
+
+    source_names = ("mtp",)
+    reads_states = True
+
+    def __init__(self, gamma: int = 8, threshold: float = 0.4, most: int | None = 64) -> None:
+        super().__init__("", gamma, threshold, most, False)
+        self.spec = f"mtp(gamma={gamma},threshold={self.threshold},most={most})"
+
+
+def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:
+    """A drafter that uses a head as well.
+
+    Tables by value and the head share one estimate. Other drafters continue the head's draft. With
+    a drafter that drafts nothing, the head drafts alone.
+    """
+    if isinstance(drafter, NullDrafter):
+        return HeadedDrafter(StoreDrafter(), head)
+    if isinstance(drafter, HeadedDrafter):
+        return HeadedDrafter(drafter.tables, head)
+    if isinstance(drafter, ValueDrafter):
+        return HeadedDrafter(drafter, head)
+    return CalibratedDrafter(PriorityDrafter((head, drafter)))
+
+
+class HeadOfCalls:
+    """The head that the calls of a Speculator bring, with its drafter. Threads may share it.
+
+    It keeps what was learned about one head, the last one, but does not keep its model alive. The
+    call does.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: tuple[Drafter, ModelDrafter, Drafter] | None = None
+
+    def drafter(self, own: Drafter, head: ModelDrafter) -> Drafter:
+        """The Speculator's drafter ``own`` with a call's head."""
+        with self._lock:
+            last = self._last
+            if last is None or last[0] is not own or not last[1].same_as(head):
+                head = head.held_weakly()
+                made = with_head(own, head).with_calibration(
+                    by_request=getattr(own, "by_request", False)
+                )
+                last = self._last = own, head, made
+            return last[2]

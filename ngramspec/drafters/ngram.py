@@ -1,7 +1,10 @@
-"""N-gram drafting: a chain of the most frequent continuations of the longest known context."""
+"""Counts of the sequence's tokens: n-grams with backoff, and single tokens (unigram fallback)."""
 
 from __future__ import annotations
 
+import copy
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
@@ -10,8 +13,9 @@ from numpy.typing import NDArray
 
 from ngramspec._native.common import MOST_TOKENS
 from ngramspec._native.ngram import NGramTable
-from ngramspec.draft import NO_TOKENS, Draft, Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec._native.unigram import UnigramCounts
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession, LearningDrafter, verified_count
 from ngramspec.drafters.stochastic import SamplingSession, check_temperature
 from ngramspec.errors import check_bool, check_int
 
@@ -140,3 +144,123 @@ class NGramDrafter(Drafter):
         if self.sample:
             return SamplingNGramSession(table, tokens, self.temperature)
         return NGramSession(table, tokens)
+
+
+PRIOR_ACCEPTED, PRIOR_VERIFIED = 1, 10  # Leviathan et al., Table 3: unigram alpha 0.03 to 0.13
+PROBE_EVERY = 32  # a closed gate lets every 32nd draft through; not tuned
+HALVE_AT_VERIFIED = 1024  # verified tokens at which counts are halved, so old ones fade; not tuned
+
+
+class GatedSession(DraftSession):
+    """Base of a UnigramDrafter's sessions, which tell it what was accepted."""
+
+    drafter: UnigramDrafter
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
+
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        verified: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        self.drafter.learn(len(accepted), verified_count(draft, accepted, verified))
+
+
+class UnigramSession(GatedSession):
+    """One sequence's token counts."""
+
+    def __init__(self, drafter: UnigramDrafter, tokens: Int32) -> None:
+        self.drafter = drafter
+        self.counts = UnigramCounts()
+        self.counts.extend(tokens)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        best = self.counts.best()
+        if best is None or gamma < 1 or not self.drafter.open():
+            return EMPTY_DRAFT
+        return Draft(np.array([best[0]], np.int32))
+
+    def extend(self, tokens: Int32) -> None:
+        self.counts.extend(tokens)
+
+    def sizeof(self) -> int:
+        return int(self.counts.sizeof())
+
+
+class SamplingUnigramSession(GatedSession, SamplingSession):
+    """Samples one token from all counts, while the drafter is open. O(distinct tokens) a draft."""
+
+    def __init__(self, drafter: UnigramDrafter, tokens: Int32, temperature: float | str) -> None:
+        super().__init__(temperature)
+        self.drafter = drafter
+        self._counts: Counter[int] = Counter()
+        self.extend(tokens)
+
+    def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
+        ids = np.fromiter(self._counts.keys(), np.int32, len(self._counts))
+        return ids, np.fromiter(self._counts.values(), np.int64, len(self._counts))
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        if gamma < 1 or not self.drafter.open():
+            return EMPTY_DRAFT
+        return super().propose_after(drafted, 1)
+
+    def extend(self, tokens: Int32) -> None:
+        self._counts.update(tokens.tolist())
+
+
+class UnigramDrafter(LearningDrafter):
+    """Drafts one token, the most frequent of the sequence (Leviathan et al., 3.6 and Table 3).
+
+    Below ``min_acceptance`` it drafts rarely. The measured acceptance, two counts and no text, is
+    shared by the drafter's sequences. Thread-safe: one lock guards the counts.
+
+    Args:
+        min_acceptance: minimum share of its verified tokens that the target accepts, 0.0..1.0.
+        sample: sample the token from all counts, with the distribution in ``Draft.proposal``.
+        temperature: sampling temperature, > 0; "request": the request's own.
+    """
+
+    source_names = ("unigram",)
+    learned = ("_lock", "_accepted", "_verified", "_closed")
+
+    def __init__(
+        self, min_acceptance: float = 0.1, sample: bool = False, temperature: float | str = 1.0
+    ) -> None:
+        if not 0.0 <= min_acceptance <= 1.0:
+            raise ValueError(f"min_acceptance must be in 0.0..1.0, got {min_acceptance}")
+        self.min_acceptance = min_acceptance
+        self.sample = check_bool("sample", sample)
+        self.temperature = check_temperature(temperature)
+        sampling = f",sample=True,temperature={temperature}" if sample else ""
+        self.spec = f"unigram(min_acceptance={min_acceptance}{sampling})"
+        self.forget()
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()
+        self._accepted, self._verified, self._closed = PRIOR_ACCEPTED, PRIOR_VERIFIED, 0
+
+    def open(self) -> bool:
+        """Whether to draft now: acceptance is high enough, or a probe is due."""
+        with self._lock:
+            if self._accepted >= self.min_acceptance * self._verified:
+                return True
+            self._closed += 1
+            return self._closed % PROBE_EVERY == 0
+
+    def learn(self, accepted: int, verified: int) -> None:
+        """Count verified draft tokens and how many of them were accepted."""
+        with self._lock:
+            self._accepted += accepted
+            self._verified += verified
+            if self._verified > HALVE_AT_VERIFIED:
+                self._accepted, self._verified = self._accepted // 2, self._verified // 2
+
+    def start(self, tokens: Int32) -> DraftSession:
+        drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
+        if self.sample:
+            return SamplingUnigramSession(drafter, tokens, self.temperature)
+        return UnigramSession(drafter, tokens)

@@ -1,22 +1,117 @@
-"""Several drafters in order of priority, as one."""
+"""Several drafters as one, in order of priority, and confidence from measured acceptance.
+
+Drafts of several drafters are merged by their prefixes into one tree (SpecInfer, Miao et al. 2023).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, joined
-from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, judged_count
-from ngramspec.drafters.prefix_tree import pack, path_along
-from ngramspec.drafters.validation import (
+from ngramspec.draft_length.optimal import reach_of, worthwhile_nodes
+from ngramspec.drafters.base import (
+    Drafter,
+    DraftModel,
+    DraftSession,
+    ForwardingSession,
+    LearningDrafter,
     check_draft,
     check_evidence,
     check_source_names,
-    sound_head,
+    valid_prefix,
+    verified_count,
 )
+
+ASSUMED_CONFIDENCE = 0.9  # assumed confidence of nodes without one; not tuned
+PRIORITY_FACTOR = 0.3  # factor on a draft's first nodes per draft of higher priority; not tuned
+
+
+def pack(drafts: Sequence[Draft], limit: int) -> Draft:
+    """Merge drafts, in order of priority, into one prefix tree, which is a deterministic draft.
+
+    Proposals of sampled tokens are dropped. Accepting a node if the target samples the same token
+    is exact for such drafts as well.
+
+    The result has the ``limit`` nodes with the highest reach, in descending order. On ties, nodes
+    of the earlier draft come first. Where drafts have no confidence, a later draft and a deeper
+    node count as less likely. A node that several drafts share gets the highest of their
+    confidences and the source of the first. Confidence is None if no draft has any.
+
+    Example:
+        >>> chains = [Draft(np.array(ids, np.int32)) for ids in ([5, 6, 7], [5, 8])]
+        >>> tree = pack(chains, 4)
+        >>> tree.tokens.tolist(), tree.parents.tolist()
+        ([5, 6, 8, 7], [-1, 0, 0, 1])
+    """
+    places: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+    confidence: list[float] = []
+    source: list[int] = []
+    for which, draft in enumerate(drafts):
+        n = len(draft)
+        parents = range(-1, n - 1) if draft.parents is None else draft.parents.tolist()
+        assumed = _assumed(draft, parents, which)
+        sources = [0] * n if draft.source is None else draft.source.tolist()
+        mine: list[int] = []
+        for token, above, p, origin in zip(
+            draft.tokens.tolist(), parents, assumed, sources, strict=True
+        ):
+            key = (mine[above] if above >= 0 else -1, token)
+            node = places.setdefault(key, len(places))
+            if node == len(confidence):
+                confidence.append(p)
+                source.append(origin)
+            confidence[node] = max(confidence[node], p)
+            mine.append(node)
+    if not places or limit < 1:
+        return EMPTY_DRAFT
+    parents, tokens = np.array(list(places), np.int32).T.copy()
+    estimates = np.array(confidence, np.float32)
+    known = any(draft.confidence is not None for draft in drafts)
+    whole = Draft(tokens, parents, estimates if known else None, None, np.array(source, np.int8))
+    return order(whole, reach_of(parents, estimates)).first(limit)
+
+
+def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
+    """The confidence of each node; without one, assumed lower for each draft of higher priority."""
+    if draft.confidence is not None:
+        return [float(each) for each in draft.confidence]
+    first = ASSUMED_CONFIDENCE * PRIORITY_FACTOR**which
+    return [first if above < 0 else ASSUMED_CONFIDENCE for above in parents]
+
+
+def path_along(draft: Draft, tokens: Iterable[int]) -> list[int]:
+    """The nodes of a chain or tree that agree with the tokens which were then committed."""
+    children, path = draft.children(), [-1]
+    for token in tokens:
+        node = next((each for each in children[path[-1] + 1] if draft.tokens[each] == token), None)
+        if node is None:
+            break
+        path.append(node)
+    return path[1:]
+
+
+def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:
+    """Sort a deterministic tree's nodes by descending ``reach``, float64 (n,), stably.
+
+    No node may have a higher reach than its parent.
+    """
+    by_reach = np.argsort(-reach, kind="stable")
+    new = np.empty(len(by_reach) + 1, np.int32)
+    new[by_reach] = np.arange(len(by_reach), dtype=np.int32)
+    new[-1] = -1  # the parent of nodes that follow the last committed token
+    assert tree.parents is not None
+    confidence = None if tree.confidence is None else tree.confidence[by_reach]
+    source = None if tree.source is None else tree.source[by_reach]
+    return Draft(tree.tokens[by_reach], new[tree.parents[by_reach]], confidence, None, source)
+
 
 ANY_VOCAB = 1 << 31  # as vocabulary size: only the joined draft is checked against the real one
 
@@ -78,7 +173,7 @@ class PrioritySession(DraftSession):
             return check_draft(part, room, ANY_VOCAB, sources=sources)
         except Exception as error:
             self.failed = error
-        return sound_head(part, room, ANY_VOCAB, tree=False, sources=sources)
+        return valid_prefix(part, room, ANY_VOCAB, tree=False, sources=sources)
 
     def _source(self, which: int, part: Draft) -> Int8:
         inner = np.zeros(len(part), np.int8) if part.source is None else part.source
@@ -96,7 +191,7 @@ class PrioritySession(DraftSession):
             for which, part in self.parts:  # each has its own tree
                 self.sessions[which].observe(part, path_along(part, tokens))
         else:
-            self._observe_chain(len(accepted), judged_count(draft, accepted, verified))
+            self._observe_chain(len(accepted), verified_count(draft, accepted, verified))
         self.parts = []
         if evidence is not None:
             for which in self.drafter.askers:
@@ -159,8 +254,8 @@ class PriorityDrafter(Drafter):
         specs = [drafter.spec for drafter in drafters]
         self.spec = None if None in specs else "+".join(str(spec) for spec in specs)
 
-    def learning(self, *, by_request: bool) -> Drafter:
-        drafters = [drafter.learning(by_request=by_request) for drafter in self.drafters]
+    def with_calibration(self, *, by_request: bool) -> Drafter:
+        drafters = [drafter.with_calibration(by_request=by_request) for drafter in self.drafters]
         if all(new is old for new, old in zip(drafters, self.drafters, strict=True)):
             return self
         return PriorityDrafter(drafters)
@@ -173,3 +268,138 @@ class PriorityDrafter(Drafter):
                 begun.callback(sessions[-1].close)
             begun.pop_all()
         return PrioritySession(self, sessions)
+
+
+DEPTH_CELLS = 16  # depths with separate counts; deeper nodes share the last
+SIBLING_CELLS = 4  # places among siblings with separate counts
+HALVE_AT_VERIFIED = 600  # verified tokens at which counts are halved, so old ones fade; not tuned
+PRIOR_ACCEPTED, PRIOR_VERIFIED = 2.0, 4.0  # initial counts; not tuned
+
+
+class CalibratedSession(ForwardingSession):
+    """A session whose drafts get confidence and end where expected tokens per cost are highest.
+
+    It learns in ``extend`` from the committed tokens, so that draft tokens after the verified ones
+    count as well. ``observe`` goes to the inner session.
+    """
+
+    def __init__(self, drafter: CalibratedDrafter, session: DraftSession) -> None:
+        super().__init__(session)
+        self.drafter = drafter
+        self.last: Draft | None = None
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        if cost is not None and self.drafter.samples and not tree:
+            return self.propose_sampled(self.drafter.sampled_length(gamma, cost), gamma)
+        draft = self.inner.propose(gamma, tree=tree)
+        self.drafter.samples |= draft.proposal is not None
+        self.last = draft if len(draft) else None
+        if self.last is None:
+            return draft
+        confidence = self.drafter.confidence(draft)
+        whole = replace(draft, confidence=confidence)
+        reached = reach_of(draft.parents, confidence)
+        if draft.parents is not None and draft.proposal is None:
+            whole, reached = order(whole, reached), -np.sort(-reached)
+        if cost is None or draft.proposal is not None:
+            return whole
+        return whole.first(worthwhile_nodes(reached, cost))
+
+    def propose_sampled(self, length: int, gamma: int) -> Draft:
+        """Sample a draft of a length that was decided beforehand.
+
+        If sampled tokens decided the length, the output would be biased: the verified ones would
+        not have the distribution that their proposal gives.
+        """
+        draft = self.inner.propose(min(length + 1, gamma))  # the extra token is only learned from
+        if not len(draft):
+            return draft
+        self.last = draft
+        return replace(draft, confidence=self.drafter.confidence(draft)).first(length)
+
+    def extend(self, tokens: Int32) -> None:
+        if self.last is not None:
+            self.drafter.learn(self.last, tokens)
+            self.last = None
+        super().extend(tokens)
+
+
+class CalibratedDrafter(LearningDrafter):
+    """Another drafter's drafts, with the acceptance rate of each node's source, depth and place.
+
+    The place is the index among its siblings: 0 in a chain. Confidence is (accepted + 2) /
+    (verified + 4) of its counts (float32, 8 bytes for each source, depth and place). The counts are
+    halved when full and shared by the drafter's sequences. Thread-safe: one lock guards them. A
+    node costs O(1).
+
+    Args:
+        inner: any drafter.
+    """
+
+    estimates = True
+    learned = ("samples", "_lock", "_accepted", "_verified")
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.source_names = check_source_names(inner.source_names)
+        self.spec = inner.spec
+        self.evidence, self.assistants = inner.evidence, inner.assistants
+        self.forget()
+
+    def with_calibration(self, *, by_request: bool) -> Self:
+        other = super().with_calibration(by_request=by_request)
+        other.inner = self.inner.with_calibration(by_request=by_request)
+        return other
+
+    def forget(self) -> None:
+        self.samples = False  # whether a draft with a proposal was seen
+        self._lock = threading.Lock()
+        shape = (len(self.source_names), DEPTH_CELLS, SIBLING_CELLS)
+        self._accepted = np.empty(shape, np.float32)
+        self._accepted[:] = PRIOR_ACCEPTED / (1 + np.arange(SIBLING_CELLS))
+        self._verified = np.full(shape, PRIOR_VERIFIED, np.float32)
+
+    def start(self, tokens: Int32) -> DraftSession:
+        drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
+        return CalibratedSession(drafter, self.inner.start(tokens))
+
+    def confidence(self, draft: Draft) -> Float32:
+        """P(accepted | parent accepted) of each node of a draft, float32 (n,)."""
+        cells = self._cells(draft)
+        with self._lock:
+            confidence: Float32 = self._accepted[cells] / self._verified[cells]
+        return confidence
+
+    def sampled_length(self, gamma: int, cost: Float32) -> int:
+        """Number of tokens to sample, at most gamma, from the acceptance rate at each depth."""
+        with self._lock:
+            confidence = self._accepted[:, :, 0].sum(axis=0) / self._verified[:, :, 0].sum(axis=0)
+        depths = np.minimum(np.arange(gamma), DEPTH_CELLS - 1)
+        return worthwhile_nodes(np.cumprod(confidence[depths]), cost)
+
+    def learn(self, draft: Draft, committed: Int32) -> None:
+        """Count the nodes whose parents were committed, because the token after them is known.
+
+        ``committed``, int32 (n,), are the tokens committed after the draft.
+        """
+        path, children = path_along(draft, committed.tolist()), draft.children()
+        parents = [-1, *path][: len(committed)]
+        verified = [node for parent in parents for node in children[parent + 1]]
+        cells = tuple(each[verified] for each in self._cells(draft))
+        with self._lock:
+            np.add.at(self._accepted, cells, np.isin(verified, path))
+            np.add.at(self._verified, cells, 1)
+            faded = self._verified > HALVE_AT_VERIFIED
+            self._accepted[faded] /= 2
+            self._verified[faded] /= 2
+
+    def _cells(self, draft: Draft) -> tuple[Int32, Int32, Int32]:
+        """Source, depth and place among siblings of each node, int32 (n,) each."""
+        n = len(draft)
+        source = np.zeros(n, np.int32) if draft.source is None else draft.source.astype(np.int32)
+        depth, place = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
+        if draft.parents is not None:
+            for parent, below in enumerate(draft.children(), -1):
+                depth[below] = depth[parent] + 1 if parent >= 0 else 0
+                place[below] = np.arange(len(below))
+        return source, np.minimum(depth, DEPTH_CELLS - 1), np.minimum(place, SIBLING_CELLS - 1)

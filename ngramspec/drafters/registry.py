@@ -110,18 +110,12 @@ def build_drafter(
         >>> build_drafter("copy+ngram(order=4)+unigram", policy="priority").source_names
         ('copy', 'ngram', 'unigram')
     """
-    check_policy(policy)
+    check_choice("policy", policy, POLICIES)
     check_choice("calibration", calibration, CALIBRATIONS)
     opened = open_stores(stores)
     drafter = spec if isinstance(spec, Drafter) else _drafter(spec, policy)
-    drafter = drafter.learning(by_request=calibration == "request")
+    drafter = drafter.with_calibration(by_request=calibration == "request")
     return drafter.with_stores(opened) if opened else drafter
-
-
-def check_policy(policy: object) -> None:
-    """Raise a ValueError if ``policy`` is not one of ``POLICIES``."""
-    if policy not in POLICIES:
-        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
 
 
 def _drafter(spec: str, policy: str) -> Drafter:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
+from ngramspec._native.store_reader import StorePair, StoreSource
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession, LearningDrafter
@@ -16,7 +17,6 @@ from ngramspec.errors import check_bool, check_int
 from ngramspec.stores.choice import Store, open_stores
 
 if TYPE_CHECKING:
-    from ngramspec.drafters.session_stores import SessionStores
     from ngramspec.drafters.tool_calls import CallPredictor, ToolCalls
 
 SOURCES = ("copy", "ngram", "unigram")
@@ -28,6 +28,37 @@ RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
 MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
+
+
+class SessionStores:
+    """The stores, at least one, of one sequence that begins with ``prompt``, int32 (n,).
+
+    The sequence is a separate request in each namespace. Requests among ``stores`` are begun, fed
+    and ended by the call of ``generate`` that they belong to.
+    """
+
+    def __init__(self, stores: Sequence[Any], prompt: Int32) -> None:
+        read = [each.request() for each in stores]
+        pairs = zip(read, stores, strict=True)
+        self._own = [request for request, each in pairs if request is not each]
+        for request in self._own:
+            request.begin(prompt)
+        known = (each.familiar for each in read if each.familiar is not None)
+        self.familiar = next(known, None)  # of the first shared store that has any
+        self.rehearsed = max(each.rehearsed for each in read)  # last prompt tokens to learn from
+        self.source: StoreSource = read[-1].index
+        for each in reversed(read[:-1]):
+            self.source = StorePair(each.index, self.source)
+
+    def append(self, tokens: Int32) -> None:
+        """Add committed tokens, int32 (n,), to the namespaces."""
+        for request in self._own:
+            request.append(tokens)
+
+    def finish(self) -> None:
+        """End the sequence normally."""
+        for request in self._own:
+            request.finish()
 
 
 class ValueSession(DraftSession):
@@ -186,21 +217,17 @@ class ValueDrafter(LearningDrafter):
 
     def with_stores(self, stores: Sequence[Store]) -> Self:
         """A copy of this drafter with other stores; both share one calibration."""
-        return self.having(stores=open_stores(stores))
+        return self.with_attributes(stores=open_stores(stores))
 
     def with_tools(self, tools: ToolCalls) -> Self:
         """A copy of this drafter that predicts tool calls; both share one calibration."""
-        return self.having(tools=tools, headed=True)
+        return self.with_attributes(tools=tools, headed=True)
 
     def forget(self) -> None:
         self.calibration = Calibration()
 
     def start(self, tokens: Int32) -> ValueSession:
-        stores = None
-        if self.stores:
-            from ngramspec.drafters.session_stores import SessionStores  # most drafters have none
-
-            stores = SessionStores(self.stores, tokens)
+        stores = SessionStores(self.stores, tokens) if self.stores else None
         copies, counts, falls_back = (name in self.sources for name in SOURCES)
         engine = ValueEngine(
             Calibration() if self.by_request else self.calibration,

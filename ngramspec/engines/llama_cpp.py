@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ngramspec.costs.engine_rows import LearnedEngineCosts
 from ngramspec.draft import Float32, Int32
 from ngramspec.engines.row_options import EngineOptions
-from ngramspec.engines.rows import Row
+from ngramspec.engines.rows import RowState
 
 try:
     from llama_cpp.llama_speculative import LlamaDraftModel
@@ -142,7 +142,7 @@ class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
             else:
                 self.rows.costs.begin()
         last = tokens[length - new :] if new else tokens[-1:]
-        draft = self.rows.step([Row(None, tokens, length, last.tolist())])[0]
+        draft = self.rows.step([RowState(None, tokens, length, last.tolist())])[0]
         self._last, self._drafted = tokens, len(draft.tokens)
         return draft.tokens.astype(np.intc)
 

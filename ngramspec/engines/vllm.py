@@ -19,7 +19,7 @@ from typing import Any
 
 from ngramspec.draft import Int32
 from ngramspec.engines.row_options import EngineOptions
-from ngramspec.engines.rows import Row, Rows
+from ngramspec.engines.rows import Rows, RowState
 
 logger = logging.getLogger("vllm.ngramspec")  # vLLM shows only messages of its own loggers
 
@@ -95,7 +95,7 @@ def propose(
     """See ``NgramspecProposer.propose``. Faults are counted in ``rows``."""
     try:
         current = [
-            Row(None, row, length, new)
+            RowState(None, row, length, new)
             for row, length, new in zip(
                 tokens, lengths[: len(sampled)].tolist(), sampled, strict=False
             )

@@ -20,7 +20,7 @@ from ngramspec._native.copyindex import CopyIndex
 from ngramspec.costs.tracker import DraftMargin
 from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
 from ngramspec.draft_length.schedule import CostGamma, FixedGamma, GammaController, make_controller
-from ngramspec.drafters.base import Drafter, DraftModel, hand_over
+from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.measure.knowledge import Known
 from ngramspec.measure.top_tokens import replayed
 from ngramspec.measure.traces import Trace
@@ -176,7 +176,7 @@ class Player:
                 evidence = replayed(trace.top_tokens, recorded, recorded[at - 1], at, len(new))
             begin = perf_counter_ns()
             if count or evidence is not None:
-                hand_over(session, draft, path, None, evidence)
+                call_observe(session, draft, path, None, evidence)
             session.extend(new)
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
             margin.record_acceptance(count, len(path))

@@ -58,8 +58,7 @@ class TextEncoder:
     def __init__(self, tokenizer: Any) -> None:
         self.names = control_names(tokenizer)
         self.ids = frozenset(tokenizer.convert_tokens_to_ids(list(self.names)))
-        self._pattern = re.compile(pattern_of(self.names))
-        self._longest_name = max(map(len, self.names), default=0)
+        self.spans = finder_of(self.names)
         self._tokenizer = tokenizer
         self.longest = max(map(len, tokenizer.get_vocab()))
         self.lead = leading_tokens(tokenizer)
@@ -71,20 +70,6 @@ class TextEncoder:
         if self._of_prompts is not None:
             split = bool(getattr(tokenizer, "split_special_tokens", False))
             self._of_prompts.encode_special_tokens = split
-
-    def spans(self, text: str) -> list[Span]:
-        """Start and end of each name of a control token in a text."""
-        found: list[Span] = []
-        at = 0
-        while at < len(text):
-            end = at + PIECE_CHARACTERS
-            match = self._pattern.search(text, at, end + self._longest_name)
-            if match is None or match.start() >= end:  # then the name may be cut off here
-                at = end
-            else:
-                found.append(match.span())
-                at = match.end()
-        return found
 
     def encode_prompt(self, text: str, framed: bool, most: int | None) -> list[int]:
         """The ids of a text in which names of special tokens become these tokens.
@@ -232,27 +217,23 @@ def control_names(tokenizer: Any) -> tuple[str, ...]:
     )
 
 
-def pattern_of(names: Sequence[str]) -> str:
-    """A regular expression for any of some names, the longest where several begin alike.
+def finder_of(names: Sequence[str]) -> Callable[[str], list[Span]]:
+    """A function from a text to the spans of names in it, the longest where several begin."""
+    known, sizes = frozenset(names), sorted({len(each) for each in names}, reverse=True)
+    begins = re.compile("|".join({re.escape(each[0]) for each in names}) or r"(?!)")
 
-    It is a prefix tree, so a search reads each character of a text about once.
-    """
-    tree: dict[str, Any] = {}
-    for name in names:
-        node = tree
-        for character in name:
-            node = node.setdefault(character, {})
-        node[""] = {}  # a name ends here
-    return _alternatives(tree) if tree else r"(?!)"
+    def spans(text: str) -> list[Span]:
+        found: list[Span] = []
+        end = 0
+        for match in begins.finditer(text):
+            at = match.start()
+            fits = (name for size in sizes if (name := text[at : at + size]) in known)
+            if at >= end and (longest := next(fits, "")):
+                end = at + len(longest)
+                found.append((at, end))
+        return found
 
-
-def _alternatives(node: dict[str, Any]) -> str:
-    found = [re.escape(each) + _alternatives(rest) for each, rest in node.items() if each]
-    if not found:
-        return ""
-    if len(found) == 1 and "" not in node:
-        return found[0]
-    return f"(?:{'|'.join(found)})" + "?" * ("" in node)
+    return spans
 
 
 def replaced(text: str, spans: Sequence[Span], by: Callable[[str], str]) -> str:

@@ -20,7 +20,7 @@ from ngramspec.server.text import Detokenizer, StopText
 from ngramspec.speculator import Speculator
 from ngramspec.stats import DecodeStats
 from ngramspec.stepwise import Added, JointSteps, OpenGeneration, open_generation
-from ngramspec.stores.siblings import SiblingAnswer, sibling_answers
+from ngramspec.stores.shared import SiblingAnswer, sibling_answers
 
 logger = logging.getLogger("ngramspec.server")
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"

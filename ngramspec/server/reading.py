@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
+import numpy as np
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import Request
@@ -19,7 +20,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from ngramspec._native.json_shape import json_shape
 from ngramspec.server.errors import ApiError, bad, queue_full
 from ngramspec.server.llama_fields import NEUTRAL
 from ngramspec.server.settings import Limits
@@ -149,6 +149,26 @@ def json_value(raw: bytes, limits: Limits, place: str) -> Any:
     value = from_json(raw, allow_inf_nan=False, cache_strings="none")
     check_members(value, place)
     return value
+
+
+def json_shape(raw: bytes) -> tuple[int, int, int, int]:
+    """Bounds of what a parser would create from a JSON text, without holding the GIL for long.
+
+    An upper bound of the number of values, including arrays and objects; the number of arrays and
+    objects; the number of members of objects; and the longest run of digits. A parser stops at the
+    first error, so the bounds also hold for text that is not valid JSON.
+    """
+    text = np.frombuffer(raw, np.uint8)
+    plain = np.flatnonzero(text != ord("\\"))
+    backslashes = np.diff(plain, prepend=-1) - 1  # before each of these bytes
+    text = text[plain]
+    quotes = (text == ord('"')) & (backslashes % 2 == 0)
+    text = text[~np.logical_xor.accumulate(quotes)]  # outside strings
+    others = np.flatnonzero((text < ord("0")) | (text > ord("9")))
+    digits = int(np.diff(others, prepend=-1, append=len(text)).max()) - 1
+    counts = np.bincount(text, minlength=256)
+    opened = int(counts[ord("[")] + counts[ord("{")])
+    return int(counts[ord(",")]) + opened + 1, opened, int(counts[ord(":")]), digits
 
 
 def most_of(size: int, limits: Limits) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ngramspec.server.auth import ANYONE_NAMESPACE
 from ngramspec.stores import Corpus, SharedStore
-from ngramspec.stores.redis_sync import RedisSync
+from ngramspec.stores.redis import RedisSync
 
 logger = logging.getLogger("ngramspec.server")
 

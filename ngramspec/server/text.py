@@ -6,7 +6,6 @@ import copy
 import re
 from codecs import utf_8_decode
 from collections.abc import Callable, Container, Sequence
-from functools import cached_property
 from typing import Any
 
 from ngramspec.server.token_bytes import BYTE_PIECE
@@ -199,35 +198,6 @@ def byte_pieces(tokenizer: Any) -> Callable[[int], str | None] | None:
     return piece if known is not None and piece(known) == "<0x80>" else None
 
 
-class BegunStop:
-    """How much of a stop string a growing text ends with (Knuth, Morris and Pratt).
-
-    ``count`` is the length of the longest end of the text that the stop string, which is not empty,
-    begins with. Each character takes constant time, amortized.
-    """
-
-    def __init__(self, stop: str) -> None:
-        self._stop, self.count = stop, 0
-        self._borders: list[int] = [0]  # of each beginning, without the whole of it
-        for letter in stop[1:]:
-            self.add(letter)
-            self._borders.append(self.count)
-        self.count = 0
-
-    def add(self, text: str) -> int | None:
-        """Add text up to the first end of the stop string, and return this place in it, if any."""
-        stop, borders, count = self._stop, self._borders, self.count
-        for at, letter in enumerate(text, 1):
-            while count and (count == len(stop) or stop[count] != letter):
-                count = borders[count - 1]
-            count += stop[count] == letter
-            if count == len(stop):
-                self.count = count
-                return at
-        self.count = count
-        return None
-
-
 class StopText:
     """Cuts a growing text before the first stop string or insufficiently indented line.
 
@@ -237,14 +207,11 @@ class StopText:
     """
 
     def __init__(self, stops: Sequence[str], indent: int = 0) -> None:
-        self._stops = tuple(stops)
+        # By the stop string, where the end of the text begins that it begins with.
+        self._begun = dict.fromkeys(stops, 0)
         self._outdented = re.compile(rf"\n[ \t]{{0,{indent - 1}}}[^ \t\n]") if indent else None
         self._text, self._shown = "", 0
         self.found: str | None = None
-
-    @cached_property
-    def _begun(self) -> list[BegunStop]:
-        return [BegunStop(each) for each in self._stops]
 
     def add(self, text: str, *, last: bool = False) -> str:
         """Add text, and return what becomes visible.
@@ -253,13 +220,17 @@ class StopText:
         """
         if self.found is not None:
             return ""
-        before = len(self._text)
         self._text += text
         places = []  # end, start and string of each stop: the first to end wins
-        for stop, begun in zip(self._stops, self._begun, strict=True):
-            at = begun.add(text)
-            if at is not None:
-                places.append((before + at, before + at - len(stop), stop))
+        for stop, begun in self._begun.items():
+            at = self._text.find(stop, begun)
+            if at >= 0:
+                places.append((at + len(stop), at, stop))
+                continue
+            begun = max(begun, len(self._text) - len(stop) + 1)
+            while not stop.startswith(self._text[begun:]):
+                begun += 1
+            self._begun[stop] = begun
         if self._outdented and (line := self._outdented.search(self._text, self._shown)):
             places.append((line.start(), line.start(), ""))
         if places:
@@ -272,10 +243,10 @@ class StopText:
 
     def ends_in(self, text: str) -> bool:
         """Whether the text would be cut if ``text`` were added."""
-        if not self._stops and self._outdented is None:
+        if not self._begun and self._outdented is None:
             return False
         tried = copy.copy(self)
-        tried._begun = [copy.copy(each) for each in self._begun]
+        tried._begun = self._begun.copy()
         tried.add(text)
         return tried.found is not None
 
@@ -286,7 +257,7 @@ class StopText:
 
     def _held(self) -> int:
         """Number of characters at the end that may belong to a stop."""
-        count = max((each.count for each in self._begun), default=0)
+        count = len(self._text) - min(self._begun.values(), default=len(self._text))
         line = self._text.rfind("\n")
         if self._outdented and line >= 0 and not self._text[line + 1 :].strip(" \t"):
             count = max(count, len(self._text) - line)

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 from pydantic_core import from_json
 
-from ngramspec.server.json_prefix import JsonPrefix
+from ngramspec.drafters.partial_json import PartialJson
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
+MAX_DEPTH = 200  # of nested values, as in ``from_json``
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # in response templates
 
 
@@ -63,7 +64,7 @@ class TagParser:
     def __init__(self, thinking: bool = False) -> None:
         self._thinking = thinking
         self._held = ""  # text that is not decided yet
-        self._json: JsonPrefix | None = None  # parser of the call that ``_held`` begins with
+        self._json: PartialJson | None = None  # parser of the call that ``_held`` begins with
         self._read = 0  # characters of ``_held`` that ``_json`` has read
         self._after_call = False
 
@@ -109,14 +110,12 @@ class TagParser:
         """The calls of the tag at the start of the held text, or the tag as content."""
         start = self._held.index(OPEN) + len(OPEN)
         if self._json is None:
-            self._json, self._read = JsonPrefix(), start
-        self._json.add(self._held[self._read :])
+            self._json, self._read = PartialJson(MAX_DEPTH), start
+        self._json.read(self._held[self._read :])
         self._read = len(self._held)
-        if not self._json.legal or (self._json.end is None and last):
-            return self._content(start)
-        if self._json.end is None:
-            return None
-        end = start + self._json.end
+        if self._json.state != "done":
+            return self._content(start) if last or self._json.state == "invalid" else None
+        end = len(self._held) - len(self._json.space)
         calls, rest = calls_of(self._held[start:end]), self._held[end:].lstrip()
         if calls and rest.startswith(CLOSE):
             self._held, self._json, self._after_call = rest[len(CLOSE) :], None, True

@@ -9,7 +9,7 @@ from ngramspec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ngramspec.stores.corpus import Corpus
-    from ngramspec.stores.file_format import StoreFileError
+    from ngramspec.stores.files import StoreFileError
     from ngramspec.stores.shared import Namespace, SharedStore, StoreStatistics
 
 __all__ = ["Corpus", "Namespace", "SharedStore", "StoreFileError", "StoreStatistics"]
@@ -17,7 +17,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "corpus": ("Corpus",),
-        "file_format": ("StoreFileError",),
+        "files": ("StoreFileError",),
         "shared": ("Namespace", "SharedStore", "StoreStatistics"),
     },
 )

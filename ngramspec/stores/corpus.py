@@ -14,19 +14,19 @@ from typing import Any
 
 from ngramspec._native.store_corpus import CorpusIndex, check_corpus
 from ngramspec.stores import corpus_build
-from ngramspec.stores.choice import NotCopied
-from ngramspec.stores.file_format import (
+from ngramspec.stores.base import Source, fingerprint, vocabulary_size
+from ngramspec.stores.files import (
     FileKind,
     Section,
     StoreFileError,
     check_checksums,
+    open_regular,
     read_header,
     write_file,
 )
-from ngramspec.stores.fingerprint import fingerprint, vocabulary_size
-from ngramspec.stores.regular_file import open_regular
 
 SUFFIX = ".ngc"
+REHEARSED_TOKENS = 512  # measured in docs/internals/value-engine.md
 MAX_RECIPE_BYTES = 1 << 20  # longer recipes are truncated when read, and so refused
 KIND = FileKind(
     magic=b"\x89NGC\r\n\x1a\n",
@@ -64,7 +64,7 @@ class CorpusInfo:
     tokenizer: str
 
 
-class Corpus(NotCopied):
+class Corpus(Source):
     """Indexed text that outputs may resemble, such as a repository.
 
     Immutable and memory-mapped: opening reads only the header, and processes that open the same
@@ -77,6 +77,8 @@ class Corpus(NotCopied):
         >>> len(corpus)
         4
     """
+
+    rehearsed = REHEARSED_TOKENS
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
@@ -210,6 +212,10 @@ class Corpus(NotCopied):
                 f"{self.path} has token id {largest}, the vocabulary has {size}: it was built with"
                 " another tokenizer"
             )
+
+    def description(self) -> str:
+        """Its path."""
+        return str(self.path)
 
     def sizeof(self) -> int:
         """Bytes allocated, without the file's mapped pages."""

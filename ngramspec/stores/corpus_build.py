@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ngramspec._native import store_corpus
 from ngramspec._native.store_corpus import STRIDE
 from ngramspec.draft import Int32
-from ngramspec.stores.fingerprint import encode
+from ngramspec.stores.base import encode
 
 MAX_TOKEN_ID = (1 << 21) - 2  # three tokens share 64 bits of a key
 MAX_CODES = (1 << 31) - 1

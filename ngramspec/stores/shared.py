@@ -4,30 +4,178 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing, StoreStream
-from ngramspec.draft import Int32
+import numpy as np
+
+from ngramspec._native.store_ring import (
+    BYTES_PER_CODE,
+    LEAST_CODES,
+    WRITTEN_AGAIN,
+    StoreRing,
+    StoreStream,
+)
+from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file
-from ngramspec.stores.choice import NotCopied
-from ngramspec.stores.conversations import NO_CONVERSATIONS, Conversations
-from ngramspec.stores.fingerprint import fingerprint
-from ngramspec.stores.regular_file import open_regular
-from ngramspec.stores.shared_file import (
-    MAX_NAME_LENGTH,
-    MIN_NAMESPACE_BYTES,
-    Header,
-    SavedStore,
-)
-from ngramspec.stores.shared_request import Outlet, SharedRequest
+from ngramspec.stores.base import NotCopied, Outlet, Source, fingerprint
+from ngramspec.stores.conversations import NO_CONVERSATIONS, Begun, Conversations, TextHash
+from ngramspec.stores.files import open_regular
+from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, Header, SavedStore
 
 if TYPE_CHECKING:
-    from ngramspec.stores.redis_sync import RedisSync
+    from ngramspec.stores.redis import RedisSync
+
+
+class SharedRequest(Source):
+    """Reads a namespace's text and adds a request's own. One thread at a time.
+
+    It replaces the namespace in the drafter's stores. It does not find its own text, nor the text
+    that earlier requests of the same conversation added, because both are in the sequence itself.
+
+    ``write`` and ``live`` are those of SharedStore. ``outlet`` gets the text that is added, for
+    other processes. ``session`` is the conversation's name.
+    """
+
+    def __init__(
+        self,
+        stream: StoreStream,
+        write: str,
+        live: bool,
+        outlet: Outlet | None = None,
+        conversations: Conversations = NO_CONVERSATIONS,
+        session: str | None = None,
+    ) -> None:
+        self.index = stream
+        self._write, self._live, self._outlet = write, live, outlet
+        self._conversations, self._session = conversations, session
+        self._begun: Begun | None = None
+        self._ended = False
+        self._text = TextHash()
+        self._new: list[Int32] = []  # committed tokens that are not hashed yet
+        self._kept: list[Int32] = []
+
+    def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
+        """Record the prompt, int32 (n,), and the reference text before it, int32 (m,).
+
+        Of a prompt that begins like earlier ones, only what is new is added.
+        """
+        self._begun, self._text = self._conversations.begin(prompt, self._session)
+        self.familiar, known = self._begun.familiar, self._begun.known
+        if self._begun.earlier is not None:
+            self.index.follow(self._begun.earlier.stream)
+        else:
+            known = max(known - WRITTEN_AGAIN, 0)  # so that they find what is new
+        if self._write != "all" and known < len(prompt):
+            self.index.end()  # what is added next does not follow the last text that was added
+        if self._write == "all":
+            self._add(reference)
+            self._add(prompt[known:])
+            if self._live:
+                self._mark()
+
+    def append(self, tokens: Int32) -> None:
+        """Record committed tokens, int32 (n,)."""
+        if self._begun is not None:
+            self._new.append(tokens)
+        if self._write != "none":
+            self._add(tokens)
+
+    def _mark(self) -> None:
+        if self._begun is not None and self._write == "all":
+            self._conversations.mark(self._begun, self._text)
+
+    def _add(self, tokens: Int32) -> None:
+        if self._live:
+            self._put(tokens)
+        else:
+            self._kept.append(np.array(tokens, np.int32))
+
+    def _put(self, tokens: Int32) -> None:
+        self.index.append(tokens)
+        if self._outlet is not None:
+            self._outlet(tokens)
+
+    def pause(self) -> None:
+        """Publish all text if it may be added before the end; the request may have ended."""
+        if self._live:
+            self.index.publish()
+            self._keep()
+
+    def _keep(self) -> None:
+        """Keep the conversation with all text so far."""
+        if self._begun is None:
+            return
+        self._text.add(np.concatenate([NO_TOKENS, *self._new]))
+        self._new = []
+        self._mark()
+        self._begun = self._conversations.end(self._begun, self._text, self.index)
+
+    def finish(self) -> None:
+        """End the request normally: all text is added."""
+        self._ended = True
+        kept, self._kept = self._kept, []
+        for tokens in kept:
+            self._put(tokens)
+        if self._outlet is not None:
+            self._outlet(NO_TOKENS, end=True)
+        if self._begun is None:
+            self.index.finish()
+        else:
+            self.index.close()  # the next turn follows
+        self._keep()
+
+    def abort(self) -> None:
+        """End a failed or aborted request: text that is not added yet is discarded.
+
+        After ``finish`` this has no effect.
+        """
+        if self._ended:
+            return
+        self._kept = []
+        self.index.end()
+        if self._outlet is not None:
+            self._outlet(NO_TOKENS, end=True)
+
+
+MOST_READ = 8  # other answers that an answer is drafted from; not tuned
+MOST_TOKENS = 1 << 13  # of an answer that the others find: the latest ones
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiblingAnswer(Source):
+    """One of several answers to a prompt, to be passed in ``extra_stores``. Thread-safe."""
+
+    own: StoreRing  # its text
+    others: Sequence[StoreRing]  # the texts that it is drafted from
+
+    def written(self) -> SharedRequest:
+        """Where the answer's text is added."""
+        return SharedRequest(StoreStream(self.own), "outputs", True)
+
+    def read(self, limit: int) -> list[SharedRequest]:
+        """What the answer is drafted from; ``limit`` is the bound of the token ids."""
+        return [SharedRequest(StoreStream(ring, limit), "none", True) for ring in self.others]
+
+
+def sibling_answers(count: int, tokens: int) -> list[SiblingAnswer]:
+    """``count`` answers of at most ``tokens`` tokens, at most 28 bytes for each token.
+
+    Each reads the texts of the MOST_READ answers after it, and of the first ones after the last
+    one. Nothing outlives the answers.
+    """
+    capacity = min(max(tokens, LEAST_CODES), MOST_TOKENS) + 1  # and its border
+    rings = [StoreRing(capacity) for _ in range(count)]
+    return [
+        SiblingAnswer(ring, (rings[index + 1 :] + rings[:index])[:MOST_READ])
+        for index, ring in enumerate(rings)
+    ]
+
 
 DEFAULT_BYTES = 64 << 20
 MAX_BYTES = 1 << 40
@@ -81,7 +229,7 @@ class SharedStore(NotCopied):
             when they end, and a request that fails or is aborted adds nothing.
         tokenizer: its fingerprint is stored; None: not known, and not checked.
         sync: address of a Redis server over which processes share their namespaces, for example
-            "rediss://user:password@host:6379/0?salt=fleet"; see ``redis_entries.Address``. Text
+            "rediss://user:password@host:6379/0?salt=fleet"; see ``redis.Address``. Text
             then leaves the process. It needs ``tokenizer``. None: text stays in this process.
 
     Example:
@@ -114,7 +262,7 @@ class SharedStore(NotCopied):
         self.tokenizer = "" if tokenizer is None else fingerprint(tokenizer)
         self.sync: RedisSync | None = None
         if sync is not None:
-            from ngramspec.stores.redis_sync import RedisSync
+            from ngramspec.stores.redis import RedisSync
 
             self.sync = sync if isinstance(sync, RedisSync) else RedisSync(sync, tokenizer)
         self._lock = threading.Lock()  # protects _namespaces
@@ -262,7 +410,7 @@ class SharedStore(NotCopied):
         raise TypeError("a SharedStore cannot be pickled; save it to a file")
 
 
-class Namespace(NotCopied):
+class Namespace(Source):
     """One namespace of a SharedStore. Only requests that name it read or write it.
 
     Attributes:
@@ -280,11 +428,7 @@ class Namespace(NotCopied):
         self.settings: dict[str, Any] | None = None
 
     def request(self, limit: int = 0, session: str | None = None) -> SharedRequest:
-        """The access of one request, which reads, and writes according to the store's settings.
-
-        Token ids that it reads are below ``limit``; 0: no bound. ``session`` is the name of its
-        conversation in this namespace, or None.
-        """
+        """The access of one request, which reads, and writes according to the store's settings."""
         store = self.store
         ring, conversations = store.opened(self.name)
         stream = StoreStream(ring, limit)
@@ -296,8 +440,24 @@ class Namespace(NotCopied):
         sync = self.store.sync
         return None if sync is None else sync.outlet(self.name)
 
+    def description(self) -> dict[str, Any]:
+        """The settings from which its store was made.
+
+        A ValueError says that it was not made from settings and exists only in memory.
+        """
+        if self.settings is None:
+            raise ValueError(
+                f"{self!r} lies in memory and cannot be kept; leave it out of stores=, and pass it"
+                " to the calls as extra_stores="
+            )
+        if urlsplit(self.settings.get("sync", "")).password is not None:
+            raise ValueError(
+                "sync has a password, which is not written to a file; leave it out of stores="
+            )
+        return self.settings
+
     @property
-    def index(self) -> StoreStream:
+    def index(self) -> StoreStream:  # type: ignore[override]
         """Look-ups for one sequence, without adding text."""
         return StoreStream(self.store.ring(self.name))
 

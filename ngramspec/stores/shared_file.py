@@ -24,7 +24,7 @@ import numpy as np
 
 from ngramspec._native.store_ring import BORDER, BYTES_PER_CODE, StoreRing, StoreStream
 from ngramspec.draft import Int32
-from ngramspec.stores.file_format import (
+from ngramspec.stores.files import (
     FileKind,
     StoreFileError,
     check_checksums,

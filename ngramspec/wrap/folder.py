@@ -15,7 +15,7 @@ from typing import Any
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.support import check_model
-from ngramspec.persistence import FOLDER, SETTINGS
+from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
 
 GGUF = ".gguf"
@@ -76,7 +76,7 @@ def wrap(
         texts = {
             "generate.py": (files("ngramspec.wrap") / FOLDER / "generate.py").read_text(),
             "requirements.txt": f"ngramspec>={version('ngramspec')}\n",
-            SETTINGS: json.dumps(settings, indent=2) + "\n",
+            FILE: json.dumps(settings, indent=2) + "\n",
         }
         for name, text in texts.items():
             target = out_dir / FOLDER / name
@@ -120,7 +120,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
         for name in sorted(names):
             if not (at / name).is_file():
                 raise ValueError(f"MODEL_DIR: {at / name} is a broken link")
-            if at != folder or name != SETTINGS:
+            if at != folder or name != FILE:
                 yield (at / name).relative_to(folder).as_posix(), at / name
 
 
@@ -140,7 +140,7 @@ def _check_model_dir(folder: Path, sources: dict[str, Path]) -> dict[str, Any]:
     if not weights:
         raise ValueError(f"MODEL_DIR: {folder} holds no weights, such as model.safetensors")
     own = folder / FOLDER
-    if own.exists() and not (own / SETTINGS).is_file():
+    if own.exists() and not (own / FILE).is_file():
         raise ValueError(f"MODEL_DIR: {folder} has its own {FOLDER}, which would be lost")
     if "config.json" not in sources:
         raise ValueError(f"MODEL_DIR: {folder} holds no config.json")

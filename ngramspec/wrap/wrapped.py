@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from ngramspec.hf import speculate
 from ngramspec.hf_model.compat.hf_private import cached_file_or_none, commit_hash
-from ngramspec.persistence import FOLDER, SETTINGS
+from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
 
 LOG_VARIABLE = "NGRAMSPEC_LOG"
@@ -68,7 +68,7 @@ def _settings_file(model: Any) -> Path | None:
 
     transformers runs a copy of generate.py in its module cache, so ``__file__`` does not help.
     """
-    folder, name = Path(model.name_or_path), f"{FOLDER}/{SETTINGS}"
+    folder, name = Path(model.name_or_path), f"{FOLDER}/{FILE}"
     commit = commit_hash(model.config)
     if not folder.is_dir() and commit is not None:  # the model came from a hub
         path = cached_file_or_none(model.name_or_path, name, commit)

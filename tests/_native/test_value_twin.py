@@ -11,7 +11,7 @@ from value_play import costs, ids, noisy_repetition, play, same
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft
-from ngramspec.drafters.validation import check_draft
+from ngramspec.drafters.base import check_draft
 from tests.twins.calibration import Calibration as CalibrationTwin
 from tests.twins.value import ValueEngine as ValueTwin
 

@@ -58,7 +58,7 @@ def test_stores_by_option(folder, tmp_path, capsys):
         (["{in}", "{out}", "--gamma", "65"], "gamma must be in 1..64, got 65"),
         (["{in}", "{out}", "--gamma-max", "5000"], "gamma_max must be in 1..4096, got 5000"),
         (["{in}", "{out}", "--drafter", "parrot"], "'parrot' is no drafter's name"),
-        (["{in}", "{out}", "--policy", "luck"], "policy must be one of value, priority, got"),
+        (["{in}", "{out}", "--policy", "luck"], "policy must be 'value' or 'priority', got"),
         (["./nowhere", "{out}"], "MODEL_DIR: there is no folder nowhere"),
         (["{in}", "{in}"], "OUT_DIR: "),
         (["{in}", "/proc/out"], "cannot read or write /proc/out: No such file or directory"),

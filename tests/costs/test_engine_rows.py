@@ -8,7 +8,7 @@ import pytest
 from ngramspec.costs.engine_rows import GivenEngineCosts, LearnedEngineCosts
 from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.engines.rows import Row, Rows
+from ngramspec.engines.rows import Rows, RowState
 
 K = 8
 
@@ -73,7 +73,7 @@ class SimulatedEngine:
             new = int(np.cumprod(right).sum()) + 1
             self.lengths[at] += new
             self.emitted += new
-            told.append(Row(at, self.texts[at], self.lengths[at], [0] * new))
+            told.append(RowState(at, self.texts[at], self.lengths[at], [0] * new))
         self.drafts = self.drafter.step(told)
         return sum(len(each) for each in self.drafts)
 
@@ -191,11 +191,11 @@ def test_steps_with_prefills_are_not_timed():
     for step in range(40):
         with_prefill = step % 2 == 0
         clock.now += 0.3 if with_prefill else 0.01
-        told = [Row(f"{step // 2}", text, 10 + step % 2, [0])]
-        told.append(Row("long", text, 100 + step, [0]))
+        told = [RowState(f"{step // 2}", text, 10 + step % 2, [0])]
+        told.append(RowState("long", text, 100 + step, [0]))
         if step % 10 == 5:
             clock.now += 0.2
-            told.append(Row("in its prefill", text, 500, []))
+            told.append(RowState("in its prefill", text, 500, []))
         rows.step(told)
     assert took == pytest.approx([0.01] * 16)
 

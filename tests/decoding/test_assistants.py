@@ -13,7 +13,7 @@ import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.decoding.assistants import DraftingModel, check_models
 from ngramspec.decoding.pace import HeadPace, Pace
-from ngramspec.drafters import ModelDrafter, vocabulary
+from ngramspec.drafters import ModelDrafter, base
 from ngramspec.hf_model.assistants.assistant import AssistantModel, tokenizer_file
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -163,8 +163,8 @@ def test_tokenizers_are_read_once(place, monkeypatch):
     target.name_or_path = place("folder", "large", "abc")
     assistant.name_or_path = place("folder", "small", "abc")
     found = []
-    own = vocabulary.fingerprint
-    monkeypatch.setattr(vocabulary, "fingerprint", lambda each: found.append(each) or own(each))
+    own = base.fingerprint
+    monkeypatch.setattr(base, "fingerprint", lambda each: found.append(each) or own(each))
     for _ in range(3):
         check_models(target, ModelDrafter(assistant))
     assert len(found) == 2

@@ -6,16 +6,20 @@ from itertools import pairwise
 
 import pytest
 import torch
+import transformers
 from batches import RowOracle, batch, row_texts
-from families import CAUSAL, ENCODER_DECODER, VOCAB, build
+from doubles import Puts
+from families import CAUSAL, ENCODER_DECODER, SEQ2SEQ, VOCAB, build
+from plain_text import same_text
 from prompts import PROMPTS
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, LogitsProcessor
 
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 from ngramspec.hf_model.inputs.growth import grow_ragged, used_slots
+from ngramspec.hf_model.model import Target
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
@@ -42,10 +46,8 @@ def test_rows_are_plain_generate_s(name, right):
 
 @pytest.mark.parametrize("name", ENCODER_DECODER)
 def test_encoder_decoder_batches_are_plain_generate_s(name):
-    model, inputs = build(name), batch()
-    plain = model.generate(**inputs, **GREEDY)
-    ours, stats = run(model, inputs, "auto", **GREEDY)
-    assert torch.equal(plain, ours)
+    stats = same_text(build(name), Speculator("auto", 6), None, **batch(), **GREEDY)
+    assert stats.drafter_faults == 0
     assert stats.target_calls <= 3 * 39
 
 
@@ -76,8 +78,6 @@ def test_wasted_positions_stay_bounded(monkeypatch):
     plain = model.generate(**inputs, **kwargs)
     texts = row_texts(inputs, plain)
     waste = []
-    from ngramspec.hf_model.model import Target
-
     rollback = Target.rollback
 
     def watch(self, paths, origins):
@@ -124,15 +124,9 @@ class Counting(LogitsProcessor):
 def test_unknown_processors_see_the_batch_as_in_plain_generate():
     model, inputs = build("llama"), batch()
     one, two = Counting(), Counting()
-    plain = model.generate(**inputs, logits_processor=LogitsProcessorList([one]), **GREEDY)
-    texts = row_texts(inputs, plain)
-    ours, stats = run(
-        model,
-        inputs,
-        RowOracle(texts, 0.9),
-        logits_processor=LogitsProcessorList([two]),
-        **GREEDY,
-    )
+    plain = model.generate(**inputs, logits_processor=[one], **GREEDY)
+    drafter = RowOracle(row_texts(inputs, plain), 0.9)
+    ours, stats = run(model, inputs, drafter, logits_processor=[two], **GREEDY)
     assert torch.equal(plain, ours)
     assert one.calls == two.calls
     assert stats.accepted > 0
@@ -161,36 +155,18 @@ def test_scores_logits_and_streams_of_a_batch_are_plain_generate_s():
     model, inputs = build("llama"), batch()
     free, start = model.generate(**inputs, **GREEDY), inputs["input_ids"].shape[1]
     eos = [int(free[0, start + 9]), int(free[1, start + 17])]
-
-    class Streamer:
-        def __init__(self):
-            self.puts = []
-
-        def put(self, tokens):
-            self.puts.append(tokens.tolist())
-
-        def end(self):
-            self.puts.append("end")
-
-    kwargs = GREEDY | {
-        "output_scores": True,
-        "output_logits": True,
-        "return_dict_in_generate": True,
-        "eos_token_id": eos,
-        "pad_token_id": 0,
-    }
-    one, two = Streamer(), Streamer()
+    kwargs = GREEDY | {"output_scores": True, "output_logits": True, "eos_token_id": eos}
+    kwargs |= {"return_dict_in_generate": True, "pad_token_id": 0}
+    one, two = Puts(), Puts()
     plain = model.generate(**inputs, streamer=one, **kwargs)
-    texts = row_texts(inputs, model.generate(**inputs, **GREEDY))  # goes on where rows end
+    texts = row_texts(inputs, free)  # goes on where rows end
     ours, stats = run(model, inputs, RowOracle(texts, 0.95), streamer=two, **kwargs)
     new = [row.tolist() for row in plain.sequences[:, start:]]
     ends = [min([row.index(each) + 1 for each in eos if each in row] + [40]) for row in new]
     assert min(ends) < max(ends)
-    assert (
-        stats.emitted == sum(ends) - 3
-    )  # none of the padding; the prefill's three are not counted
+    assert stats.emitted == sum(ends) - 3  # without the padding and the prefill's three
     assert torch.equal(plain.sequences, ours.sequences)
-    assert one.puts == two.puts
+    assert (one.puts, one.ended) == (two.puts, two.ended)
     for key in ("scores", "logits"):
         assert len(plain[key]) == len(ours[key])
         for mine, theirs in zip(ours[key], plain[key], strict=True):
@@ -216,11 +192,11 @@ def test_sampling_in_lock_step_is_the_text_of_the_same_seed():
     model, inputs = build("llama"), batch()
     kwargs = {"do_sample": True, "max_new_tokens": 30, "temperature": 0.8}
     kwargs |= {"output_scores": True, "return_dict_in_generate": True}  # so the rows go together
-    torch.manual_seed(4)
-    plain = model.generate(**inputs, **kwargs)
-    torch.manual_seed(4)
-    ours, _ = run(model, inputs, "auto", **kwargs)
-    assert torch.equal(plain.sequences, ours.sequences)
+    texts = []
+    for custom in (None, Speculator("auto", 6)):
+        torch.manual_seed(4)
+        texts.append(model.generate(**inputs, **kwargs, custom_generate=custom).sequences)
+    assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -274,12 +250,9 @@ def test_a_forward_wider_than_its_draft_needs_no_padding_token(monkeypatch):
         return max(positions, min(positions + 3, room))
 
     monkeypatch.setattr(StepCostTracker, "width", wider)
-    model, inputs = build("llama"), batch(1)
     asked = {"pad_token_id": -1, "eos_token_id": VOCAB - 1, "suppress_tokens": [VOCAB - 1]}
-    plain = model.generate(**inputs, **GREEDY, **asked)
-    drafter = RowOracle(row_texts(inputs, plain), 0.5)
-    ours = ngramspec.generate(model, **inputs, speculator=Speculator(drafter), **GREEDY, **asked)
-    assert ours.tolist() == plain.tolist()
+    given = batch(1) | GREEDY | asked
+    same_text(build("llama"), lambda text: Speculator(RowOracle([text], 0.5)), None, **given)
 
 
 @pytest.mark.parametrize(
@@ -291,9 +264,6 @@ def test_a_forward_wider_than_its_draft_needs_no_padding_token(monkeypatch):
     ],
 )
 def test_batches_on_a_static_cache_have_masks_for_every_row(kind, config, settings):
-    import transformers
-    from families import SEQ2SEQ
-
     known = {"num_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4}
     made = getattr(transformers, config)(**(SEQ2SEQ | known | settings | {"is_decoder": True}))
     torch.manual_seed(5)
@@ -301,9 +271,7 @@ def test_batches_on_a_static_cache_have_masks_for_every_row(kind, config, settin
     model.generation_config.update(eos_token_id=None, forced_eos_token_id=None, pad_token_id=0)
     ids = torch.randint(3, VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
     asked = GREEDY | {"cache_implementation": "static", "bos_token_id": 1}
-    plain = model.generate(ids, **asked)
-    ours = ngramspec.generate(model, ids, speculator=Speculator("unigram", 4), **asked)
-    assert ours.tolist() == plain.tolist()
+    same_text(model, Speculator("unigram", 4), ids, **asked)
 
 
 def test_a_batch_over_a_cache_of_the_caller_s_leaves_no_gaps_in_it():
@@ -324,11 +292,9 @@ def test_a_batch_of_embeddings():
     model = build("llama")
     ids = torch.randint(3, VOCAB, (2, 10), generator=torch.Generator().manual_seed(0))
     embeds = model.get_input_embeddings()(ids).detach()
-    plain = model.generate(inputs_embeds=embeds, **GREEDY)
     for gamma in ("auto", 5):
         speculator = Speculator("copy(min_match=1)", gamma)
-        ours = model.generate(inputs_embeds=embeds, custom_generate=speculator, **GREEDY)
-        assert torch.equal(plain, ours)
+        same_text(model, speculator, None, inputs_embeds=embeds, **GREEDY)
 
 
 def test_several_sampled_sequences_of_one_prompt():

@@ -18,6 +18,7 @@ import torch
 from conftest import tiny_llama
 
 from ngramspec import Draft, Speculator, UnsupportedError, generate
+from ngramspec.decoding import call
 from ngramspec.decoding import distributed as ranks
 from ngramspec.decoding.distributed import FIRST_MESSAGE_NODES, Ranks, ranks_of
 
@@ -35,14 +36,17 @@ class Wire:
         return self.rank
 
     def broadcast(self, tensor, group, group_src):
-        assert group_src == 0
+        assert (group, group_src) == ("group", 0)
+        self.count += 1
         if self.rank == 0:
             self.sent.append(tensor.clone())
         else:
             message = self.sent.pop(0)
             assert message.shape == tensor.shape  # else the processes would hang
             tensor.copy_(message)
-        self.count += self.rank == 0
+
+    def all_reduce(self, tensor):
+        self.count += 1
 
     def is_available(self):
         return True
@@ -77,10 +81,12 @@ def test_every_rank_gets_the_first_one_s_drafts(monkeypatch, drafts, broadcasts)
     drafts[0] = replace(drafts[0], proposal="kept to itself")
     sent, width = Ranks("group").share(drafts, 70)
     assert [draft.proposal for draft in sent] == [None] * len(drafts)
+    assert wire.count == len(wire.sent) == broadcasts
     wire.rank = 1
     received, theirs = Ranks("group").share([chain(7)] * len(drafts), 8)
     assert (width, theirs) == (70, 70)
-    assert wire.count == broadcasts
+    assert wire.count == 2 * broadcasts
+    assert not wire.sent  # the second rank has received all of them
     for mine, theirs in zip(received, drafts, strict=True):
         assert mine.tokens.tolist() == theirs.tokens.tolist()
         assert mine.tokens.dtype == np.int32
@@ -129,9 +135,25 @@ def test_synced_gpus_without_processes_is_refused_by_name(tiny):
         generate(tiny, PROMPT, synced_gpus=True, max_new_tokens=4, do_sample=False)
 
 
-def test_a_process_by_itself_says_nothing(tiny, monkeypatch):
-    monkeypatch.setattr(ranks, "dist", Wire(world=1))
-    generate(tiny, PROMPT, speculator=Speculator(), max_new_tokens=4, synced_gpus=True)
+@pytest.mark.parametrize(("world", "synced_gpus"), [(1, True), (1, None), (2, False), (2, None)])
+def test_a_process_with_a_text_of_its_own_sends_nothing(tiny, monkeypatch, world, synced_gpus):
+    wire = Wire(world)
+    for module in (call, ranks):
+        monkeypatch.setattr(module, "dist", wire)
+    for drafter in ("copy", "none"):
+        speculator = Speculator(drafter)
+        generate(tiny, PROMPT, speculator=speculator, max_new_tokens=9, synced_gpus=synced_gpus)
+    assert wire.count == 0
+    assert wire.sent == []
+
+
+def test_synced_processes_tell_each_other_only_whether_they_are_done(tiny, monkeypatch):
+    wire = Wire()
+    monkeypatch.setattr(ranks, "dist", wire)
+    speculator = Speculator("none")
+    generate(tiny, PROMPT, speculator=speculator, max_new_tokens=9, synced_gpus=True)
+    assert wire.sent == []
+    assert wire.count == 9  # once after each forward
 
 
 def run(case, folder, out):

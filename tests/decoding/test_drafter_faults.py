@@ -16,18 +16,23 @@ from faulty_drafters import (
     VOCAB,
     Counting,
     drafting_of,
+    learn,
     raising,
     step,
     with_,
 )
 
 from ngramspec import Speculator, Verdict
+from ngramspec.decoding.row import FORGIVING_DRAFTS as FORGIVEN
+from ngramspec.decoding.row import MAX_FAULTS as FAULTS
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import make_controller
 from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
-from ngramspec.drafters.guarded import FORGIVING_DRAFTS as FORGIVEN
-from ngramspec.drafters.guarded import MAX_FAULTS as FAULTS
 from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
+
+
+def begin_sampled(row, session):
+    session.begin_sampling(1.0, (7, 0))
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -37,7 +42,7 @@ def test_whatever_propose_returns_costs_the_draft_at_most(case, tree, inside):
     drafter = Counting(HOSTILE[case])
     if inside is not None:
         drafter = inside([drafter] if inside is PriorityDrafter else drafter)
-    drafting, stats = drafting_of(drafter, tree=tree, always=tree)
+    drafting, stats = drafting_of(drafter, tree=8 if tree else None)
     replaced = inside is CalibratedDrafter and case.startswith("confidence")
     for _ in range(2):
         assert len(step(drafting, stats)) == (3 if replaced else 0)
@@ -49,7 +54,8 @@ def test_whatever_propose_returns_costs_the_draft_at_most(case, tree, inside):
 def test_a_drafter_that_is_none_costs_the_draft_at_most(case):
     cost = np.ones(20, np.float32)
     controller = make_controller("auto", 8, lambda: cost)
-    drafting, stats = drafting_of(BROKEN[case], controller=controller, temperature=0.7, tree=True)
+    kwargs = {"controller": controller, "begin": begin_sampled, "tree": "auto"}
+    drafting, stats = drafting_of(BROKEN[case], **kwargs)
     if case.startswith("branches"):  # looked at where there is a cost
         BROKEN[case].estimates = True
     for _ in range(2):
@@ -88,7 +94,7 @@ def test_a_drafter_that_keeps_failing_reads_the_text_a_few_times_only(method, ca
     caplog.set_level(logging.WARNING, "ngramspec")
     drafter = Counting(failing=[method])
     text = np.zeros(1000, np.int32)
-    drafting, stats = drafting_of(drafter, tokens=text, temperature=1.0)
+    drafting, stats = drafting_of(drafter, tokens=text, begin=begin_sampled)
     for _ in range(50):
         step(drafting, stats)
     assert drafter.calls["start"] == FAULTS
@@ -134,7 +140,7 @@ def test_steps_that_ask_for_nothing_forgive_nothing():
         step(drafting, stats)
         for _ in range(2 * FORGIVEN):
             drafting.propose(0)
-            drafting.learn(EMPTY_DRAFT, Verdict([], 0, [1]))
+            learn(drafting, Verdict([], 0, [1]))
     assert stats.drafter_faults == FAULTS
 
 

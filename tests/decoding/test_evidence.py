@@ -12,7 +12,7 @@ from waits import check_one_wait
 import ngramspec
 from benchmarks.syncs import syncs_per_step
 from ngramspec import Draft, Drafter, DraftSession, EvidenceRequest, Speculator, build_drafter
-from ngramspec.decoding import draft_runner, loop
+from ngramspec.decoding import loop, row
 from ngramspec.decoding.observer import Observer
 from ngramspec.draft import Evidence
 from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
@@ -197,7 +197,7 @@ def test_drafters_that_do_not_ask_cost_nothing(tiny, monkeypatch):
         monkeypatch.setattr(channel, name, never)
     for name in ("evidence_tensor", "evidence_of_rows"):
         monkeypatch.setattr(loop, name, never)
-    monkeypatch.setattr(draft_runner.Evidence, "of", never)
+    monkeypatch.setattr(row.Evidence, "of", never)
     monkeypatch.setattr(type(tiny.lm_head), "register_forward_pre_hook", never)
     generated(tiny, "copy+ngram+unigram")
     scripted = ScriptedDrafter(lambda at, gamma: Draft(ids(3, 4)))  # whose observe takes none

@@ -8,10 +8,12 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import half_right, liar, oracle, random_drafter
+from plain_text import same_text
 from prompts import PROMPTS
 
 from ngramspec import Speculator
 
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
 SPECS = [
     "auto",
     "copy",
@@ -49,15 +51,14 @@ def assert_same(model, expected, got, prompt_length):
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("gamma", [1, 5, "heuristic"])
 def test_tiny_model_every_drafter_and_gamma(tiny, spec, gamma):
-    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-    expected = plain(tiny, {"input_ids": ids}, max_new_tokens=120)
-    got = speculative(tiny, {"input_ids": ids}, Speculator(spec, gamma), max_new_tokens=120)
-    assert torch.equal(expected, got)
+    same_text(tiny, Speculator(spec, gamma), max_new_tokens=120)
 
 
-@pytest.mark.parametrize(
-    "which", [0, 6, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 4, 5, 7))]
-)
+def doubles_of(text, vocab):
+    return oracle(text), liar(text, vocab), half_right(text, vocab), random_drafter(vocab)
+
+
+@pytest.mark.parametrize("which", [0, 6])
 def test_real_model(smollm2, prompts, which):
     """Real prompts, 24 tokens each; the drafters and gammas take turns over the prompts."""
     inputs = prompts[which]
@@ -73,12 +74,7 @@ def test_real_model_right_wrong_and_random_drafters(smollm2, prompts):
     length = inputs["input_ids"].shape[1]
     expected = plain(smollm2.model, inputs, max_new_tokens=24)
     text, vocab = expected[0].tolist(), smollm2.model.config.vocab_size
-    for drafter in [
-        oracle(text),
-        liar(text, vocab),
-        half_right(text, vocab),
-        random_drafter(vocab),
-    ]:
+    for drafter in doubles_of(text, vocab):
         got = speculative(smollm2.model, inputs, Speculator(drafter, 4), max_new_tokens=24)
         assert_same(smollm2.model, expected, got, length)
 
@@ -86,12 +82,8 @@ def test_real_model_right_wrong_and_random_drafters(smollm2, prompts):
 @pytest.mark.parametrize("gamma", [1, 2, 3, 7, 16, 63])
 @pytest.mark.parametrize("new_tokens", [1, 2, 9, 40])
 def test_an_always_right_drafter_needs_the_least_target_calls(tiny, gamma, new_tokens):
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    expected = plain(tiny, {"input_ids": ids}, max_new_tokens=new_tokens)
-    speculator = Speculator(oracle(expected[0].tolist()), gamma)
-    got = speculative(tiny, {"input_ids": ids}, speculator, max_new_tokens=new_tokens)
-    assert torch.equal(expected, got)
-    stats = speculator.stats
+    given = {"ids": IDS, "max_new_tokens": new_tokens}
+    stats = same_text(tiny, lambda text: Speculator(oracle(text), gamma), **given)
     assert stats.target_calls == math.ceil((new_tokens - 1) / (gamma + 1))
     assert stats.emitted == new_tokens - 1
     assert stats.accepted == stats.verified == stats.drafted
@@ -99,13 +91,7 @@ def test_an_always_right_drafter_needs_the_least_target_calls(tiny, gamma, new_t
 
 
 def test_an_always_wrong_drafter_costs_no_calls_more_than_plain(tiny):
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    expected = plain(tiny, {"input_ids": ids}, max_new_tokens=30)
-    drafter = liar(expected[0].tolist(), tiny.config.vocab_size)
-    speculator = Speculator(drafter, 4)
-    got = speculative(tiny, {"input_ids": ids}, speculator, max_new_tokens=30)
-    assert torch.equal(expected, got)
-    stats = speculator.stats
+    stats = same_text(tiny, lambda text: Speculator(liar(text, 97), 4), IDS, max_new_tokens=30)
     assert stats.target_calls == stats.emitted == 29
     assert stats.accepted == 0
     assert stats.verified == 28  # the last step has no room for a draft
@@ -116,32 +102,19 @@ def test_an_always_wrong_drafter_costs_no_calls_more_than_plain(tiny):
 @pytest.mark.parametrize("seed", range(6))
 def test_eos_in_the_middle_of_an_accepted_draft_ends_the_text(seed):
     model = tiny_llama(seed=seed)
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    free = plain(model, {"input_ids": ids}, max_new_tokens=40)[0, 5:].tolist()
-    eos = free[seed + 7]
-    stop_at = free.index(eos) + 1
-    kwargs = {"max_new_tokens": 40, "eos_token_id": [eos, 96], "pad_token_id": 0}
-    expected = plain(model, {"input_ids": ids}, **kwargs)
-    assert expected.shape[1] <= 5 + stop_at
-    for drafter in [
-        oracle([*ids[0].tolist(), *free]),
-        half_right(expected[0].tolist(), 97),
-        "auto",
-    ]:
-        speculator = Speculator(drafter, 16)
-        got = speculative(model, {"input_ids": ids}, speculator, **kwargs)
-        assert torch.equal(expected, got)
+    free = plain(model, {"input_ids": IDS}, max_new_tokens=40)[0].tolist()
+    kwargs = {"max_new_tokens": 40, "eos_token_id": [free[5 + seed + 7], 96], "pad_token_id": 0}
+    for drafter in [oracle(free), half_right(free, 97), "auto"]:
+        stats = same_text(model, Speculator(drafter, 16), IDS, **kwargs)
+        assert stats.emitted <= seed + 7
 
 
 def test_a_cut_at_eos_is_no_rejection(tiny):
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    free = plain(tiny, {"input_ids": ids}, max_new_tokens=40)[0].tolist()
+    free = plain(tiny, {"input_ids": IDS}, max_new_tokens=40)[0].tolist()
     eos = free[5 + 9]
     stop = free.index(eos, 5) - 5
     speculator = Speculator(oracle(free), 32)
-    kwargs = {"max_new_tokens": 40, "eos_token_id": eos}
-    speculative(tiny, {"input_ids": ids}, speculator, **kwargs)
-    stats = speculator.stats
+    stats = same_text(tiny, speculator, IDS, max_new_tokens=40, eos_token_id=eos)
     assert stats.target_calls == 1
     assert stats.accepted == stats.verified == stats.emitted == stop
     assert stats.drafted == 32
@@ -152,13 +125,14 @@ def test_a_cut_at_eos_is_no_rejection(tiny):
 @pytest.mark.parametrize("new_tokens", [1, 2, 5])
 def test_no_draft_passes_the_maximum_length(tiny, new_tokens):
     asked = []
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    expected = plain(tiny, {"input_ids": ids}, max_new_tokens=new_tokens)
-    drafter = oracle(expected[0].tolist() + [0] * 64)
-    guess = drafter.guess
-    drafter.guess = lambda at, gamma: asked.append((at, gamma)) or guess(at, gamma)
-    got = speculative(tiny, {"input_ids": ids}, Speculator(drafter, 64), max_new_tokens=new_tokens)
-    assert torch.equal(expected, got)
+
+    def asking(text):
+        drafter = oracle(text + [0] * 64)
+        guess = drafter.guess
+        drafter.guess = lambda at, gamma: asked.append((at, gamma)) or guess(at, gamma)
+        return Speculator(drafter, 64)
+
+    same_text(tiny, asking, IDS, max_new_tokens=new_tokens)
     assert all(at + gamma + 1 <= 5 + new_tokens for at, gamma in asked)
 
 
@@ -177,22 +151,17 @@ def test_no_forward_passes_the_position_limit(positions):
         return torch.tensor([ids.shape[1] > positions])
 
     kwargs = {"max_new_tokens": 200, "pad_token_id": 0, "stopping_criteria": [full]}
-    expected = plain(model, {"input_ids": ids}, **kwargs)
-    assert expected.shape[1] == positions + 1
-    speculator = Speculator(oracle(expected[0].tolist() + [0] * 99), 64)
-    got = speculative(model, {"input_ids": ids}, speculator, **kwargs)
-    assert torch.equal(expected, got)
-    assert speculator.stats.target_calls == 1
+    stats = same_text(model, lambda text: Speculator(oracle(text + [0] * 99), 64), ids, **kwargs)
+    assert stats.emitted == positions - 8
+    assert stats.target_calls == 1
 
 
 def test_left_padding_and_an_attention_mask(tiny):
     ids = torch.tensor([[0, 0, 0, 3, 1, 4, 1, 5, 3, 1]])
     mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1]])
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    expected = plain(tiny, inputs, max_new_tokens=60)
-    for drafter in ["auto", half_right(expected[0].tolist(), 97)]:
-        got = speculative(tiny, inputs, Speculator(drafter, 6), max_new_tokens=60)
-        assert torch.equal(expected, got)
+    given = {"attention_mask": mask, "max_new_tokens": 60}
+    same_text(tiny, Speculator("auto", 6), ids, **given)
+    same_text(tiny, lambda text: Speculator(half_right(text, 97), 6), ids, **given)
 
 
 def test_token_type_ids_grow_with_the_draft():
@@ -226,26 +195,18 @@ def test_chunked_prefill(tiny):
 
 
 def test_inputs_embeds(tiny):
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    embeds = tiny.get_input_embeddings()(ids).detach()
-    for more in [{}, {"input_ids": ids}, {"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}]:
-        inputs = {"inputs_embeds": embeds} | more
-        expected = plain(tiny, inputs, max_new_tokens=40)
-        got = speculative(tiny, inputs, Speculator(gamma=4), max_new_tokens=40)
-        assert torch.equal(expected, got)
+    embeds = tiny.get_input_embeddings()(IDS).detach()
+    for more in [{}, {"input_ids": IDS}, {"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}]:
+        given = {"inputs_embeds": embeds, "max_new_tokens": 40} | more
+        same_text(tiny, Speculator(gamma=4), None, **given)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_and_ends_alike(dtype):
     model = tiny_llama().to(dtype)
-    ids = torch.tensor([[3, 1, 4, 1, 5]])
-    speculator = Speculator("none")
-    expected = plain(model, {"input_ids": ids}, max_new_tokens=40)
-    assert torch.equal(
-        expected, speculative(model, {"input_ids": ids}, speculator, max_new_tokens=40)
-    )
-    got = speculative(model, {"input_ids": ids}, Speculator(), max_new_tokens=40)
-    assert got.shape == expected.shape
+    same_text(model, Speculator("none"), IDS, max_new_tokens=40)
+    got = speculative(model, {"input_ids": IDS}, Speculator(), max_new_tokens=40)
+    assert got.shape == (1, 45)
 
 
 @pytest.mark.slow
@@ -256,14 +217,8 @@ def test_forty_four_real_prompts_every_drafter_several_gammas(smollm2, which):
     expected = plain(smollm2.model, inputs, max_new_tokens=24)
     assert expected.shape[1] > length + 1, "a one-token output tests nothing"
     text, vocab = expected[0].tolist(), smollm2.model.config.vocab_size
-    drafters = [
-        *SPECS,
-        oracle(text),
-        liar(text, vocab),
-        half_right(text, vocab),
-        random_drafter(vocab),
-    ]
-    gammas = [1, 3, 8, 32, "heuristic"]
+    drafters = [*SPECS, *doubles_of(text, vocab)]
+    gammas = [1, 3, 8, 32, "heuristic", "auto"]
     for i, drafter in enumerate(drafters):  # over the prompts every drafter meets every gamma
         speculator = Speculator(drafter, gammas[(which + i) % len(gammas)])
         got = speculative(smollm2.model, inputs, speculator, max_new_tokens=24)

@@ -9,6 +9,7 @@ import transformers
 from conftest import tiny_llama
 from doubles import draft_of
 from families import ENCODER_DECODER, SIZES, VOCAB, build
+from plain_text import same_text
 from transformers.modeling_outputs import BaseModelOutput
 
 import ngramspec
@@ -56,14 +57,8 @@ def test_several_sequences_of_one_encoded_text(name):
     assert ours.sequences.tolist() == plain.tolist()
     begins = [text[:6] for text in reads.texts]
     assert begins == [ids[row // 3, :6].tolist() for row in range(6)]
-    assert [len(text) for text in reads.texts] == [
-        11,
-        11,
-        11,
-        8,
-        8,
-        8,
-    ]  # and the decoder's first two
+    lengths = [len(text) for text in reads.texts]
+    assert lengths == [11] * 3 + [8] * 3  # and the decoder's first two
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
@@ -77,32 +72,25 @@ def test_pixels_of_integers_are_no_ids(dtype):
     model = transformers.VisionEncoderDecoderModel(config).eval()
     model.generation_config.update(decoder_start_token_id=2, pad_token_id=0, eos_token_id=None)
     pixels = torch.randint(0, 255, (1, 3, 8, 8)).to(dtype)
-    plain = model.generate(pixel_values=pixels, **GREEDY)
-    ours = ngramspec.generate(model, pixel_values=pixels, **GREEDY)
-    assert ours.tolist() == plain.tolist()
+    same_text(model, Speculator(), None, pixel_values=pixels, max_new_tokens=20)
 
 
 def test_encoder_outputs_without_ids_leave_no_placeholders_in_a_history():
     model = build("t5")
     encoded = BaseModelOutput(last_hidden_state=torch.randn(1, 7, 32))
-    plain = model.generate(encoder_outputs=encoded, **GREEDY)
     speculator = Speculator("copy+ngram+unigram", 4)
-    ours = ngramspec.generate(model, encoder_outputs=encoded, speculator=speculator, **GREEDY)
-    assert ours.tolist() == plain.tolist()
-    assert speculator.stats.drafter_faults == 0
+    stats = same_text(model, speculator, None, encoder_outputs=encoded, max_new_tokens=20)
+    assert stats.drafter_faults == 0
 
 
 def test_ids_beside_embeddings_are_read_as_far_as_they_are_tokens():
     model = tiny_llama()
     ids = torch.tensor([[5, 6, -200, 8, 5, 6, 7]])
     embeds = model.get_input_embeddings()(ids.clamp(min=0))
-    plain = model.generate(ids, inputs_embeds=embeds, **GREEDY)
     reads = Reads()
     for drafter in ("auto", reads):
-        speculator = Speculator(drafter)
-        ours = ngramspec.generate(model, ids, inputs_embeds=embeds, speculator=speculator, **GREEDY)
-        assert ours.tolist() == plain.tolist()
-        assert speculator.stats.drafter_faults == 0
+        given = {"inputs_embeds": embeds, "max_new_tokens": 20}
+        assert same_text(model, Speculator(drafter), ids, **given).drafter_faults == 0
     assert reads.texts[0][:6] == [5, 6, 8, 5, 6, 7]
 
 
@@ -128,15 +116,9 @@ def gemma3():
 def test_placeholders_of_images_may_lie_outside_the_vocabulary(gemma3):
     image = VOCAB + 2
     ids = torch.tensor([[5, 6, image, image, image, image, 7, 8, 9, 5, 6]])
-    asked = {
-        "pixel_values": torch.randn(1, 3, 8, 8),
-        "token_type_ids": (ids == image).long(),
-    }
-    plain = gemma3.generate(ids, **asked, **GREEDY)
-    speculator = Speculator("auto", 4)
-    ours = ngramspec.generate(gemma3, ids, speculator=speculator, **asked, **GREEDY)
-    assert ours.tolist() == plain.tolist()
-    assert speculator.stats.drafter_faults == 0
+    asked = {"pixel_values": torch.randn(1, 3, 8, 8), "token_type_ids": (ids == image).long()}
+    stats = same_text(gemma3, Speculator("auto", 4), ids, **asked, max_new_tokens=20)
+    assert stats.drafter_faults == 0
 
 
 def test_other_ids_outside_the_vocabulary_are_refused(gemma3):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
 from doubles import (
     InterruptedStreamer,
+    Puts,
     ScriptedDrafter,
     draft_of,
     half_right,
@@ -15,13 +17,14 @@ from doubles import (
     random_drafter,
 )
 from families import build
+from plain_text import PROMPT as IDS
+from plain_text import same_text
 from transformers import DynamicCache
 
 from ngramspec import Speculator, generate
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 VOCAB = 97
 
 
@@ -72,10 +75,7 @@ def test_the_text_and_the_cache_are_plain_generate_s(model, kind, new):
 
 
 def test_a_whole_text_may_come_from_the_prefill(model):
-    plain = model.generate(IDS, max_new_tokens=9)
-    speculator = Speculator(oracle(plain[0].tolist()))
-    assert torch.equal(plain, model.generate(IDS, max_new_tokens=9, custom_generate=speculator))
-    stats = speculator.stats
+    stats = same_text(model, lambda text: Speculator(oracle(text)), max_new_tokens=9)
     assert (stats.prefill_accepted, stats.target_calls, stats.emitted) == (8, 0, 0)
 
 
@@ -92,12 +92,9 @@ def test_it_ends_at_the_token_that_ends_it(model, at):
 
 def test_a_padded_prompt_and_a_kept_cache(model):
     padded = torch.cat((torch.zeros((1, 3), dtype=torch.int64), IDS), 1)
-    mask = (torch.arange(13) >= 3).long()[None]
-    plain = model.generate(padded, attention_mask=mask, max_new_tokens=20)
-    speculator = Speculator(oracle(plain[0, 3:].tolist()))
-    ours = generate(model, padded, attention_mask=mask, max_new_tokens=20, speculator=speculator)
-    assert torch.equal(plain, ours)
-    assert speculator.stats.prefill_accepted == 8
+    given = {"attention_mask": (torch.arange(13) >= 3).long()[None], "max_new_tokens": 20}
+    stats = same_text(model, lambda text: Speculator(oracle(text[3:])), padded, **given)
+    assert stats.prefill_accepted == 8
     cache, kept = DynamicCache(), DynamicCache()
     turn = IDS
     for _ in range(3):
@@ -125,67 +122,40 @@ def test_sampled_text_is_that_of_the_seed(model):
 
 
 def test_streamers_and_processors_see_every_token_in_order(model):
-    class Streamer:
-        def __init__(self):
-            self.seen = []
-
-        def put(self, value):
-            self.seen += value.flatten().tolist()
-
-        def end(self):
-            self.seen.append(None)
-
-    plain = model.generate(IDS, max_new_tokens=16, repetition_penalty=1.7)
-    lengths = []
+    given = {"max_new_tokens": 16, "repetition_penalty": 1.7}
+    plain = model.generate(IDS, **given)
+    lengths, events, streamer = [], [], Puts()
 
     def note(ids, scores):
         lengths.append(ids.shape[1])
         return scores
 
-    streamer = Streamer()
-    events = []
     speculator = Speculator(oracle(plain[0].tolist()), on_step=events.append)
-    ours = generate(
-        model,
-        IDS,
-        max_new_tokens=16,
-        repetition_penalty=1.7,
-        logits_processor=[note],
-        streamer=streamer,
-        speculator=speculator,
-    )
-    assert torch.equal(ours, plain)
-    assert streamer.seen == [*plain[0].tolist(), None]
+    given |= {"logits_processor": [note], "streamer": streamer, "speculator": speculator}
+    assert torch.equal(generate(model, IDS, **given), plain)
+    assert [token for _, _, put in streamer.puts for token in np.ravel(put)] == plain[0].tolist()
+    assert streamer.ended == 1
     assert lengths == list(range(10, 26))
     assert (events[0].index, events[0].width, len(events[0].accepted)) == (0, 9, 8)
     assert [token for event in events for token in event.verdict.emitted] == plain[0, 10:].tolist()
 
 
 def test_an_error_while_the_prefill_s_tokens_are_told_leaves_the_cache_as_plain(model):
-    plain = model.generate(IDS, max_new_tokens=12, return_dict_in_generate=True)
-
+    plain = model.generate(IDS, max_new_tokens=12)
     cache = DynamicCache()
-    speculator = Speculator(oracle(plain.sequences[0].tolist()))
+    given = {"max_new_tokens": 12, "streamer": InterruptedStreamer(4)}  # at the third token
+    given["speculator"] = Speculator(oracle(plain[0].tolist()))
     with pytest.raises(KeyboardInterrupt):
-        generate(
-            model,
-            IDS,
-            max_new_tokens=12,
-            **cache_argument(cache),
-            streamer=InterruptedStreamer(4),  # at the third token
-            speculator=speculator,
-        )
+        generate(model, IDS, **cache_argument(cache), **given)
     assert cache.get_seq_length() == 12  # the prompt, and those before the one told last
-    again = model.generate(plain.sequences[:, :15], **cache_argument(cache), max_new_tokens=7)
-    assert torch.equal(again, plain.sequences)
+    again = model.generate(plain[:, :15], **cache_argument(cache), max_new_tokens=7)
+    assert torch.equal(again, plain)
 
 
 def test_no_draft_passes_the_last_position():
     model = tiny_llama(max_position_embeddings=12)
-    plain = model.generate(IDS, max_new_tokens=5)
-    speculator = Speculator(oracle([*plain[0].tolist(), *range(60)]))
-    assert torch.equal(plain, model.generate(IDS, max_new_tokens=5, custom_generate=speculator))
-    assert speculator.stats.prefill_drafted == 2  # the prompt has ten positions of twelve
+    stats = same_text(model, lambda text: Speculator(oracle([*text, *range(60)])), max_new_tokens=5)
+    assert stats.prefill_drafted == 2  # the prompt has ten positions of twelve
 
 
 OFF = {
@@ -224,12 +194,9 @@ def test_elsewhere_the_prefill_is_plain(model, why):
 
 @pytest.mark.parametrize("family", ["mistral sliding", "t5"])
 def test_nor_do_windows_and_encoders_have_one(family):
-    model = build(family)
     speculator = Speculator(random_drafter(VOCAB))
-    ids = torch.arange(5, 25)[None]
-    plain = model.generate(ids, max_new_tokens=10)
-    assert torch.equal(plain, model.generate(ids, max_new_tokens=10, custom_generate=speculator))
-    assert speculator.stats.prefill_drafted == 0
+    stats = same_text(build(family), speculator, torch.arange(5, 25)[None], max_new_tokens=10)
+    assert stats.prefill_drafted == 0
 
 
 def test_how_far_is_learned_from_what_became_of_it():

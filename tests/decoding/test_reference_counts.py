@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+import torch
 from conftest import tiny_llama
+from doubles import ids
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.decoding.reference import ReferenceCounter
+from ngramspec.decoding.row import ReferenceCounter
 from ngramspec.draft import Draft
 from ngramspec.stats import DecodeStats
-
-
-def ids(*tokens):
-    return np.array(tokens, np.int32)
 
 
 def counted(reference, last, draft, accepted):
@@ -50,17 +47,11 @@ def test_texts_that_are_too_short(reference):
 
 def test_generate_counts_prefills_and_steps():
     model = tiny_llama()
-    prompt = model.generate(np_tensor([5, 6, 7]), max_new_tokens=1)[:, :3]
+    prompt = torch.tensor([[5, 6, 7]])
     whole = model.generate(prompt, max_new_tokens=40, do_sample=False)
     speculator = Speculator()
-    found = ngramspec.generate(
-        model,
-        prompt,
-        speculator=speculator,
-        reference_ids=whole[0].tolist(),
-        max_new_tokens=40,
-        do_sample=False,
-    )
+    given = {"max_new_tokens": 40, "do_sample": False, "speculator": speculator}
+    found = ngramspec.generate(model, prompt, reference_ids=whole[0].tolist(), **given)
     assert found.tolist() == whole.tolist()
     stats = speculator.stats
     assert 20 < stats.reference_accepted <= stats.accepted + stats.prefill_accepted
@@ -68,9 +59,3 @@ def test_generate_counts_prefills_and_steps():
     plain = Speculator()
     ngramspec.generate(model, prompt, speculator=plain, max_new_tokens=40, do_sample=False)
     assert plain.stats.reference_drafted == 0
-
-
-def np_tensor(tokens):
-    import torch
-
-    return torch.tensor([tokens])

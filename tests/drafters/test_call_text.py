@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.drafters.call_reader import CallReader
-from ngramspec.drafters.call_text import (
+from ngramspec.drafters.partial_json import PartialJson
+from ngramspec.drafters.tool_calls import (
     MAX_ALL_CHARACTERS,
     MAX_CONTINUATIONS,
     MAX_PREDICTED_CHARACTERS,
     CallText,
+    tool_of,
 )
 
 TOOLS = [
@@ -50,13 +51,13 @@ CALL = {"name": "find_flights", "arguments": {"cabin": "business", "origin": "SF
 
 def after(text, calls=None):
     calls = CallText(TOOLS) if calls is None else calls
-    return calls.after(calls.reader().read(text))
+    return calls.after(PartialJson().read(text))
 
 
 def learned(*texts):
     calls = CallText(TOOLS)
     for text in texts:
-        reader = calls.reader().read(text)
+        reader = PartialJson().read(text)
         assert reader.state == "done"
         calls.learn(reader)
     return calls
@@ -159,20 +160,20 @@ def test_any_call_is_read_in_any_pieces_and_any_schema_predicts_readable_text(
     calls = CallText([{"name": "f", "parameters": schema}])
     text = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=False)
     at = data.draw(st.integers(0, len(text)))
-    reader = calls.reader().read(text[:at])
+    reader = PartialJson().read(text[:at])
     for following in calls.after(reader):
         begun = text[:at] + following.removesuffix("\n</tool_call>")
-        assert calls.reader().read(begun).state != "invalid"
+        assert PartialJson().read(begun).state != "invalid"
     assert reader.read(text[at:]).state == "done"
-    assert reader.tool == "f"
+    assert tool_of(reader) == "f"
     calls.learn(reader)
-    assert calls.after(calls.reader())
+    assert calls.after(PartialJson())
 
 
 @given(st.text(alphabet='{}[]":, \\ntf1a', max_size=40))
 def test_any_text_is_read(text):
     calls = CallText(TOOLS)
-    reader = calls.reader().read(text)
+    reader = PartialJson().read(text)
     assert all(isinstance(each, str) for each in calls.after(reader))
 
 
@@ -234,7 +235,7 @@ def test_deep_and_wide_schemas_are_read_to_a_bound():
     itself = {"type": "object", "required": ["a"]}
     itself["properties"] = {"a": itself}
     calls = CallText([{"name": "f", "parameters": itself}])
-    text = calls.after(calls.reader())[0]
+    text = calls.after(PartialJson())[0]
     assert text.startswith('\n{"name": "f", "arguments": {"a": {"a": {')
     assert len(text) <= MAX_PREDICTED_CHARACTERS
     either = {"anyOf": Listed([3] * 10_000)}
@@ -257,11 +258,11 @@ def test_long_values_are_not_predicted():
 
 
 def test_long_values_are_read_at_once(monkeypatch):
-    read, count = CallReader._read, []
-    monkeypatch.setattr(CallReader, "_read", lambda *given: count.append(1) or read(*given))
+    read, count = PartialJson._read, []
+    monkeypatch.setattr(PartialJson, "_read", lambda *given: count.append(1) or read(*given))
     value = "x" * 10_000
     call = json.dumps({"name": "f", "arguments": {"a": value, "b": 1}}, indent=9_000)
-    reader = CallText([{"name": "f"}]).reader().read(call + value)
-    assert reader.values == [(("arguments", "a"), f'"{value}"'), (("arguments", "b"), "1")]
+    reader = PartialJson().read(call + value)
+    assert reader.values[1:] == [(("arguments", "a"), f'"{value}"'), (("arguments", "b"), "1")]
     assert reader.space == value
     assert len(count) < 100

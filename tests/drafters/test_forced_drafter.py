@@ -7,7 +7,7 @@ import pytest
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Proposal
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.forced import FORCED_SOURCE, Forced, ForcedBefore, ForcedDrafter
+from ngramspec.drafters.call import FORCED_SOURCE, Forced, ForcedBefore, ForcedDrafter
 
 
 def ids(*tokens):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ from scipy.stats import chisquare
 from value_play import costs, ids
 
 from ngramspec import DecodeStats, build_drafter
-from ngramspec.decoding.draft_runner import DraftRunner
+from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
-from ngramspec.drafters.heads import HeadOfCalls, with_head
+from ngramspec.drafters.headed import HeadOfCalls, with_head
 from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule
 
@@ -80,22 +81,24 @@ class KnownCosts(FixedGamma):
         return 4, costs(4, 0.03)
 
 
+def begun(row, logits):
+    """What prepares the session of a sampled row."""
+
+    def begin(_, session):
+        session.begin_models(lambda _: Toy(logits))
+        session.begin_sampling(0.9, (7, row))
+
+    return begin
+
+
 @pytest.mark.parametrize("controller", [FixedGamma(4), KnownCosts(4)])
 @pytest.mark.parametrize("samples", [5000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_mixed_drafts_keep_the_distribution(controller, samples):
     """Two tokens of many generations: chi-square against the target's distribution."""
     stats, drafts, drafter, logits = DecodeStats(), [], headed(), noisy()
     for row in range(samples):
-        runner = DraftRunner(
-            lambda: drafter,
-            controller,
-            TEXT,
-            VOCAB,
-            stats,
-            temperature=0.9,
-            seed=(7, row),
-            load=lambda _: Toy(logits),
-        )
+        runner = Row(partial(report_fault, stats), controller, begin=begun(row, logits))
+        runner.connect(lambda: drafter, VOCAB, TEXT)
         drafts.append(runner.propose(4))
         runner.close()
     assert stats.drafter_faults == 0
@@ -230,7 +233,7 @@ def test_specs_by_name():
     assert build_drafter("auto+mtp").source_names[-1] == "mtp"
     assert build_drafter("auto+model(folder)").assistants[0].assistant == "folder"
     assert "recycle" in build_drafter("auto+mtp").source_names
-    own = drafter.learning(by_request=True)
+    own = drafter.with_calibration(by_request=True)
     assert own.by_request
     assert own.tables.by_request
 

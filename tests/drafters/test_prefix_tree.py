@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec.draft import Draft
-from ngramspec.drafters.prefix_tree import order, pack
-from ngramspec.drafters.validation import check_draft
+from ngramspec.drafters.base import check_draft
+from ngramspec.drafters.priority import order, pack
 
 A, B, C, D, E = range(5)
 

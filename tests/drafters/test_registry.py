@@ -62,7 +62,7 @@ def test_by_priority_tiers_stay_what_they_are():
     source_names = build_drafter("copy+ngram+unigram", policy="priority").drafters
     assert [type(drafter) for drafter in source_names] == kinds
     assert type(build_drafter("ngram", policy="priority")) is NGramDrafter
-    with pytest.raises(ValueError, match="policy must be one of value, priority, got 'best'"):
+    with pytest.raises(ValueError, match="policy must be 'value' or 'priority', got 'best'"):
         build_drafter("copy", policy="best")
 
 

@@ -11,9 +11,9 @@ from scipy.stats import chisquare
 
 import ngramspec
 from ngramspec import Speculator, build_drafter
-from ngramspec.drafters.calibrated import CalibratedDrafter
+from ngramspec.drafters.base import check_draft
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
-from ngramspec.drafters.validation import check_draft
 from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
 
 TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,11 @@ from conftest import tiny_llama
 from scipy.stats import chisquare
 
 from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Speculator, build_drafter
-from ngramspec.decoding.draft_runner import DraftRunner
+from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft import EMPTY_DRAFT, Proposal
 from ngramspec.draft_length.schedule import FixedGamma
 from ngramspec.drafters import PriorityDrafter
-from ngramspec.drafters.calibrated import CalibratedDrafter
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
 from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule
@@ -32,15 +34,13 @@ def two_tokens(drafter, tokens, gamma=4):
     """
     stats, drafts = DecodeStats(), []
     for row in range(SAMPLES):
-        drafting = DraftRunner(
-            lambda: drafter,
+        seed = (7, row)
+        drafting = Row(
+            partial(report_fault, stats),
             FixedGamma(gamma),
-            tokens,
-            VOCAB,
-            stats,
-            temperature=1.0,
-            seed=(7, row),
+            begin=lambda _, session, seed=seed: session.begin_sampling(1.0, seed),
         )
+        drafting.connect(lambda: drafter, VOCAB, tokens)
         drafts.append(drafting.propose(gamma))
     rule = Rule(True, generator=torch.Generator().manual_seed(0))
     walks = [DraftCursor(draft) for draft in drafts]
@@ -199,7 +199,7 @@ def test_a_tier_that_fails_behind_some_tokens_biases_nothing(fault, calibrated):
 def test_the_loss_of_whole_drafts_would_be_seen(monkeypatch):
     """What the tests above are there for: the draft is lost where 1 was drawn first."""
     known = {(): {1: 1, 2: 1}, (1,): {3: 1, 9: 1}, (2,): {3: 1, 4: 1}}
-    head = "ngramspec.drafters.guarded.sound_head"
+    head = "ngramspec.decoding.row.valid_prefix"
     monkeypatch.setattr(head, lambda *args, **kwargs: EMPTY_DRAFT)
     assert fits(two_tokens(Sampling(known), TEXT)[0]) < 1e-12
 

@@ -15,8 +15,11 @@ from conftest import tiny_llama
 import ngramspec
 from ngramspec import SharedStore, ToolCalls, build_drafter
 from ngramspec.drafters import HeadedDrafter
-from ngramspec.drafters.call_text import MAX_PREDICTED_CHARACTERS
-from ngramspec.drafters.tool_calls import CONTEXT_TOKENS, MAX_READ_TOKENS
+from ngramspec.drafters.tool_calls import (
+    CONTEXT_TOKENS,
+    MAX_PREDICTED_CHARACTERS,
+    MAX_READ_TOKENS,
+)
 
 TOOLS = [
     {
@@ -154,7 +157,7 @@ def test_a_head_and_predicted_calls_have_different_names():
 def test_stores_and_copies_keep_the_tools():
     drafter = build_drafter("auto").with_tools(ToolCalls(TOOLS, Characters()))
     assert drafter.with_stores([]).tools is drafter.tools
-    assert drafter.learning(by_request=True).tools is drafter.tools
+    assert drafter.with_calibration(by_request=True).tools is drafter.tools
     assert build_drafter("copy", policy="priority").with_tools(drafter.tools).source_names == (
         "copy",
     )
@@ -171,7 +174,7 @@ def test_calls_with_other_tools_or_stores_share_what_was_learned(spec):
         drafter, with_tools, with_both = drafter.tables, with_tools.tables, with_both.tables
     shared = drafter.calibration
     assert shared is with_tools.calibration is with_both.calibration
-    assert shared is drafter.having(headed=True).calibration
+    assert shared is drafter.with_attributes(headed=True).calibration
     assert shared is not copy.deepcopy(with_tools).calibration
 
 

@@ -10,7 +10,7 @@ from ngramspec.drafters import (
     NGramDrafter,
     PriorityDrafter,
 )
-from ngramspec.drafters.validation import check_draft
+from ngramspec.drafters.base import check_draft
 
 
 def paths(draft):

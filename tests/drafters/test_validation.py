@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ngramspec.draft import Draft, Proposal
-from ngramspec.drafters.validation import check_draft, check_source_names, sound_head
+from ngramspec.drafters.base import check_draft, check_source_names, valid_prefix
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
 VOCAB = 97
@@ -159,7 +159,7 @@ def test_siblings_may_state_distributions_of_their_own_without_those_before():
     wrong = drawn([1, 3, 7, 2, 9], *nodes[:4], ((3, 9), (0.5, 0.5)), parents=[-1, -1, 0, -1, -1])
     with pytest.raises(ValueError, match="node 4 states another than its first sibling, node 0"):
         check_draft(wrong, 8, VOCAB, tree=True)
-    assert len(sound_head(wrong, 8, VOCAB, tree=True, sources=1)) == 4
+    assert len(valid_prefix(wrong, 8, VOCAB, tree=True, sources=1)) == 4
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 64, 1000, 50_000])
@@ -215,7 +215,7 @@ SOUND = {  # what of a draft is kept: the nodes in front of the first wrong one
 @pytest.mark.parametrize("case", SOUND)
 def test_of_a_stochastic_draft_what_stands_before_the_fault_is_sound(case):
     draft, _ = WRONG[case]
-    head = sound_head(draft, 8, VOCAB, tree=True, sources=1)
+    head = valid_prefix(draft, 8, VOCAB, tree=True, sources=1)
     assert len(head) == SOUND[case]
     assert head.tokens.tolist() == draft.tokens[: len(head)].tolist()
     assert (head.proposal is None) == (not len(head))
@@ -223,7 +223,7 @@ def test_of_a_stochastic_draft_what_stands_before_the_fault_is_sound(case):
 
 def test_a_stochastic_draft_that_is_too_long_is_cut():
     draft = drawn([1, 2, 1, 2, 1], *[HALF] * 5)
-    head = sound_head(draft, 3, VOCAB, tree=False, sources=1)
+    head = valid_prefix(draft, 3, VOCAB, tree=False, sources=1)
     assert head.tokens.tolist() == [1, 2, 1]
     assert head.proposal.starts.tolist() == [0, 2, 4, 6]
 
@@ -234,7 +234,7 @@ def test_a_stochastic_draft_that_is_too_long_is_cut():
     ids=repr,
 )
 def test_of_anything_else_nothing_is(draft):
-    assert len(sound_head(draft, 3, VOCAB, tree=False, sources=1)) == 0
+    assert len(valid_prefix(draft, 3, VOCAB, tree=False, sources=1)) == 0
 
 
 def test_tiers_are_names():

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from ngramspec.costs.engine_rows import GivenEngineCosts
-from ngramspec.engines.rows import Row, Rows
+from ngramspec.engines.rows import Rows, RowState
 
 VOCAB, LENGTH, ROWS = 4, 4, 6000
 PROMPT = [0, 1, 2, 3, 0, 1, 2, 0, 1]
@@ -57,7 +57,7 @@ def test_sampled_text_has_the_target_s_distribution(costs):
     lengths = [len(PROMPT)] * ROWS
     new = [PROMPT[-1:]] * ROWS
     while min(lengths) < len(PROMPT) + LENGTH:
-        told = [Row(at, tokens[at], lengths[at], new[at]) for at in range(ROWS)]
+        told = [RowState(at, tokens[at], lengths[at], new[at]) for at in range(ROWS)]
         drafts = rows.step(told)
         for at, draft in enumerate(drafts):
             new[at] = verified(draft.tokens.tolist(), int(tokens[at, lengths[at] - 1]), rng)

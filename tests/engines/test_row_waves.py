@@ -8,7 +8,7 @@ import pytest
 from ngramspec.costs.engine_rows import LearnedEngineCosts
 from ngramspec.draft import Draft
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.engines.rows import Row, Rows
+from ngramspec.engines.rows import Rows, RowState
 
 K = 24
 TOKENS = 48  # of an answer
@@ -68,7 +68,7 @@ class Server:
                 right = self.random.random(len(draft)) < text[0] / 100
                 new = int(np.cumprod(right).sum()) + 1
                 rows[at] = key, text, length + new, said + new
-                told.append(Row(key, text, length + new, [int(text[0])] * new))
+                told.append(RowState(key, text, length + new, [int(text[0])] * new))
             found = self.drafter.step(told)
             left = [at for at, row in enumerate(rows) if row[3] < TOKENS]
             rows, drafts = [rows[at] for at in left], [found[at].tokens for at in left]

@@ -13,11 +13,11 @@ from engine_rows import FAULTY, VOCAB, Engine, K, Recorder, ids
 
 from ngramspec._native import rows as row_text
 from ngramspec.costs import engine_rows as row_costs
-from ngramspec.engines import row_texts, rows
-from ngramspec.engines.rows import Row, Rows
+from ngramspec.engines import rows
+from ngramspec.engines.rows import Rows, RowState
 
 
-@pytest.mark.parametrize("module", [rows, row_costs, row_texts])
+@pytest.mark.parametrize("module", [rows, row_costs])
 def test_examples(module):
     assert doctest.testmod(module).failed == 0
 
@@ -79,10 +79,10 @@ def test_a_text_of_equal_length_in_the_same_row_is_another_text(length):
         drafter = Recorder()
         rows = Rows(drafter, K, VOCAB, 1 << 20)
         text = np.arange(length + 1, dtype=np.int32) % VOCAB
-        rows.step([Row(None, text, length, [int(text[length - 1])])])
+        rows.step([RowState(None, text, length, [int(text[length - 1])])])
         text = text.copy()
         text[other] = (text[other] + 1) % VOCAB
-        rows.step([Row(None, text, length + 1, [int(text[length])])])
+        rows.step([RowState(None, text, length + 1, [int(text[length])])])
         assert drafter.asked[-1] == tuple(text.tolist())
         assert drafter.started == 2
 
@@ -92,20 +92,18 @@ def test_of_a_long_text_the_middle_is_compared_by_and_by():
     rows = Rows(drafter, K, VOCAB, 1 << 20)
     n = 2 * row_text.WHOLE
     text = np.zeros(n + 20, np.int32)
-    rows.step([Row(None, text, n, [0])])
+    rows.step([RowState(None, text, n, [0])])
     text[n // 2] = 1
     for step in range(n // row_text.PART + 1):
-        rows.step([Row(None, text, n + 1 + step, [0])])
+        rows.step([RowState(None, text, n + 1 + step, [0])])
     assert drafter.started == 2
 
 
 def test_no_step_hashes_the_text(monkeypatch):
     """Only rows that came or moved are looked for by their hash."""
     hashed = []
-    known = row_texts.text_hash
-    monkeypatch.setattr(
-        row_texts, "text_hash", lambda tokens, n: hashed.append(n) or known(tokens, n)
-    )
+    known = rows.text_hash
+    monkeypatch.setattr(rows, "text_hash", lambda tokens, n: hashed.append(n) or known(tokens, n))
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, VOCAB, 200).tolist() for _ in range(3)]
     engine = Engine(Rows(Recorder(), K, VOCAB, 300), texts)
@@ -124,10 +122,10 @@ def test_sessions_are_bounded_in_number_and_come_back():
     rows = Rows(drafter, K, VOCAB, 300, max_sessions=4)
     texts = [ids([at % VOCAB, at // VOCAB % VOCAB, at // 25, 1, 2, 3]) for at in range(100)]
     for text in texts:
-        rows.step([Row(None, text, 5, [2])])
+        rows.step([RowState(None, text, 5, [2])])
         assert drafter.open <= 4
         assert len(rows) <= 4
-    rows.step([Row(None, texts[0], 6, [3])])
+    rows.step([RowState(None, texts[0], 6, [3])])
     assert drafter.asked[-1] == tuple(texts[0].tolist())
     assert rows.stats.dropped == 97
     rows.close()
@@ -150,16 +148,16 @@ def test_sessions_are_bounded_in_bytes():
     rng = np.random.default_rng(0)
     for _ in range(200):
         text = rng.integers(0, VOCAB, int(rng.integers(1, 400))).astype(np.int32)
-        rows.step([Row(None, text, len(text), [int(text[-1])])])
+        rows.step([RowState(None, text, len(text), [int(text[-1])])])
         assert rows.bytes <= 60_000
     assert 1 < len(rows) < 100
     huge = np.ones(5000, np.int32)
-    assert len(rows.step([Row(None, huge, 5000, [1])])[0]) == 0
+    assert len(rows.step([RowState(None, huge, 5000, [1])])[0]) == 0
     assert rows.bytes <= 60_000
 
 
 def test_texts_unseen_for_long_are_dropped(monkeypatch):
-    monkeypatch.setattr("ngramspec.engines.row_sessions.MAX_IDLE_CALLS", 10)
+    monkeypatch.setattr("ngramspec.engines.rows.MAX_IDLE_CALLS", 10)
     drafter = Recorder()
     engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]])
     engine.step([[1], [1]])
@@ -221,12 +219,12 @@ def test_a_fault_now_and_then_is_forgiven():
 
 def test_garbage_instead_of_rows_raises_nothing():
     rows = Rows(Recorder(), K, VOCAB, 300)
-    good = Row(None, ids([1, 2]), 2, [2])
+    good = RowState(None, ids([1, 2]), 2, [2])
     for bad in (
-        Row(None, None, 2, [2]),
-        Row([], ids([1]), 1, [1]),
+        RowState(None, None, 2, [2]),
+        RowState([], ids([1]), 1, [1]),
         None,
-        Row(None, ids([]), 5, [1]),
+        RowState(None, ids([]), 5, [1]),
     ):
         assert [len(each) for each in rows.step([bad, good])] in ([0, 0], [0, K], [K, K])
     assert len(rows.step([good])[0]) == K
@@ -236,8 +234,8 @@ def test_ids_outside_the_vocabulary_are_kept_from_sessions():
     drafter = Recorder()
     rows = Rows(drafter, K, VOCAB, 300)
     text = ids([1, 99, -1, 2, 77, 3])
-    rows.step([Row(None, text, 4, [2])])
-    rows.step([Row(None, text, 6, [77, 3])])
+    rows.step([RowState(None, text, 4, [2])])
+    rows.step([RowState(None, text, 6, [77, 3])])
     assert drafter.asked == [(1, 2), (1, 2, 3)]
     assert drafter.started == 1
 
@@ -245,12 +243,12 @@ def test_ids_outside_the_vocabulary_are_kept_from_sessions():
 def test_trees_are_best_first_nodes():
     rows = Rows("auto", 8, 50, 300, tree=True)
     text = ids([1, 2, 3, 1, 2, 4, 1, 2, 5, 9, 1, 2])
-    draft = rows.step([Row("a", text, len(text), [2])])[0]
+    draft = rows.step([RowState("a", text, len(text), [2])])[0]
     assert draft.parents is not None
     roots = [t for t, p in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True) if p < 0]
     assert {3, 4, 5} <= set(roots)
     grown = np.append(text, ids([4, 1, 7]))
-    rows.step([Row("a", grown, len(grown), [4, 1, 7])])
+    rows.step([RowState("a", grown, len(grown), [4, 1, 7])])
     assert rows.stats.accepted in (1, 2)
 
 
@@ -264,11 +262,11 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 import numpy as np
 from ngramspec.costs.engine_rows import LearnedEngineCosts
-from ngramspec.engines.rows import Row, Rows
+from ngramspec.engines.rows import Rows, RowState
 from ngramspec.engines.vllm import NgramspecProposer
 rows = Rows("auto", 2, 50, 100, LearnedEngineCosts(2), clock=itertools.count().__next__)
 text = np.array([5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8], np.int32)
-drafts = [rows.step([Row(None, text, n, [1])])[0] for n in range(5, 17)]
+drafts = [rows.step([RowState(None, text, n, [1])])[0] for n in range(5, 17)]
 assert drafts[-1].tokens.tolist() == [5, 6], drafts[-1]
 assert "torch" not in sys.modules
 """

@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         self.drafter.asked.clear()
         faults = self.rows.stats.faults
         self.drafts = self.engine.step(new)
-        taken = [self.rows._texts._rows[at] for at, its in enumerate(new) if its]
+        taken = [self.rows._known._rows[at] for at, its in enumerate(new) if its]
         assert len({id(text) for text in taken}) == len(taken), "one text, one row"
         held = [tuple(text) for text, its in zip(self.engine.slots, new, strict=True) if its]
         asked = iter(held)
@@ -106,8 +106,8 @@ class Machine(RuleBasedStateMachine):
         assert len(self.rows) <= self.most
         assert self.rows.bytes <= self.size
         if self.rows.stats.faults == faults and self.size > 6000 and len(held) <= self.most:
-            texts = self.rows._texts.all()
-            fit = [text for text in texts if text.seen == self.rows._texts.call]
+            texts = self.rows._known.all()
+            fit = [text for text in texts if text.seen == self.rows._known.call]
             assert len(fit) == len(held)
 
     def teardown(self):

@@ -114,7 +114,7 @@ def test_what_is_assumed_depends_on_the_device():
         ("auto", "must be a dict of drafter, policy"),
         ({"drafter": "copi"}, "'copi' is no drafter's name; known: auto, copy"),
         ({"drafter": 3}, "drafter must be a string, got 3"),
-        ({"policy": "best"}, "policy must be one of value, priority, got 'best'"),
+        ({"policy": "best"}, "policy must be 'value' or 'priority', got 'best'"),
         ({"costs": "free"}, "costs must be 'learned', 'none' or a table, got 'free'"),
         ({"costs": {"1": {"8": -1}}}, "its cost > 0 and finite, got 8: -1.0"),
         ({"costs": {"one": {"8": 1}}}, "invalid literal"),

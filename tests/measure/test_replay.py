@@ -299,7 +299,7 @@ def test_record_writes_what_replay_reads(smollm2, tmp_path, monkeypatch, capsys)
     [
         (["--drafter", "cpy"], "'cpy' is no drafter's name"),
         (["--shared", "all", "--fresh"], "--shared cannot be combined with --corpus or --fresh"),
-        (["--policy", "best"], "policy must be one of value, priority"),
+        (["--policy", "best"], "policy must be 'value' or 'priority'"),
         (["--curve", "missing.json"], "missing.json"),
         (["--gamma", "0"], "--gamma must be >= 1, got 0|--gamma must be in 1"),
         (["--gamma", "fast"], "--gamma must be an integer"),

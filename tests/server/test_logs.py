@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import ngramspec
-from ngramspec.drafters.guarded import GuardedSession
+from ngramspec.decoding.row import Row
 from ngramspec.server.logs import LOGGERS, private_logs
 
 pytest_plugins = ["server_fixtures"]
@@ -48,7 +48,7 @@ def test_an_answer_that_fails_is_logged_without_its_text(client, monkeypatch, ca
 
 
 def test_a_drafter_that_fails_is_logged_without_its_text(client, monkeypatch, caplog):
-    monkeypatch.setattr(GuardedSession, "start", failing)
+    monkeypatch.setattr(Row, "start", failing)
     answer = client.post("/v1/completions", json={"prompt": SECRET, "max_tokens": 4})
     assert answer.status_code == 200
     assert "failed, the step has no draft: ValueError\nTraceback" in caplog.text

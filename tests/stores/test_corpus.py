@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from native_strategies import CHUNKS, INDICES, QUICK, int32
 
 from ngramspec.stores import Corpus, corpus_build
-from ngramspec.stores.fingerprint import fingerprint
+from ngramspec.stores.base import fingerprint
 from tests.twins.store_corpus import CorpusIndex as Twin
 
 pytest.importorskip("pydivsufsort")

@@ -13,7 +13,7 @@ import torch
 
 import ngramspec
 from ngramspec import Corpus, Speculator, build_drafter
-from ngramspec.drafters.call_stores import CallStores
+from ngramspec.drafters.call import CallStores
 from ngramspec.stores import StoreFileError
 
 pytest.importorskip("pydivsufsort")

@@ -24,7 +24,7 @@ from ngramspec._native.calibration import Calibration
 from ngramspec._native.value import ValueEngine
 from ngramspec.stores import Corpus, SharedStore, StoreFileError
 from ngramspec.stores.corpus import KIND
-from ngramspec.stores.file_format import aligned, checksum
+from ngramspec.stores.files import aligned, checksum
 
 pytest.importorskip("pydivsufsort")
 SECTIONS = first_section(KIND)

@@ -7,17 +7,19 @@ import pytest
 
 from ngramspec._native.store_ring import StoreRing
 from ngramspec.stores.conversations import Conversations
-from ngramspec.stores.redis_entries import (
+from ngramspec.stores.redis import (
     MAX_ENTRY_TOKENS,
     MAX_PRODUCER_BYTES,
+    MAX_QUEUED_TOKENS,
     NO_ENTRY,
+    STALE_MILLISECONDS,
     Address,
     Entry,
+    Feed,
     Keys,
+    PublishQueue,
+    RedisSync,
 )
-from ngramspec.stores.redis_feed import STALE_MILLISECONDS, Feed
-from ngramspec.stores.redis_queue import MAX_QUEUED_TOKENS, PublishQueue
-from ngramspec.stores.redis_sync import RedisSync
 
 
 class Vocabulary:

@@ -260,7 +260,7 @@ def test_a_server_without_memory_is_reported_once(server, stores, caplog):
 
 
 def test_entries_that_are_too_old_are_removed(server, stores, monkeypatch):
-    monkeypatch.setattr("ngramspec.stores.redis_sync.TRIM_SECONDS", 0.0)
+    monkeypatch.setattr("ngramspec.stores.redis.TRIM_SECONDS", 0.0)
     first = stores(server.address + "&max_age=1")
     first["a"].add(numbers(0, 50))
     assert first.sync.flush(PATIENCE)

@@ -11,8 +11,8 @@ import sys
 import pytest
 from hostile_files import SPECIAL
 
-from ngramspec.stores import SharedStore, replaced_file
-from ngramspec.stores.replaced_file import remove_stale, replaced
+from ngramspec.stores import SharedStore, files
+from ngramspec.stores.files import remove_stale, replaced
 
 TEMPORARY = ".s.ngs.0123abcd.new"
 
@@ -113,7 +113,7 @@ def test_the_file_is_locked_until_it_is_renamed(tmp_path, monkeypatch):
     def fsync(descriptor):
         remove_stale(path)
 
-    monkeypatch.setattr(replaced_file.os, "fsync", fsync)
+    monkeypatch.setattr(files.os, "fsync", fsync)
     write(path)
     assert names(tmp_path) == ["s.ngs"]
 

@@ -181,7 +181,7 @@ def save_and_die(path, step, count):
     """Save, and end the process at the ``count``-th call of a step, as a kill would."""
     import pathlib
 
-    from ngramspec.stores import file_format
+    from ngramspec.stores import files
 
     calls = 0
 
@@ -200,7 +200,7 @@ def save_and_die(path, step, count):
     elif step == "replace":
         pathlib.Path.replace = dying(pathlib.Path.replace)
     else:
-        file_format._write_section = dying(file_format._write_section)
+        files._write_section = dying(files._write_section)
     store = filled_store()
     store["c"].add(int32([1, 2, 3]))
     store.save(path)

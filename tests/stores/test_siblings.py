@@ -9,9 +9,9 @@ import torch
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.drafters import build_drafter
-from ngramspec.drafters.call_stores import CallStores
+from ngramspec.drafters.call import CallStores
 from ngramspec.stepwise import open_generation
-from ngramspec.stores.siblings import MOST_READ, sibling_answers
+from ngramspec.stores.shared import MOST_READ, sibling_answers
 
 
 def int32(tokens):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ngramspec.decoding.batch import Batch
-from ngramspec.decoding.group import Group
+from ngramspec.decoding.batch import Batch, Group
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import TokenSampler
@@ -18,7 +17,7 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     """The argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
     sampler = TokenSampler(None, StopRules(()), Rule(False), None, None)
     group = Group(range(2), torch.zeros(2, 1, dtype=torch.int64), sampler)
-    batch = Batch([group], sampler)
+    batch = Batch([group], sampler, None, [], None, prefill_length=None)
     torch.manual_seed(0)
     logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
     logits[0, 0] = 1.0

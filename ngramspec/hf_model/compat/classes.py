@@ -159,9 +159,6 @@ BY_ROW = HISTORY_FREE | {
     "SuppressTokensAtBeginLogitsProcessor",
 }
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
-SUPPRESSING = frozenset({"SuppressTokensLogitsProcessor"})  # it bans its suppress_tokens
-# They ban the sequences to which ``sequence_bias`` gives minus infinity.
-BIASING = frozenset({"SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor"})
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
 MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
 MAX_TIME = "MaxTimeCriteria"  # called without the tokens

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.errors import UnsupportedError, check_int
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.abilities import Ability, obstacle
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.call import Known
@@ -20,9 +20,6 @@ from ngramspec.hf_model.compat import hf_private
 if TYPE_CHECKING:
     from ngramspec.hf_model.compiled import Graphs
 
-FIT = "fit"
-WIDTH_MULTIPLE = 8  # positions; divides the number of rows that CPU kernels process at once
-MAX_WIDTH = 4096  # positions
 CACHE_SIZE_MULTIPLE = 256  # positions; sizes of compiled calls are rounded up to it; not tuned
 
 
@@ -43,27 +40,6 @@ def most_positions(widths: Sequence[int], slots: int | None) -> int | None:
     if not widths or slots is None:
         return widths[-1] if widths else slots
     return widths[max(bisect_right(widths, slots) - 1, 0)]
-
-
-def check_width(width: int | str, gamma: int | str) -> int | str:
-    """Return ``width`` if it is "fit", or a multiple of 8 above gamma, up to 4096.
-
-    Raises:
-        TypeError, ValueError: any other width.
-    """
-    if isinstance(width, str):
-        if width != FIT:
-            raise ValueError(f"width must be an integer or {FIT!r}, got {width!r}")
-        return width
-    check_int("width", width, WIDTH_MULTIPLE, MAX_WIDTH)
-    if width % WIDTH_MULTIPLE:
-        raise ValueError(f"width must be a multiple of {WIDTH_MULTIPLE}, got {width}")
-    if isinstance(gamma, int) and gamma >= width:
-        raise ValueError(
-            f"gamma must be below width = {width}, which holds the last committed token too,"
-            f" got {gamma}"
-        )
-    return width
 
 
 class ForwardShapes:

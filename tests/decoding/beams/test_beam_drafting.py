@@ -10,7 +10,7 @@ from doubles import draft_of
 
 import ngramspec
 from ngramspec import Drafter, DraftSession, Speculator
-from ngramspec.decoding.beams.drafting import BeamOdds
+from ngramspec.decoding.beams.batch import BeamOdds
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 SURE = np.full(4, 0.9, np.float32)

@@ -11,13 +11,13 @@ from beams import BeamOracle, Watching, assert_same
 from conftest import tiny_llama
 from doubles import Puts
 from families import FAMILIES, build
+from plain_text import PROMPT, same_text
 from transformers import DynamicCache, GenerationConfig
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 PAIR = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 8, 5, 6], [11, 12, 13, 11, 12, 13, 11, 12, 13, 11]])
 MASK = torch.ones_like(PAIR).masked_fill(PAIR == 0, 0)
 ENDS = [*range(3, 14)]  # so many end-of-sequence tokens that sequences end early
@@ -258,11 +258,8 @@ def test_the_real_model_in_beams(smollm2, prompts, which):
 
 @pytest.mark.parametrize("drafter", ["recycle", "copy+ngram+recycle"])
 def test_drafters_that_learn_from_the_target_s_own_candidates(tiny, drafter):
-    kwargs = {"num_beams": 3, "max_new_tokens": 20, "do_sample": False}
-    speculator = Speculator(drafter, 3)
-    ours = ngramspec.generate(tiny, PROMPT, **kwargs, speculator=speculator)
-    assert torch.equal(ours, tiny.generate(PROMPT, **kwargs))
-    assert speculator.stats.drafter_faults == 0
+    stats = same_text(tiny, Speculator(drafter, 3), num_beams=3, max_new_tokens=20)
+    assert stats.drafter_faults == 0
 
 
 @pytest.mark.parametrize(("beams", "least"), [(2, 1.8), (4, 1.7), (8, 1.25)])
@@ -272,3 +269,11 @@ def test_copying_takes_fewer_forwards(beams, least):
     for given, _ in speller.sentences(seed=7, count=6):
         ngramspec.generate(model, torch.tensor([given]), **kwargs, speculator=speculator)
     assert speculator.stats.tokens_per_call > least
+
+
+def test_the_drafts_of_beams_are_chains(tiny):
+    speculator = Speculator(gamma=4, tree=8)
+    kwargs = {"num_beams": 2, "max_new_tokens": 30, "do_sample": False}
+    ours = ngramspec.generate(tiny, PROMPT, **kwargs, speculator=speculator)
+    assert torch.equal(ours, tiny.generate(PROMPT, **kwargs))
+    assert speculator.stats.chains == {"beam search": 1}

@@ -12,4 +12,4 @@ class FaultyProposer(NgramspecProposer):
     def __init__(self, vllm_config):
         super().__init__(vllm_config)
         known = self.rows
-        self.rows = Rows(FaultyDrafter(), known.k, known._sessions.vocab, known.max_len)
+        self.rows = Rows(FaultyDrafter(), known.k, known.vocab, known.max_len)

@@ -10,7 +10,7 @@ from doubles import bushy
 
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.draft import judged_nodes
-from ngramspec.drafters.validation import check_draft
+from ngramspec.drafters.base import check_draft
 from ngramspec.hf_model.attention.tree_attention import ancestry, tree_mask, tree_positions
 from ngramspec.hf_model.attention.windows import added
 
@@ -58,8 +58,8 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("says", "accepted", "verified", "emitted"), OUTCOMES)
 def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted):
-    from ngramspec.decoding.batch import Batch
-    from ngramspec.decoding.group import Group
+    from ngramspec.decoding.batch import Batch, Group
+    from ngramspec.decoding.row import Row
     from ngramspec.verification.rule import Rule
     from ngramspec.verification.sampler import TokenSampler
     from ngramspec.verification.stopping import StopRules
@@ -74,7 +74,10 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
             logits[0, at] = float("-inf")
             logits[0, at, token] = 1.0
             at = accepted[depth] + 1 if depth < len(accepted) else -1
-        (verdict,) = Batch([group], choosing).verify([STRATOS], logits, None)
+        row = Row(None)
+        row.draft = STRATOS
+        Batch([group], choosing, None, [row], None, prefill_length=None).verify(logits, None)
+        verdict = row.verdict
         assert list(verdict.accepted) == accepted
         assert verdict.verified == verified
         assert list(verdict.emitted) == emitted

@@ -2,31 +2,329 @@
 
 A thread publishes the text that this process adds to its namespaces, and adds the text of other
 processes to their rings. Look-ups and requests use memory only and never wait for Redis. Each
-namespace is a stream; its entries are described in ``redis_entries``.
+namespace is a stream; its entries are pieces of documents, and deletions of all earlier text.
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
+import hmac
 import itertools
 import logging
 import os
 import threading
 import time
 import weakref
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
+import numpy as np
+
+from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing, StoreStream
 from ngramspec.draft import Int32
+from ngramspec.errors import check_int
+from ngramspec.stores.base import Outlet, fingerprint, vocabulary_size
 from ngramspec.stores.conversations import Conversations
-from ngramspec.stores.redis_entries import NO_ENTRY, Address, Entry, Keys, entry_id, id_bytes
-from ngramspec.stores.redis_feed import Feed
-from ngramspec.stores.redis_queue import PublishQueue, Queued
-from ngramspec.stores.shared_request import Outlet
+
+SCHEMES = ("redis", "rediss", "unix")
+FORMAT = 1  # of keys and entries
+MAX_ENTRY_TOKENS = 4096
+MAX_PRODUCER_BYTES = 64  # of a process's identity; a process keeps those of many others
+MAX_ENTRIES = 1 << 24
+MAX_AGE_SECONDS = 10 * 365 * 86400
+OPTIONS = {  # name: default, smallest, largest
+    "max_entries": (10_000, 1, MAX_ENTRIES),
+    "max_age": (7 * 86400, 1, MAX_AGE_SECONDS),
+}
+EntryId = tuple[int, int]  # milliseconds of the server's clock, and a number
+NO_ENTRY: EntryId = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A Redis server and what its streams may hold."""
+
+    url: str  # for redis-py, with its own options
+    salt: str  # hashed with the names of namespaces; processes with other salts share nothing
+    max_entries: int  # that a namespace's stream keeps, about
+    max_age: int  # seconds that an entry is kept
+
+    @classmethod
+    def parse(cls, address: str) -> Address:
+        """Read ``redis://[USER:PASSWORD@]HOST[:PORT][/DB][?salt=…&max_entries=…&max_age=…]``.
+
+        The scheme ``rediss`` uses TLS, ``unix`` a socket. Other options are redis-py's. Messages of
+        errors do not repeat the address, because it may hold a password.
+        """
+        if not isinstance(address, str):
+            raise TypeError(f"sync must be an address, got {type(address).__name__}")
+        parts = urlsplit(address)
+        if parts.scheme not in SCHEMES:
+            raise ValueError(f"sync must begin with {'://, '.join(SCHEMES)}://")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        limits = {}
+        for name, (default, low, high) in OPTIONS.items():
+            given = options.pop(name, str(default))
+            if not given.isdecimal():
+                raise ValueError(f"sync: {name} must be an integer, got {given!r}")
+            limits[name] = check_int(f"sync: {name}", int(given[:20]), low, high)
+        salt = options.pop("salt", "")
+        url = urlunsplit((*parts[:3], urlencode(options), ""))
+        return cls(url, salt, **limits)
+
+    def shown(self) -> str:
+        """The address without user, password and options, for messages."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class Keys:
+    """The keys of namespaces, equal for processes with equal salts, tokenizers and vocabularies."""
+
+    def __init__(self, salt: str, tokenizer: Any) -> None:
+        self.vocabulary = vocabulary_size(tokenizer)
+        self._salt = salt.encode()
+        self._tokenizer = fingerprint(tokenizer)
+
+    def __getitem__(self, namespace: str) -> bytes:
+        name = hmac.new(self._salt, namespace.encode("utf-8", "surrogatepass"), hashlib.sha256)
+        return f"ngramspec:{FORMAT}:{name.hexdigest()}:{self._tokenizer}:{self.vocabulary}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of a stream: a piece of a document, or the deletion of all earlier text."""
+
+    producer: bytes  # random, identifies a process
+    number: int  # rises with each of a producer's entries in a namespace
+    cleared: EntryId  # the last deletion that the producer knew
+    document: int  # the producer's number of the document
+    tokens: Int32 | None  # (n,), n at most MAX_ENTRY_TOKENS; None: the namespace was deleted
+    end: bool  # whether the document ends here
+
+    def fields(self) -> dict[bytes, bytes]:
+        """The fields in Redis."""
+        numbers = (self.number, *self.cleared, self.document, int(self.end))
+        fields = {b"p": self.producer, b"n": b" ".join(b"%d" % each for each in numbers)}
+        if self.tokens is not None:
+            fields[b"t"] = self.tokens.astype("<i4").tobytes()
+        return fields
+
+    @classmethod
+    def read(cls, fields: dict[bytes, bytes], vocabulary: int) -> Entry:
+        """The entry with these fields.
+
+        A ValueError or KeyError is raised if they are not those of an entry, or a token id is not
+        in the vocabulary.
+        """
+        number, milliseconds, order, document, end = map(int, fields[b"n"].split(b" "))
+        producer = bytes(fields[b"p"])
+        if len(producer) > MAX_PRODUCER_BYTES:
+            raise ValueError(f"a producer of {len(producer)} bytes")
+        tokens, given = None, fields.get(b"t")
+        if given is not None:
+            if len(given) > 4 * MAX_ENTRY_TOKENS:
+                raise ValueError(f"an entry of {len(given)} bytes")
+            tokens = np.frombuffer(given, "<i4").astype(np.int32)
+            if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
+                raise ValueError(f"token ids must be in 0..{vocabulary - 1}")
+        cleared = (milliseconds, order)
+        return cls(producer, number, cleared, document, tokens, bool(end))
+
+
+def entry_id(given: bytes) -> EntryId:
+    """The number pair of an id such as b"1700000000000-0"."""
+    milliseconds, _, order = given.partition(b"-")
+    return int(milliseconds), int(order)
+
+
+def id_bytes(entry: EntryId) -> bytes:
+    """The id of a number pair."""
+    return b"%d-%d" % entry
+
+
+MAX_QUEUED_TOKENS = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Queued:
+    """A piece of a document, or the deletion of a namespace."""
+
+    namespace: str
+    document: int
+    tokens: Int32 | None  # (n,), n at most MAX_ENTRY_TOKENS; None: the namespace is to be deleted
+    end: bool  # whether the document ends here
+    number: int  # rises with each piece that is put
+
+    def __len__(self) -> int:
+        return 0 if self.tokens is None else len(self.tokens)
+
+
+class PublishQueue:
+    """Pieces of each namespace in the order in which they were put.
+
+    Any number of threads put, one takes. A namespace has at most one deletion that waits, and it is
+    first. An operation takes time in the number of namespaces that wait only where text is dropped
+    because the queue is full.
+    """
+
+    def __init__(self) -> None:
+        self.lost = 0  # tokens that were dropped because the queue was full, the oldest first
+        self._lock = threading.RLock()
+        self._waiting: dict[str, deque[Queued]] = {}  # by namespace, none of them empty
+        self._taken: list[Queued] = []
+        self._tokens = 0
+        self._numbers = itertools.count()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._taken)
+
+    def put(self, namespace: str, document: int, tokens: Int32, *, end: bool) -> None:
+        """Add tokens, int32 (n,), which are copied."""
+        with self._lock:
+            for at in range(0, max(len(tokens), 1), MAX_ENTRY_TOKENS):
+                after = at + MAX_ENTRY_TOKENS
+                piece = np.array(tokens[at:after], np.int32)
+                number = next(self._numbers)
+                self._add(Queued(namespace, document, piece, end and after >= len(tokens), number))
+            while self._tokens > MAX_QUEUED_TOKENS:
+                self._drop_oldest()
+
+    def _add(self, piece: Queued) -> None:
+        """Add a piece, or append it to the last one where that belongs to the same document."""
+        pieces = self._waiting.setdefault(piece.namespace, deque())
+        last = pieces[-1] if pieces else None
+        if (
+            last is not None
+            and last.tokens is not None
+            and piece.tokens is not None
+            and (last.document, last.end) == (piece.document, False)
+            and len(last) + len(piece) <= MAX_ENTRY_TOKENS
+        ):
+            last.tokens = np.concatenate([last.tokens, piece.tokens])
+            last.end = piece.end
+        else:
+            pieces.append(piece)
+        self._tokens += len(piece)
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest piece of text of all namespaces, but no deletion."""
+        texts = [(pieces, int(pieces[0].tokens is None)) for pieces in self._waiting.values()]
+        whole = [(pieces[at].number, at, pieces) for pieces, at in texts if at < len(pieces)]
+        _, at, pieces = min(whole, key=lambda each: each[0])
+        dropped = pieces[at]
+        del pieces[at]
+        if not pieces:
+            del self._waiting[dropped.namespace]
+        self._tokens -= len(dropped)
+        self.lost += len(dropped)
+
+    def put_clear(self, namespace: str) -> None:
+        """Add the deletion of a namespace, which replaces all that still waits for it."""
+        with self._lock:
+            self.discard(namespace)
+            self._waiting[namespace] = deque(
+                [Queued(namespace, 0, None, True, next(self._numbers))]
+            )
+
+    def discard(self, namespace: str) -> int:
+        """Drop a namespace's text that waits; return its number of tokens."""
+        with self._lock:
+            pieces = self._waiting.pop(namespace, deque())
+            dropped = sum(map(len, pieces))
+            self._tokens -= dropped
+            if pieces and pieces[0].tokens is None:
+                self._waiting[namespace] = deque([pieces[0]])
+            own = [each for each in self._taken if each.namespace == namespace]
+            self._taken = [each for each in self._taken if each not in own or each.tokens is None]
+            return dropped + sum(map(len, own))
+
+    def take(self, most: int) -> list[Queued]:
+        """The next pieces. They stay in the queue until ``remove``; call it before the next."""
+        with self._lock:
+            for namespace in list(itertools.islice(self._waiting, most)):
+                if len(self._taken) == most:
+                    break
+                pieces = self._waiting.pop(namespace)
+                while pieces and len(self._taken) < most:
+                    self._taken.append(pieces.popleft())
+                    self._tokens -= len(self._taken[-1])
+                if pieces:
+                    self._waiting[namespace] = pieces  # last, so that the others are next
+            return list(self._taken)
+
+    def remove(self, pieces: list[Queued]) -> None:
+        """Remove pieces that were published."""
+        with self._lock:
+            self._taken = [piece for piece in self._taken if piece not in pieces]
+
+
+MAX_OPEN_DOCUMENTS = 256  # documents that may still continue, per namespace
+MAX_PRODUCERS = 1024
+STALE_MILLISECONDS = 600_000  # that text from before a deletion may take to arrive. Not tuned
+
+
+class Feed:
+    """Adds the entries of a namespace's stream to its ring. One thread."""
+
+    def __init__(self, ring: StoreRing, conversations: Conversations) -> None:
+        self.ring, self.conversations = ring, conversations
+        self.last: EntryId | None = None  # that was read; None: the stream's tail was not read yet
+        self.cleared = NO_ENTRY  # the last deletion of the namespace that is known
+        self._documents: OrderedDict[tuple[bytes, int], StoreStream] = OrderedDict()
+        self._numbers: OrderedDict[bytes, int] = OrderedDict()  # each producer's last entry
+
+    def add(self, at: EntryId, entry: Entry, own: bytes) -> int | None:
+        """Add an entry with the id ``at``; ``own`` is the identity of this process.
+
+        Returns how many tokens were added; None: another process deleted the namespace.
+        Entries that arrive twice, text from before a deletion, this process's own entries, and
+        entries that name a deletion after themselves are skipped.
+        """
+        if entry.tokens is None:
+            return self._clear(at, entry.producer == own)
+        late = entry.cleared < self.cleared and at[0] < self.cleared[0] + STALE_MILLISECONDS
+        twice = entry.number <= self._numbers.get(entry.producer, -1)
+        if entry.producer == own or entry.cleared >= at or late or twice:
+            return 0
+        self.cleared = max(self.cleared, entry.cleared)
+        self._numbers[entry.producer] = entry.number
+        self._numbers.move_to_end(entry.producer)
+        if len(self._numbers) > MAX_PRODUCERS:
+            self._numbers.popitem(last=False)
+        self._append(entry, entry.tokens)
+        return len(entry.tokens)
+
+    def _append(self, entry: Entry, tokens: Int32) -> None:
+        name = entry.producer, entry.document
+        document = self._documents.pop(name, None) or StoreStream(self.ring)
+        document.append(tokens)
+        if entry.end:
+            document.finish()
+            return
+        document.publish()
+        self._documents[name] = document
+        if len(self._documents) > MAX_OPEN_DOCUMENTS:
+            self._documents.popitem(last=False)[1].finish()
+
+    def _clear(self, at: EntryId, own: bool) -> int | None:
+        """Delete all text. This process deleted its ring's at once if the deletion is its own."""
+        if at <= self.cleared:
+            return 0
+        self.cleared = at
+        self._documents.clear()
+        if own:
+            return 0
+        self.conversations.clear()
+        self.ring.clear()
+        return None
+
 
 logger = logging.getLogger("ngramspec.stores")
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ngramspec.server.json_prefix import JsonPrefix
+from ngramspec.drafters.partial_json import PartialJson
 
 VALUES = ["0", "-1.5e+3", "1E-2", "true", "false", "null", '""', '"a\\"\\\\b\\u00e9"', '"é{["']
 LETTERS = '{}[]",:\\ \n\t01-+.eEtrufalsn"x'
@@ -42,20 +42,25 @@ def end_of(text):
 
 
 def read(text, size=1):
-    prefix = JsonPrefix()
+    json = PartialJson(200)
     for at in range(0, len(text), size):
-        prefix.add(text[at : at + size])
-    return prefix
+        json.read(text[at : at + size])
+    return json
+
+
+def end_in(text):
+    """Where the reader finds the end; None: nowhere."""
+    json = read(text)
+    return len(text) - len(json.space) if json.state == "done" else None
 
 
 @pytest.mark.parametrize("text", LEGAL)
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_all_that_begins_json_is_legal(text, size):
     for end in range(len(text)):
-        prefix = read(text[:end], size)
-        assert prefix.legal
-        assert prefix.end is None
-    assert read(f"{text} and more", size).end == len(text)
+        assert read(text[:end], size).state not in ("done", "invalid")
+    whole = read(f"{text} and more", size)
+    assert (whole.state, whole.space) == ("done", " and more")
 
 
 def test_it_reads_what_json_reads():
@@ -66,23 +71,41 @@ def test_it_reads_what_json_reads():
             at = rng.randrange(len(letters))
             letters[at : at + rng.randint(0, 1)] = rng.choice(LETTERS)
         text = "".join(letters)
-        assert read(text).end == end_of(text)
+        assert end_in(text) == end_of(text)
         whole += end_of(text) is not None
     assert 500 < whole < 2500
 
 
-WRONG = ['{"a" 1', "{1", "[1,]", '{"a":1,}', "[01", "[tru,", '["\\x', '["\n', "x", '"', "[-,"]
+WRONG = [
+    *("[1}", '{"a":1]', "{]", "[}", "[1 2", "[1.e", "[--", "[+", "[1e5.", '["\\u12g', "[nulll"),
+    '{"a" 1',
+    "{1",
+    "[1,]",
+    '{"a":1,}',
+    "[01",
+    "[tru,",
+    '["\\x',
+    '["\n',
+    "x",
+    '"',
+    "[-,",
+]
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_not_legal_is_seen_at_the_letter(text):
-    assert read(text[:-1]).legal
-    assert not read(text).legal
+    assert read(text[:-1]).state != "invalid"
+    assert read(text).state == "invalid"
 
 
-def test_depth_is_no_matter():
-    prefix = read("[" * 100_000 + "]" * 99_999, 1000)
-    assert prefix.legal
-    assert prefix.end is None
-    prefix.add("]]")
-    assert prefix.end == 200_000
+def test_the_depth_is_bounded():
+    assert read("[" * 200).state == "value"
+    assert read("[" * 201).state == "invalid"
+
+
+def test_values_and_orders_of_keys_have_paths():
+    json = read('\n{"a": [1, {"b":"x\\n"}], "c" : "d')
+    assert json.values == [(("a",), "1"), (("a", "b"), '"x\\n"')]
+    assert json.orders == [(("a",), ["b"])]
+    assert (json.state, json.partial, json.path) == ("string", "d", ("c",))
+    assert json.style == {"": "\n", ":": " ", ",": " "}

@@ -1,0 +1,364 @@
+"""Generations that their caller advances step by step, and joint steps of several of them.
+
+In a joint step several open generations of one model share one forward. Each generation drafts,
+verifies and rolls back separately, as in the decode loop. If all of them draft by cost, the most
+probable draft tokens of all generations are verified first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from statistics import mean
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ngramspec.costs.joint import JointCosts, JointShare
+from ngramspec.costs.tracker import StepCostTracker
+from ngramspec.decoding.loop import DecodeLoop
+from ngramspec.decoding.recorder import Step
+from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.setup import CallSetup, Settings
+from ngramspec.draft import Draft
+from ngramspec.draft_length.batch_choice import worthwhile_rows
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.joint_forward import (
+    JointForward,
+    JointResult,
+    Share,
+    share_of,
+    why_not_joint,
+)
+from ngramspec.hf_model.joint_probe import why_not_tried
+from ngramspec.hf_model.support import check_request
+from ngramspec.stats import DecodeStats
+
+
+class OpenGeneration:
+    """One row that its caller decodes step by step; see ``stepwise.open_generation``.
+
+    Between two steps, other generations of the model may run steps in the same thread. The object
+    is not thread-safe. It always runs in the inference mode in which it was opened, whatever mode
+    its caller is in: the mode belongs to the thread, and a tensor that was made in inference mode
+    can be modified in place only in that mode.
+
+    Attributes:
+        stats: this generation's statistics so far.
+        target: the model, as this generation uses it.
+        step_costs: the costs of its steps; None if they are not measured.
+        inference_mode: whether it was opened in torch's inference mode.
+    """
+
+    def __init__(
+        self, loop: DecodeLoop, count: Callable[[DecodeStats], None], streamer: Any = None
+    ) -> None:
+        self.stats, self.step_costs = loop.recorder.stats, loop.recorder.costs
+        self.target = loop.target
+        self.inference_mode = torch.is_inference_mode_enabled()
+        self._loop, self._count, self._streamer = loop, count, streamer
+        self._row = loop.batch.groups[0]
+        self._unfinished, self._closed = True, False
+
+    @property
+    def cache(self) -> Any:
+        """The model's cache as a transformers object, such as a DynamicCache.
+
+        After ``close`` it holds all committed tokens except the last.
+        """
+        return self.target.cache.cache
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stopping rule has fired, or the generation is closed."""
+        return self._closed or not self._unfinished
+
+    @property
+    def length(self) -> int:
+        """Number of tokens so far, including the prompt."""
+        return self._row.length
+
+    @property
+    def tokens(self) -> list[int]:
+        """The generated tokens so far."""
+        return self._row.tokens_from(self._row.prompt_length)
+
+    def take_logits(self) -> list[torch.Tensor]:
+        """Return and drop the logits of the tokens since the last call, float32 (1, vocab) each.
+
+        A caller that takes them after every step holds only one step's logits in memory. The list
+        is empty without ``output_logits=True``.
+        """
+        logits = self._loop.sampler.logits or []
+        taken = list(logits)
+        logits.clear()
+        return taken
+
+    @property
+    def why_alone(self) -> str | None:
+        """Why its next step cannot be joint (see ``stepwise.JointSteps``); None if it can."""
+        if self.finished or not self._loop.prefilled:
+            return "it has not been prefilled, or it has ended"
+        return why_not_joint(self.target)
+
+    def step(self) -> list[int]:
+        """Run the prefill if it has not run yet, else the next step; return the tokens it added.
+
+        There is none only if the generation has finished. If it raises, the generation is closed.
+        """
+        if self.finished:
+            return []
+        before = self.length
+        context = self.target.decoding() if self._loop.prefilled else nullcontext()
+        with self._closed_by_errors(), context:
+            self._unfinished = self._loop.advance()
+        return self._row.tokens_from(before)
+
+    def begin_step(self) -> Step:
+        """First half of a joint step: propose. An error closes the generation."""
+        with self._closed_by_errors():
+            return self._loop.propose()
+
+    def begin_forward(self, step: Step) -> Share:
+        """Its share of a joint forward over a step's draft. An error closes the generation."""
+        with self._closed_by_errors():
+            target, arguments = self.target, self._loop.arguments(step)
+            return share_of(target.begin_forward(*arguments, joint=True), target.traits.windows)
+
+    def end_step(self, step: Step, result: JointResult) -> list[int]:
+        """Second half of a joint step, from this generation's result; return the tokens it added.
+
+        An error closes the generation.
+        """
+        before = self.length
+        with self._closed_by_errors():
+            self._loop.complete(step, self.target.end_forward(result, result.hidden))
+            self._unfinished = self._loop.is_unfinished()
+        return self._row.tokens_from(before)
+
+    @contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        try:
+            with self._as_opened():
+                yield
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def _as_opened(self) -> Iterator[None]:
+        """The context of ``generate``: no gradients, and the inference mode of the opening."""
+        with torch.inference_mode(self.inference_mode), torch.no_grad():
+            yield
+
+    def finish(self) -> None:
+        """End it as if a stopping rule had fired, so shared stores may keep its text."""
+        if not self._closed:
+            self._loop.batch.finish()
+        self.close()
+
+    def close(self) -> None:
+        """End it and leave the cache as the baseline would. Further calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            with self._as_opened():
+                self._loop.close()
+        finally:
+            self._count(self.stats)
+            if self._streamer is not None:
+                self._streamer.end()
+
+    def __enter__(self) -> OpenGeneration:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
+    """Begin to decode a call of one row step by step; ``unsupported`` is ignored."""
+    check_request(call.generation_config)
+    beams, rows = call.beams, call.input_ids.shape[0]
+    if beams > 1:
+        raise UnsupportedError(
+            f"num_beams={beams} cannot be decoded step by step, because no token is selected before"
+            " the end; pass num_beams=1"
+        )
+    if rows != 1:
+        raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
+    return OpenGeneration(CallSetup(settings, call).loop(), settings.count, call.streamer)
+
+
+Added = list[int] | Exception
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A generation's turn in a joint step: its step, its share of the forward, the tokens added.
+
+    ``added`` may also be the error that closed the generation.
+    """
+
+    generation: OpenGeneration
+    added: Added = field(default_factory=list)
+    step: Step = field(init=False)
+    share: Share = field(init=False)
+
+    @contextmanager
+    def own_errors(self) -> Iterator[None]:
+        """Record an error that closes this generation, so that it does not affect the others."""
+        try:
+            yield
+        except Exception as error:
+            self.added = error
+
+    @property
+    def draft(self) -> Draft:
+        """The draft of the generation's one row."""
+        return self.step.rows[0].draft
+
+    def take_added(self) -> Added:
+        """Return and drop ``added``: an error whose traceback holds this row would be a cycle."""
+        added, self.added = self.added, []
+        return added
+
+
+class JointSteps:
+    """Runs joint steps of a model's generations, and learns their costs. Not thread-safe.
+
+    Attributes:
+        why_not: why a trial found that the model's forwards cannot be joined; None if they can.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.why_not = why_not_tried(model)
+        self._model = model
+        self._costs = JointCosts(model)
+
+    @torch.no_grad()
+    def step(self, generations: Sequence[OpenGeneration]) -> list[Added]:
+        """Run the next step of each generation, with one forward for all.
+
+        An error in one generation closes only that generation. An error in the forward closes all.
+        A BaseException that is no Exception, such as a KeyboardInterrupt, closes all and is raised.
+
+        Args:
+            generations: at least one; each with ``OpenGeneration.why_alone`` None.
+
+        Returns:
+            For each generation the tokens that it added, one or more, or the error that closed it.
+
+        Raises:
+            ValueError: the list is empty, or has a generation twice or one of another model.
+            UnsupportedError: the model (``why_not``) or a generation cannot share a forward.
+        """
+        self._check(generations)
+        turns = [_Turn(each) for each in generations]
+        try:
+            with generations[0].target.decoding(), self._sharing(turns) as tracker:
+                self._step(turns, tracker)
+        except BaseException as error:
+            for turn in turns:
+                with suppress(Exception):
+                    turn.generation.close()
+            if not isinstance(error, Exception):
+                raise
+            return [turn.take_added() or error for turn in turns]
+        return [turn.take_added() for turn in turns]
+
+    def _check(self, generations: Sequence[OpenGeneration]) -> None:
+        if not generations:
+            raise ValueError("generations must not be empty")
+        if len({id(each) for each in generations}) < len(generations):
+            raise ValueError("generations must be distinct, got one of them twice")
+        if self.why_not is not None:
+            name = type(self._model).__name__
+            raise UnsupportedError(f"steps of {name} cannot share a forward: {self.why_not}")
+        for at, generation in enumerate(generations):
+            if generation.target.model is not self._model:
+                raise ValueError(
+                    f"generations[{at}] belongs to another model than these joint steps"
+                )
+            why = generation.why_alone
+            if why is not None:
+                raise UnsupportedError(f"generations[{at}] cannot share a forward: {why}")
+
+    @contextmanager
+    def _sharing(self, turns: Sequence[_Turn]) -> Iterator[StepCostTracker | None]:
+        """Let rows draft by the costs of a joint step, and do not time them separately.
+
+        These costs are yielded, or None if no turn drafts by cost.
+        """
+        own = [each for turn in turns if (each := turn.generation.step_costs) is not None]
+        if not own:
+            yield None
+            return
+        tracker = self._costs.of(own[0].tracker, len(turns))
+        tracker.at(int(mean(turn.generation.length for turn in turns)))
+        share = JointShare(tracker, len(turns), tracker.plain())
+        for each in own:
+            each.now = share
+        try:
+            yield tracker
+        finally:
+            for each in own:
+                each.now = each.tracker
+
+    def _step(self, turns: Sequence[_Turn], tracker: StepCostTracker | None) -> None:
+        for turn in turns:
+            with turn.own_errors():
+                turn.step = turn.generation.begin_step()
+        stepped = _without_errors(turns)
+        if tracker is not None:
+            _cut(stepped, tracker)
+        began = perf_counter()
+        for turn in stepped:
+            with turn.own_errors():
+                turn.share = turn.generation.begin_forward(turn.step)
+        stepped = _without_errors(stepped)
+        if not stepped:
+            return
+        hidden = any(turn.generation.target.wants_hidden for turn in stepped)
+        shares = [turn.share for turn in stepped]
+        # Only a generation opened in inference mode may get tensors that are made in it.
+        inference = all(turn.generation.inference_mode for turn in stepped)
+        with torch.inference_mode(inference), torch.no_grad():
+            results = JointForward(self._model, shares).run(hidden)
+        forwarded = perf_counter()
+        for turn, result in zip(stepped, results, strict=True):
+            with turn.own_errors():
+                turn.added = turn.generation.end_step(turn.step, result)
+        waited = self._model.device.type == "cpu"  # see StepRecorder.mark_forwarded
+        if tracker is not None and len(stepped) == len(turns):
+            _learn(tracker, stepped, (forwarded if waited else perf_counter()) - began)
+
+
+def _without_errors(turns: Sequence[_Turn]) -> list[_Turn]:
+    return [turn for turn in turns if not isinstance(turn.added, Exception)]
+
+
+def _cut(turns: Sequence[_Turn], tracker: StepCostTracker) -> None:
+    """Cut the drafts to the lengths that maximize the expected tokens per cost.
+
+    No draft is cut if one of them is sampled, because no sampled token may decide how many tokens
+    are verified. None is cut either if a generation has a fixed gamma.
+    """
+    drafts = [turn.draft for turn in turns]
+    by_cost = all(turn.generation.step_costs is not None for turn in turns)
+    if not by_cost or any(draft.proposal is not None for draft in drafts):
+        return
+    for turn, draft in zip(turns, worthwhile_rows(drafts, tracker.cost()[1:]), strict=True):
+        turn.step.rows[0].draft, turn.step.width = draft.as_chain(), 1 + len(draft)
+
+
+def _learn(tracker: StepCostTracker, turns: Sequence[_Turn], seconds: float) -> None:
+    """Record a joint step's time and acceptance."""
+    drafts = [turn.draft for turn in turns]
+    drafted = sum(map(len, drafts))
+    added = sum(len(turn.added) for turn in turns if not isinstance(turn.added, Exception))
+    tracker.record_time(1 + drafted, seconds, any(draft.parents is not None for draft in drafts))
+    tracker.record_acceptance(drafted, max(added - len(turns), 0))

@@ -1,0 +1,371 @@
+"""The options of a Speculator: their names, defaults, bounds, documentation, presets and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, dataclass_transform
+
+from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.registry import CALIBRATIONS, POLICIES, build_drafter
+from ngramspec.errors import check_choice, check_int, check_real
+from ngramspec.stats import StepEvent
+from ngramspec.stores.choice import Store, described, open_stores
+
+FOLDER = "custom_generate"  # transformers' name of the folder with a model's generate
+FILE = "ngramspec.json"
+GAMMA_WORDS = ("threshold", "auto", "heuristic")
+WIDTH_MULTIPLE = 8  # positions; divides the number of rows that CPU kernels process at once
+# akunu's chapter: MAX_ORDER 4, DRAFT_COUNT 4, MAX_HISTORY 512. Its tables keep the counts of tokens
+# that have left the history. Here these counts are removed.
+# prompt-lookup: Saxena 2023, as in transformers' prompt_lookup_num_tokens=10. This preset copies
+# from the longest match; transformers matches at most two tokens.
+# leviathan-bigram: Leviathan et al. 2023, section 3.6, the most probable token of a bigram model
+# with gamma 3. Their model was trained; this one counts the request's own text.
+# token-recycling: Luo et al. 2024, 8 candidates of each token and trees of 80 nodes. Their tree is
+# fixed by hand; this one holds the most probable paths by an assumed probability of each rank.
+# rest: He et al. 2023, trees of 64 nodes from the datastore alone. It needs stores=[corpus].
+CHAINS: dict[str, Any] = {"tree": None, "policy": "priority"}
+PRESETS: dict[str, dict[str, Any]] = {
+    "akunu": CHAINS | {"drafter": "ngram(order=4,window=512)", "gamma": 4},
+    "prompt-lookup": CHAINS | {"drafter": "copy(min_match=1)", "gamma": 10},
+    "leviathan-bigram": CHAINS | {"drafter": "ngram(order=2)", "gamma": 3},
+    "token-recycling": CHAINS | {"drafter": "recycle(top_k=8)", "gamma": 80, "tree": 80},
+    "rest": CHAINS | {"drafter": "store", "gamma": 64, "tree": 64},
+}
+T = TypeVar("T")
+
+
+def option(
+    *,
+    default: T,
+    doc: str,
+    words: Sequence[object] = (),
+    low: int | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    page: str = "",
+) -> T:
+    """Declare an option.
+
+    Args:
+        default: its value if none is given.
+        doc: what it means.
+        words: the values that are neither integers nor numbers in the bounds.
+        low: the least integer, up to ``high``.
+        above: numbers are above this one, up to ``high``.
+        high: the greatest number; None: other options decide.
+        page: the page of the guide about it.
+    """
+    bounds = {"words": words, "low": low, "above": above, "high": high}
+    found: T = field(default=default, metadata={"doc": doc, "page": page, "bounds": bounds})
+    return found
+
+
+def _checked(
+    name: str,
+    value: object,
+    words: Sequence[object],
+    low: int | None,
+    above: float | None,
+    high: Any,
+) -> object:
+    """The value if it is one of the words or within the bounds; see ``option``."""
+    if above is not None:
+        return check_real(name, value, above, high)
+    if any(type(value) is type(each) and value == each for each in words):
+        return value
+    known = ["an integer"] * (low is not None) + [repr(each) for each in words]
+    message = f"{name} must be {', '.join(known[:-1])} or {''.join(known[-1:])}, got {value!r}"
+    if low is not None:
+        if words and isinstance(value, str):
+            raise ValueError(message)
+        return value if high is None else check_int(name, value, low, high)
+    if None in words:
+        raise TypeError(message)
+    if words:
+        check_choice(name, value, words)
+    return value
+
+
+@dataclass_transform(field_specifiers=(option,))
+def _frozen(kind: type[T]) -> type[T]:
+    """A frozen dataclass; type checkers let its fields be assigned, as a Speculator's can be."""
+    return dataclass(frozen=True, slots=True, eq=False)(kind)
+
+
+@_frozen
+class Options:
+    """The arguments of a Speculator, checked when they are made.
+
+    ``drafter`` becomes the Drafter that was built, and ``stores`` what it drafts from.
+
+    Raises:
+        TypeError: an option has the wrong type; the message names it.
+        ValueError: an option is out of bounds, or two options exclude each other.
+    """
+
+    drafter: str | Drafter = option(
+        default="auto",
+        doc="the draft sources: a string for build_drafter, or a Drafter",
+        page="#drafters",
+    )
+    gamma: int | str = option(
+        default="auto",
+        words=GAMMA_WORDS,
+        low=1,
+        doc="draft tokens per step (num_speculative_tokens). An integer is a fixed number, at most"
+        ' gamma_max. "heuristic": the number grows while whole drafts are accepted. "threshold": a'
+        " chain ends before the first token whose confidence is below an adaptive threshold."
+        ' "auto": the number that maximizes expected tokens per second, by costs measured during'
+        ' decoding. With "auto" the prefill also verifies a draft after the prompt, and drafters'
+        ' without estimates use "heuristic"',
+    )
+    _: KW_ONLY
+    gamma_max: int = option(
+        default=64, low=1, high=4096, doc="the maximum number of draft tokens per step"
+    )
+    tree: int | str | None = option(
+        default="auto",
+        words=("auto", None),
+        low=1,
+        high=4096,
+        doc='"auto": drafts get branches where these are worth their cost; needs gamma="auto" and'
+        ' width="fit". None: drafts are chains. N: drafts are token trees of at most N nodes, and N'
+        " replaces gamma_max. Drafts are chains if the target cannot verify trees. For N,"
+        " stats.chains has the reason",
+        page="trees.md",
+    )
+    verification: str = option(
+        default="exact",
+        words=("exact", "match", "typical"),
+        doc='"exact": the output has the target\'s text (greedy) or distribution (sampled).'
+        ' "match": also, with the same seed the text is that of the baseline for stochastic drafts,'
+        ' too, because draft probabilities are ignored. "typical": tokens that are probable enough'
+        " under the target are accepted, which changes the distribution",
+        page="sampling.md",
+    )
+    lenience: float = option(
+        default=1.0,
+        above=0.0,
+        high=1.0,
+        doc='l, for verification "exact". Below 1 a draft token is accepted if p(x) >= l max p'
+        " (greedy), or with probability min(1, p / (l q)) (sampled). No token's probability exceeds"
+        " p / l, and the output's distribution changes",
+    )
+    epsilon: float = option(
+        default=0.09,
+        above=0.0,
+        high=1.0,
+        doc='for verification "typical". The threshold is min(epsilon, delta exp(-H)), where H is'
+        " the target distribution's entropy in nats",
+    )
+    delta: float = option(
+        default=0.3, above=0.0, high=1.0, doc='for verification "typical"; see epsilon'
+    )
+    costs: str | Path | None = option(
+        default=None,
+        doc='a file written by ngramspec calibrate with initial costs for gamma="auto". None:'
+        " assumed costs. Measured step times correct both. A file of another model, machine or"
+        " version is ignored, and so is any file for batches and static caches (logged once)",
+        page="#saved-costs",
+    )
+    width: int | str = option(
+        default="fit",
+        words=("fit",),
+        low=WIDTH_MULTIPLE,
+        high=4096,
+        doc='positions of each forward after the prefill. "fit": as many as the draft needs. N, a'
+        " multiple of 8: forwards are padded to N positions, so that the text is independent of the"
+        " drafter in bfloat16, too (sampled text: if drafts are deterministic or verification is"
+        ' "match"). N needs a batch of one, and a static cache or, on a CPU, a dynamic cache with'
+        " eager attention",
+        page="fixed-width.md",
+    )
+    compiled: bool | None = option(
+        default=None,
+        words=(True, False, None),
+        doc="whether forwards after the prefill run as compiled graphs, which needs a static cache."
+        " None: where the baseline compiles (GPUs with static caches), with the call's"
+        ' compile_config. True: on a CPU, too. False: never. With width="fit", compiled forwards'
+        " are padded to a few widths. With CUDA graphs, calls must not overlap",
+        page="compiled.md",
+    )
+    policy: str = option(
+        default="value",
+        words=POLICIES,
+        doc='how several sources are combined. "value": the most probable token at each position,'
+        ' from any source. "priority": the sources in their order. See build_drafter',
+    )
+    calibration: str = option(
+        default="shared",
+        words=CALIBRATIONS,
+        doc='"shared": calls share what they learn about how often drafts are right, which holds no'
+        ' text. "request": no call\'s drafts depend on another call',
+    )
+    unsupported: str = option(
+        default="error",
+        words=("error", "plain"),
+        doc='what to do with requests that do not support speculation. "error": raise an'
+        ' UnsupportedError. "plain": let transformers decode them, which is logged once',
+    )
+    stores: Sequence[Store] = option(
+        default=(),
+        doc="draft sources besides a request's own text: corpora, paths, shared namespaces",
+        page="stores.md",
+    )
+    on_step: Callable[[StepEvent], None] | None = option(
+        default=None, doc="called with a StepEvent after the prefill and after every step"
+    )
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = _checked(each.name, getattr(self, each.name), **each.metadata["bounds"])
+            self._set(each.name, value)
+        if not isinstance(self.gamma, str):
+            check_int("gamma", self.gamma, 1, self.longest)
+        self._check_combinations()
+        if self.on_step is not None and not callable(self.on_step):
+            kind = type(self.on_step).__name__
+            raise TypeError(f"on_step must be callable or None, got {kind}")
+        self._set("costs", None if self.costs is None else str(self.costs))
+        stores = open_stores(self.stores)
+        if isinstance(self.drafter, Drafter) and stores == self.drafter.stores:
+            stores = ()  # it has them
+        drafter = build_drafter(
+            self.drafter, policy=self.policy, stores=stores, calibration=self.calibration
+        )
+        self._set("drafter", drafter)
+        self._set("stores", drafter.stores)
+
+    def _set(self, name: str, value: object) -> None:
+        """Normalize a field of the object under construction."""
+        object.__setattr__(self, name, value)
+
+    def _check_combinations(self) -> None:
+        if self.lenience < 1.0 and self.verification != "exact":
+            raise ValueError(
+                f"lenience must be 1.0 with verification={self.verification!r}, got {self.lenience}"
+            )
+        width = self.fixed_width
+        if width is None:
+            return
+        if width % WIDTH_MULTIPLE:
+            raise ValueError(f"width must be a multiple of {WIDTH_MULTIPLE}, got {width}")
+        if isinstance(self.gamma, int) and self.gamma >= width:
+            raise ValueError(
+                f"gamma must be below width = {width}, which holds the last committed token too,"
+                f" got {self.gamma}"
+            )
+        if isinstance(self.tree, int) or not self.exact:
+            raise ValueError(
+                f"width={width} keeps the text independent of the drafter, which tree,"
+                " lenience and verification='typical' do not; remove them, or use width='fit'"
+            )
+
+    @property
+    def longest(self) -> int:
+        """Maximum tokens of a draft."""
+        return self.tree if isinstance(self.tree, int) else self.gamma_max
+
+    @property
+    def fixed_width(self) -> int | None:
+        """Positions of every forward after the prefill; None: each is as wide as its draft."""
+        return self.width if isinstance(self.width, int) else None
+
+    @property
+    def planned_gamma(self) -> int | str:
+        """``gamma``, or with a fixed width the most tokens that fit, as they cost nothing extra."""
+        if self.fixed_width is None or isinstance(self.gamma, int):
+            return self.gamma
+        return min(self.longest, self.fixed_width - 1)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the text (greedy) or its distribution (sampled) is the target's."""
+        return self.verification != "typical" and self.lenience == 1.0
+
+    def arguments(self) -> dict[str, Any]:
+        """All options by name."""
+        return {name: getattr(self, name) for name in NAMES}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options except on_step as plain JSON values; see ``Speculator.to_dict``."""
+        drafter = self.drafter
+        assert isinstance(drafter, Drafter)
+        if drafter.spec is None:
+            name = type(drafter).__name__
+            raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
+        stores = {"stores": described(drafter.stores)} if drafter.stores else {}
+        return {"drafter": drafter.spec} | {name: getattr(self, name) for name in PLAIN} | stores
+
+    def __repr__(self) -> str:
+        drafter = self.drafter
+        assert isinstance(drafter, Drafter)
+        shown = [repr(drafter.spec or drafter)]
+        shown += [f"stores={list(self.stores)!r}"] if self.stores else []
+        values = {name: getattr(self, name) for name in PLAIN}
+        changed = (f"{name}={value!r}" for name, value in values.items() if value != DEFAULTS[name])
+        return f"Speculator({', '.join([*shown, *changed])})"
+
+
+_FIELDS = fields(Options)
+DEFAULTS: dict[str, Any] = {each.name: each.default for each in _FIELDS}
+NAMES = tuple(DEFAULTS)
+PLAIN = tuple(name for name in NAMES if name not in ("drafter", "stores", "on_step"))
+
+
+def documentation() -> dict[str, tuple[str, str]]:
+    """What each option means with its bounds, and the page of the guide about it, by name."""
+    found = {}
+    for each in _FIELDS:
+        bounds, doc = each.metadata["bounds"], each.metadata["doc"]
+        if bounds["low"] is not None and bounds["high"] is not None:
+            doc = f"{doc}. Integers lie in {bounds['low']}..{bounds['high']}"
+        if bounds["above"] is not None:
+            doc = f"{doc}. It is > {bounds['above']:g} and <= {bounds['high']:g}"
+        found[each.name] = (f"{doc}.", each.metadata["page"])
+    return found
+
+
+def options_file(folder: Path) -> Path:
+    """The path of a folder's options file; in a wrapped folder it is in FOLDER."""
+    wrapped = folder / FOLDER / FILE
+    return wrapped if wrapped.is_file() else folder / FILE
+
+
+def write_options(folder: Path, options: dict[str, Any]) -> Path:
+    """Write options into a folder, which is created if needed; an existing file is replaced."""
+    text = json.dumps(options, indent=2) + "\n"
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"folder must be a folder, got the file {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = options_file(folder)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+    return path
+
+
+def find_options(place: Path) -> Path:
+    """The options file of a path: the file itself, or that of a folder."""
+    path = options_file(place) if place.is_dir() else place
+    if path.is_file():
+        return path
+    what = f"neither {FILE} nor {FOLDER}/{FILE} in" if place.is_dir() else "no file or"
+    raise FileNotFoundError(
+        f"there is {what} folder {place}; from_pretrained reads local files only"
+    )
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """The options in a file; for an invalid one, a ValueError names the problem."""
+    try:
+        options = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(options, dict):
+        raise ValueError(f"{path}: must hold an object, got {type(options).__name__}")
+    return options

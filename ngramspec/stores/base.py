@@ -1,0 +1,95 @@
+"""What every store has in common, and the tokenizer that its token ids belong to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+Outlet = Callable[..., None]  # publishes a request's tokens, see ``RedisSync.outlet``
+
+if TYPE_CHECKING:
+    from ngramspec._native.store_reader import Familiar, StoreSource
+
+
+class NotCopied:
+    """What ``copy`` and ``deepcopy`` return unchanged, so copies of its users share it."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+class Source(NotCopied):
+    """A store, or one request's access to it.
+
+    Attributes:
+        index: its look-ups.
+        rehearsed: number of last prompt tokens from which a sequence learns how often it is right.
+        familiar: what earlier requests of the conversation learned about it.
+    """
+
+    index: StoreSource
+    rehearsed = 0
+    familiar: Familiar | None = None
+
+    def request(self, limit: int = 0, session: str | None = None) -> Source:
+        """What a request reads: an object of its own if it adds text, too; else the store itself.
+
+        Token ids that it reads are below ``limit``; 0: no bound. ``session`` is the name of its
+        conversation, or None.
+        """
+        return self
+
+    def description(self) -> Any:
+        """A JSON value without its text, from which ``open_stores`` makes an equal store.
+
+        A ValueError says that there is none.
+        """
+        raise ValueError(f"{self!r} cannot be kept")
+
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Raise a ValueError if its token ids are known to be another tokenizer's."""
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raise a ValueError if it has token ids outside a vocabulary of ``size``."""
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """The SHA-256 of a tokenizer's vocabulary, 64 hex digits.
+
+    Two tokenizers have the same fingerprint if every id has the same piece in both, whatever
+    their class and wherever they were loaded from. A TypeError is raised if it has no vocabulary.
+    """
+    digest = hashlib.sha256()
+    pieces = vocabulary_of(tokenizer).items()
+    for piece, number in sorted(pieces, key=lambda item: (item[1], item[0])):
+        text = piece if isinstance(piece, bytes) else piece.encode("utf-8", "surrogatepass")
+        digest.update(b"%d %d " % (number, len(text)) + text)
+    return digest.hexdigest()
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """The tokenizer's largest id plus one."""
+    return max(vocabulary_of(tokenizer).values(), default=-1) + 1
+
+
+def vocabulary_of(tokenizer: Any) -> dict[Any, int]:
+    """A tokenizer's ids by piece; a TypeError if it has no ``get_vocab``."""
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    if not callable(get_vocab):
+        raise TypeError(
+            "tokenizer must be a transformers tokenizer or a tokenizers.Tokenizer, got"
+            f" {type(tokenizer).__name__}"
+        )
+    return dict(get_vocab())
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Encode a text without adding special tokens."""
+    encoder = getattr(tokenizer, "backend_tokenizer", tokenizer)  # transformers' fast tokenizers
+    if hasattr(encoder, "encode_batch"):
+        return list(encoder.encode(text, add_special_tokens=False).ids)
+    return list(tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,164 @@
+"""The options of a Speculator: one frozen object behind its attributes, presets and the guide."""
+
+from __future__ import annotations
+
+import runpy
+from dataclasses import FrozenInstanceError
+from inspect import signature
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ngramspec
+from ngramspec import Corpus, Speculator
+from ngramspec.options import DEFAULTS, NAMES, PRESETS, Options
+
+PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+OTHER = {
+    "gamma": 5,
+    "gamma_max": 16,
+    "tree": None,
+    "verification": "match",
+    "epsilon": 0.5,
+    "delta": 0.6,
+    "compiled": False,
+    "policy": "priority",
+    "calibration": "request",
+    "unsupported": "plain",
+}
+
+
+def test_a_speculator_has_the_arguments_of_options_and_their_documentation():
+    arguments = signature(Speculator).parameters
+    assert {name: each.default for name, each in arguments.items()} == DEFAULTS
+    positional = [each for each in arguments.values() if each.kind is not each.KEYWORD_ONLY]
+    assert [each.name for each in positional] == ["drafter", "gamma"]
+    assert set(Speculator("copy").to_dict()) == set(NAMES) - {"on_step", "stores"}
+    assert all(f"\n        {name}: " in Speculator.__doc__ for name in NAMES)
+
+
+def test_the_guide_has_the_table_of_options():
+    docs = Path(__file__).parents[1] / "docs"
+    written = (docs / "guide/options.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(docs / "options.py"))["page"]() == written, "run docs/options.py"
+    for shown in ('`gamma="auto"`', "`compiled=None`", "`stores=()`", "lie in 1..4096"):
+        assert shown in written
+
+
+def test_options_are_frozen_and_read_through_attributes():
+    speculator = Speculator("copy", **OTHER)
+    for name, value in OTHER.items():
+        assert getattr(speculator, name) == getattr(speculator.options, name) == value
+    with pytest.raises(FrozenInstanceError):
+        speculator.options.gamma = 3
+    for name, value in (("options", Options()), ("stores", ())):
+        with pytest.raises(AttributeError):
+            setattr(speculator, name, value)
+
+
+def test_an_assigned_setting_is_checked_and_used_by_the_next_call(tiny):
+    speculator = Speculator("copy(min_match=1)", 4)
+    before = speculator.options
+    with pytest.raises(ValueError, match=r"gamma must be in 1\.\.64, got 0"):
+        speculator.gamma = 0
+    with pytest.raises(ValueError, match=r"lenience must be 1\.0 with verification='match'"):
+        speculator.verification, speculator.lenience = "match", 0.5
+    speculator.verification = "exact"
+    assert repr(speculator.options) == repr(before)
+    most = []
+    for gamma in (4, 2):
+        speculator.gamma = gamma
+        events = []
+        speculator.on_step = events.append
+        tiny.generate(
+            PROMPT,
+            custom_generate=speculator,
+            max_new_tokens=30,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        most.append(max(len(event.drafted) for event in events))
+    assert most == [4, 2]
+    assert before.gamma == 4
+
+
+def test_drafts_of_the_prefill_stay_below_an_assigned_gamma_max(tiny):
+    speculator = Speculator("copy")
+    speculator.gamma_max = 3
+    tiny.generate(
+        torch.arange(1, 31).repeat(2)[None],
+        custom_generate=speculator,
+        max_new_tokens=9,
+        do_sample=False,
+    )
+    assert 0 < speculator.stats.prefill_drafted <= 3
+
+
+def test_repr_shows_what_is_not_the_default():
+    assert repr(Speculator("copy")) == "Speculator('copy(min_match=2)')"
+    shown = repr(Speculator("none", 5, width=8, verification="match"))
+    assert shown == "Speculator('none', gamma=5, verification='match', width=8)"
+    assert eval(shown).to_dict() == Speculator("none", 5, width=8, verification="match").to_dict()
+
+
+def test_costs_that_are_assigned_are_read(tmp_path):
+    from ngramspec.costs.saved import SavedCosts
+
+    for name, seconds in (("a", 1.5), ("b", 2.5)):
+        SavedCosts({}, {64: {1: 1.0, 8: seconds}}).write(tmp_path / name)
+    speculator = Speculator("copy", costs=tmp_path / "a")
+    assert speculator.costs == str(tmp_path / "a")
+    speculator.costs = str(tmp_path / "b")
+    assert speculator.settings().saved_costs.seconds[64][8] == 2.5
+    speculator.costs = None
+    assert speculator.settings().saved_costs is None
+    with pytest.raises(FileNotFoundError):
+        speculator.costs = str(tmp_path / "c")
+    assert speculator.costs is None
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_keeps_the_text_and_its_gamma(tiny, name, tmp_path):
+    model, ids = tiny, PROMPT
+    drafted = []
+    known = model.generate(ids, max_new_tokens=30, do_sample=False)[0].numpy().astype("int32")
+    stores = [Corpus.build([known], tmp_path / "known.ngc")] if name == "rest" else []
+    speculator = Speculator.preset(
+        name, stores=stores, on_step=lambda event: drafted.append(len(event.drafted))
+    )
+    out = ngramspec.generate(
+        model, input_ids=ids, max_new_tokens=60, do_sample=False, speculator=speculator
+    )
+    assert out.tolist() == model.generate(ids, max_new_tokens=60, do_sample=False).tolist()
+    assert 0 < max(drafted) <= speculator.gamma == PRESETS[name]["gamma"]
+    assert Speculator.from_dict(speculator.to_dict()).to_dict() == speculator.to_dict()
+
+
+def test_akunu_is_what_its_chapter_configures():
+    settings = Speculator.preset("akunu").to_dict()
+    assert settings["gamma"] == 4
+    assert settings["tree"] is None
+    assert "order=4" in settings["drafter"]
+    assert "window=512" in settings["drafter"]
+
+
+def test_rest_drafts_from_its_stores_alone(tmp_path):
+    corpus = Corpus.build([np.array([1, 2, 3, 4, 5, 6], np.int32)], tmp_path / "corpus.ngc")
+    speculator = Speculator.preset("rest", stores=[corpus])
+    text = np.array([7, 8, 9, 7, 8, 2, 3], np.int32)
+    draft = speculator.drafter.start(text).propose(8, tree=True)
+    assert draft.tokens.tolist()[:3] == [4, 5, 6]
+    assert {speculator.drafter.source_names[i] for i in draft.source} == {"store"}
+    assert len(speculator.drafter.start(text[:5]).propose(8, tree=True)) == 0
+    assert len(Speculator.preset("rest").drafter.start(text).propose(8, tree=True)) == 0
+
+
+def test_arguments_replace_the_presets():
+    assert Speculator.preset("akunu", gamma=7).gamma == 7
+
+
+def test_an_unknown_preset_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match="preset must be one of 'akunu', .* got 'none'"):
+        Speculator.preset("none")
