@@ -11,7 +11,7 @@ from ngramspec.decoding.pace import Pace
 from ngramspec.decoding.row import Row
 from ngramspec.draft import EvidenceRequest
 from ngramspec.draft_length.schedule import PrefillDraftLength
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import Target
 from ngramspec.stats import DecodeStats, StepEvent
 
 

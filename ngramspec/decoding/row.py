@@ -257,7 +257,7 @@ class Row:
     def end(self, *, completed: bool) -> None:
         """End the text in shared stores, which add the remaining tokens only if ``completed``."""
         if self.stored is not None:
-            self.stored.end(well=completed)
+            self.stored.end(completed=completed)
 
     def close(self) -> None:
         """End the session, if one is open; an error in it is a fault."""

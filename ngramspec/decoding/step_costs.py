@@ -10,7 +10,7 @@ from ngramspec.costs.call import CallCosts
 from ngramspec.costs.curve import ForwardKind
 from ngramspec.costs.processors import GPU, instruction_set
 from ngramspec.costs.tracker import StepCostTracker
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import Target
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts

@@ -514,11 +514,7 @@ logger = logging.getLogger("ngramspec")
 
 
 def same_vocabulary(one: Any, other: Any) -> bool | None:
-    """Whether every id has the same piece in two tokenizers; None: one of them is not known.
-
-    A tokenizer is given as an object or as the path of its tokenizer.json. None is not known, and a
-    file that cannot be read is not, either.
-    """
+    """Whether every id has the same piece in two tokenizers; None: one of them is not known."""
     if one is not None and one is other:
         return True
     own, others = _fingerprint_of(one), _fingerprint_of(other)

@@ -132,7 +132,7 @@ class KnownRow(Row):
         prompt = max(state.length - len(state.new), begin)  # length
         if prompt > begin:
             if begin:
-                stored.end(well=True)
+                stored.end(completed=True)
             stored.begin(self.known(self.text.copy()[:prompt]))
             new = self.known(state.tokens[prompt : state.length])
         stored.append(new)

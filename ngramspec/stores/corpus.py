@@ -39,29 +39,17 @@ KIND = FileKind(
 
 @dataclass(frozen=True, slots=True)
 class CorpusInfo:
-    """The metadata of a corpus file.
+    """The metadata of a corpus file."""
 
-    Attributes:
-        path: the file.
-        bytes: its size.
-        tokens: number of tokens in all documents.
-        documents: number of documents that have tokens.
-        places: number of positions with a token before and a token after.
-        width: bytes per token, 2 or 3.
-        largest_id: largest token id.
-        vocabulary: the tokenizer's largest id plus one; 0: not known.
-        tokenizer: the tokenizer's fingerprint; empty: not known.
-    """
-
-    path: str
-    bytes: int
-    tokens: int
-    documents: int
-    places: int
-    width: int
-    largest_id: int
-    vocabulary: int
-    tokenizer: str
+    path: str  # the file
+    bytes: int  # its size
+    tokens: int  # number of tokens in all documents
+    documents: int  # number of documents that have tokens
+    places: int  # number of positions with a token before and a token after
+    width: int  # bytes per token, 2 or 3
+    largest_id: int  # largest token id
+    vocabulary: int  # the tokenizer's largest id plus one; 0: not known
+    tokenizer: str  # the tokenizer's fingerprint; empty: not known
 
 
 class Corpus(Source):

@@ -92,10 +92,7 @@ def sections_of(text: Int32, largest: int, progress: Progress) -> Sections:
 
 
 def sorted_places(text: Int32) -> NDArray[np.uint32]:
-    """The places of a text sorted by the reversed text before them: uint32 (m,).
-
-    Places at a separator or directly after one are left out.
-    """
+    """The places of a text sorted by the reversed text before them: uint32 (m,)."""
     content, each = sortable(text)
     try:
         from pydivsufsort import divsufsort

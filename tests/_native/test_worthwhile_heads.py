@@ -42,9 +42,9 @@ def arrays(batch):
 def test_it_does_what_its_twin_does(batch, curve, lasting, weights, rate):
     chains = arrays(batch)
     weights = weights and weights[: len(batch)]
-    for group, are_chains in (chains, True), ([np.sort(x)[::-1].copy() for x in chains], False):
-        ours = worthwhile_heads(group, curve, are_chains, lasting, weights, rate)
-        assert ours == reference.worthwhile_heads(group, curve, are_chains, lasting, weights, rate)
+    for each, are_chains in (chains, True), ([np.sort(x)[::-1].copy() for x in chains], False):
+        ours = worthwhile_heads(each, curve, are_chains, lasting, weights, rate)
+        assert ours == reference.worthwhile_heads(each, curve, are_chains, lasting, weights, rate)
 
 
 @QUICK

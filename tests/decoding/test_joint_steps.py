@@ -16,7 +16,7 @@ from ngramspec.costs.joint import JointCosts, JointShare
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.draft import Draft
 from ngramspec.draft_length.batch_choice import worthwhile_rows
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.stepwise import JointSteps, open_generation
 
 TEXT = [1, 5, 9, 5, 9, 5, 9, 7, 3, 3, 4, 5, 9, 6]

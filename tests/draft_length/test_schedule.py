@@ -12,7 +12,7 @@ import ngramspec
 from ngramspec import Speculator
 from ngramspec.costs.curve import assumed_cost
 from ngramspec.draft_length.schedule import CostGamma
-from ngramspec.measure.forced import forced_model
+from ngramspec.measure.forwards import forced_model
 
 
 def test_a_drafter_that_never_pays_is_asked_rarely_and_soon_again_once_it_does():

@@ -11,8 +11,7 @@ import ngramspec
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.draft_length.schedule import ThresholdGamma, make_controller
 from ngramspec.drafters import build_drafter
-from ngramspec.measure.costs import cost_curve
-from ngramspec.measure.replay import Plan, Player
+from ngramspec.measure.replay import Plan, Player, cost_curve
 from ngramspec.measure.traces import Trace
 
 

@@ -16,7 +16,7 @@ from conftest import AssumedStepCosts
 from ngramspec.costs import curve as cost_curve
 from ngramspec.costs.processors import AMX
 from ngramspec.decoding import step_costs
-from ngramspec.hf_model.compat.cache_name import CACHE_NAMES
+from ngramspec.hf_model.compat.caches import CACHE_NAMES
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from families import build
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.decoding import step_costs
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compiled import Graphs, bucket_sizes
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
