@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
 
-.PHONY: demo test test-engines test-llama test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check clean
+.PHONY: demo quick test test-engines test-llama test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -19,6 +19,13 @@ demo: $(VENV)/.built
 WORKERS ?= 2
 test: $(VENV)/.built
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# What has no model in it, and one comparison of greedy texts: about a minute.
+QUICK := tests/_native tests/drafters tests/verification tests/costs tests/theory
+QUICK += tests/decoding/test_greedy_text.py::test_tiny_model_every_drafter_and_gamma
+quick: $(VENV)/.built
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal \
+	    --hypothesis-profile quick -m 'not slow and not long' $(QUICK)
 
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -m slow

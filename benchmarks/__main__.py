@@ -10,11 +10,14 @@ from importlib import import_module
 from pathlib import Path
 
 from ngramspec.cli import Parser, execute
+from ngramspec.cli.options import Options
 
 PROGRAM = "python -m benchmarks"
 # A new benchmark is a module and its name in this list.
 BENCHMARKS = (
     "figures",
+    "alpha",
+    "plot",
     "first_look",
     "lengths",
     "batch",
@@ -23,16 +26,13 @@ BENCHMARKS = (
     "summaries",
     "samples",
     "profile",
-    "costs",
     "traces",
     "host_time",
     "gpu",
     "replay",
     "agents",
-    "agents_server",
     "drafters",
     "heads",
-    "assisted",
     "corpus",
     "shared_store",
     "parity",
@@ -63,7 +63,7 @@ def build_parser(name: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=module.run, prog=parser.prog)
-    module.add_arguments(parser)
+    module.add_arguments(Options(parser))
     return parser
 
 

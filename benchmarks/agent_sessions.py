@@ -69,11 +69,7 @@ class Message:
 
 
 def sessions(passages: Mapping[str, str]) -> Iterator[tuple[str, list[Message]]]:
-    """The name, TASK.TRIAL, and the messages of each session: first trials of all tasks first.
-
-    Args:
-        passages: texts by name, which the tool ``read_text`` returns.
-    """
+    """The name, TASK.TRIAL, and the messages of each session: first trials of all tasks first."""
     tasks = [part.partition("\n") for part in SCRIPT.read_text("utf-8").split("# ")[1:]]
     for trial in range(TRIALS):
         for task, _, script in tasks:
@@ -100,12 +96,7 @@ def messages(script: str, passages: Mapping[str, str], chance: random.Random) ->
 
 
 def traces(encode: Callable[[str], list[int]], passages: Mapping[str, str]) -> Iterator[Trace]:
-    """A trace for each turn of the agent.
-
-    Args:
-        encode: the token ids of a text, without added special tokens.
-        passages: texts by name, which the tool ``read_text`` returns.
-    """
+    """A trace for each turn of the agent."""
     for name, said in sessions(passages):
         group = FIRST if name.endswith(".0") else AGAIN
         history: list[int] = []

@@ -20,18 +20,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks import agent_sessions
-from benchmarks.harness import add_json, write
+from benchmarks.harness import write
 from benchmarks.peers import ARCTIC, PEERS, Contenders, add_peers, installed, print_skipped
 from benchmarks.traces import PUBLIC
-from ngramspec.cli.options import add_count
+from ngramspec.cli.options import Options, UsageError, usable
 from ngramspec.cli.replay import MAX_GAMMA
-from ngramspec.cli.usage import UsageError, usable
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_int
-from ngramspec.measure.costs import cost_curve
 from ngramspec.measure.knowledge import Earlier, Known, Tools
-from ngramspec.measure.replay import Plan, Player, Tally
+from ngramspec.measure.replay import Plan, Player, Tally, cost_curve
 from ngramspec.measure.traces import Trace, by_group, read_traces
 
 OURS = "ngramspec"
@@ -40,28 +38,26 @@ CURVES = ("cpu", "gpu")
 ARCTIC_TREE = "arctic tree"  # these draft no chains
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument(
+def add_arguments(options: Options) -> None:
+    options.add(
         "--traces",
         type=Path,
         default=PUBLIC,
         metavar="FILE",
         help="JSON lines with group, id, session, prompt and output (default: the public traces)",
     )
-    parser.add_argument("--tools", type=Path, metavar="FILE", help="JSON: the tools of the agent")
-    parser.add_argument(
+    options.add("--tools", type=Path, metavar="FILE", help="JSON: the tools of the agent")
+    options.add(
         "--tokenizer",
         metavar="FOLDER",
         help="of the traces; only --tools needs it (default: the embedded model's)",
     )
-    add_count(parser, "--tree", 64, "most tokens of a chain, and nodes of a tree")
-    add_peers(parser)
-    add_json(parser)
+    options.count("--tree", 64, "most tokens of a chain, and nodes of a tree")
+    add_peers(options)
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay, print, write the JSON."""
     with usable():
         traces = turns(arguments.traces)
         predicted = known_tools(arguments)

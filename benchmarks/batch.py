@@ -19,37 +19,31 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
+from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, show, write
 from ngramspec import DecodeStats, Speculator
-from ngramspec.cli.usage import UsageError
-from ngramspec.measure.forced import forced_model
+from ngramspec.cli.options import Options, UsageError
+from ngramspec.measure.calls import PLAIN, take_turns
+from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.models import load
 from ngramspec.measure.traces import read_traces
-from ngramspec.measure.turns import PLAIN, take_turns
 
 SIZES = (1, 2, 4, 8, 16)
 NOTHING = "nothing"
 OURS = "ours"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--groups", nargs="+", default=["context_qa", "code_edit"])
-    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
-    parser.add_argument("--longest", type=int, default=400, help="most tokens of a prompt")
-    parser.add_argument("--warm-up", type=int, default=1, help="turns before that are not counted")
-    add_run(parser, repeats=3, new=96)
+def add_arguments(options: Options) -> None:
+    options.add("--traces", type=Path, required=True)
+    options.add("--groups", nargs="+", default=["context_qa", "code_edit"])
+    options.add("--sizes", nargs="+", type=int, default=SIZES)
+    options.add("--longest", type=int, default=400, help="most tokens of a prompt")
+    options.add("--warm-up", type=int, default=1, help="turns before that are not counted")
+    add_run(options, repeats=3, new=96)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     model, new = load(None, arguments.dtype).model, arguments.max_new_tokens
     rows = []
-    print(
-        f"{'group':<12}{'batch':>6}{'plain':>8}{'ours':>8}{'ratio':>7}{'worst':>7}{'tok/call':>9}"
-        f"{'same':>7}"
-    )
     for group in arguments.groups:
         prompts = prompts_of(group, arguments)
         text = random_text(model, prompts[0], new) if group == NOTHING else None
@@ -58,12 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
             for size in arguments.sizes:
                 row = {"group": group, **measure(model, prompts[:size], arguments)}
                 rows.append(row)
-                print(
-                    f"{group:<12}{size:>6}{row['plain']:>8.1f}{row['ours']:>8.1f}"
-                    f"{row['ratio']:>6.2f}x{row['worst']:>6.2f}x{row['tokens_per_call']:>9.2f}"
-                    f"{row['same_rows']:>4}/{size}",
-                    flush=True,
-                )
+                names = ("batch", "ratio", "worst", "tokens_per_call", "same_rows")
+                show(group=group, **{name: row[name] for name in names})
     write(arguments, {"rows": rows})
     return 0
 

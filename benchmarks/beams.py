@@ -13,50 +13,40 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
+from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, show, write
 from ngramspec import Speculator
+from ngramspec.cli.options import Options
+from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.models import load
-from ngramspec.measure.turns import PLAIN, take_turns
 
 UNDRAFTED, OURS = "undrafted", "ours"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--group", default="context_qa")
-    parser.add_argument("--longest", type=int, default=400, help="leave longer prompts out")
-    parser.add_argument("--count", type=int, default=3, help="prompts")
-    parser.add_argument("--beams", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--gamma", type=int, help="tokens of a beam's draft; default: by cost")
-    add_run(parser, repeats=1, new=48)
+def add_arguments(options: Options) -> None:
+    options.add("--traces", type=Path, required=True)
+    options.add("--group", default="context_qa")
+    options.add("--longest", type=int, default=400, help="leave longer prompts out")
+    options.add("--count", type=int, default=3, help="prompts")
+    options.add("--beams", type=int, nargs="+", default=[2, 4, 8])
+    options.add("--gamma", type=int, help="tokens of a beam's draft; default: by cost")
+    add_run(options, repeats=1, new=48)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     model = load(None, arguments.dtype).model
     prompts = recorded_prompts(arguments.traces, arguments.group, arguments.longest)
     rows = []
-    print(f"{'beams':>5}{'prompt':>8}{'undrafted':>11}{'ours':>8}{'tok/call':>10}{'same':>6}")
     for beams in arguments.beams:
         ours = Speculator(gamma=arguments.gamma or "auto")
         speculators = {UNDRAFTED: Speculator("none"), OURS: ours}
         for prompt in prompts[: arguments.count]:
             row = measure(model, prompt, beams, speculators, arguments)
             rows.append(row)
-            print(
-                f"{beams:>5}{row['prompt_tokens']:>8}{row[UNDRAFTED]:>10.2f}x{row[OURS]:>7.2f}x"
-                f"{row['tokens_per_call']:>10.2f}{row['same']!s:>6}",
-                flush=True,
-            )
-        of_beams = [row for row in rows if row["beams"] == beams]
-        means = [geometric_mean(row[name] for row in of_beams) for name in (UNDRAFTED, OURS)]
-        print(f"{beams:>5}{'mean':>8}{means[0]:>10.2f}x{means[1]:>7.2f}x")
+            show(**{name: each for name, each in row.items() if name != "seconds"})
     write(arguments, {"rows": rows})
     return 0
 

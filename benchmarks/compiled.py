@@ -16,16 +16,14 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.harness import add_run, demo_row, write
+from benchmarks.harness import add_run, demo_row, show, write
 from ngramspec import Draft, Drafter, DraftSession
-from ngramspec.cli.options import add_count, add_device, load_model
+from ngramspec.cli.options import Options, load_model
 from ngramspec.draft import Int32
-from ngramspec.hf_model.compiled import bucket_sizes
-from ngramspec.measure.configurations import Caller, Configuration
-from ngramspec.measure.sample_texts import demo_texts
-from ngramspec.measure.turns import PLAIN, take_turns
+from ngramspec.hf_model.compiled import bucket_sizes, compilations
+from ngramspec.measure.calls import PLAIN, Caller, Configuration, take_turns
+from ngramspec.measure.tasks import demo_texts
 
 PROBE_TOKENS = 8
 
@@ -51,18 +49,16 @@ class AllWidths(Drafter):
         return Session()
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--model", help="a folder or a hub id; default: the embedded one")
-    add_device(parser)
-    add_run(parser, repeats=3, new=128)
-    add_count(parser, "--gamma-max", 31, "most tokens of a draft")
-    add_count(parser, "--width", 16, "of the configuration with a fixed width")
-    add_count(parser, "--texts", 4, "texts of the demo")
+def add_arguments(options: Options) -> None:
+    options.add("--model", help="a folder or a hub id; default: the embedded one")
+    options.device()
+    add_run(options, repeats=3, new=128)
+    options.count("--gamma-max", 31, "most tokens of a draft")
+    options.count("--width", 16, "of the configuration with a fixed width")
+    options.count("--texts", 4, "texts of the demo")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     loaded = load_model(arguments)
     texts = list(demo_texts())[: arguments.texts]
     prompts = [loaded.encode(each.prompt, chat=each.chat) for each in texts]
@@ -70,17 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     caller = Caller(loaded.model)
     compared = configurations(size, arguments.gamma_max, arguments.width)
     warmed = warm_up(caller, compared, size, arguments.gamma_max, min(prompts, key=len))
-    print({name: round(seconds, 1) for name, seconds in warmed.items()}, "seconds to warm up")
     known = compilations()
     rows = []
-    print(f"{'tokens/s':<24}" + "".join(f"{each.name:>16}" for each in compared))
     for text, prompt in zip(texts, prompts, strict=True):
         row = measure(caller, compared, prompt, arguments.max_new_tokens, arguments.repeats)
         rows.append({"text": text.title, **row})
-        speeds = "".join(f"{speed:>16.1f}" for speed in row["tokens_per_second"].values())
-        print(f"{text.title:<24}{speeds}", flush=True)
+        show(text=text.title, **row["tokens_per_second"])
     graphs = {"warm_up": known, "timed": compilations() - known}
-    print(f"compilations: {graphs['warm_up']} to warm up, {graphs['timed']} while timed")
     found = {"cache_positions": size, "warm_up_seconds": warmed, "compilations": graphs}
     write(arguments, {**found, "rows": rows})
     return 0
@@ -133,8 +125,3 @@ def measure(
     stats = {name: turns.last(name).stats for name in calls}
     per_call = {name: each.tokens_per_call for name, each in stats.items() if each is not None}
     return {**demo_row(turns, prompt), "tokens_per_call": per_call}
-
-
-def compilations() -> int:
-    """Graphs that dynamo has made in this process."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

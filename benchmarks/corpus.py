@@ -1,12 +1,10 @@
 """The cost of a corpus: building, opening, looking up.
 
     python -m benchmarks corpus --size 5_000_000 --json corpus.json
-    python -m benchmarks corpus --tokens tokens.npy --lengths lengths.npy --size 100_000_000
 
-``tokens`` are the ids of real text, an integer array, and ``lengths`` those of its documents; by
-default the source of Python's own library, in the embedded model's tokens. Where they are too few,
-they are repeated with one token in fifty replaced. Times are of one look-up
-called from Python: the longest match of the last 64 tokens and its 8 leading continuations.
+The text is the source of Python's own library, in the embedded model's tokens. Where it is too
+short, it is repeated with one token in fifty replaced. Times are of one look-up called from Python:
+the longest match of the last 64 tokens and its 8 leading continuations.
 """
 
 from __future__ import annotations
@@ -24,30 +22,24 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import add_json, write
+from benchmarks.harness import write
+from benchmarks.texts import library
+from ngramspec.cli.options import Options
 from ngramspec.measure.models import gguf_read_once, locate
-from ngramspec.measure.prompts import library
 from ngramspec.stores import Corpus
 
 CONTEXTS = 100_000
 REPLACED = 0.02
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--tokens", type=Path)
-    parser.add_argument("--lengths", type=Path)
-    parser.add_argument("--size", type=int, default=10_000_000)
-    add_json(parser)
+def add_arguments(options: Options) -> None:
+    options.add("--size", type=int, default=10_000_000)
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the JSON."""
-    if arguments.tokens is None:
-        with ProcessPoolExecutor(1, get_context("spawn")) as other:  # its memory does not count
-            tokens, lengths = other.submit(library_tokens, arguments.size).result()
-    else:
-        tokens, lengths = np.load(arguments.tokens), np.load(arguments.lengths)
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:  # its memory does not count
+        tokens, lengths = other.submit(library_tokens, arguments.size).result()
     documents = list(grown(tokens, lengths, arguments.size))
     with tempfile.TemporaryDirectory() as folder:
         result = measure(documents, Path(folder) / "c.ngc")
@@ -131,7 +123,8 @@ def look_ups(corpus: Corpus, documents: list[Any]) -> dict[str, Any]:
         if len(contexts) % 2:
             context[-int(rng.integers(1, 16))] = documents[0][rng.integers(len(documents[0]))]
         contexts.append(context)
-    ask = corpus.index.continuations
+    index: Any = corpus.index
+    ask = index.continuations
     for context in contexts:  # warm
         ask(context, 8)
     times, lengths = [], []

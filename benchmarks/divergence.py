@@ -14,56 +14,35 @@ import argparse
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.harness import padded, write
+from benchmarks.texts import library_prompts
 from ngramspec import Speculator, generate
 from ngramspec.cli.options import (
-    add_count,
-    add_drafter,
-    add_gamma,
-    add_model,
-    add_outputs,
+    Options,
+    UsageError,
+    check_least,
     load_model,
     make_speculator,
 )
-from ngramspec.cli.usage import UsageError, check_least, usable
+from ngramspec.cli.output import counted
 from ngramspec.draft import Int32
-from ngramspec.measure.measurement import ulps_apart
+from ngramspec.measure.calls import first_difference, ulps_apart
 from ngramspec.measure.models import LoadedModel
-from ngramspec.measure.prompts import library_prompts
-from ngramspec.measure.traces import Prompt, Trace, by_group, read_prompts, read_traces
-from ngramspec.measure.whole_calls import first_difference
-from ngramspec.measure.wording import counted
 
 MOST_ULPS = 8.0  # between logits whose order rounding may change, in bfloat16 and float16
 MOST_FLOAT32 = 1e-4  # the same in float32, as a difference
 
 
-def in_turn(traces: Iterable[Trace]) -> list[Trace]:
-    """All traces, one of each group in turn."""
-    turns = zip_longest(*by_group(traces).values())
-    return [trace for turn in turns for trace in turn if trace is not None]
-
-
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first token where two texts diverge.
-
-    Attributes:
-        token: which new token, counted from 1.
-        gap: between plain ``generate``'s two best logits there.
-        gap_ulps: the same in units in the last place of the model's dtype, see ``ulps_apart``.
-        chosen_gap, chosen_ulps: between the best logit and that of the token which speculation
-            has there; the same as ``gap`` where that is the second best, and more where not.
-    """
+    """The first token where two texts diverge."""
 
     token: int
     plain: int
@@ -82,13 +61,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One prompt's text, generated with the baseline and speculatively.
-
-    Attributes:
-        name: the prompt's.
-        tokens: new tokens before the first divergence, or all of them.
-        divergence: the first divergence, or None.
-    """
+    """One prompt's text, generated with the baseline and speculatively."""
 
     name: str
     tokens: int
@@ -158,29 +131,14 @@ def histogram(found: Sequence[Divergence]) -> dict[str, int]:
 SETTINGS = ("dtype", "tokens", "batch", "drafter", "gamma")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    given = parser.add_mutually_exclusive_group()
-    given.add_argument(
-        "--prompts",
-        type=Path,
-        metavar="FILE",
-        help='JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...} (default: passages of'
-        " Python's own library, each with a task)",
-    )
-    given.add_argument(
-        "--traces",
-        type=Path,
-        metavar="FILE",
-        help="the prompts of traces that ngramspec record wrote with this model",
-    )
-    add_count(parser, "--count", 100, "prompts")
-    add_count(parser, "--tokens", 128, "new tokens of each")
-    add_count(parser, "--batch", 1, "prompts in a batch")
-    add_model(parser)
-    add_drafter(parser)
-    add_gamma(parser)
-    add_outputs(parser)
+def add_arguments(options: Options) -> None:
+    options.count("--count", 100, "prompts")
+    options.count("--tokens", 128, "new tokens of each")
+    options.count("--batch", 1, "prompts in a batch")
+    options.model()
+    options.drafter()
+    options.gamma()
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -189,7 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_least(arguments, count=1, tokens=1, batch=1)
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     loaded = load_model(arguments)
-    prompts = read(arguments, loaded)
+    prompts = encoded(arguments, loaded)
     dtype = getattr(torch, arguments.dtype)
     found: list[Comparison] = []
     for each in compare(loaded.model, speculator, prompts, arguments.tokens, arguments.batch):
@@ -208,34 +166,16 @@ def run(arguments: argparse.Namespace) -> int:
     return int(totals["wrong"] > 0)
 
 
-def read(arguments: argparse.Namespace, loaded: LoadedModel) -> Sequence[tuple[str, Int32]]:
-    """Names and token ids of the prompts asked for, groups in turn.
-
-    Raises:
-        UsageError: the file cannot be read, or no prompt leaves room for the new tokens.
-    """
-    with usable():
-        if arguments.traces is not None:
-            traces = in_turn(read_traces(arguments.traces))
-            named = [(f"{each.group} {each.id}", each.prompt) for each in traces]
-        elif arguments.prompts is not None:
-            named = encoded(read_prompts(arguments.prompts)[: arguments.count], loaded)
-        else:
-            named = encoded(library_prompts(arguments.count), loaded)
-    limit = loaded.max_positions
-    if limit is not None:
-        named = [(name, ids) for name, ids in named if len(ids) + arguments.tokens <= limit]
-    if not named:
-        raise UsageError(f"no prompt leaves room for {arguments.tokens} tokens")
-    return named[: arguments.count]
-
-
-def encoded(prompts: Sequence[Prompt], loaded: LoadedModel) -> list[tuple[str, Int32]]:
-    """Names and token ids of prompts, int32 (n,)."""
-    return [
+def encoded(arguments: argparse.Namespace, loaded: LoadedModel) -> list[tuple[str, Int32]]:
+    """Names and token ids, int32 (n,), of the library's prompts; an error if one has no room."""
+    named = [
         (f"{each.group} {each.id}", np.array(loaded.encode(each.text, chat=True), np.int32))
-        for each in prompts
+        for each in library_prompts(arguments.count)
     ]
+    limit = loaded.max_positions
+    if limit is not None and max(len(ids) for _, ids in named) + arguments.tokens > limit:
+        raise UsageError(f"a prompt leaves no room for {arguments.tokens} tokens")
+    return named
 
 
 def outcomes(found: Sequence[Comparison], dtype: torch.dtype) -> dict[str, Any]:

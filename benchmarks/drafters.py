@@ -16,9 +16,7 @@ import numpy as np
 from benchmarks.harness import write
 from benchmarks.peers import add_peers, installed, print_skipped
 from benchmarks.texts import TEXTS, natural
-from ngramspec.cli.options import add_count, add_drafters, add_outputs
-from ngramspec.cli.output import print_paths
-from ngramspec.cli.usage import need_plots, usable
+from ngramspec.cli.options import Options, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter, DraftSession
@@ -44,17 +42,7 @@ LEAST_GROWN = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One drafter on one text at one length.
-
-    Attributes:
-        start_us: of ``start``, per token of the context.
-        propose_us, step_us: medians of a step's propose and conversion to a list; and of the whole
-            step with observe and extend.
-        p99_us, worst_us: of the whole step.
-        bytes_per_token: of the session's structures; where it does not say, by how much the
-            process grew, from ``LEAST_GROWN`` tokens on, below which that is noise.
-        drafted: tokens per step.
-    """
+    """One drafter on one text at one length."""
 
     drafter: str
     text: str
@@ -69,13 +57,7 @@ class Reading:
 
 
 def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: int) -> Reading:
-    """Start with the first ``n`` tokens, then take steps through the rest.
-
-    Args:
-        drafter: its calibration is used as it is; a warm one drafts as in a long run.
-        tokens: int32, more than ``n``.
-        n: length of the context.
-    """
+    """Start with the first ``n`` tokens, then take steps through the rest."""
     drafter.start(tokens[:16].copy()).propose(2)  # what is loaded once is not timed
     gc.collect()
     before = _resident()
@@ -160,30 +142,26 @@ class TwinDrafter(Drafter):
         return TwinSession(ValueEngine(self.calibration), tokens)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_drafters(parser)
-    add_peers(parser)
-    parser.add_argument(
-        "--twin", action="store_true", help="also the reference implementation in Python"
-    )
-    parser.add_argument(
+def add_arguments(options: Options) -> None:
+    options.drafters()
+    add_peers(options)
+    options.flag("--twin", "also the reference implementation in Python")
+    options.add(
         "--size",
         action="append",
         type=int,
         metavar="N",
         help="tokens of context; may be repeated (default: 1k, 10k, 100k and 1M)",
     )
-    parser.add_argument(
+    options.add(
         "--text", type=Path, metavar="FILE", help="natural text (default: Python's own library)"
     )
-    add_count(parser, "--gamma", 10, "tokens drafted in a step")
-    add_outputs(parser, plots=True)
+    options.count("--gamma", 10, "tokens drafted in a step")
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Time drafters on texts of every size; print, write and draw the results."""
-    need_plots(arguments.plots)
+    """Time drafters on texts of every size; print and write the results."""
     sizes = sorted(arguments.size or SIZES)
     with usable():
         for size in sizes:
@@ -198,21 +176,13 @@ def run(arguments: argparse.Namespace) -> int:
         readings.append(asdict(reading))
     print_skipped(skipped)
     write(arguments, {"gamma": gamma, "readings": readings, "skipped": skipped})
-    if arguments.plots is not None:
-        from benchmarks.plots import plot_structures  # needs matplotlib
-
-        print_paths(plot_structures(readings, arguments.plots))
     return 0
 
 
 def contenders(
     arguments: argparse.Namespace, longest: int
 ) -> tuple[dict[str, tuple[Drafter, int]], dict[str, str]]:
-    """The drafters, each with its longest context; and the peers that are not installed.
-
-    Raises:
-        TypeError, ValueError: ``--drafter`` or ``--policy`` cannot be used.
-    """
+    """The drafters, each with its longest context; and the peers that are not installed."""
     found: dict[str, tuple[Drafter, int]] = {
         spec: (build_drafter(spec, policy=arguments.policy), longest)
         for spec in arguments.drafter or ["auto"]
@@ -227,11 +197,7 @@ def contenders(
 
 
 def read_texts(length: int, path: Path | None) -> dict[str, Int32]:
-    """The texts by name, natural first, int32 (length,).
-
-    Raises:
-        OSError, ValueError: the natural text cannot be read, or is too short.
-    """
+    """The texts by name, natural first, int32 (length,)."""
     texts = {"natural": natural(length, path)}
     return texts | {name: text(length) for name, text in TEXTS.items() if name != "natural"}
 

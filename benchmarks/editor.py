@@ -43,8 +43,8 @@ import rich
 import torch
 
 from benchmarks.harness import context
-from ngramspec.cli.usage import UsageError
-from ngramspec.measure.turns import take_turns
+from ngramspec.cli.options import Options, UsageError
+from ngramspec.measure.calls import take_turns
 
 OURS, THEIRS, LLAMA = "ngramspec", "transformers", "llama_cpp"
 MODEL, RICH = Path("build/engines/smollm2"), Path(rich.__file__).parent
@@ -75,26 +75,24 @@ class Answer:
     line: float
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--model", type=Path, default=MODEL, help="folder with safetensors")
-    parser.add_argument("--repository", type=Path, default=RICH, help="folder of Python files")
-    parser.add_argument("--llama-python", type=Path, help="with llama-cpp-python[server]")
-    parser.add_argument("--llama-gguf", type=Path, help="the same weights for it")
-    parser.add_argument("--mode", choices=("pauses", "typing"), default="pauses")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--functions", type=int, default=10)
-    parser.add_argument("--requests", type=int, default=8, help="answered ones in each function")
-    parser.add_argument("--burst", type=int, default=4, help="requests of which the last one stays")
-    parser.add_argument("--gap", type=float, default=0.3, help="seconds until one is cancelled")
-    parser.add_argument("--context", type=int, default=1500, help="tokens before a function, about")
-    parser.add_argument("--tokens", type=int, default=32, help="most tokens of a line")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, required=True)
+def add_arguments(options: Options) -> None:
+    options.add("--model", type=Path, default=MODEL, help="folder with safetensors")
+    options.add("--repository", type=Path, default=RICH, help="folder of Python files")
+    options.add("--llama-python", type=Path, help="with llama-cpp-python[server]")
+    options.add("--llama-gguf", type=Path, help="the same weights for it")
+    options.add("--mode", choices=("pauses", "typing"), default="pauses")
+    options.add("--dtype", default="float32")
+    options.add("--functions", type=int, default=10)
+    options.add("--requests", type=int, default=8, help="answered ones in each function")
+    options.add("--burst", type=int, default=4, help="requests of which the last one stays")
+    options.add("--gap", type=float, default=0.3, help="seconds until one is cancelled")
+    options.add("--context", type=int, default=1500, help="tokens before a function, about")
+    options.add("--tokens", type=int, default=32, help="most tokens of a line")
+    options.add("--seed", type=int, default=0)
+    options.add("--json", type=Path, required=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the JSON."""
     if (arguments.llama_python is None) != (arguments.llama_gguf is None):
         raise UsageError("--llama-python and --llama-gguf go together")
     functions = choose(arguments)
@@ -172,11 +170,7 @@ def llama_command(arguments: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def serving(command: list[str], log: Path, ready: str = "/health") -> Iterator[str]:
-    """Run a server until the block ends: its address.
-
-    Args:
-        ready: what it answers once it is.
-    """
+    """Run a server until the block ends: its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -265,11 +259,7 @@ def cursors(
 def ask(
     client: Any, arguments: argparse.Namespace, prompt: str, gap: float | None
 ) -> tuple[str, float, float]:
-    """Ask for the rest of a line: its text, and the seconds to its first text and to its end.
-
-    Args:
-        gap: seconds after which it is cancelled; None: never.
-    """
+    """Ask for the rest of a line: its text, and the seconds to its first text and to its end."""
     started = time.perf_counter()
     settings = {"max_tokens": arguments.tokens, "temperature": 0, "stop": ["\n"]}
     if gap is not None:

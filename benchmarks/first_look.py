@@ -13,39 +13,30 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from benchmarks.harness import add_run, demo_row, write
-from ngramspec.cli.options import add_drafter
-from ngramspec.measure.configurations import Caller, Configuration
+from benchmarks.harness import add_run, demo_row, show, write
+from ngramspec.cli.options import Options
+from ngramspec.measure.calls import PLAIN, Caller, Configuration, take_turns
 from ngramspec.measure.models import load
-from ngramspec.measure.sample_texts import demo_texts
-from ngramspec.measure.turns import PLAIN, take_turns
+from ngramspec.measure.tasks import demo_texts
 
 LOOKUP = Configuration("lookup", {"prompt_lookup_num_tokens": 10})
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_drafter(parser)
-    add_run(parser, repeats=5, new=128)
+def add_arguments(options: Options) -> None:
+    options.drafter()
+    add_run(options, repeats=5, new=128)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     loaded = load(None, arguments.dtype)
     ours = Configuration("ours", speculator={"drafter": arguments.drafter})
     caller, rows = Caller(loaded.model), []
-    print(f"{arguments.dtype:<22}   tokens/s (median of {arguments.repeats})        ratios")
-    print(f"{'':<22}{'plain':>9}{'lookup':>9}{'ours':>9}{'ours/plain':>13}{'ours/lookup':>13}")
     for text in demo_texts():
         ids = loaded.encode(text.prompt, chat=text.chat)
         configurations = [Configuration(PLAIN), LOOKUP, ours]
         row = measure(caller, configurations, ids, arguments.max_new_tokens, arguments.repeats)
         rows.append({"text": text.title, **row})
-        speed = row["tokens_per_second"]
-        print(
-            f"{text.title:<22}{speed['plain']:>9.1f}{speed['lookup']:>9.1f}{speed['ours']:>9.1f}"
-            f"{speed['ours'] / speed['plain']:>12.2f}x{speed['ours'] / speed['lookup']:>12.2f}x"
-        )
+        show(text=text.title, **row["tokens_per_second"])
     write(arguments, {"rows": rows})
     return 0
 

@@ -12,37 +12,24 @@ from typing import Any
 import torch
 
 from ngramspec import Speculator, generate
-from ngramspec.cli.options import add_count, add_dtype
-from ngramspec.cli.usage import writable
-from ngramspec.measure.configurations import Outcome
+from ngramspec.cli.options import Options, writable
+from ngramspec.measure.calls import PLAIN, Outcome, Turns
 from ngramspec.measure.machine import machine
 from ngramspec.measure.traces import read_traces
-from ngramspec.measure.turns import PLAIN, Turns
 
 ROOT = Path(__file__).parents[1]
 
 
-def add_run(parser: argparse.ArgumentParser, *, repeats: int, new: int) -> None:
+def add_run(options: Options, *, repeats: int, new: int) -> None:
     """Declare ``--dtype``, ``--repeats``, ``--max-new-tokens`` and ``--json``."""
-    add_dtype(parser)
-    add_count(parser, "--repeats", repeats, "timed calls of each configuration")
-    add_count(parser, "--max-new-tokens", new, "new tokens of each call")
-    add_json(parser)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--json``."""
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write everything measured")
+    options.dtype()
+    options.count("--repeats", repeats, "timed calls of each configuration")
+    options.count("--max-new-tokens", new, "new tokens of each call")
+    options.json()
 
 
 def write(arguments: argparse.Namespace, fields: dict[str, Any], option: str = "json") -> None:
-    """Write the results, with what is needed to reproduce them; without a file, write nothing.
-
-    Args:
-        arguments: as ``execute`` parsed them.
-        fields: the results, which JSON can hold. They override what ``context`` has.
-        option: names the file.
-    """
+    """Write the results, with what is needed to reproduce them; without a file, write nothing."""
     path: Path | None = getattr(arguments, option)
     if path is None:
         return
@@ -50,6 +37,15 @@ def write(arguments: argparse.Namespace, fields: dict[str, Any], option: str = "
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**context(arguments), **fields}, indent=1) + "\n"
         path.write_text(text, encoding="utf-8")
+
+
+def show(**cells: Any) -> None:
+    """Print the cells of a row by name."""
+    shown = (
+        f"{name} {each:.3f}" if isinstance(each, float) else f"{name} {each}"
+        for name, each in cells.items()
+    )
+    print("  ".join(shown), flush=True)
 
 
 def context(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -75,11 +71,7 @@ def commit() -> str | None:
 
 
 def recorded_prompts(path: Path, group: str, longest: int, *, cut: bool = False) -> list[list[int]]:
-    """The recorded prompts of a group that have at most ``longest`` tokens.
-
-    Args:
-        cut: also the last ``longest`` tokens of the longer prompts, after the others.
-    """
+    """The recorded prompts of a group that have at most ``longest`` tokens."""
     prompts = [each.prompt.tolist() for each in read_traces(path) if each.group == group]
     short = [prompt for prompt in prompts if len(prompt) <= longest]
     return short + [prompt[-longest:] for prompt in prompts if cut and len(prompt) > longest]
@@ -88,11 +80,7 @@ def recorded_prompts(path: Path, group: str, longest: int, *, cut: bool = False)
 def prepared_call(
     model: Any, inputs: dict[str, torch.Tensor], new: int, **arguments: Any
 ) -> Callable[..., torch.Tensor]:
-    """What calls plain ``generate``, or speculative if it is given a Speculator.
-
-    Args:
-        new: tokens of each row; no end of sequence ends one.
-    """
+    """What calls plain ``generate``, or speculative if it is given a Speculator."""
     given: dict[str, Any] = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0}
     given |= {"eos_token_id": None, **inputs, **arguments}
 

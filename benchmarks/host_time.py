@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_json, prepared_call, write
+from benchmarks.harness import prepared_call, show, write
 from ngramspec import Speculator
-from ngramspec.cli.options import add_count
-from ngramspec.measure.turns import take_turns
+from ngramspec.cli.options import Options
+from ngramspec.measure.calls import take_turns
 
 OWN, RANDOM, COPY = "own", "random", "copy"
 BASELINE, LOOKUP = "baseline", "prompt lookup (10)"
@@ -50,13 +50,7 @@ ASSUMED_FORWARDS = (3, 6, 12, 25)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one row of the table measures.
-
-    Attributes:
-        who: BASELINE, LOOKUP, or the name of a configuration of ngramspec.
-        text: OWN, RANDOM or COPY.
-        settings: of the Speculator; None: transformers' own loop.
-    """
+    """What one row of the table measures."""
 
     who: str
     text: str
@@ -122,14 +116,7 @@ class ForcedProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What one call took outside the model's forwards, after its prefill.
-
-    Attributes:
-        tokens: tokens of each row that they emitted, at most.
-        drafted: share of the forwards that had a draft.
-        undrafted: median seconds between two consecutive forwards of one position; None: there are
-            none.
-    """
+    """What one call took outside the model's forwards, after its prefill."""
 
     seconds: float
     forwards: int
@@ -138,31 +125,18 @@ class Host:
     undrafted: float | None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_count(parser, "--repeats", 5, "timed calls of each configuration")
-    add_count(parser, "--max-new-tokens", 400, "new tokens of each call")
-    parser.add_argument("--only", nargs="+", metavar="TEXT", help="only cells with these texts")
-    add_json(parser)
+def add_arguments(options: Options) -> None:
+    options.count("--repeats", 5, "timed calls of each configuration")
+    options.count("--max-new-tokens", 400, "new tokens of each call")
+    options.add("--only", nargs="+", metavar="TEXT", help="only cells with these texts")
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     torch.set_num_threads(1)
     rows = measure(arguments.max_new_tokens, arguments.repeats, chosen(arguments.only))
-    columns = f"{'µs/forward':>11}{'± ':>6}{'undrafted':>10}{'µs/token':>10}{'drafted':>9}"
-    print(f"{'':<40}{columns}")
     for row in rows:
-        alone = "-" if row["undrafted"] is None else f"{row['undrafted']:.0f}"
-        print(
-            f"{row['name']:<40}{row['per_forward']:>11.0f}{row['spread']:>6.0f}{alone:>10}"
-            f"{row['per_token']:>10.0f}{row['drafted']:>8.0%}"
-        )
-    print("\nSpeed of steps without a draft to the baseline's, at assumed forwards of a GPU")
-    print(f"{'':<40}" + "".join(f"{each:>8} ms" for each in ASSUMED_FORWARDS))
-    for row in rows:
-        if row["assumed"]:
-            print(f"{row['name']:<40}" + "".join(f"{each:>11.3f}" for each in row["assumed"]))
+        show(**row)
     write(arguments, {"rows": rows, "assumed_forwards_ms": ASSUMED_FORWARDS})
     return 0
 
@@ -273,11 +247,7 @@ def undrafted(spans: Sequence[tuple[float, float, int]]) -> float | None:
 
 @contextmanager
 def timed_forwards(model: Any) -> Iterator[list[tuple[float, float, int]]]:
-    """Time every forward of a model inside the block.
-
-    Yields:
-        for each forward, the seconds at which it began and ended, and its number of positions.
-    """
+    """Time every forward of a model inside the block."""
     inner: Callable[..., Any] = model.forward
     spans: list[tuple[float, float, int]] = []
 

@@ -2,7 +2,7 @@
 
 Plain generate and prompt lookup are compared, too, in a cell for each task and length. A prompt is
 prefilled once for all of them. It takes two hours or more. Cells that the file of results has
-already are left out, and --cells runs a part of them only.
+already are left out.
 """
 
 from __future__ import annotations
@@ -11,45 +11,42 @@ import argparse
 import json
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import write
 from benchmarks.prefilled import prefilled_model
-from ngramspec.cli.options import add_count, add_device, add_model, load_model
+from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
 from ngramspec.cli.output import console
-from ngramspec.cli.usage import UsageError, check_least, usable
-from ngramspec.measure.configurations import Configuration, usual_configurations
-from ngramspec.measure.forced import POSITIONS_AFTER_TEXT, forced_model
+from ngramspec.measure.bench import EndToEnd, Measured, Plan, by_model, summarize
+from ngramspec.measure.calls import Configuration, usual_configurations
+from ngramspec.measure.forwards import POSITIONS_AFTER_TEXT, forced_model
 from ngramspec.measure.models import LoadedModel
-from ngramspec.measure.summary import summarize
-from ngramspec.measure.tasks import Prompt, fit, read_workload
-from ngramspec.measure.whole_calls import EndToEnd, Measured, Plan, by_model
+from ngramspec.measure.tasks import Prompt, fit, read_tasks
 
 LENGTHS = (500, 1000, 2000, 4000, 8000)
 GAMMAS, TREES = (5, 10, 20), (8, 16, 32)
 AUTO, LOOKUP = "ngramspec", "prompt lookup"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_model(parser)
-    add_device(parser)
-    parser.add_argument(
+def add_arguments(options: Options) -> None:
+    options.model()
+    options.add(
         "--prompts",
         type=Path,
         metavar="FILE",
         required=True,
         help="JSON lines with group, id and prompt, a text or token ids",
     )
-    parser.add_argument(
+    options.add(
         "--tasks",
         nargs="+",
         metavar="TASK",
         default=["summarization", "context_qa", "code_edit"],
         help="groups of the file (default: summarization context_qa code_edit)",
     )
-    parser.add_argument(
+    options.add(
         "--lengths",
         nargs="+",
         type=int,
@@ -57,13 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(LENGTHS),
         help="cut or fill every prompt to N tokens (default: 500 1000 2000 4000 8000)",
     )
-    add_count(parser, "--prompts-per-cell", 6, "prompts of each task and length")
-    add_count(parser, "--max-new-tokens", 80, "new tokens of each call")
-    add_count(parser, "--repeats", 3, "timed calls of each prompt and configuration")
-    parser.add_argument(
-        "--cells", metavar="I/N", default="1/1", help="the I-th of N parts of the cells only"
-    )
-    parser.add_argument(
+    options.count("--prompts-per-cell", 6, "prompts of each task and length")
+    options.count("--max-new-tokens", 80, "new tokens of each call")
+    options.count("--repeats", 3, "timed calls of each prompt and configuration")
+    options.add(
         "--into",
         type=Path,
         metavar="FILE",
@@ -75,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure the cells that are missing, and print the share of the best of each."""
     check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_cell=1)
-    cells = part_of([(t, n) for n in arguments.lengths for t in arguments.tasks], arguments.cells)
+    cells = [(t, n) for n in arguments.lengths for t in arguments.tasks]
     known = _read(arguments.into)
     done = {(each["task"], each["length"]) for each in known}
     missing = [each for each in cells if each not in done]
@@ -91,18 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
     for cell in known:
         screen.print(line_of(cell), highlight=False, markup=False)
     return 0
-
-
-def part_of(cells: list[tuple[str, int]], part: str) -> list[tuple[str, int]]:
-    """The I-th of N parts of the cells, every N-th one.
-
-    Raises:
-        UsageError: ``part`` is not I/N with 1 <= I <= N.
-    """
-    at, _, count = part.partition("/")
-    if not (at.isdigit() and count.isdigit() and 1 <= int(at) <= int(count)):
-        raise UsageError(f"--cells must be I/N with 1 <= I <= N, got {part}")
-    return cells[int(at) - 1 :: int(count)]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -168,13 +150,9 @@ def _seconds(measured: Measured) -> dict[str, dict[str, list[float]]]:
 def _prompts(
     arguments: argparse.Namespace, loaded: LoadedModel, task: str, length: int
 ) -> list[Prompt]:
-    """The task's prompts, of ``length`` tokens each.
-
-    Raises:
-        UsageError: the file cannot be read, or has no such task.
-    """
+    """The task's prompts, of ``length`` tokens each."""
     with usable("--prompts"):
-        pool = read_workload(arguments.prompts, loaded, chat=False)
+        pool = read_tasks(arguments.prompts, partial(loaded.encode, chat=True))
     mine = [each for each in pool if each.task == task]
     if not mine:
         raise UsageError(f"--tasks: the file has no prompts of {task}")

@@ -21,7 +21,7 @@ from transformers.utils import logging
 from benchmarks import tiny
 from benchmarks.harness import padded, write
 from ngramspec import Draft, Drafter, DraftSession, Speculator, UnsupportedError, generate
-from ngramspec.cli.options import add_outputs
+from ngramspec.cli.options import Options
 from ngramspec.draft import Float32, Int32
 
 NEW_TOKENS, GAMMA, TREE, RIGHT = 24, 5, 9, 0.6
@@ -39,16 +39,7 @@ NOT_ALONE = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One thing tried.
-
-    Attributes:
-        model: the model's class.
-        what: what was varied: "batch 1", "batch 2", a cache, a processor.
-        outcome: "identical", "refused", "wrong", or "not run" (plain generate does not run
-            either on a tiny model and text alone).
-        detail: the refusal's or the error's first line; of a wrong one, the first difference; of
-            an identical one, why its drafts were no trees.
-    """
+    """One thing tried."""
 
     model: str
     what: str
@@ -140,11 +131,7 @@ ROWS = (1, 2, 8)
 
 
 def matrix(every: int = 1) -> Iterator[Cell]:
-    """A few families with every cache, processor and batch size.
-
-    Args:
-        every: try every ``every``-th combination only.
-    """
+    """A few families with every cache, processor and batch size."""
     import transformers
 
     for at, name in enumerate(FAMILIES):
@@ -243,12 +230,9 @@ def _line(error: Exception) -> str:
 OUTCOMES = ("identical", "refused", "wrong", "not run")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument(
-        "--families-only", action="store_true", help="a few families, with caches and processors"
-    )
-    add_outputs(parser)
+def add_arguments(options: Options) -> None:
+    options.flag("--families-only", "a few families, with caches and processors")
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:

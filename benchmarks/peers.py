@@ -5,7 +5,6 @@ The interface costs them what it costs ours: a call, an array and a Draft in eac
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import count
@@ -13,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec.cli.options import Options
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.stores import Corpus
 
 ARCTIC_DEPTH = 64
 ARCTIC_KEPT = 100_000  # responses: all
@@ -96,14 +97,7 @@ class ArcticSession(DraftSession):
 
 
 class ArcticDrafter(Drafter):
-    """Arctic's suffix decoding with the tokens of the request itself, and documents if given.
-
-    Args:
-        factor: most tokens drafted per token of the match.
-        trees: whether it drafts trees.
-        documents: token ids, int32 (n,) each, that it reads as earlier responses.
-        kept: how many responses it keeps for later requests.
-    """
+    """Arctic's suffix decoding with the tokens of the request itself, and documents if given."""
 
     def __init__(
         self, factor: float, trees: bool = False, documents: Sequence[Int32] = (), kept: int = 0
@@ -123,18 +117,26 @@ class ArcticDrafter(Drafter):
             self.cache.add_active_response(request, document)
             self.cache.stop_request(request)
 
-    def with_documents(self, documents: Sequence[Int32]) -> ArcticDrafter:
-        """One like this that has read documents."""
-        return ArcticDrafter(self.factor, self.trees, documents)
-
-    def sharing(self) -> ArcticDrafter:
-        """One like this that keeps the responses of earlier requests."""
+    def with_stores(self, stores: Sequence[Any]) -> ArcticDrafter:
+        """One like this that has read a corpus, or that keeps the responses of earlier requests."""
+        if isinstance(stores[0], Corpus):
+            return ArcticDrafter(self.factor, self.trees, documents_of(stores[0]))
         return ArcticDrafter(self.factor, self.trees, kept=ARCTIC_KEPT)
 
     def start(self, tokens: Int32) -> DraftSession:
         return ArcticSession(
             self.cache, next(self.requests), tokens, self.factor, self.trees, self.documents
         )
+
+
+def documents_of(corpus: Corpus) -> list[Int32]:
+    """The documents of a corpus, in order."""
+    index: Any = corpus.index
+    found, at, end = [], 1, index.n
+    while at < end:
+        found.append(index.tokens_at(at, end - at).copy())
+        at += len(found[-1]) + 1
+    return found
 
 
 # name -> how a drafter is made, and the gamma it is asked for
@@ -167,11 +169,9 @@ def installed() -> tuple[Contenders, dict[str, str]]:
     return here, missing
 
 
-def add_peers(parser: argparse.ArgumentParser) -> None:
+def add_peers(options: Options) -> None:
     """Declare ``--peers``."""
-    parser.add_argument(
-        "--peers", action="store_true", help="also the drafters of other projects, if installed"
-    )
+    options.flag("--peers", "also the drafters of other projects, if installed")
 
 
 def print_skipped(skipped: dict[str, str]) -> None:

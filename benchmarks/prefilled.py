@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.measure.forwards import PREFILL_CHUNK_POSITIONS
 
 State = tuple[torch.Tensor, torch.Tensor]  # a layer's keys and values, (1, heads, n, dim)
@@ -25,13 +25,6 @@ def prefilled_model(model: Any) -> Iterator[Callable[[Sequence[int]], None]]:
     """Have ``model``'s first forward over a known prompt take the prompt's keys and values.
 
     The model's class is replaced by a subclass of the same name for the length of the block.
-
-    Args:
-        model: a causal language model of transformers whose layers all have full attention; rows of
-            a batch are not told apart, so a batch has one row.
-
-    Yields:
-        What reads a prompt of at least 2 token ids. The one that was read last is known.
     """
     kind = type(model)
     known: list[Any] = [None, []]  # the prompt without its last token, and its layers' states
@@ -59,11 +52,7 @@ def prefilled_model(model: Any) -> Iterator[Callable[[Sequence[int]], None]]:
 
 @torch.inference_mode()
 def states_of(model: Any, ids: torch.Tensor) -> list[State]:
-    """The keys and values of each layer after ``ids``, int64 (1, n).
-
-    Raises:
-        ValueError: a layer does not keep all of its positions.
-    """
+    """The keys and values of each layer after ``ids``, int64 (1, n)."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)

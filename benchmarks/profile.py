@@ -12,9 +12,8 @@ import torch
 
 from benchmarks.harness import write
 from ngramspec import Speculator, generate
-from ngramspec.cli.options import add_count, add_device, add_model, add_outputs, load_model
+from ngramspec.cli.options import Options, check_least, load_model, usable
 from ngramspec.cli.output import console
-from ngramspec.cli.usage import check_least, usable
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,
@@ -25,7 +24,7 @@ from ngramspec.decoding.observer import (
     VERIFICATION,
     Observer,
 )
-from ngramspec.measure.forced import forced_model
+from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import Prompt, sample_prompts, unpredictable
 
@@ -115,15 +114,7 @@ def profile_steps(
     repeats: int = 3,
     clock: Clock = perf_counter,
 ) -> dict[str, Any]:
-    """Seconds of a step by section, of speculative decoding with a new Speculator each time.
-
-    Args:
-        prompt: what to continue; its text, if it has one, is forced by the model's own logits.
-        repeats: generations after one that is not counted; the one of median time is reported.
-
-    Returns:
-        ``steps``, ``step_seconds``, ``seconds`` and ``share`` by section, ``tokens_per_call``.
-    """
+    """Seconds of a step by section, of speculative decoding with a new Speculator each time."""
     runs = []
     with _text(model, prompt, new):
         for _ in range(repeats + 1):
@@ -230,17 +221,14 @@ def _text(model: Any, prompt: Prompt, new: int) -> Iterator[None]:
         yield
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_model(parser)
-    add_device(parser)
-    add_count(parser, "--max-new-tokens", 96, "new tokens of each call")
-    add_count(parser, "--repeats", 3, "calls of each text and configuration")
-    add_outputs(parser)
+def add_arguments(options: Options) -> None:
+    options.model()
+    options.count("--max-new-tokens", 96, "new tokens of each call")
+    options.count("--repeats", 3, "calls of each text and configuration")
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Profile; print and write the results."""
     check_least(arguments, repeats=1, max_new_tokens=2)
     screen = console()
     loaded = load_model(arguments)

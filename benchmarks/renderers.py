@@ -147,11 +147,7 @@ def profile(raw: Raw) -> str:
 
 
 def replay(**files: str) -> Callable[..., str]:
-    """A renderer of replays: a row for each drafter of each raw file.
-
-    Args:
-        files: what distinguishes each raw file, in their order; "": nothing.
-    """
+    """A renderer of replays: a row for each drafter of each raw file."""
 
     def render(*raw_files: Raw) -> str:
         rows = []

@@ -7,40 +7,265 @@ another. ``--peers`` adds Arctic's suffix decoding and transformers' prompt look
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
 
+import numpy as np
+
+from benchmarks.harness import show
 from benchmarks.peers import add_peers, installed, print_skipped
-from benchmarks.replay_batch import MEASURES, GeneratePlan, compare_trees, flat, measured
-from benchmarks.replay_rows import BatchPlan, compare_rows
 from ngramspec.cli import replay
-from ngramspec.cli.options import add_count
+from ngramspec.cli.options import Options, usable
 from ngramspec.cli.output import write_json
-from ngramspec.cli.usage import usable
+from ngramspec.costs.policies import (
+    common_length,
+    generous_cost,
+    urgencies,
+    worthwhile_rows,
+)
+from ngramspec.costs.steps import DraftMargin, scaled
+from ngramspec.decoding.batch import MAX_UNFINISHED_SHARE
+from ngramspec.draft import Draft, Float32, Int32, Verdict, verified_nodes
+from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.errors import check_int
-from ngramspec.measure.costs import cost_curve
+from ngramspec.measure.replay import Tally, accepted_path, cost_curve
+from ngramspec.measure.traces import Trace, by_group
+
+
+@dataclass(slots=True)
+class PlayedRow:
+    """A recorded output that is played as a row of a batch."""
+
+    output: Int32
+    session: DraftSession
+    at: int = 1
+    _recorded: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._recorded = self.output.tolist()
+
+    @property
+    def left(self) -> int:
+        """Tokens that are not committed yet."""
+        return len(self._recorded) - self.at
+
+    def verify(self, draft: Draft, tally: Tally, sources: Sequence[str]) -> None:
+        """Commit what the recording accepts of a draft, and its next token; count both.
+
+        The cost is not counted. ``sources`` are those of the drafter.
+        """
+        path = accepted_path(draft.tokens.tolist(), draft, self._recorded, self.at)
+        new = self.output[self.at : self.at + len(path) + 1]
+        verified = sum(1 for _ in verified_nodes(draft, path))
+        if len(draft):
+            self.session.observe(draft, path, verified)
+        self.session.extend(new)
+        tally.count_step(draft, Verdict(path, verified, new.tolist()), sources)
+        self.at += len(new)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How a batch is drafted for."""
+
+    rows: int
+    gamma_max: int = 64
+    free: int = 64
+
+    def curve(self, rows: int) -> Float32:
+        """[d] what a step of ``rows`` rows and d drafted tokens costs, in steps without a draft."""
+        positions = rows + np.arange(rows * self.gamma_max + 1)
+        seconds = np.maximum(1.0, positions / self.free)
+        cost: Float32 = (seconds / seconds[0]).astype(np.float32)
+        return cost
+
+
+class BatchPlayer:
+    """Replays traces in batches through one drafter and keeps a tally."""
+
+    def __init__(self, drafter: Drafter, plan: BatchPlan) -> None:
+        self.drafter = drafter if drafter.estimates else CalibratedDrafter(drafter)
+        self.plan = plan
+        self.tally = Tally()
+
+    def play(self, traces: Iterable[Trace]) -> BatchPlayer:
+        """Replay traces, in order; returns itself."""
+        waiting = list(traces)[::-1]
+        rows: list[PlayedRow] = []
+        while rows or waiting:
+            while waiting and len(rows) < self.plan.rows:
+                rows.append(self._begin(waiting.pop()))
+            self._step(rows)
+            for row in rows:
+                if not row.left:
+                    row.session.close()
+            rows = [row for row in rows if row.left]
+        return self
+
+    def _begin(self, trace: Trace) -> PlayedRow:
+        committed = np.concatenate((trace.prompt, trace.output[:1]))
+        return PlayedRow(trace.output, self.drafter.start(committed))
+
+    def _step(self, rows: Sequence[PlayedRow]) -> None:
+        curve = self.plan.curve(len(rows))
+        gamma_max = self.plan.gamma_max
+        cost = generous_cost(curve, len(rows), gamma_max)
+        begin = perf_counter_ns()
+        found = [row.session.propose(min(gamma_max, row.left - 1), cost) for row in rows]
+        drafts = worthwhile_rows(found, curve)
+        self.tally.nanoseconds.append(perf_counter_ns() - begin)
+        for row, draft in zip(rows, drafts, strict=True):
+            row.verify(draft, self.tally, self.drafter.source_names)
+        self.tally.cost += float(curve[sum(map(len, drafts))])
+
+
+def compare_rows(
+    make: Callable[[], Drafter], plan: BatchPlan, traces: Sequence[Trace]
+) -> dict[str, dict[str, Any]]:
+    """Each group's traces in a batch, and one after another."""
+    single = BatchPlan(1, plan.gamma_max, plan.free)
+    found = {}
+    for group, of_group in by_group(traces).items():
+        batch, alone = (
+            BatchPlayer(make(), each).play(of_group).tally.to_dict() for each in (plan, single)
+        )
+        share = batch["tokens_per_call"] / alone["tokens_per_call"]
+        found[group] = {"rows": batch, "single": alone, "share": share}
+    return found
+
+
+MEASURES = ("tokens_per_call", "speedup")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratePlan:
+    """How a batch of ``generate`` is played."""
+
+    rows: int
+    positions: Float32
+    gamma_max: int = 64
+    tree: bool = False
+    new: int | None = None
+
+    def cost(self, rows: int) -> Float32:
+        """[k] what a forward of k positions in each row costs, float32 (gamma_max + 2,)."""
+        at, last = rows * np.arange(self.gamma_max + 2), len(self.positions) - 1
+        slope = float(self.positions[last] - self.positions[last - 1])
+        cost = self.positions[np.minimum(at, last)] + slope * np.maximum(at - last, 0)
+        return cost.astype(np.float32)
+
+
+def flat(free: int) -> Float32:
+    """Costs of forwards: those of up to ``free`` positions cost as much as one of one position, and
+    wider ones in proportion."""
+    return np.maximum(1.0, np.arange(free + 2) / free).astype(np.float32)
+
+
+def measured(curve: Float32) -> Float32:
+    """A curve up to the last position with a known cost; after it, the curve is constant."""
+    rising = np.flatnonzero(np.diff(curve[1:]) > 0)
+    return curve[: rising[-1] + 3] if len(rising) else curve
+
+
+class GeneratePlayer:
+    """Replays traces in batches of ``generate`` through one drafter."""
+
+    def __init__(self, drafter: Drafter, plan: GeneratePlan) -> None:
+        self.drafter = drafter if drafter.estimates else CalibratedDrafter(drafter)
+        self.plan = plan
+        self.tally = Tally()
+        self.plain = 0.0
+
+    def play(self, traces: Sequence[Trace]) -> GeneratePlayer:
+        """Replay traces, in order; returns itself."""
+        for first in range(0, len(traces), self.plan.rows):
+            self._batch(traces[first : first + self.plan.rows])
+        return self
+
+    def _batch(self, traces: Iterable[Trace]) -> None:
+        rows = [self._begin(trace) for trace in traces]
+        everyone, steps, present, margin = rows, 0, len(rows), DraftMargin()
+        self.plain += max(row.left for row in rows) * float(self.plan.cost(present)[1])
+        while rows := [row for row in rows if row.left]:
+            if len(rows) <= MAX_UNFINISHED_SHARE * present:
+                present = len(rows)
+            steps += 1
+            self._step(rows, present, steps, margin)
+        for row in everyone:
+            row.session.close()
+
+    def _begin(self, trace: Trace) -> PlayedRow:
+        output = trace.output[: self.plan.new]
+        committed = np.concatenate((trace.prompt, output[:1]))
+        return PlayedRow(output, self.drafter.start(committed))
+
+    def _step(
+        self, rows: Sequence[PlayedRow], present: int, steps: int, margin: DraftMargin
+    ) -> None:
+        absolute, tree = self.plan.cost(present), self.plan.tree
+        cost = margin.required(absolute / absolute[1])
+        own = scaled(cost, 1.0 / present)
+        drafts = [
+            row.session.propose(min(self.plan.gamma_max, row.left - 1), own.copy(), tree=tree)
+            for row in rows
+        ]
+        weights = urgencies([row.left for row in rows], [row.at for row in rows], steps)
+        length, _ = common_length(drafts, weights, cost)
+        drafts = [draft.first(length) for draft in drafts]
+        self.tally.cost += float(absolute[1 + max(map(len, drafts))])
+        before = self.tally.drafted, self.tally.accepted
+        for row, draft in zip(rows, drafts, strict=True):
+            row.verify(draft, self.tally, self.drafter.source_names)
+        drafted, accepted = self.tally.drafted - before[0], self.tally.accepted - before[1]
+        margin.record_acceptance(drafted, accepted)
+
+
+def compare_trees(
+    make: Callable[[], Drafter], plan: GeneratePlan, traces: Sequence[Trace]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Each group's traces with chains and with trees, and all of them together."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for group, of_group in by_group(traces).items():
+        found[group] = {}
+        for name, tree in (("chains", False), ("trees", True)):
+            player = GeneratePlayer(make(), replace(plan, tree=tree)).play(of_group)
+            values = (player.tally.tokens_per_call, player.plain / player.tally.cost)
+            found[group][name] = dict(zip(MEASURES, values, strict=True))
+    every = list(found.values())
+    found["mean"] = {
+        way: {
+            each: float(np.exp(np.mean([np.log(ways[way][each]) for ways in every])))
+            for each in MEASURES
+        }
+        for way in ("chains", "trees")
+    }
+    return found
+
 
 PEERS_GAMMA = 64  # most tokens that a peer drafts; --gamma-max does not bound them
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``ngramspec replay`` and those for batches and peers."""
-    replay.add_arguments(parser)
-    add_peers(parser)
-    parser.add_argument(
+def add_arguments(options: Options) -> None:
+    replay.add_arguments(options)
+    add_peers(options)
+    options.add(
         "--rows",
         type=int,
         metavar="N",
         help="play each group in a batch of N rows, which share a step's positions, and one trace"
         " after another",
     )
-    add_count(
-        parser,
+    options.count(
         "--free",
         64,
         "with --rows, or --together without --curve: positions of a step that cost as much as one",
     )
-    parser.add_argument(
+    options.add(
         "--together",
         type=int,
         nargs="+",
@@ -48,13 +273,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="play each group in batches of N rows as generate does: rows begin together, and all"
         " are as wide as the longest draft; chains, and then trees",
     )
-    parser.add_argument(
-        "--new", type=int, metavar="N", help="with --together: most tokens of an output"
-    )
+    options.add("--new", type=int, metavar="N", help="with --together: most tokens of an output")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay; print, write and draw the results."""
     given = replay.read(arguments)
     if arguments.together is not None:
         return run_together(arguments, given)
@@ -82,10 +304,9 @@ def run_rows(
         plan = BatchPlan(rows, given.gamma_max, check_int("--free", arguments.free, rows))
     results = {name: compare_rows(make, plan, given.traces) for name, make in given.makers.items()}
     for name, groups in results.items():
-        print(f"{name}, tokens per call: one row, {rows} rows with {plan.free} positions, share")
         for group, found in groups.items():
             single, batch = (found[way]["tokens_per_call"] for way in ("single", "rows"))
-            print(f"{group:<20}{single:>8.3f}{batch:>8.3f}{found['share']:>8.3f}")
+            show(drafter=name, group=group, single=single, rows=batch, share=found["share"])
     settings = {
         "traces": len(given.traces),
         "gamma_max": given.gamma_max,
@@ -115,10 +336,9 @@ def run_together(
             make, GeneratePlan(rows, cost, given.gamma_max, new=new), given.traces
         )
         results.append({"drafter": name, "curve": curve, "rows": rows, "groups": groups})
-        print(f"{name}, {rows} rows, {curve}: tokens per call, speedup; chains, trees")
         for group, ways in groups.items():
-            found = [ways[way][each] for each in MEASURES for way in ("chains", "trees")]
-            print(f"{group:<20}" + "".join(f"{each:>8.3f}" for each in found))
+            found = {f"{way} {each}": ways[way][each] for way in ways for each in MEASURES}
+            show(drafter=name, rows=rows, curve=curve, group=group, **found)
     settings = {"traces": len(given.traces), "gamma_max": given.gamma_max, "new": new, "free": free}
     write_json(arguments, {"settings": settings, "results": results})
     return 0

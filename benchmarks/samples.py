@@ -16,54 +16,44 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, write
+from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, show, write
 from ngramspec import DecodeStats, Speculator
-from ngramspec.cli.options import add_count
+from ngramspec.cli.options import Options
 from ngramspec.drafters.call import CallStores
+from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.models import load
-from ngramspec.measure.turns import PLAIN, take_turns
 
-OURS, SEPARATE = "ours", "separate"
+WAYS = OURS, SEPARATE = "ours", "separate"
+KEYS = ("speedup", "tokens_per_call")
 SEED = 0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--groups", nargs="+", default=["summary", "answer", "chat", "code"])
-    parser.add_argument("--longest", type=int, default=400, help="leave longer prompts out")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    add_count(parser, "--prompts", 20, "prompts, of all groups in turn")
-    add_count(parser, "--samples", 8, "answers to a prompt")
-    add_run(parser, repeats=1, new=64)
+def add_arguments(options: Options) -> None:
+    options.add("--traces", type=Path, required=True)
+    options.add("--groups", nargs="+", default=["summary", "answer", "chat", "code"])
+    options.add("--longest", type=int, default=400, help="leave longer prompts out")
+    options.add("--temperature", type=float, default=0.8)
+    options.count("--prompts", 20, "prompts, of all groups in turn")
+    options.count("--samples", 8, "answers to a prompt")
+    add_run(options, repeats=1, new=64)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     model = load(None, arguments.dtype).model
     path, longest = arguments.traces, arguments.longest
     groups = [recorded_prompts(path, group, longest) for group in arguments.groups]
     prompts = [prompt for several in zip_longest(*groups) for prompt in several if prompt]
-    print(f"{'prompt':>7}{'ours':>8}{'separate':>10}{'tok/call':>10}{'separate':>10}")
     rows = []
     for prompt in islice(prompts, arguments.prompts):
         row = measure(model, prompt, arguments)
         rows.append(row)
-        speeds = f"{row[OURS]['speedup']:>7.2f}x{row[SEPARATE]['speedup']:>9.2f}x"
-        counts = f"{row[OURS]['tokens_per_call']:>10.2f}{row[SEPARATE]['tokens_per_call']:>10.2f}"
-        print(f"{len(prompt):>7}{speeds}{counts}", flush=True)
-    means = {
-        way: {key: geometric_mean(row[way][key] for row in rows) for key in rows[0][way]}
-        for way in (OURS, SEPARATE)
-    }
-    print(means)
-    write(arguments, {"rows": rows, "means": means})
+        show(prompt=len(prompt), **{f"{way} {key}": row[way][key] for way in WAYS for key in KEYS})
+    write(arguments, {"rows": rows})
     return 0
 
 

@@ -16,23 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import add_json, write
+from benchmarks.harness import write
+from ngramspec.cli.options import Options
 from ngramspec.measure.traces import read_traces
 from ngramspec.stores import SharedStore
 
 REPLACED = 0.02
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--mib", type=int, default=64, help="of the namespace")
-    parser.add_argument("--contexts", type=int, default=20_000)
-    add_json(parser)
+def add_arguments(options: Options) -> None:
+    options.add("--traces", type=Path, required=True)
+    options.add("--mib", type=int, default=64, help="of the namespace")
+    options.add("--contexts", type=int, default=20_000)
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print, write the JSON."""
     outputs = [trace.output for trace in read_traces(arguments.traces)]
     size = arguments.mib << 20
     store = SharedStore(size, namespace_bytes=size)

@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, padded, write
+from benchmarks.harness import add_run, padded, show, write
 from ngramspec import DecodeStats, Speculator, generate
-from ngramspec.cli.options import add_count
-from ngramspec.hf_model.compat.cache_name import cache_of
+from ngramspec.cli.options import Options
+from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.compat.positions import given_positions
+from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.traces import read_traces
-from ngramspec.measure.turns import PLAIN, take_turns
 
 OURS, LOOKUP = "ours", "prompt lookup"
 LARGE = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "vocab_size": 50264}
@@ -84,11 +84,7 @@ def extracted(article: Sequence[int]) -> list[int]:
 
 
 class Texts:
-    """The recorded summaries of a batch's rows, by the position in the decoder.
-
-    Attributes:
-        encoder_seconds: the time of the encoder's forward of all articles.
-    """
+    """The recorded summaries of a batch's rows, by the position in the decoder."""
 
     def __init__(
         self, model: Any, inputs: dict[str, torch.Tensor], pairs: list[tuple[list[int], list[int]]]
@@ -109,13 +105,7 @@ class Texts:
         self.encoder_seconds = perf_counter() - began
 
     def force(self, logits: torch.Tensor, encoded: torch.Tensor, positions: torch.Tensor) -> None:
-        """Raise logits in place.
-
-        Args:
-            logits: (rows, n, vocab).
-            encoded: of these rows, (rows, length, d), from which they are recognized.
-            positions: int64 (rows or 1, n).
-        """
+        """Raise logits in place."""
         row = torch.cdist(encoded[:, -1].float(), self.marks).argmin(dim=1)[:, None]
         total = logits.float().logsumexp(dim=-1)
         for which, tokens in enumerate((self.others, self.wanted)):
@@ -191,43 +181,29 @@ def measure(
     }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--group", default="summarization")
-    parser.add_argument(
-        "--extract", action="store_true", help="summaries of the article's own sentences"
-    )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8], help="rows of a batch")
-    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
-    add_count(parser, "--batches", 3, "batches of each size")
-    add_count(parser, "--layers", LARGE["decoder_layers"], "layers of encoder and decoder")
-    parser.add_argument("--gamma", type=int, help="tokens of a draft; default: by cost")
-    parser.add_argument("--tree", type=int, help="nodes of a draft; default: by cost")
-    add_run(parser, repeats=3, new=LONGEST_SUMMARY)
+def add_arguments(options: Options) -> None:
+    options.add("--traces", type=Path, required=True)
+    options.add("--group", default="summarization")
+    options.flag("--extract", "summaries of the article's own sentences")
+    options.add("--sizes", type=int, nargs="+", default=[1, 8], help="rows of a batch")
+    options.add("--beams", type=int, nargs="+", default=[1, 4])
+    options.count("--batches", 3, "batches of each size")
+    options.count("--layers", LARGE["decoder_layers"], "layers of encoder and decoder")
+    options.add("--gamma", type=int, help="tokens of a draft; default: by cost")
+    options.add("--tree", type=int, help="nodes of a draft; default: by cost")
+    add_run(options, repeats=3, new=LONGEST_SUMMARY)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     model = build(arguments.layers, getattr(torch, arguments.dtype))
     rows_needed = arguments.batches * max(arguments.sizes)
     pairs = recorded(arguments.traces, arguments.group, rows_needed, extract=arguments.extract)
     rows = []
-    print(
-        f"{'batch':>5}{'beams':>6}{'ours':>8}{'worst':>8}{'lookup':>8}{'encoder':>9}"
-        f"{'tok/call':>10}{'same':>6}"
-    )
     for beams in arguments.beams:
         for size in arguments.sizes:
             for start in range(0, arguments.batches * size, size):
                 row = measure(model, pairs[start : start + size], beams, arguments)
                 rows.append(row)
-                lookup = "-" if row["lookup"] is None else f"{row['lookup']:.2f}x"
-                print(
-                    f"{size:>5}{beams:>6}{row['speedup']:>7.2f}x{row['worst']:>7.2f}x{lookup:>8}"
-                    f"{row['encoder_share']:>8.0%}{row['tokens_per_call']:>10.2f}"
-                    f"{row['same']!s:>6}",
-                    flush=True,
-                )
+                show(**{name: each for name, each in row.items() if name != "seconds"})
     write(arguments, {"rows": rows})
     return 0

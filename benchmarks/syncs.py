@@ -111,11 +111,7 @@ def _reads() -> Iterator[list[str]]:
 
 
 class _Marks(Observer):
-    """Counts the waits until the end of the prefill and of each step; on a CPU steps are a GPU's.
-
-    Args:
-        places: as ``host_syncs`` gives them.
-    """
+    """Counts the waits until the end of the prefill and of each step; a CPU reads as a GPU does."""
 
     one_transfer = True
 
@@ -141,16 +137,7 @@ def syncs_per_step(
     rows: int = 1,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Host synchronisations of each step of one speculative generation, after the prefill.
-
-    Args:
-        speculator: its observer is replaced for this call; None: a new Speculator.
-        rows: of a batch, all of this prompt.
-
-    Returns:
-        ``steps``, ``median`` and ``most`` syncs of a step, ``counts`` of each, and ``places``,
-        how many there were in each line of code.
-    """
+    """Host synchronisations of each step of one speculative generation, after the prefill."""
     speculator = Speculator() if speculator is None else speculator
     prompt = torch.tensor([list(ids)] * rows, device=model.device)
     mask = torch.ones_like(prompt)

@@ -22,7 +22,7 @@ LOOP = (
     *DRAFTERS,
     *(f"ngramspec/{each}" for each in ("costs", "decoding", "hf_model", "verification")),
 )
-WHOLE_CALLS = (*LOOP, "ngramspec/measure/whole_calls.py", "ngramspec/measure/summary.py")
+WHOLE_CALLS = (*LOOP, "ngramspec/measure/bench.py", "ngramspec/measure/calls.py")
 REPLAY = ("benchmarks", "replay", "--traces", PUBLIC)
 BENCH = (
     "ngramspec",
@@ -169,7 +169,7 @@ TABLES: dict[str, Table] = {
     ),
     "replay-rows": Table(
         {"replay_rows": (*REPLAY, "--rows", "16", "--json", "OUT")},
-        (*DRAFTERS, "benchmarks/replay_rows.py"),
+        (*DRAFTERS, "benchmarks/replay.py"),
         renderers.rows_of_engine,
     ),
     "replay-together": Table(
@@ -182,7 +182,7 @@ TABLES: dict[str, Table] = {
                 *("--json", "OUT"),
             ),
         },
-        (*DRAFTERS, "benchmarks/replay_batch.py"),
+        (*DRAFTERS, "benchmarks/replay.py"),
         renderers.together,
     ),
     "agents": Table(
@@ -192,7 +192,7 @@ TABLES: dict[str, Table] = {
     ),
     "costs": Table(
         {},
-        ("benchmarks/costs.py",),
+        ("ngramspec/costs/processors.py",),
         renderers.costs,
         earlier=("costs",),  # of an AVX2 processor: ngramspec/costs/processors.py has its costs
     ),
@@ -232,7 +232,7 @@ TABLES: dict[str, Table] = {
     ),
     "heads": Table(
         {"heads": ("benchmarks", "heads", "--traces", PUBLIC, "--json", "OUT")},
-        (*DRAFTERS, "benchmarks/heads.py", "benchmarks/recorded_heads.py"),
+        (*DRAFTERS, "benchmarks/heads.py"),
         renderers.heads,
     ),
     "beams": Table(
@@ -259,22 +259,22 @@ TABLES: dict[str, Table] = {
     "alpha-sampling": Table(
         {
             "alpha_sampling": (
-                *("ngramspec", "alpha", "--dtype", "bfloat16", "--count", "6", "--train", "0"),
+                *("benchmarks", "alpha", "--dtype", "bfloat16", "--count", "6", "--train", "0"),
                 *("--tokens", "96", "--temperatures", "0.3", "0.7", "1"),
                 *("--drafter", "ngram(sample=true)", "--drafter", "ngram", "--json", "OUT"),
             )
         },
-        (*LOOP, "ngramspec/measure/alpha.py", "ngramspec/measure/alpha_run.py"),
+        (*LOOP, "benchmarks/alpha.py"),
         renderers.alpha_sampling,
     ),
     "alpha-types": Table(
         {
             "alpha_types": (
-                *("ngramspec", "alpha", "--prompts", "types", "--count", "6", "--train", "12"),
+                *("benchmarks", "alpha", "--prompts", "types", "--count", "6", "--train", "12"),
                 *("--tokens", "64", "--no-observed", "--temperatures", "0", "--json", "OUT"),
             )
         },
-        (*LOOP, "ngramspec/measure/alpha.py", "ngramspec/measure/alpha_run.py"),
+        (*LOOP, "benchmarks/alpha.py"),
         renderers.alpha_types,
     ),
     "explain": Table(
@@ -284,7 +284,7 @@ TABLES: dict[str, Table] = {
                 *("--json", "OUT"),
             )
         },
-        (*LOOP, "ngramspec/measure/explain.py", "ngramspec/measure/explain_predict.py"),
+        (*LOOP, "ngramspec/measure/explain.py"),
         renderers.explain,
     ),
     "parity": Table(

@@ -1,15 +1,150 @@
-"""Long texts to measure structures on: natural, and the worst cases."""
+"""Texts and prompts that every machine has, from the source of Python's library, and worst cases.
+
+``library_prompts`` asks for something to be done with a passage. ``content_prompts`` are beginnings
+of texts, to be continued without a chat template, by the types of akunu's chapter on n-gram drafts:
+alpha depends on repetition in the text. TEXTS are long sequences to measure structures on.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
 import re
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from ngramspec.draft import Int32
-from ngramspec.measure.prompts import library
+from ngramspec.measure.traces import Prompt
+
+CODE_TASKS = (
+    "Repeat this function exactly:\n\n{}",
+    "Explain what this function does, line by line:\n\n{}",
+    "Rewrite this function with a docstring and type hints:\n\n{}",
+)
+PROSE_TASKS = (
+    "Summarize this text in two sentences:\n\n{}",
+    "{}\n\nWhat is this text about? Use words of the text in your answer.",
+    "Write a list of five points about this text:\n\n{}",
+)
+TASK_FUNCTION_LINES = range(8, 25)  # lengths of functions in a task
+TASK_DOCSTRING_WORDS = range(40, 200)  # lengths of docstrings in a task
+NATURAL, CODE, STRUCTURED, REPEATED = "natural text", "code", "structured data", "repeated text"
+TYPES = (NATURAL, CODE, STRUCTURED, REPEATED)
+DOCSTRING_WORDS = range(80, 300)  # lengths of docstrings that are begun
+FUNCTION_LINES = range(12, 60)  # lengths of functions that are begun
+RECORDS_PER_PROMPT = 6  # of structured data
+
+
+def library() -> Iterator[str]:
+    """The source of Python's library, file by file."""
+    found: list[Path] = []
+    for top in Path(sysconfig.get_path("stdlib")).iterdir():
+        if top.name != "site-packages":
+            found += top.rglob("*.py") if top.is_dir() else [top] if top.suffix == ".py" else []
+    for path in sorted(found):
+        try:
+            yield path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    """The source and the syntax tree of each file of the library that can be parsed."""
+    for source in library():
+        try:
+            yield source, ast.parse(source)
+        except (SyntaxError, ValueError):  # the tests of the parser
+            continue
+
+
+def library_prompts(count: int) -> list[Prompt]:
+    """``count`` prompts, code and prose in turn, the same for one release of Python.
+
+    A ValueError is raised if the library has too few.
+    """
+    kinds = (_tasks("code", CODE_TASKS), _tasks("prose", PROSE_TASKS))
+    prompts: list[Prompt] = []
+    while len(prompts) < count:
+        prompt = next(kinds[len(prompts) % 2], None)
+        if prompt is None:
+            raise ValueError(f"the library has {len(prompts)} prompts, {count} are needed")
+        prompts.append(prompt)
+    return prompts
+
+
+def _tasks(kind: str, tasks: tuple[str, ...]) -> Iterator[Prompt]:
+    number = 0
+    for source, tree in _modules():
+        if kind == "code":
+            passage = _function(source, tree, TASK_FUNCTION_LINES)
+        else:
+            passage = ast.get_docstring(tree)
+            if passage is None or len(passage.split()) not in TASK_DOCSTRING_WORDS:
+                continue
+        if passage is not None:
+            task = tasks[number % len(tasks)]
+            number += 1
+            yield Prompt(kind, str(number), task.format(passage))
+
+
+def content_prompts(count: int) -> list[Prompt]:
+    """``count`` prompts of each type, in the order of TYPES; the same for one release of Python.
+
+    A ValueError is raised if the library has too few.
+    """
+    found: dict[str, list[Prompt]] = {kind: [] for kind in TYPES}
+    for number, (source, tree) in enumerate(_modules()):
+        for kind, text in _beginnings(source, tree):
+            if len(found[kind]) < count:
+                found[kind].append(Prompt(kind, str(number), text))
+        if all(len(prompts) == count for prompts in found.values()):
+            return [prompt for prompts in found.values() for prompt in prompts]
+    least = min(len(prompts) for prompts in found.values())
+    raise ValueError(f"the library has {least} prompts of each type, {count} are needed")
+
+
+def _beginnings(source: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(type, text) of the prompts from one module."""
+    prose = ast.get_docstring(tree) or ""
+    words = prose.split(" ")
+    if len(prose.split()) in DOCSTRING_WORDS:
+        yield NATURAL, " ".join(words[: len(words) // 2])
+        yield REPEATED, f"{prose}\n\n{prose}\n\n{prose[: len(prose) // 8]}"
+    function = _function(source, tree, FUNCTION_LINES)
+    if function is not None:
+        lines = function.splitlines()
+        yield CODE, "\n".join(lines[: len(lines) // 2]) + "\n"
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if len(functions) >= RECORDS_PER_PROMPT:
+        yield STRUCTURED, _records(functions[:RECORDS_PER_PROMPT])
+
+
+def _function(source: str, tree: ast.Module, lengths: range) -> str | None:
+    """A module's first function with one of these numbers of lines."""
+    for node in tree.body:
+        lines = 1 + (node.end_lineno or 0) - node.lineno
+        if isinstance(node, ast.FunctionDef) and lines in lengths:
+            return ast.get_source_segment(source, node)
+    return None
+
+
+def _records(functions: list[ast.FunctionDef]) -> str:
+    """The beginning of a JSON list that describes functions."""
+    records = [
+        {
+            "name": node.name,
+            "kind": "function",
+            "line": node.lineno,
+            "arguments": [argument.arg for argument in node.args.args],
+            "documented": ast.get_docstring(node) is not None,
+        }
+        for node in functions
+    ]
+    return json.dumps(records, indent=1)[:-2] + ",\n"  # without the closing bracket
+
 
 VOCAB = 49152
 WORDS = re.compile(r"\w+|\n\s*|[^\w\s]")
@@ -19,10 +154,6 @@ def natural(n: int, path: Path | None = None) -> Int32:
     """``n`` tokens of a UTF-8 file, or of the source of Python's own library.
 
     A token is a word, a punctuation mark or a line's beginning, numbered as they first occur.
-
-    Raises:
-        OSError, UnicodeDecodeError: the file cannot be read.
-        ValueError: it has fewer than ``n`` tokens.
     """
     ids: dict[str, int] = {}
     tokens: list[int] = []
@@ -33,21 +164,9 @@ def natural(n: int, path: Path | None = None) -> Int32:
     raise ValueError(f"{path or 'the library'} has {len(tokens)} tokens, {n} are needed")
 
 
-def _equal(n: int) -> Int32:
-    return np.zeros(n, np.int32)
-
-
-def _period_two(n: int) -> Int32:
-    return (np.arange(n) % 2).astype(np.int32)
-
-
-def _random(n: int) -> Int32:
-    return np.random.default_rng(0).integers(0, VOCAB, n).astype(np.int32)
-
-
 TEXTS: dict[str, Callable[[int], Int32]] = {
     "natural": natural,
-    "all equal": _equal,
-    "period two": _period_two,
-    "random": _random,
+    "all equal": lambda n: np.zeros(n, np.int32),
+    "period two": lambda n: (np.arange(n) % 2).astype(np.int32),
+    "random": lambda n: np.random.default_rng(0).integers(0, VOCAB, n).astype(np.int32),
 }

@@ -24,8 +24,8 @@ import numpy as np
 from benchmarks import agent_sessions
 from benchmarks.harness import ROOT
 from ngramspec import Speculator
-from ngramspec.cli.options import add_count
-from ngramspec.measure.measurement import Measurement
+from ngramspec.cli.options import Options
+from ngramspec.measure.calls import Measurement
 from ngramspec.measure.models import LoadedModel, load
 from ngramspec.measure.traces import Trace, read_traces, write_traces
 
@@ -38,10 +38,9 @@ FILES = (  # whose functions are edited, and continued
     "ngramspec/costs/policies.py",
     "ngramspec/theory/walltime.py",
     "ngramspec/theory/acceptance.py",
-    "ngramspec/theory/trees.py",
     "ngramspec/measure/tasks.py",
     "ngramspec/measure/traces.py",
-    "ngramspec/measure/summary.py",
+    "ngramspec/measure/bench.py",
 )
 EDITS = (
     "Return this Python code with the comments and the docstring removed, otherwise unchanged:",
@@ -123,13 +122,7 @@ def functions() -> Iterator[tuple[str, str, str]]:
 def traces(
     loaded: LoadedModel, new: int, known: Mapping[tuple[str, str], Trace]
 ) -> Iterator[Trace]:
-    """A trace for each prompt of a usable length, and one for each turn of a chat.
-
-    Args:
-        loaded: the target.
-        new: most new tokens of each trace.
-        known: traces by group and id, which are used again if their prompts are the same.
-    """
+    """A trace for each prompt of a usable length, and one for each turn of a chat."""
     measurement = Measurement(loaded, Speculator(), new)
 
     def recorded(group: str, id: str, ids: list[int]) -> Trace:
@@ -164,10 +157,9 @@ def traces(
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--out", type=Path, default=PUBLIC, metavar="FILE")
-    add_count(parser, "--max-new-tokens", 80, "most new tokens of each trace")
+def add_arguments(options: Options) -> None:
+    options.add("--out", type=Path, default=PUBLIC, metavar="FILE")
+    options.count("--max-new-tokens", 80, "most new tokens of each trace")
 
 
 def run(arguments: argparse.Namespace) -> int:

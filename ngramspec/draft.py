@@ -284,16 +284,15 @@ class Verdict:
         return None if self.rejected is None else self.emitted[-1]
 
 
-def judged_nodes(
+def verified_nodes(
     draft: Draft, accepted: Sequence[int], verified: int | None = None
-) -> Iterator[tuple[int, int]]:
-    """(node, depth) of the verified nodes, in order.
+) -> Iterator[int]:
+    """The verified nodes, in order.
 
     ``verified`` is their number (see Verdict); None: all that can be verified.
     """
     if draft.parents is None:
-        count = min(len(accepted) + 1, len(draft)) if verified is None else verified
-        yield from ((node, node) for node in range(count))
+        yield from range(min(len(accepted) + 1, len(draft)) if verified is None else verified)
         return
     children = draft.children()
     left = len(draft) if verified is None else verified
@@ -303,6 +302,6 @@ def judged_nodes(
             if left == 0:
                 return
             left -= 1
-            yield node, depth
+            yield node
             if node == right:
                 break

@@ -7,14 +7,13 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.decoding.request import GenerateCall, check_tokenizers, requested_head
-from ngramspec.decoding.setup import decode_call, version_fault
+from ngramspec.decoding.setup import Caller, decode_call, version_fault
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.cache_name import cache_of, given_cache
-from ngramspec.hf_model.compat.hf_private import mark_as_made_by_generate
+from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made_by_generate
 from ngramspec.hf_model.support import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stores.choice import open_stores
@@ -142,16 +141,14 @@ class Arguments:
 
         model = self.model
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        own = [getattr(type(each), "generate", None) for each in (model, base)]
-        for which in (self.plain, *own, GenerationMixin.generate):
-            if which is None:
-                continue
+        owners = [each for each in (type(model), type(base)) if hasattr(each, "generate")]
+        for which in (self.plain, *(each.generate for each in (*owners, GenerationMixin))):
             parameters = list(inspect.signature(which).parameters.values())
             if not any(each.kind is each.VAR_POSITIONAL for each in parameters):
-                kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-                known = [each for each in parameters if each.kind in kinds]
-                return known if which is self.plain else known[1:]  # an unbound one has ``self``
-        raise AssertionError("transformers' own generate names its parameters")
+                break
+        named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        known = [each for each in parameters if each.kind in named]
+        return known if which is self.plain else known[1:]  # without self
 
     def setting(self, name: str) -> Any:
         """A setting, resolved as in ``generate``: argument, given config, model's config."""
@@ -201,7 +198,7 @@ class Arguments:
             return self._decode_plainly(str(error), speculator)
         if self.kwargs.get("tokenizer") is not None:
             self._use_tokenizer(speculator, self.kwargs["tokenizer"])
-        output, called = self.run(partial(decode_call, speculator.settings(head)))
+        output, called = self.run(decode_call, speculator.caller(head))
         if not called:
             speculator.log_once(
                 f"decoding without speculation: the generate of {type(self.model).__name__} did not"
@@ -209,7 +206,9 @@ class Arguments:
             )
         return output
 
-    def run(self, decode: Callable[[GenerateCall], Any]) -> tuple[Any, bool]:
+    def run(
+        self, decode: Callable[[Caller, GenerateCall], Any], caller: Caller
+    ) -> tuple[Any, bool]:
         """Call ``generate`` with a hook; return its output, and whether it called the hook.
 
         transformers prepares inputs, cache, processors and criteria. It then calls the hook instead
@@ -230,7 +229,7 @@ class Arguments:
             cache = cache_of(call.model_kwargs)
             if generate_makes_cache and cache is not None:
                 mark_as_made_by_generate(cache)
-            return decode(call)
+            return decode(caller, call)
 
         hook.__signature__ = _HOOK_SIGNATURE  # type: ignore[attr-defined]
         output = self.plain(*self.args, **self.kwargs | {"custom_generate": hook})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import CALIBRATIONS, POLICIES, build_drafter
 from ngramspec.errors import check_choice, check_int, check_real
 from ngramspec.stats import StepEvent
-from ngramspec.stores.choice import Store, described, open_stores
+from ngramspec.stores.choice import Store, open_stores
 
 FOLDER = "custom_generate"  # transformers' name of the folder with a model's generate
 FILE = "ngramspec.json"
@@ -48,16 +47,9 @@ def option(
     high: float | None = None,
     page: str = "",
 ) -> T:
-    """Declare an option.
+    """Declare an option: one of ``words``, an integer in low..high, or a number > above, <= high.
 
-    Args:
-        default: its value if none is given.
-        doc: what it means.
-        words: the values that are neither integers nor numbers in the bounds.
-        low: the least integer, up to ``high``.
-        above: numbers are above this one, up to ``high``.
-        high: the greatest number; None: other options decide.
-        page: the page of the guide about it.
+    Without ``high``, other options limit it. ``page``: the page of the guide about it.
     """
     bounds = {"words": words, "low": low, "above": above, "high": high}
     found: T = field(default=default, metadata={"doc": doc, "page": page, "bounds": bounds})
@@ -298,7 +290,8 @@ class Options:
         if drafter.spec is None:
             name = type(drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        stores = {"stores": described(drafter.stores)} if drafter.stores else {}
+        kept = [store.description() for store in drafter.stores]
+        stores = {"stores": kept} if kept else {}
         return {"drafter": drafter.spec} | {name: getattr(self, name) for name in PLAIN} | stores
 
     def __repr__(self) -> str:
@@ -336,19 +329,6 @@ def options_file(folder: Path) -> Path:
     return wrapped if wrapped.is_file() else folder / FILE
 
 
-def write_options(folder: Path, options: dict[str, Any]) -> Path:
-    """Write options into a folder, which is created if needed; an existing file is replaced."""
-    text = json.dumps(options, indent=2) + "\n"
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"folder must be a folder, got the file {folder}")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = options_file(folder)
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
-    return path
-
-
 def find_options(place: Path) -> Path:
     """The options file of a path: the file itself, or that of a folder."""
     path = options_file(place) if place.is_dir() else place
@@ -358,14 +338,3 @@ def find_options(place: Path) -> Path:
     raise FileNotFoundError(
         f"there is {what} folder {place}; from_pretrained reads local files only"
     )
-
-
-def read_options(path: Path) -> dict[str, Any]:
-    """The options in a file; for an invalid one, a ValueError names the problem."""
-    try:
-        options = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if not isinstance(options, dict):
-        raise ValueError(f"{path}: must hold an object, got {type(options).__name__}")
-    return options

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import pickle
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.request import GenerateCall, head_of
-from ngramspec.decoding.setup import Settings, decode_call
+from ngramspec.decoding.setup import Caller, decode_call
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_choice
 from ngramspec.options import (
@@ -27,8 +29,7 @@ from ngramspec.options import (
     Options,
     documentation,
     find_options,
-    read_options,
-    write_options,
+    options_file,
 )
 from ngramspec.stats import DecodeStats
 from ngramspec.stores.choice import OpenStore
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 else:
     Arguments = object
 
+T = TypeVar("T")
 logger = logging.getLogger("ngramspec")
 
 # Attributes that a copy does not share with the original.
@@ -161,7 +163,15 @@ class Speculator(Arguments):
         The folder is created if it does not exist. In one written by ``ngramspec wrap``, the file
         replaces the one that the model uses. A ValueError says that the drafter has no spec.
         """
-        return write_options(Path(folder), self.to_dict())
+        text, folder = json.dumps(self.to_dict(), indent=2) + "\n", Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"folder must be a folder, got the file {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        path = options_file(folder)
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+        return path
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **arguments: Any) -> Speculator:
@@ -175,23 +185,22 @@ class Speculator(Arguments):
         """
         path = find_options(Path(folder))
         wrapped = {"unsupported": "plain"} if path.parent.name == FOLDER else {}
-        options = read_options(path)
         try:
+            options = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(options, dict):
+                raise ValueError(f"must hold an object, got {type(options).__name__}")
             return cls.from_dict(wrapped | options | arguments)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle: the attributes that a copy has, and the arguments."""
-        _check_pickles("on_step", self.on_step, "set on_step to None, or to a module's function")
-        drafter: Drafter | str = self.drafter
         try:
-            _check_pickles(f"drafter {type(drafter).__name__}", drafter, "give it a spec")
-        except TypeError:
-            if self.drafter.spec is None or self.stores:
-                raise
-            drafter = self.drafter.spec
-        return self._state() | {"options": self.options.arguments() | {"drafter": drafter}}
+            _pickled_as_trial(self.on_step)
+        except Exception as error:
+            remedy = "set on_step to None, or to a module's function"
+            raise TypeError(f"on_step cannot be pickled: {error}; {remedy}") from error
+        return self._state() | {"options": self._arguments(_pickled_as_trial, "pickled")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rest = dict(state)
@@ -202,17 +211,8 @@ class Speculator(Arguments):
     def __deepcopy__(self, memo: dict[int, Any]) -> Speculator:
         other = type(self).__new__(type(self))
         memo[id(self)] = other
-        state, arguments = copy.deepcopy(self._state(), memo), self.options.arguments()
-        try:
-            arguments["drafter"] = copy.deepcopy(self.drafter, memo)
-        except Exception as error:
-            if self.drafter.spec is None:
-                name = type(self.drafter).__name__
-                raise TypeError(
-                    f"drafter {name} cannot be copied: {error}; give it a spec"
-                ) from error
-            arguments["drafter"] = self.drafter.spec
-        other.__setstate__(state | {"options": arguments})  # the callback may hold large objects
+        arguments = self._arguments(partial(copy.deepcopy, memo=memo), "copied")
+        other.__setstate__(copy.deepcopy(self._state(), memo) | {"options": arguments})
         return other
 
     def __copy__(self) -> Speculator:
@@ -221,6 +221,22 @@ class Speculator(Arguments):
     def _state(self) -> dict[str, Any]:
         """The attributes that a copy shares, without the options."""
         return {name: value for name, value in vars(self).items() if name not in NOT_COPIED}
+
+    def _arguments(self, copied: Callable[[Drafter], Drafter], how: str) -> dict[str, Any]:
+        """The arguments with a copy of the drafter, else its spec; without one a TypeError.
+
+        The callback is not copied, because it may hold large objects.
+        """
+        arguments = self.options.arguments()
+        try:
+            arguments["drafter"] = copied(self.drafter)
+        except Exception as error:
+            arguments["drafter"] = self.drafter.spec
+            if self.drafter.spec is None:
+                name = type(self.drafter).__name__
+                message = f"drafter {name} cannot be {how}: {error}; give it a spec"
+                raise TypeError(message) from error
+        return arguments
 
     def __repr__(self) -> str:
         return repr(self.options)
@@ -272,24 +288,9 @@ class Speculator(Arguments):
             UnsupportedError: the request does not support speculation, and unsupported="error".
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
-        call = GenerateCall(
-            model=model,
-            input_ids=input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            streamer=streamer,
-            reference_ids=reference_ids,
-            stores=stores,
-            extra_stores=extra_stores,
-            session=session,
-            tools=tools,
-            inputs_tensor=inputs_tensor,
-            generator=generator,
-            synced_gpus=synced_gpus,
-            model_kwargs=model_kwargs,
-        )
-        return decode_call(self.settings(head_of(generation_config)), call)
+        arguments = dict(locals())  # GenerateCall has fields of these names
+        del arguments["self"]
+        return decode_call(self.caller(head_of(generation_config)), GenerateCall(**arguments))
 
     def _drafter_with(self, head: ModelDrafter) -> Drafter:
         from ngramspec.drafters.headed import HeadOfCalls  # most calls have none
@@ -311,11 +312,11 @@ class Speculator(Arguments):
         if not known:
             logger.warning("%s", message)
 
-    def settings(self, head: ModelDrafter | None = None) -> Settings:
-        """The settings for a call that begins now; ``head`` drafts in addition to the drafter."""
+    def caller(self, head: ModelDrafter | None = None) -> Caller:
+        """What a call that begins now takes; ``head`` drafts in addition to the drafter."""
         options, shared = self.options, self.options.calibration == "shared"
         current = partial(getattr, self, "drafter")  # may be replaced between two steps
-        return Settings(
+        return Caller(
             options=options,
             saved_costs=self._saved_costs,
             drafter=current if head is None else partial(self._drafter_with, head),
@@ -338,20 +339,18 @@ def _saved_costs(options: Options) -> SavedCosts | None:
 _trial = threading.local()  # ``running``: this thread pickles an object only to test that
 
 
-def _check_pickles(name: str, value: Any, remedy: str) -> None:
-    """Raise a TypeError with the name and the remedy if a value cannot be pickled.
+def _pickled_as_trial(value: T) -> T:
+    """The value, after a trial that it can be pickled.
 
-    Inside another trial nothing is checked, because the value refers to the object being pickled.
+    Inside another trial there is none, because the value refers to the object being pickled.
     """
-    if getattr(_trial, "running", False):
-        return
-    _trial.running = True
-    try:
-        pickle.dumps(value)
-    except Exception as error:
-        raise TypeError(f"{name} cannot be pickled: {error}; {remedy}") from error
-    finally:
-        _trial.running = False
+    if not getattr(_trial, "running", False):
+        _trial.running = True
+        try:
+            pickle.dumps(value)
+        finally:
+            _trial.running = False
+    return value
 
 
 def _attribute(name: str) -> property:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ngramspec.draft import Draft, Verdict, judged_nodes
+from ngramspec.draft import Draft, Verdict, verified_nodes
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class DecodeStats:
             if names[each] not in self.sources:
                 self.sources[names[each]] = SourceStats()
             self.sources[names[each]].drafted += 1
-        for node, _ in judged_nodes(draft, verdict.accepted, verdict.verified):
+        for node in verified_nodes(draft, verdict.accepted, verdict.verified):
             self.sources[names[source[node]]].verified += 1
         for node in verdict.accepted:
             self.sources[names[source[node]]].accepted += 1

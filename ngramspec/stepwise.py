@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, open_call
@@ -48,7 +47,7 @@ def open_generation(
     refused = version_fault() or call.refused()
     if refused is not None:
         raise UnsupportedError(refused)
-    opened, _ = call.run(partial(open_call, speculator.settings()))
+    opened, _ = call.run(open_call, speculator.caller())
     if not isinstance(opened, OpenGeneration):
         name = type(model).__name__
         raise UnsupportedError(

@@ -25,7 +25,9 @@ from ngramspec.decoding import joint, setup
 from ngramspec.measure.models import gguf_read_once
 
 # No test depends on how fast the machine is.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("untimed", untimed)
+settings.register_profile("quick", untimed, max_examples=20)  # of make quick
 settings.load_profile("untimed")
 
 

@@ -28,7 +28,7 @@ VERIFIED = 1 << 24  # bytes of files that are read whole
 
 
 def corpus_file(folder: Path) -> bytes:
-    """A corpus with three levels of keys and some wide intervals."""
+    """A corpus with three levels of keys."""
     rng = np.random.default_rng(0)
     base = (rng.zipf(1.4, 6000) % 300).astype(np.int32)
     few = rng.integers(0, 3, 1500).astype(np.int32)
@@ -65,13 +65,10 @@ def use_corpus(path: Path, rng: np.random.Generator) -> str:
         length, first, end = corpus.index.longest(context)
         assert 0 <= length <= 64
         assert 0 <= first <= end <= len(corpus.index)
-        for token, count in corpus.continuations(context):
-            assert 0 <= token < limit
-            assert count > 0
-        for place in (first, end - 1):
-            if end > first and corpus.index.place(place) >= 0:
-                read = corpus.index.tokens_at(corpus.index.place(place), 50)
-                assert ((read >= 0) & (read < limit)).all()
+        for at, length in corpus.index.find(context):
+            assert 0 < length <= 64
+            read = corpus.index.tokens_at(at, 50)
+            assert ((read >= 0) & (read < limit)).all()
     draft_from(corpus, rng)
     with contextlib.suppress(StoreFileError):
         corpus.recipe()

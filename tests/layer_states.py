@@ -10,7 +10,7 @@ import transformers
 from transformers import DynamicCache
 
 from benchmarks import tiny
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compat.versions import KEEPS_SELECTION, has
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

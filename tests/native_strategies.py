@@ -19,7 +19,8 @@ from ngramspec._native import common
 from ngramspec._native.copyindex import CopyIndex
 
 LAST_ID = 2**31 - 1
-QUICK = settings(max_examples=150, stateful_step_count=30, derandomize=True)
+EXAMPLES = settings.default.max_examples * 3 // 2  # fewer in make quick
+QUICK = settings(max_examples=EXAMPLES, stateful_step_count=30, derandomize=True)
 LONG = settings(max_examples=2000, stateful_step_count=60)
 needs_rlimit = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="only Linux enforces RLIMIT_AS"

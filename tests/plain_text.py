@@ -28,3 +28,12 @@ def same_text(model, speculator, ids=PROMPT, *, seed=0, **kwargs):
     ours = ngramspec.generate(model, **kwargs, speculator=speculator)
     assert ours.tolist() == plain.tolist()
     return speculator.stats
+
+
+def three_ways(model, *args, speculator, **kwargs):
+    """The outputs of the hook, of ngramspec.generate and of enabled, for the same arguments."""
+    yield model.generate(*args, custom_generate=speculator, **kwargs)
+    yield ngramspec.generate(model, *args, speculator=speculator, **kwargs)
+    with ngramspec.enabled(model, speculator):
+        yield model.generate(*args, **kwargs)
+    assert "generate" not in vars(model)

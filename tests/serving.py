@@ -18,7 +18,7 @@ def letters(fim: bool = True):
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    from ngramspec.server.fim_families import FAMILIES
+    from ngramspec.server.prompts import FAMILIES
 
     known = {chr(n + 32): n for n in range(95)} | {"\n": 95}
     plain = Tokenizer(models.BPE(known, merges=[]))
@@ -103,6 +103,21 @@ def ask(client, route="/v1/completions", **body):
     answer = client.post(route, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def refused(client, route, body, param, status=400):
+    """The error of a request, which names a field."""
+    answer = client.post(route, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (status, param)
+    return error
+
+
+def parts_of(client, route, stream, **body):
+    """The events of an answer that is streamed, or the one JSON value."""
+    answer = client.post(route, json=body | {"stream": stream})
+    assert answer.status_code == 200, answer.text
+    return events(answer.text) if stream else [answer.json()]
 
 
 def shown(text):

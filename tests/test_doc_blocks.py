@@ -100,7 +100,9 @@ def given(request, tmp_path, monkeypatch):
         monkeypatch.setattr(
             transformers.AutoModelForCausalLM,
             "from_pretrained",
-            lambda where, **extra: model if where == HUB else plain(where, **extra),
+            lambda where, **extra: (
+                model if where == HUB or "gguf_file" in extra else plain(where, **extra)
+            ),
         )
         monkeypatch.setattr(
             transformers.AutoTokenizer, "from_pretrained", lambda where, **extra: tokenizer

@@ -13,7 +13,7 @@ import ngramspec
 MODULES = sorted(
     each.name
     for each in pkgutil.walk_packages(ngramspec.__path__, "ngramspec.")
-    if not each.name.endswith("__main__") and ".custom_generate" not in each.name
+    if not each.name.endswith("__main__")
 )
 # Adapters whose engine has to be installed to import them; tests/engines tests them.
 ENGINES = {f"ngramspec.engines.{name}" for name in ("llama_cpp", "vllm")}

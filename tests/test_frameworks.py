@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from functools import partial
 
 import peft
 import pytest
 import torch
+from any_model import tiny_chat
 from conftest import tiny_llama
-from doubles import half_right, oracle
+from doubles import half_right, oracle, random_drafter
 from families import build
 from packaging.version import Version
+from plain_text import PROMPT, three_ways
 from prompts import PASSAGES
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, DynamicCache, Qwen3NextForCausalLM, pipeline
@@ -21,20 +22,10 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 import ngramspec
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
 VOCAB = 97
-
-
-def three_ways(model, *args, speculator, **kwargs):
-    """The outputs of the hook, of ngramspec.generate and of enabled, for the same arguments."""
-    yield model.generate(*args, custom_generate=speculator, **kwargs)
-    yield ngramspec.generate(model, *args, speculator=speculator, **kwargs)
-    with ngramspec.enabled(model, speculator):
-        yield model.generate(*args, **kwargs)
-    assert "generate" not in vars(model)
 
 
 def check_three_ways(model, plain=None, **kwargs):
@@ -57,11 +48,9 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("what", ["text", "texts", "batched", "chat"])
-def test_text_generation_pipeline(smollm2, what):
-    tokenizer = copy.deepcopy(smollm2.tokenizer)
-    if tokenizer.pad_token is None:  # transformers 5.16 finds none in the file
-        tokenizer.pad_token = tokenizer.eos_token
-    pipe = pipeline("text-generation", model=smollm2.model, tokenizer=tokenizer)
+def test_text_generation_pipeline(what):
+    model, tokenizer = tiny_chat()
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     kwargs = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
     inputs = TEXTS[0] if what == "text" else TEXTS
     if what == "chat":
@@ -69,13 +58,18 @@ def test_text_generation_pipeline(smollm2, what):
     if what == "batched":
         kwargs["batch_size"] = 2
     plain = pipe(inputs, **kwargs)
-    hook, with_block = Speculator(), Speculator()
+    hook, with_block = (Speculator(random_drafter(VOCAB), 4) for _ in range(2))
     assert pipe(inputs, custom_generate=hook, **kwargs) == plain
     with ngramspec.enabled(pipe.model, with_block):
         assert pipe(inputs, **kwargs) == plain
-    for speculator in (hook, with_block):
-        assert speculator.stats.runs == (2 if what == "texts" else 1)
-        assert speculator.stats.accepted + speculator.stats.prefill_accepted > 0
+        torch.manual_seed(5)
+        sampled = pipe(TEXTS[0], max_new_tokens=12)  # pipelines may sample by default
+    torch.manual_seed(5)
+    assert sampled == pipe(TEXTS[0], max_new_tokens=12)
+    for speculator, more in ((hook, 0), (with_block, 1)):
+        assert speculator.stats.runs == (2 if what == "texts" else 1) + more
+        assert speculator.stats.drafted > 0
+        assert speculator.stats.drafter_faults == 0
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
@@ -97,22 +91,6 @@ def test_a_function_that_summarizes(name):
     assert speculator.stats.drafted > 0
 
 
-def test_chat_template_into_generate(smollm2):
-    chat = [
-        {"role": "system", "content": "You repeat what you are told."},
-        {"role": "user", "content": f"Repeat: {PASSAGES[4]}"},
-    ]
-    inputs = smollm2.tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    kwargs = {"max_new_tokens": 32, "do_sample": False}
-    plain = smollm2.model.generate(**inputs, **kwargs)
-    speculator = Speculator()
-    ours = ngramspec.generate(smollm2.model, **inputs, speculator=speculator, **kwargs)
-    assert torch.equal(plain, ours)
-    assert speculator.stats.tokens_per_call > 1.5
-
-
 TURNS = [
     f"Repeat this: {PASSAGES[2]}",
     "Now only the sentence about Saturdays.",
@@ -120,7 +98,7 @@ TURNS = [
 ]
 
 
-def converse(smollm2, generate, cache):
+def converse(tokenizer, generate, cache):
     """The token ids after each of three turns over one cache.
 
     Args:
@@ -129,7 +107,10 @@ def converse(smollm2, generate, cache):
     """
     seen = []
     for turn in TURNS:
-        ids = smollm2.encode(turn)["input_ids"]
+        chat = [{"role": "user", "content": turn}]
+        ids = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)[
+            "input_ids"
+        ]
         if seen:  # the tokens of the cache, then the new turn's
             ids = torch.cat((seen[-1], ids), dim=1)
         out = generate(
@@ -146,16 +127,16 @@ def converse(smollm2, generate, cache):
     return seen
 
 
-def test_turns_over_a_kept_cache(smollm2):
-    model = smollm2.model
-    plain = converse(smollm2, model.generate, None)
+def test_turns_over_a_kept_cache():
+    model, tokenizer = tiny_chat()
+    plain = converse(tokenizer, model.generate, None)
     for given in (None, DynamicCache()):
-        speculator = Speculator()
+        speculator = Speculator(oracle(plain[-1][0].tolist()), 4)
         generate = partial(ngramspec.generate, model, speculator=speculator)
-        ours = converse(smollm2, generate, given)
+        ours = converse(tokenizer, generate, given)
         for mine, theirs in zip(ours, plain, strict=True):
             assert torch.equal(mine, theirs)
-        assert speculator.stats.accepted + speculator.stats.prefill_accepted > 10
+        assert speculator.stats.accepted > 40
 
 
 def adapted(kind="Lora", **settings):

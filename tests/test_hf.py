@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import io
+import pickle
 import queue
+import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
+from any_model import tiny_chat
 from conftest import tiny_llama
 from doubles import Puts, half_right, oracle
+from plain_text import PROMPT, three_ways
 from transformers import (
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
-    TextIteratorStreamer,
     TextStreamer,
 )
 from transformers.generation import StoppingCriteria
 
 import ngramspec
-from ngramspec import Speculator
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_names
-from ngramspec.hf_model.compat.hf_private import is_callers
-
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-
-
-def three_ways(model, *args, speculator, **kwargs):
-    """The outputs of the hook, of ngramspec.generate and of enabled, for the same arguments."""
-    yield model.generate(*args, custom_generate=speculator, **kwargs)
-    yield ngramspec.generate(model, *args, speculator=speculator, **kwargs)
-    with ngramspec.enabled(model, speculator):
-        yield model.generate(*args, **kwargs)
-
+from ngramspec import Speculator, hf
+from ngramspec.hf_model.compat.caches import cache_argument, cache_names, is_callers
 
 PROCESSING = [
     {"repetition_penalty": 1.3},
@@ -109,18 +104,13 @@ class StopAt(StoppingCriteria):
 
 
 def test_processors_and_criteria_see_only_committed_tokens_in_order(tiny):
-    calls = []
-    text = None
-    for custom in (None, "oracle", "half"):
+    calls, text = [], None
+    for drafter in (None, oracle, lambda text: half_right(text, 97)):
         processor, criterion = Recorder(), StopAt(23)
-        if custom == "oracle":
-            custom = Speculator(oracle(text[0].tolist()), 6)
-        elif custom == "half":
-            custom = Speculator(half_right(text[0].tolist(), 97), 6)
+        custom = None if drafter is None else Speculator(drafter(text[0].tolist()), 6)
         kwargs = {"max_new_tokens": 40, "do_sample": False, "custom_generate": custom}
-        out = tiny.generate(
-            PROMPT, logits_processor=[processor], stopping_criteria=[criterion], **kwargs
-        )
+        kwargs |= {"logits_processor": [processor], "stopping_criteria": [criterion]}
+        out = tiny.generate(PROMPT, **kwargs)
         text = out if text is None else text
         assert torch.equal(text, out)
         calls.append((processor.seen, criterion.seen))
@@ -137,15 +127,9 @@ def test_criteria_get_the_scores_when_they_are_kept(tiny):
             lengths.append((ids.shape[1], len(scores), float(scores[-1].max())))
             return torch.tensor([False])
 
-        tiny.generate(
-            PROMPT,
-            max_new_tokens=12,
-            do_sample=False,
-            stopping_criteria=[criterion],
-            return_dict_in_generate=True,
-            output_scores=True,
-            custom_generate=custom,
-        )
+        kwargs = {"return_dict_in_generate": True, "output_scores": True, "do_sample": False}
+        kwargs |= {"max_new_tokens": 12, "stopping_criteria": [criterion]}
+        tiny.generate(PROMPT, custom_generate=custom, **kwargs)
         seen.append(lengths)
     assert [each[:2] for each in seen[0]] == [each[:2] for each in seen[1]]
     assert [each[2] for each in seen[0]] == pytest.approx([each[2] for each in seen[1]], abs=1e-4)
@@ -153,13 +137,8 @@ def test_criteria_get_the_scores_when_they_are_kept(tiny):
 
 @pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.2}, {"do_sample": True}])
 def test_return_dict_with_scores_and_logits(tiny, settings):
-    kwargs = {
-        "max_new_tokens": 25,
-        "do_sample": False,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-    } | settings
+    kwargs = {"max_new_tokens": 25, "do_sample": False, "return_dict_in_generate": True}
+    kwargs |= {"output_scores": True, "output_logits": True} | settings
     torch.manual_seed(3)
     plain = tiny.generate(PROMPT, **kwargs)
     torch.manual_seed(3)
@@ -201,22 +180,14 @@ def test_the_raw_hook_drops_the_streamer_inside_transformers(tiny):
     assert dropped.ended == 0
 
 
-def test_text_streamers(smollm2, prompts, capsys):
-    kwargs = {**prompts[0], "max_new_tokens": 16, "do_sample": False}
-    smollm2.model.generate(**kwargs, streamer=TextStreamer(smollm2.tokenizer, skip_prompt=True))
+def test_text_streamers(capsys):
+    model, tokenizer = tiny_chat()
+    kwargs = {"input_ids": PROMPT, "max_new_tokens": 16, "do_sample": False}
+    model.generate(**kwargs, streamer=TextStreamer(tokenizer, skip_prompt=True))
     plain = capsys.readouterr().out
-    streamer = TextStreamer(smollm2.tokenizer, skip_prompt=True)
-    ngramspec.generate(smollm2.model, **kwargs, streamer=streamer)
+    ngramspec.generate(model, **kwargs, streamer=TextStreamer(tokenizer, skip_prompt=True))
     assert capsys.readouterr().out == plain
-    pieces: list[str] = []
-    streamer = TextIteratorStreamer(smollm2.tokenizer, skip_prompt=True, timeout=60)
-    thread = threading.Thread(
-        target=ngramspec.generate, args=(smollm2.model,), kwargs={**kwargs, "streamer": streamer}
-    )
-    thread.start()
-    pieces.extend(streamer)
-    thread.join()
-    assert "".join(pieces).strip() == plain.strip()
+    assert len(plain.strip()) > 8
 
 
 def test_a_streamer_that_cancels_by_raising(tiny):
@@ -226,35 +197,21 @@ def test_a_streamer_that_cancels_by_raising(tiny):
             if len(self.puts) == 8:
                 raise queue.Full
 
-    speculator = Speculator(gamma=5)
-    streamer = Cancel()
+    kwargs = {"max_new_tokens": 25, "do_sample": False}
+    speculator, streamer = Speculator(gamma=5), Cancel()
     with pytest.raises(queue.Full):
-        ngramspec.generate(
-            tiny,
-            PROMPT,
-            speculator=speculator,
-            streamer=streamer,
-            max_new_tokens=25,
-            do_sample=False,
-        )
+        ngramspec.generate(tiny, PROMPT, speculator=speculator, streamer=streamer, **kwargs)
     assert len(streamer.puts) == 8
-    again = ngramspec.generate(
-        tiny, PROMPT, speculator=speculator, max_new_tokens=25, do_sample=False
-    )
-    assert torch.equal(again, tiny.generate(PROMPT, max_new_tokens=25, do_sample=False))
+    again = ngramspec.generate(tiny, PROMPT, speculator=speculator, **kwargs)
+    assert torch.equal(again, tiny.generate(PROMPT, **kwargs))
 
 
-@pytest.mark.parametrize(
-    "where",
-    ["argument", *(pytest.param(each, marks=pytest.mark.slow) for each in ("config", "model"))],
-)
-def test_stop_strings(smollm2, prompts, where):
-    model, tokenizer = smollm2.model, smollm2.tokenizer
-    inputs = prompts[0]
-    kwargs = {**inputs, "do_sample": False, "tokenizer": tokenizer}
-    free = model.generate(**inputs, max_new_tokens=24, do_sample=False)
-    words = tokenizer.decode(free[0, inputs["input_ids"].shape[1] :])
-    string = words[10:15]
+@pytest.mark.parametrize("where", ["argument", "config", "model"])
+def test_stop_strings(where):
+    model, tokenizer = tiny_chat()
+    kwargs = {"input_ids": PROMPT, "do_sample": False, "tokenizer": tokenizer}
+    free = model.generate(PROMPT, max_new_tokens=24, do_sample=False)
+    string = tokenizer.decode(free[0, PROMPT.shape[1] :])[10:15]
     if where == "argument":
         kwargs |= {"stop_strings": [string], "max_new_tokens": 24}
     elif where == "config":
@@ -262,18 +219,15 @@ def test_stop_strings(smollm2, prompts, where):
     else:
         model.generation_config.stop_strings = [string]
         kwargs |= {"max_new_tokens": 24}
-    try:
-        plain = model.generate(**kwargs)
-        assert plain.shape[1] < free.shape[1]
-        for drafter in ("auto", oracle(free[0].tolist())):
-            speculator = Speculator(drafter, 8)
-            assert torch.equal(plain, ngramspec.generate(model, **kwargs, speculator=speculator))
-            with ngramspec.enabled(model, speculator):
-                assert torch.equal(plain, model.generate(**kwargs))
-        if where == "config":
-            assert kwargs["generation_config"].stop_strings == string  # the user's own is untouched
-    finally:
-        model.generation_config.stop_strings = None
+    plain = model.generate(**kwargs)
+    assert plain.shape[1] < free.shape[1]
+    for drafter in ("auto", oracle(free[0].tolist())):
+        speculator = Speculator(drafter, 8)
+        assert torch.equal(plain, ngramspec.generate(model, **kwargs, speculator=speculator))
+        with ngramspec.enabled(model, speculator):
+            assert torch.equal(plain, model.generate(**kwargs))
+    if where == "config":
+        assert kwargs["generation_config"].stop_strings == string  # the user's own is untouched
 
 
 def test_stop_strings_without_a_tokenizer_are_transformers_own_error(tiny):
@@ -319,24 +273,6 @@ def test_enabled_leaves_a_call_with_its_own_custom_generate_alone(tiny):
         ngramspec.generate(tiny, PROMPT, speculator="auto")
 
 
-def test_pipeline_under_enabled(smollm2):
-    from transformers import pipeline
-
-    pipe = pipeline("text-generation", model=smollm2.model, tokenizer=smollm2.tokenizer)
-    text = "One, two, three. One, two, three. One, two,"
-    kwargs = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False}
-    plain = pipe(text, **kwargs)
-    with ngramspec.enabled(pipe.model) as speculator:
-        ours = pipe(text, **kwargs)
-        torch.manual_seed(5)
-        sampled = pipe(text, max_new_tokens=12)  # pipelines may sample by default
-    torch.manual_seed(5)
-    assert sampled == pipe(text, max_new_tokens=12)
-    assert ours == plain
-    assert speculator.stats.runs == 2
-    assert speculator.stats.accepted + speculator.stats.prefill_accepted > 0
-
-
 @pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 8}])
 def test_a_hook_that_changes_every_position_acts_as_in_plain_generate(settings):
     """One that changes the last position of a forward does not: there are several to check."""
@@ -358,3 +294,248 @@ def test_a_hook_that_changes_every_position_acts_as_in_plain_generate(settings):
 def test_no_prompt_at_all_starts_from_bos(tiny):
     plain = tiny.generate(max_new_tokens=12, do_sample=False)
     assert torch.equal(plain, ngramspec.generate(tiny, max_new_tokens=12, do_sample=False))
+
+
+# The patched ``generate`` of ``enabled``
+
+GREEDY = {"max_new_tokens": 6, "do_sample": False}
+
+
+@pytest.fixture
+def model():
+    return tiny_llama()
+
+
+def spoil(model):
+    """Give a model other weights, and so another text."""
+    with torch.no_grad():
+        model.lm_head.weight.copy_(torch.randn(model.lm_head.weight.shape))
+    return model
+
+
+def deciding(model, speculators):
+    """Which of the speculators a call of ``generate`` goes to, by index; None: to none."""
+    before = [each.stats.runs for each in speculators]
+    model.generate(PROMPT, **GREEDY)
+    ran = [i for i, each in enumerate(speculators) if each.stats.runs > before[i]]
+    assert len(ran) <= 1
+    return ran[0] if ran else None
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (1, 0, 2), (2, 0, 1)])
+def test_blocks_that_overlap_end_in_any_order(model, order):
+    """The newest that has not ended decides; the last puts back what was there."""
+    before = model.generate
+    speculators = [Speculator("none") for _ in range(3)]
+    blocks = []
+    for i, speculator in enumerate(speculators):
+        blocks.append(ngramspec.enabled(model, speculator))
+        assert blocks[-1].__enter__() is speculator
+        assert deciding(model, speculators) == i
+    going = [0, 1, 2]
+    for i in order:
+        blocks[i].__exit__(None, None, None)
+        going.remove(i)
+        assert deciding(model, speculators) == max(going, default=None)
+    assert "generate" not in vars(model)
+    assert model.generate == before
+
+
+def test_one_speculator_in_two_blocks_of_a_model(model):
+    speculator = Speculator("none")
+    first, second = (ngramspec.enabled(model, speculator) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert deciding(model, [speculator]) == 0
+    second.__exit__(None, None, None)
+    assert "generate" not in vars(model)
+
+
+def test_an_attribute_of_the_object_s_own_is_put_back(model):
+    own = model.generate = partial(type(model).generate, model)
+    outer, inner = ngramspec.enabled(model), ngramspec.enabled(model)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    assert model.generate is own
+
+
+def test_threads_that_come_and_go_leave_the_model_as_it_was(model):
+    expected = model.generate(PROMPT, **GREEDY)
+    start, wrong = threading.Barrier(4), []
+
+    def work():
+        start.wait()
+        for _ in range(25):
+            with ngramspec.enabled(model, Speculator("none")):
+                if not torch.equal(model.generate(PROMPT, **GREEDY), expected):
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert "generate" not in vars(model)
+
+
+def test_no_block_is_lost_among_threads(model):
+    """Threads are switched within a few instructions here."""
+    lost = []
+
+    def work():
+        for _ in range(1500):
+            with ngramspec.enabled(model, speculator):
+                if "generate" not in vars(model):
+                    lost.append(1)
+
+    speculator = Speculator("none")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not lost
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize("step", ["enter", "leave"])
+def test_blocks_begin_and_end_one_at_a_time(model, step):
+    block = ngramspec.enabled(model)
+    if step == "leave":
+        block.__enter__()
+    call = block.__enter__ if step == "enter" else partial(block.__exit__, None, None, None)
+    thread = threading.Thread(target=call)
+    with hf._lock:
+        before = vars(model).get("generate")
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        assert vars(model).get("generate") is before
+    thread.join()
+    assert ("generate" in vars(model)) == (step == "enter")
+
+
+def test_a_generate_that_was_put_on_the_model_meanwhile_stays(model):
+    """A wrapper around the patched ``generate`` speculates inside the block only."""
+    expected = model.generate(PROMPT, **GREEDY)
+    speculators = [Speculator("none"), Speculator("none")]
+    calls = []
+    with ngramspec.enabled(model, speculators[0]):
+        inside = model.generate
+
+        def wrapper(*args, **kwargs):
+            calls.append(kwargs)
+            return inside(*args, **kwargs)
+
+        model.generate = wrapper
+        assert deciding(model, speculators) == 0
+        with ngramspec.enabled(model, speculators[1]):
+            assert deciding(model, speculators) == 1
+        assert model.generate is wrapper
+        assert deciding(model, speculators) == 0
+    assert len(calls) == 3
+    assert model.generate is wrapper
+    assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
+    assert [each.stats.runs for each in speculators] == [2, 1]
+    del model.generate
+    with ngramspec.enabled(model):
+        del model.generate
+    assert "generate" not in vars(model)
+
+
+def by_pickle(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def by_torch(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": by_pickle, "torch.save": by_torch}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("own", [False, True])
+def test_a_copy_made_inside_a_block_is_a_plain_model_of_its_own(model, how, own):
+    if own:
+        model.generate = partial(type(model).generate, model)
+    expected = model.generate(PROMPT, **GREEDY)
+    with ngramspec.enabled(model, Speculator("none")) as speculator:
+        other = COPIES[how](model)
+        assert torch.equal(other.generate(PROMPT, **GREEDY), expected)
+        spoil(other)
+        inside = other.generate(PROMPT, **GREEDY)
+        assert speculator.stats.runs == 0
+        assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
+    outside = tiny_llama()
+    outside.load_state_dict(other.state_dict())
+    assert torch.equal(inside, outside.generate(PROMPT, **GREEDY))
+    assert not torch.equal(inside, expected)
+    assert torch.equal(other.generate(PROMPT, **GREEDY), inside)
+    again = COPIES[how](other)
+    with torch.no_grad():
+        other.lm_head.weight.zero_()
+    assert torch.equal(again.generate(PROMPT, **GREEDY), inside)
+    with ngramspec.enabled(again, Speculator("none")) as speculator:
+        assert deciding(again, [speculator]) == 0
+    assert deciding(again, [speculator]) is None
+
+
+def test_blocks_of_a_model_and_of_its_copy_are_apart(model):
+    speculators = [Speculator("none"), Speculator("none")]
+    first = ngramspec.enabled(model, speculators[0])
+    first.__enter__()
+    other = copy.deepcopy(model)
+    with ngramspec.enabled(other, speculators[1]):
+        assert deciding(model, speculators) == 0
+        assert deciding(other, speculators) == 1
+        first.__exit__(None, None, None)
+        assert deciding(model, speculators) is None
+        assert deciding(other, speculators) == 1
+    assert deciding(other, speculators) is None
+
+
+def test_a_shallow_copy_s_blocks_are_its_own(model):
+    speculators = [Speculator("none"), Speculator("none")]
+    with ngramspec.enabled(model, speculators[0]):
+        other = copy.copy(model)
+        with ngramspec.enabled(other, speculators[1]):
+            assert deciding(model, speculators) == 0
+            assert deciding(other, speculators) == 1
+    assert torch.equal(model.generate(PROMPT, **GREEDY), other.generate(PROMPT, **GREEDY))
+    assert [each.stats.runs for each in speculators] == [1, 1]
+
+
+def test_the_patched_generate_looks_like_the_original(model):
+    plain = model.generate
+    with ngramspec.enabled(model):
+        assert inspect.signature(model.generate) == inspect.signature(plain)
+        assert model.generate.__name__ == "generate"
+        assert model.generate.__doc__ == plain.__doc__
+
+
+def test_a_forgotten_block_may_end_while_another_is_entered():
+    """The collector ends it in whichever thread it runs, also in one that is entering a block."""
+    model = tiny_llama()
+
+    def entered():
+        with hf._lock, ngramspec.enabled(model):
+            pass
+
+    thread = threading.Thread(target=entered, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "generate" not in vars(model)

@@ -72,13 +72,8 @@ def test_an_assigned_setting_is_checked_and_used_by_the_next_call(tiny):
         speculator.gamma = gamma
         events = []
         speculator.on_step = events.append
-        tiny.generate(
-            PROMPT,
-            custom_generate=speculator,
-            max_new_tokens=30,
-            do_sample=False,
-            eos_token_id=None,
-        )
+        kwargs = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+        tiny.generate(PROMPT, custom_generate=speculator, **kwargs)
         most.append(max(len(event.drafted) for event in events))
     assert most == [4, 2]
     assert before.gamma == 4
@@ -111,9 +106,9 @@ def test_costs_that_are_assigned_are_read(tmp_path):
     speculator = Speculator("copy", costs=tmp_path / "a")
     assert speculator.costs == str(tmp_path / "a")
     speculator.costs = str(tmp_path / "b")
-    assert speculator.settings().saved_costs.seconds[64][8] == 2.5
+    assert speculator.caller().saved_costs.seconds[64][8] == 2.5
     speculator.costs = None
-    assert speculator.settings().saved_costs is None
+    assert speculator.caller().saved_costs is None
     with pytest.raises(FileNotFoundError):
         speculator.costs = str(tmp_path / "c")
     assert speculator.costs is None

@@ -218,16 +218,13 @@ def test_hot_swap_from_another_thread(tiny):
     assert len(speculator.stats.sources) > 1
 
 
-GARBAGE = {
+GARBAGE = {  # tests/decoding/test_drafter_faults.py has more of them
     "too many": lambda at, gamma: draft_of([1] * (gamma + 1)),
+    "int64": lambda at, gamma: Draft(np.zeros(1, np.int64)),
     "past the vocabulary": lambda at, gamma: draft_of([97]),
     "negative": lambda at, gamma: draft_of([-1]),
-    "int64": lambda at, gamma: Draft(np.zeros(1, np.int64)),
-    "two dimensions": lambda at, gamma: Draft(np.zeros((1, 1), np.int32)),
-    "a list": lambda at, gamma: Draft([1]),
     "no draft": lambda at, gamma: None,
     "a tree": lambda at, gamma: Draft(np.zeros(1, np.int32), parents=np.array([-1], np.int32)),
-    "wrong source": lambda at, gamma: Draft(np.zeros(1, np.int32), source=np.zeros(3, np.int8)),
     "raises": lambda at, gamma: 1 / 0,
 }
 
@@ -327,10 +324,6 @@ def test_the_heuristic_grows_and_shrinks_within_its_bounds():
     assert small.plan(False)[0] == 3
     small.observe(3, 0)
     assert small.plan(False)[0] == 3
-
-
-def cost_of(n):
-    return 0.6 * np.arange(-1, n + 1).astype(np.float32)
 
 
 def test_no_draft_is_longer_than_gamma_max(tiny, text):

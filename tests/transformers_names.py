@@ -1,8 +1,8 @@
 """The table of names in transformers that ngramspec uses and that may change, with versions.
 
 It lists private names, fields of cache layers, and names in models' modules, and says where the
-classes of ``compat.classes`` are. Tests check every row against the installed transformers, and
-that only ``hf_model/compat`` uses its name.
+classes of ``hf_model/compat`` are. Tests check every row against the installed transformers, and
+that only ``hf_model/compat`` uses its name. The kinds in ``hf_model/cache`` use fields of layers.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ngramspec.hf_model.compat import classes
+from ngramspec.hf_model.compat import caches, names
 
-LINEAR = " ".join(classes.LINEAR)
-SLIDING = "DynamicSlidingWindowLayer LinearAttentionAndSlidingWindowAttentionLayer"
+CACHES = "cache_utils"
+LINEAR = f"{caches.LINEAR} {caches.LINEAR_AND_FULL} {caches.LINEAR_AND_SLIDING}"
+SLIDING = f"{caches.SLIDING} {caches.LINEAR_AND_SLIDING}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def listed(where: str, use: str, names: Iterable[str]) -> dict[str, Name]:
     return {name: Name(name, where, use) for name in names}
 
 
-# Private names, used in ``hf_private`` only.
+# Private names, used in ``compat`` only.
 
 PRIVATE = {
     **rows(
@@ -99,7 +100,7 @@ PRIVATE = {
     ),
 }
 
-# Fields of cache layers and caches, used in ``layers`` only.
+# Fields of cache layers and caches, used in ``compat`` and in ``cache`` only.
 
 FIELDS = {
     **rows(
@@ -139,11 +140,11 @@ FIELDS = {
     ),
     **rows("DynamicCache StaticCache", {"offloading": "whether layers move to the CPU"}),
 }
-# Methods that are replaced on single objects, in ``layers`` only.
+# Methods that are replaced on single objects, in ``caches`` only.
 REPLACED = rows(
     "DynamicLayer DynamicCache", {"update": "replaced, so that a layer grows without copies"}
 )
-# The common interface of layers and caches, which any module may use.
+# The common interface of layers and caches.
 COMMON_FIELDS = {
     **listed(
         "DynamicLayer DynamicIndexedLayer StaticLayer",
@@ -171,11 +172,12 @@ MODEL_NAMES = rows(
     },
 )
 
-# Classes, by the group that lists them in ``compat.classes``.
+# Classes, by the group in ``compat`` that lists them.
 
 CLASS_MODULES = {
-    **dict.fromkeys(("CROPPED", "LINEAR", "KNOWN_CACHES"), classes.CACHE_MODULE),
-    **dict.fromkeys(("EMPTY", "STATIC", "STATIC_SLIDING"), classes.CACHE_MODULE),
+    **dict.fromkeys(("KNOWN_CACHES", "DYNAMIC", "INDEXED", "SLIDING", "STATIC"), CACHES),
+    **dict.fromkeys(("STATIC_SLIDING", "LINEAR", "LINEAR_AND_FULL"), CACHES),
+    **dict.fromkeys(("LINEAR_AND_SLIDING", "EMPTY"), CACHES),
     **dict.fromkeys(("BY_SLOT", "WIDENS_MASK", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
     **dict.fromkeys(
         (
@@ -190,8 +192,8 @@ CLASS_MODULES = {
     **dict.fromkeys(("PASSES_POSITIONS", "READS_MASKS"), ""),
     "MIXES_POSITIONS": "models.doge.modeling_doge",
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
-    **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), classes.PROCESSOR_MODULE),
-    **dict.fromkeys(("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME"), classes.CRITERION_MODULE),
+    **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), names.PROCESSOR_MODULE),
+    **dict.fromkeys(("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME"), names.CRITERION_MODULE),
 }
 CLASSES_SINCE = {
     "DoryForCausalLM": "5.24",
@@ -228,9 +230,9 @@ POSITION_FOLDERS = {
 
 
 def listed_in(group: str) -> Iterable[str]:
-    """Names in a group of ``compat.classes``, which may be a single one."""
-    names = vars(classes)[group]
-    return (names,) if isinstance(names, str) else sorted(names)  # one order in all processes
+    """Names in a group of ``compat``, which may be a single one."""
+    found = vars(names if hasattr(names, group) else caches)[group]
+    return (found,) if isinstance(found, str) else sorted(found)  # one order in all processes
 
 
 CLASSES = [

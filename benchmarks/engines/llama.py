@@ -28,9 +28,10 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
+from ngramspec.cli.options import Options
 from ngramspec.costs.processors import processor
+from ngramspec.measure.calls import take_turns
 from ngramspec.measure.machine import versions
-from ngramspec.measure.turns import take_turns
 
 PLAIN, LOGITS, LOOKUP, OURS = "plain", "logits", "lookup", "ngramspec"
 PACKAGES = ("ngramspec", "llama-cpp-python", "numpy")
@@ -48,16 +49,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Turn:
-    """One generation of one text; times in seconds.
-
-    Attributes:
-        prompt: its tokens.
-        prefill: until the first token; of all turns but a text's first, without the prompt.
-        decode: from the first token to the last.
-        decode_cpu: of that, the process's processor time.
-        evals: after the prefill.
-        drafted: tokens, by the widths of these.
-    """
+    """One generation of one text; times in seconds."""
 
     way: str
     group: str
@@ -72,25 +64,23 @@ class Turn:
     drafted: int
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--groups", nargs="+", default=["code_edit", "chat", "shuffled"])
-    parser.add_argument("--texts", type=int, default=3, help="of each group")
-    parser.add_argument("--most", type=int, default=600, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=96, help="generated after each prompt")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1e9, help="after which no text is begun")
-    parser.add_argument("--ways", nargs="+", default=[PLAIN, LOGITS, LOOKUP, OURS])
-    parser.add_argument("--k", type=int, default=10, help="most tokens drafted, by both")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--options", type=json.loads, default={}, help="of ngramspec, as JSON")
-    parser.add_argument("--json", type=Path, required=True)
+def add_arguments(options: Options) -> None:
+    options.add("--gguf", type=Path, required=True)
+    options.add("--traces", type=Path, required=True)
+    options.add("--groups", nargs="+", default=["code_edit", "chat", "shuffled"])
+    options.add("--texts", type=int, default=3, help="of each group")
+    options.add("--most", type=int, default=600, help="tokens of a prompt")
+    options.add("--tokens", type=int, default=96, help="generated after each prompt")
+    options.add("--repeats", type=int, default=3)
+    options.add("--seconds", type=float, default=1e9, help="after which no text is begun")
+    options.add("--ways", nargs="+", default=[PLAIN, LOGITS, LOOKUP, OURS])
+    options.add("--k", type=int, default=10, help="most tokens drafted, by both")
+    options.add("--threads", type=int, default=1)
+    options.add("--options", type=json.loads, default={}, help="of ngramspec, as JSON")
+    options.add("--json", type=Path, required=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print a table, write the JSON."""
     texts = list(read(arguments))
     models = {way: load(arguments, way) for way in arguments.ways}
     turns = play(arguments, texts, models)

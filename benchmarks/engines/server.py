@@ -26,13 +26,7 @@ DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 
 @dataclass
 class Server:
-    """A running server.
-
-    Attributes:
-        url: of its OpenAI interface.
-        pid: of its first process.
-        log: file with its output.
-    """
+    """A running server."""
 
     url: str
     pid: int
@@ -140,18 +134,7 @@ def serve(
     log: Path,
     path: Path | None = None,
 ) -> Iterator[Server]:
-    """Run a server, eager and in float32, until the block ends.
-
-    Args:
-        speculative: vLLM's --speculative-config, or None.
-        options: ngramspec's.
-        arguments: more of the command line.
-        cores: that its worker is bound to.
-        path: folder of modules that it can import, for drafters of a test.
-
-    Raises:
-        RuntimeError: it ended, or did not answer in time; with the end of its log.
-    """
+    """Run a server, eager and in float32, until the block ends."""
     port = free_port()
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ngramspec.cli.options import Options
 from ngramspec.draft import Int32
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import Rows
@@ -42,11 +43,7 @@ class Clock:
 
 
 class Batch:
-    """Rows as vLLM's runner holds them, and the recorded outputs that they go on with.
-
-    Args:
-        texts: (tokens so far, tokens to come) of each row.
-    """
+    """Rows as vLLM's runner holds them, and the recorded outputs that they go on with."""
 
     def __init__(self, texts: list[tuple[list[int], list[int]]]) -> None:
         self.rows = len(texts)
@@ -75,16 +72,15 @@ class Batch:
             self.sampled[row] = new
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8, 16])
-    parser.add_argument("--length", type=int, default=2000, help="tokens of a row")
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--vocab", type=int, default=49152)
-    parser.add_argument("--options", type=json.loads, default={}, help="of ngramspec, as JSON")
-    parser.add_argument("--json", type=Path)
+def add_arguments(options: Options) -> None:
+    options.add("--traces", type=Path, required=True)
+    options.add("--rows", nargs="+", type=int, default=[1, 4, 8, 16])
+    options.add("--length", type=int, default=2000, help="tokens of a row")
+    options.add("--steps", type=int, default=120)
+    options.add("--repeats", type=int, default=5)
+    options.add("--vocab", type=int, default=49152)
+    options.add("--options", type=json.loads, default={}, help="of ngramspec, as JSON")
+    options.add("--json", type=Path)
 
 
 def run(args: argparse.Namespace) -> int:

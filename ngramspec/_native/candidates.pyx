@@ -1,32 +1,272 @@
 """Collecting the candidates of a position, estimating them, and learning from the next token.
 
 The candidates are the token at each place, the leading continuations of each context, and, where
-there are none, the sequence's most frequent token. Cells (cells.pxd) describe each candidate, and
-the calibration mixes them to P(it is next). A position costs at most MOST_CANDIDATES estimates, in
-a chain nine. To add a source of candidates, add places or contexts, its cells, its turn in
-``collect`` and its inputs in ``describe``. One thread at a time.
+there are none, the sequence's most frequent token. All candidates of a position have the same
+inputs, in the same order. A cell describes each candidate by each input, and the calibration mixes
+the cells to P(it is next). A position costs at most MOST_CANDIDATES estimates, in a chain nine. To
+add a source of candidates, add places or contexts, its cells, its turn in ``collect`` and its
+inputs in ``describe``. One thread at a time.
 """
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int16_t, int32_t, int8_t
 
-from ngramspec._native.calibration cimport ROOM, Candidates, squash
-from ngramspec._native.cells cimport (
-    ACCEPTANCES, HEADLESS_SETS, LENGTHS, PAIR_CELLS, PAIR_INPUT, TOP_CELLS, TOP_INPUT,
-    length_bucket, recent_cell, store_set, unemitted_cell,
+from ngramspec._native.calibration cimport (
+    AGREEMENTS, COUNTS, DISTANCES, HEADLESS_SETS, HEAD_CELLS, HEAD_INPUT, KNOWN, LENGTHS,
+    MATCH_CELLS, MATCH_INPUT, MOST_CANDIDATES, NEAREST_CELLS, NEAREST_INPUT, NEAR_CELLS,
+    NEAR_INPUT, NEAR_LENGTHS, NEAR_SINCE, OWN_STANDINGS, RANKED, RESUMED, RESUME_CELLS,
+    RESUME_INPUT, SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES,
+    STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_STANDINGS, TOP_CELLS, TOP_INPUT,
+    TOP_RANKS, Calibration, Candidates, squash,
 )
 from ngramspec._native.common cimport NONE
-from ngramspec._native.contexts cimport LEADERS, leader
-from ngramspec._native.head cimport FAINT_CHANCE, HeadRow
-from ngramspec._native.keys cimport ORDERS, SKIP, keys_of
-from ngramspec._native.lanes cimport set_cells
-from ngramspec._native.places cimport MATCH, PLACES, RESUME, Place, token_at
-from ngramspec._native.position cimport Position, is_candidate
-from ngramspec._native.recent cimport Recent
-from ngramspec._native.top_tokens cimport FAINT, Row, Unemitted
-from ngramspec._native.situations cimport add_contexts, add_head, add_places, add_row, add_store
-from ngramspec._native.store_reader cimport Votes
+from ngramspec._native.evidence cimport (
+    AGED, CHANCES, FAINT, FAINT_CHANCE, PROBABILITIES, RANKS, HeadRow, HeadRows, Row, TopTokens,
+    Unemitted, age_bucket, rank_of,
+)
+from ngramspec._native.store_reader cimport StoreReader, Votes
+from ngramspec._native.text cimport (
+    CONTEXTS, LEADERS, MATCH, NEAR, ORDERS, PLACES, RESUME, SKIP, CommittedText, Place, Recent,
+    Slot, keys_of, leader, token_at,
+)
 
-cdef float ACCEPTANCE_RATE = 0.15   # weight of the newest outcome in ``acceptance``
+cdef extern from *:
+    """
+    static const signed char ngs_of_length[42] = {
+        0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 8, 8, 8, 9, 9, 9, 9, 9, 9, 9, 9,
+        10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 11};
+    """
+    const signed char* OF_LENGTH "ngs_of_length"
+
+
+cdef inline int length_bucket(int n) noexcept nogil:
+    """The bucket 0..11 of a length: 0..6 unchanged, then up to 8, 12, 20, 40, and more."""
+    return OF_LENGTH[min(n, 41)]
+
+
+cdef inline int context_cell(int m, int count, int others, bint newest) noexcept nogil:
+    """By the counts of the candidate and of others after context ``m``, and which was latest."""
+    return newest + 2 * ((m * COUNTS + count_bucket(count)) * COUNTS + count_bucket(others))
+
+
+cdef inline int resume_cell(int since, int length) noexcept nogil:
+    """By the tokens since the copy was left, and how long the copy was."""
+    return RESUME_CELLS + 2 * (LENGTHS * min(since, RESUMED - 1) + length_bucket(length))
+
+
+cdef inline int near_cell(int since, int length, int distance) noexcept nogil:
+    """By the tokens since the copy was left, the near match's length and its distance."""
+    cdef int where = min(since, NEAR_SINCE - 1) * NEAR_LENGTHS + min(length, NEAR_LENGTHS - 1)
+    cdef int far = min(length_bucket(distance) // 2, DISTANCES - 1)
+    return NEAR_CELLS + 2 * (where * DISTANCES + far)
+
+
+cdef inline int store_cell(int first, int length, int count, int others) noexcept nogil:
+    """By the match's length in the store, and the counts of the candidate and of others."""
+    cdef int counts = count_bucket(count) * COUNTS + count_bucket(others)
+    return first + length_bucket(length) * COUNTS * COUNTS + counts
+
+
+cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:
+    """Index of the weights: by the lengths of the text's own match and of the store's."""
+    cdef int known = 1 if length < own else 2 if length < 8 else 3
+    return 0 if length == 0 else KNOWN * earlier + known
+
+
+cdef inline int top_cell(int rank, int probability, int age) noexcept nogil:
+    """By rank, bucket of probability (the top one's if there is no rank), and bucket of age."""
+    cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
+    return TOP_CELLS + (place * PROBABILITIES + probability) * AGED + age
+
+
+cdef inline int distance_bucket(int n) noexcept nogil:
+    """The bucket 0..7 of a distance: 0, then up to 4, 32, 256, 1024, 4096, more; 7: not known."""
+    if n <= 32:
+        return 0 if n == 0 else 1 if n <= 4 else 2
+    return 3 if n <= 256 else 4 if n <= 1024 else 5 if n <= 4096 else 6 if n < 0x7fffffff else 7
+
+
+cdef inline int nearest_cell(bint earlier, int rank, int distance, int length) noexcept nogil:
+    """By the shortest distance, and the match's length in the store."""
+    return NEAREST_CELLS + length_bucket(length) + LENGTHS * (
+        distance_bucket(distance) + STORE_DISTANCES * (rank + RANKED * earlier)
+    )
+
+
+cdef inline int head_cell(int rank, int chance, int agreement) noexcept nogil:
+    """By the head's rank and probability of the candidate, and by what else suggests it."""
+    cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
+    return HEAD_CELLS + agreement + AGREEMENTS * (chance + CHANCES * place)
+
+
+cdef inline int standing_of(bint earlier, int own, int store, int length) noexcept nogil:
+    """Index of the further weights: by what text and store say, and the store's match length."""
+    return 1 + length_bucket(length) + LENGTHS * (
+        store + STORE_STANDINGS * (own + OWN_STANDINGS * earlier)
+    )
+
+
+cdef inline void set_cells(
+    const Candidates* all, int32_t of, int cell, int other, int16_t* into
+) noexcept nogil:
+    """Set each candidate's cell: ``cell`` for the token ``of``, ``other`` for the others."""
+    cdef int i
+    for i in range(all.n):
+        into[i] = <int16_t>(cell if all.token[i] == of else other)
+
+
+cdef inline void set_where(
+    const Candidates* all, int32_t of, int value, int32_t* into
+) noexcept nogil:
+    """Set the value of the candidate ``of``, if it is a candidate."""
+    cdef int i
+    for i in range(all.n):
+        if all.token[i] == of:
+            into[i] = value
+
+
+cdef inline int16_t* add_input(Candidates* all, int input) noexcept nogil:
+    """Add an input to the candidates; return where to write their cells of it."""
+    cdef int16_t* cells = all.cell[all.inputs]
+    all.input[all.inputs] = <int8_t>input
+    all.inputs += 1
+    return cells
+
+
+cdef inline void add_agreeing(Candidates* all, int input, int cell, int32_t token) noexcept nogil:
+    """Add an input that tells whether a candidate is ``token``: if so, its cell is the next one."""
+    set_cells(all, token, cell + 1, cell, add_input(all, input))
+
+
+cdef inline void add_contexts(Position* at, const Slot** known, int32_t* own) noexcept nogil:
+    """Describe how often the candidates followed each context.
+
+    ``own`` is set to what the text says about each candidate: 0: nothing, 1: it followed one of the
+    contexts, 2: it leads the longest one, 3: it is the match's token.
+    """
+    cdef Candidates* all = &at.candidates
+    cdef const Slot* slot
+    cdef int16_t* cells
+    cdef int32_t leads = NONE
+    cdef int i, k, m
+    for i in range(all.n):
+        own[i] = 0
+    for m in range(CONTEXTS):
+        slot = known[m]
+        if slot == NULL:
+            continue
+        if m < ORDERS:
+            leads = slot.token[leader(slot)]
+        cells = add_input(all, m)
+        set_cells(all, NONE, 0, context_cell(m, 0, slot.total, False), cells)
+        for k in range(LEADERS):
+            for i in range(all.n):
+                if all.token[i] == slot.token[k]:
+                    cells[i] = <int16_t>context_cell(
+                        m, slot.count[k], slot.total - slot.count[k], k == 0
+                    )
+                    own[i] |= slot.count[k] != 0
+    set_where(all, leads, 2, own)
+    set_where(all, at.placed[MATCH], 3, own)
+
+
+cdef inline void add_places(
+    Position* at, const Place* places, int length
+) noexcept nogil:
+    """Describe whether a place suggests the candidates; ``length`` is a bucket."""
+    cdef Candidates* all = &at.candidates
+    cdef const Place* resume = &places[RESUME]
+    cdef const Place* near = &places[NEAR]
+    if at.placed[MATCH] != NONE:
+        add_agreeing(all, MATCH_INPUT, MATCH_CELLS + 2 * length, at.placed[MATCH])
+    if at.placed[RESUME] != NONE:
+        add_agreeing(
+            all, RESUME_INPUT, resume_cell(resume.since + at.depth, resume.length),
+            at.placed[RESUME],
+        )
+    if at.placed[NEAR] != NONE:
+        add_agreeing(
+            all, NEAR_INPUT, near_cell(resume.since, near.length + at.depth, near.since),
+            at.placed[NEAR],
+        )
+    add_agreeing(all, SESSION_INPUT, SESSION_CELLS + length, NONE)
+
+
+cdef inline void add_store(Position* at, StoreReader store, const int32_t* own) noexcept nogil:
+    """Describe what a store says about the candidates; ``own`` is what the text says."""
+    cdef Candidates* all = &at.candidates
+    cdef const Votes* votes = &at.votes
+    cdef int32_t which[MOST_CANDIDATES]
+    cdef int i, k, says, cell
+    for i in range(all.n):
+        which[i] = votes.n
+    for k in range(votes.n):
+        set_where(all, votes.token[k], k, which)
+    if votes.total:
+        cell = STORE_CELLS + STORE_BLOCK * store.earlier
+        add_counts(at, STORE_INPUT, cell, votes.count, votes.total, which)
+    if votes.others:
+        cell = STORE_OTHER_CELLS + STORE_BLOCK * store.earlier
+        add_counts(at, STORE_OTHER_INPUT, cell, votes.other, votes.others, which)
+    if votes.n == 0:
+        return
+    add_where(at, store.earlier, which)
+    for i in range(all.n):
+        k = which[i]
+        says = (k < votes.n) + (k == votes.leading_other) + 2 * (k == votes.leading)
+        all.standing[i] = <int16_t>standing_of(store.earlier, own[i], says, votes.length)
+
+
+cdef inline void add_counts(
+    Position* at, int input, int first, const int32_t* counts, int total, const int32_t* which
+) noexcept nogil:
+    """Describe how many of a store's places are followed by each candidate."""
+    cdef int16_t* cells = add_input(&at.candidates, input)
+    cdef int i
+    for i in range(at.candidates.n):
+        cells[i] = <int16_t>store_cell(
+            first, at.votes.length, counts[which[i]], total - counts[which[i]]
+        )
+
+
+cdef inline void add_where(Position* at, bint earlier, const int32_t* which) noexcept nogil:
+    """Describe the places in the store that are followed by the candidates."""
+    cdef const Votes* votes = &at.votes
+    cdef int16_t* cells
+    cdef int32_t distance
+    cdef int i, rank
+    cells = add_input(&at.candidates, NEAREST_INPUT)
+    distance = votes.distance[votes.nearest]
+    for i in range(at.candidates.n):
+        rank = (which[i] < votes.n) + (votes.distance[which[i]] == distance)
+        cells[i] = <int16_t>nearest_cell(earlier, rank, distance, votes.length)
+
+
+cdef inline void add_row(Candidates* all, const Row* row, Py_ssize_t n) noexcept nogil:
+    """Describe the target's probabilities after the last token; ``n`` tokens are committed."""
+    cdef int16_t* cells = add_input(all, TOP_INPUT)
+    cdef int age = age_bucket(n - row.since)
+    cdef int leading = row.probability[0] if row.n else <int>FAINT
+    cdef int i, rank
+    for i in range(all.n):
+        rank = rank_of(row.token, row.n, all.token[i])
+        cells[i] = <int16_t>top_cell(
+            rank, leading if rank == RANKS else row.probability[rank], age
+        )
+
+
+cdef inline void add_head(Position* at, const HeadRow* row, const int32_t* own) noexcept nogil:
+    """Describe a drafting head's probabilities; ``own`` is what the text says."""
+    cdef Candidates* all = &at.candidates
+    cdef int16_t* cells = add_input(all, HEAD_INPUT)
+    cdef int i, k, rank, chance, agrees, first = row.chance[0] if row.n else <int>FAINT_CHANCE
+    for i in range(all.n):
+        rank = rank_of(row.token, row.n, all.token[i])
+        chance = first if rank == RANKS else row.chance[rank]
+        agrees = own[i]
+        for k in range(at.votes.n):
+            if at.votes.token[k] == all.token[i]:
+                agrees = max(agrees, 2 if k == at.votes.leading else 1)
+        cells[i] = <int16_t>head_cell(rank, chance, min(agrees, AGREEMENTS - 1))
 
 
 cdef class Estimator:
@@ -47,7 +287,6 @@ cdef class Estimator:
         self.committed = committed
         self.counts = counts
         self.falls_back = falls_back
-        self.acceptance = 0.5 if store is None else store.familiar.acceptance
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil:
         """Find the tokens that may come next at a position, and their probabilities.
@@ -58,7 +297,7 @@ cdef class Estimator:
         """
         cdef Candidates* all = &at.candidates
         cdef const Place* places = self.committed.places
-        cdef const Row* rows[2]
+        cdef const Row* row = NULL
         cdef const HeadRow* head = NULL
         cdef int i
         if self.head is not None:
@@ -74,29 +313,25 @@ cdef class Estimator:
             self.store.vote(at.live, at.depth, &at.votes)
         else:
             at.votes.n = at.votes.length = 0
-            at.votes.familiar = at.votes.nearest = at.votes.resumed = NONE
-        rows[0] = rows[1] = NULL
+            at.votes.nearest = NONE
         if self.top_tokens is not None and at.have:
-            rows[0] = self.top_tokens.row_of(at.context[ORDERS - 1])
-            if at.have > 1:
-                rows[1] = self.top_tokens.pair_of(at.context[ORDERS - 2], at.context[ORDERS - 1])
-        all.n = self.collect(at, known, rows, head, least)
+            row = self.top_tokens.row_of(at.context[ORDERS - 1])
+        all.n = self.collect(at, known, row, head, least)
         at.best = all.inputs = 0
         if all.n == 0:
             return
-        self.describe(at, known, rows, head)
+        self.describe(at, known, row, head)
         self.calibration.mix(all)
         for i in range(1, all.n):
             if all.odds[i] > all.odds[at.best]:
                 at.best = i
 
     cdef void describe(
-        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head
+        self, Position* at, const Slot** known, const Row* row, const HeadRow* head
     ) noexcept nogil:
         """Set the inputs of a position's candidates, and the cells and weights of each."""
         cdef Candidates* all = &at.candidates
-        cdef int32_t own[ROOM]
-        cdef int acceptance = min(<int>(ACCEPTANCES * self.acceptance), ACCEPTANCES - 1)
+        cdef int32_t own[MOST_CANDIDATES]
         cdef int32_t resumed = at.placed[RESUME]
         cdef int orders = 0, length, weights
         while orders < ORDERS and known[orders] != NULL:
@@ -110,18 +345,16 @@ cdef class Estimator:
         if head != NULL:
             weights += HEADLESS_SETS
         if resumed == NONE:
-            set_cells(all.token, all.n, NONE, 0, weights, all.set)
+            set_cells(all, NONE, 0, weights, all.set)
         else:
-            set_cells(all.token, all.n, resumed, weights + 1, weights + 2, all.set)
-        set_cells(all.token, all.n, NONE, 0, 0, all.standing)
+            set_cells(all, resumed, weights + 1, weights + 2, all.set)
+        set_cells(all, NONE, 0, 0, all.standing)
         add_contexts(at, known, own)
-        add_places(at, self.committed.places, acceptance, length)
+        add_places(at, self.committed.places, length)
         if self.store is not None:
             add_store(at, self.store, own)
-        if rows[0] != NULL:
-            add_row(all, TOP_INPUT, TOP_CELLS, rows[0], self.committed.text.n)
-        if rows[1] != NULL:
-            add_row(all, PAIR_INPUT, PAIR_CELLS, rows[1], self.committed.text.n)
+        if row != NULL:
+            add_row(all, row, self.committed.text.n)
         if head != NULL:
             add_head(at, head, own)
 
@@ -133,7 +366,7 @@ cdef class Estimator:
             )
 
     cdef int collect(
-        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head, float least
+        self, Position* at, const Slot** known, const Row* row, const HeadRow* head, float least
     ) noexcept nogil:
         """Collect the different tokens that may come next; return their number.
 
@@ -163,10 +396,9 @@ cdef class Estimator:
                         if known[m].count[i] > least * known[m].total:
                             count = with_token(tokens, count, known[m].token[i])
         at.recycled = count
-        for m in range(1, -1, -1):
-            for i in range(rows[m].n if rows[m] != NULL else 0):
-                if i == 0 or (least <= 1 and rows[m].probability[i] < FAINT):
-                    count = with_token(tokens, count, rows[m].token[i])
+        for i in range(row.n if row != NULL else 0):
+            if i == 0 or (least <= 1 and row.probability[i] < FAINT):
+                count = with_token(tokens, count, row.token[i])
         at.ranked = count
         for i in range(1, head.n if head != NULL and least <= 1 else 0):
             if head.chance[i] < FAINT_CHANCE:
@@ -190,10 +422,7 @@ cdef class Estimator:
             count = with_token(tokens, count, votes.token[votes.leading])
             if votes.others:
                 count = with_token(tokens, count, votes.token[votes.leading_other])
-            if votes.familiar != NONE:
-                count = with_token(tokens, count, votes.token[votes.familiar])
-        if votes.resumed != NONE:
-            count = with_token(tokens, count, votes.resumed)
+            count = with_token(tokens, count, votes.token[votes.nearest])
         return count
 
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil:
@@ -206,11 +435,6 @@ cdef class Estimator:
             right = all.token[i] == token
             self.calibration.learn(all, i, all.p[i] if tree else squash(all.odds[i]), right)
             any = any or right
-        if all.n and at.leads == NONE:  # it describes the text's own sources
-            right = all.token[at.best] == token
-            self.acceptance += ACCEPTANCE_RATE * (<float>right - self.acceptance)
-            if self.store is not None:
-                self.store.familiar.acceptance = self.acceptance
         if any or not tree or not self.falls_back:
             return
         for i in range(recent.used):

@@ -1,8 +1,8 @@
 """Array input for the native structures, and the salt of their hashes."""
 
-import os
-
 from libc.stdint cimport int32_t, uint64_t, uintptr_t
+
+import os
 
 cimport numpy as cnp
 
@@ -10,7 +10,6 @@ cnp.import_array()
 
 MOST_TOKENS = MAX_TOKENS  # of a text; windows and matches are not longer either
 MOST_DRAFTED = MAX_DRAFT  # tokens per draft
-
 cdef uint64_t _salt = int.from_bytes(os.urandom(8), "little")
 
 

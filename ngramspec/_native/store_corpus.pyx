@@ -1,4 +1,12 @@
-"""Look-ups in a corpus: the longest match, its places, and their continuations.
+"""A corpus in a mapped file: its tokens, and every place in them sorted by the tokens before it.
+
+    text      N codes: the documents, with a separator before the first and after each
+    places    M positions q in the text, sorted by the tokens before q, read backwards
+    keys      the last tokens before every 16th place, packed; every 16th of those; and so on
+
+A code has 2 or 3 bytes, the lowest first. Codes from ``limit`` on are not tokens. The places after
+one context are an interval, and those after a longer one lie inside it. No place has a separator
+before it or at it, so a match never spans documents and always has a continuation.
 
 A look-up descends through the sampled keys (one or two cache misses below the levels that stay in
 cache), then compares at most ``STEP`` places with the text, loaded at once. Reading on from a place
@@ -7,34 +15,195 @@ before it is used as a token. A broken corpus therefore gives wrong drafts at wo
 written, so any number of threads may use it. No memory is allocated.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer, Py_buffer
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 
 import numpy as np
 
-from ngramspec._native.common cimport NONE, array_tokens, check_ids, start_of, token_view
-from ngramspec._native.contexts cimport prefetch_line
-from ngramspec._native.store_codes cimport (
-    Key, Query, code_at, common, count_keys, key_tokens, pack, read_codes, set_last,
-)
-from ngramspec._native.store_source cimport Found, StoreSource
-from ngramspec._native.store_tally cimport SEPARATOR, Tally, begin, best, count_in
+from ngramspec._native.common cimport NONE, check_ids, start_of, token_view
+from ngramspec._native.store_reader cimport SEPARATOR, Found, StoreSource
+from ngramspec._native.text cimport prefetch_line
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <string.h>
+    #define NGS_HIGH_ZEROS(x) __builtin_clzll(x)
+    static inline uint64_t ngs_eight_before(const uint8_t* end) {
+        uint64_t bytes;
+        memcpy(&bytes, end - 8, 8);
+        return bytes;
+    }
+    """
+    int high_zeros "NGS_HIGH_ZEROS" (uint64_t x) noexcept nogil     # for x > 0
+    uint64_t eight_before "ngs_eight_before" (const uint8_t* end) noexcept nogil
+
+cdef enum:
+    DEEPEST = 64        # maximum number of a context's tokens that are compared
+    STEP = 16           # places between two sampled keys, keys between two of the next level
+    LEVELS = 8          # enough for 16 ** 8 places
+    SECTIONS = 3        # of a corpus: text, places, keys
+    GALLOP = 8          # places inspected in steps; beyond, an edge is searched from the top
+    BACKOFFS = 3        # nested intervals that places are taken from
+
+cdef struct Key:        # the last tokens before a place, the last one in the highest bits
+    uint64_t high
+    uint64_t low
+
+cdef struct Query:
+    const int32_t* end  # after the context's last token
+    int have            # number of its tokens, cut before one that the corpus cannot contain
+    Key key
+    uint64_t last       # the codes of the last two to four tokens, as stored in the text
+    int in_last         # number of tokens in ``last``
+
+cdef struct Interval:
+    int64_t first, end  # places
+    int32_t length      # tokens before each that agree
 
 STRIDE = STEP
+SEPARATOR_CODE = SEPARATOR
+
+
+cdef inline int32_t raw_code(const uint8_t* codes, int width, uint64_t i) noexcept nogil:
+    """The ``i``-th code, unchecked."""
+    cdef const uint8_t* c = codes + <uint64_t>width * i
+    cdef int32_t code = c[0] | c[1] << 8
+    if width == 3:
+        code |= c[2] << 16
+    return code
+
+
+cdef inline int32_t code_at(
+    const uint8_t* codes, int width, int32_t limit, uint64_t i
+) noexcept nogil:
+    """The ``i``-th code: a token id below ``limit``, or SEPARATOR."""
+    cdef int32_t code = raw_code(codes, width, i)
+    return code if code < limit else SEPARATOR
+
+
+cdef inline Key pack(Key key, int width, int i, int32_t code) noexcept nogil:
+    """The key with its ``i``-th token from the end added, if it has room for it."""
+    cdef int each = 4 if width == 2 else 3
+    cdef int bits = 16 if width == 2 else 21
+    cdef uint64_t value = <uint64_t>code & ((<uint64_t>1 << bits) - 1)
+    if i < each:
+        key.high |= value << (64 - bits * (i + 1))
+    else:
+        key.low |= value << (64 - bits * (i - each + 1))
+    return key
+
+
+cdef inline int key_tokens(int width) noexcept nogil:
+    return 8 if width == 2 else 6
+
+
+cdef inline void set_last(Query* q, int width) noexcept nogil:
+    """Prepare comparing several of the context's last tokens at once."""
+    cdef int i
+    q.last = 0
+    q.in_last = min(q.have, 4 if width == 2 else 2)
+    for i in range(q.in_last):
+        q.last |= <uint64_t>q.end[-1 - i] << (64 - 8 * width * (i + 1))
+
+
+cdef inline int common(
+    const Query* q, const uint8_t* codes, int width, uint64_t at, int most
+) noexcept nogil:
+    """How many of the context's last ``most`` tokens, at most ``have``, precede ``at``."""
+    cdef uint64_t differs
+    cdef int same = 0, zeros
+    if at >= 4:  # so that eight bytes precede it
+        same = q.in_last
+        differs = eight_before(codes + width * at) ^ q.last
+        if differs:
+            zeros = high_zeros(differs)
+            same = min(same, zeros >> 4 if width == 2 else (zeros >= 24) + (zeros >= 48))
+        if same < q.in_last:
+            return min(same, most)
+    if at < <uint64_t>most:
+        most = <int>at
+    while same < most and raw_code(codes, width, at - 1 - same) == q.end[-1 - same]:
+        same += 1
+    return min(same, most)
+
+
+cdef inline int read_codes(
+    const uint8_t* codes, int width, int32_t limit, uint64_t at, int32_t* into, int n
+) noexcept nogil:
+    """Copy ``n`` codes as tokens, up to the first that is not a token; return their number."""
+    cdef const uint16_t* narrow = <const uint16_t*>codes + at
+    cdef int32_t highest = 0
+    cdef int i
+    if width == 2:
+        for i in range(n):
+            into[i] = narrow[i]
+    else:
+        for i in range(n):
+            into[i] = raw_code(codes, 3, at + i)
+    for i in range(n):
+        highest = max(highest, into[i])
+    if highest < limit:
+        return n
+    i = 0
+    while into[i] < limit:
+        i += 1
+    return i
+
+
+cdef inline void count_keys(
+    const Key* keys, uint64_t low, uint64_t high, const Query* q, int width, int most,
+    uint64_t* below, uint64_t* equal
+) noexcept nogil:
+    """Find the position of a context's last ``most`` tokens among the sorted keys in low..high - 1.
+
+    All keys are compared. For few keys that costs less than the branch mispredictions of a binary
+    search.
+
+    ``below`` is set to the first key that is not lower, ``equal`` to the first that is higher.
+    """
+    cdef uint64_t i, here_high, here_low, top = ~<uint64_t>0, bottom = 0
+    cdef int each = key_tokens(width) // 2, bits = 16 if width == 2 else 21
+    # the bits of the key that are compared
+    if most < each:
+        top <<= 64 - bits * most
+    elif most > each:
+        bottom = ~<uint64_t>0 << (64 - bits * (min(most, 2 * each) - each))
+    cdef uint64_t wanted_high = q.key.high & top, wanted_low = q.key.low & bottom
+    below[0] = equal[0] = low
+    for i in range(low, high):
+        here_high, here_low = keys[i].high & top, keys[i].low & bottom
+        below[0] += (here_high < wanted_high) | (
+            (here_high == wanted_high) & (here_low < wanted_low)
+        )
+        equal[0] += (here_high < wanted_high) | (
+            (here_high == wanted_high) & (here_low <= wanted_low)
+        )
 
 
 cdef class CorpusIndex(StoreSource):
     """The look-ups over one corpus's sections.
 
     Args:
-        sections: text, places, next, keys, wide, slots: bytes-like, aligned to eight bytes, and
-            held while this object lives.
+        sections: text, places and keys: bytes-like, aligned to eight bytes, and held while this
+            object lives.
         width: bytes per code, 2 or 3.
         limit: exclusive upper bound of the token ids.
 
     Raises:
         ValueError: the sections' sizes are inconsistent.
     """
+
+    cdef Py_buffer sections[SECTIONS]   # held while this object lives
+    cdef int held
+    cdef const uint8_t* text
+    cdef const uint32_t* places
+    cdef const Key* keys[LEVELS]
+    cdef uint64_t key_n[LEVELS]
+    cdef int levels
+    cdef readonly uint64_t n, m         # number of codes in the text, and of places
+    cdef readonly int width             # bytes per code
+    cdef readonly int32_t limit         # exclusive upper bound of the token ids
 
     def __cinit__(self, sections, width, limit):
         cdef int i
@@ -43,9 +212,9 @@ cdef class CorpusIndex(StoreSource):
         most = (1 << (16 if width == 2 else 21)) - 1
         if not 0 < limit <= most:
             raise ValueError(f"limit must be in 1..{most} with width={width}, got {limit}")
-        if len(sections) != 6:
-            raise ValueError(f"a corpus has 6 sections, got {len(sections)}")
-        for i in range(6):
+        if len(sections) != SECTIONS:
+            raise ValueError(f"a corpus has {SECTIONS} sections, got {len(sections)}")
+        for i in range(SECTIONS):
             PyObject_GetBuffer(sections[i], &self.sections[i], PyBUF_SIMPLE)
             self.held += 1
             if <uintptr_t>self.sections[i].buf % 8:
@@ -53,18 +222,10 @@ cdef class CorpusIndex(StoreSource):
         self.width, self.limit = width, limit
         self.n = self.size(0, width)
         self.m = self.size(1, 4)
-        if <uint64_t>self.size(2, width) != self.m:
-            raise ValueError(f"next has {self.size(2, width)} entries for {self.m} places")
         if self.m > self.n or self.n >= <uint64_t>1 << 31:
             raise ValueError(f"{self.m} places in a text of {self.n}")
-        self.wide_n, self.slot_n = self.size(4, sizeof(Wide)), self.size(5, 4)
-        if self.slot_n & (self.slot_n - 1) or self.slot_n <= self.wide_n:
-            raise ValueError(f"{self.slot_n} slots for {self.wide_n} wide intervals")
         self.text = <const uint8_t*>self.sections[0].buf
         self.places = <const uint32_t*>self.sections[1].buf
-        self.next = <const uint8_t*>self.sections[2].buf
-        self.wides = <const Wide*>self.sections[4].buf
-        self.slots = <const uint32_t*>self.sections[5].buf
         self.lay_keys()
 
     def __dealloc__(self):
@@ -85,11 +246,11 @@ cdef class CorpusIndex(StoreSource):
             self.key_n[self.levels] = n
             total += n
             self.levels += 1
-        if <uint64_t>self.size(3, sizeof(Key)) != total:
-            raise ValueError(f"{self.size(3, sizeof(Key))} keys, {total} are needed")
+        if <uint64_t>self.size(2, sizeof(Key)) != total:
+            raise ValueError(f"{self.size(2, sizeof(Key))} keys, {total} are needed")
         total = 0
         for i in range(self.levels):
-            self.keys[i] = <const Key*>self.sections[3].buf + total
+            self.keys[i] = <const Key*>self.sections[2].buf + total
             total += self.key_n[i]
         return 0
 
@@ -103,61 +264,19 @@ cdef class CorpusIndex(StoreSource):
         Args:
             context: int32 (n,); only its last 64 tokens are used.
         """
-        cdef Interval found = self.found(context)
+        cdef const int32_t[::1] view = token_view(context, "context")
+        cdef const int32_t* tokens = start_of(view)
+        cdef Py_ssize_t n = view.shape[0]
+        cdef Query query
+        cdef Interval found
+        check_ids(tokens, n, max(n - DEEPEST, 0))
+        self.ask(tokens + n, n, &query)
+        self.find_longest(&query, &found)
         return found.length, found.first, found.end
-
-    def continuations(self, context, int most=LEADING):
-        """What follows the longest match: ([(token, count), ...], length), most frequent first.
-
-        Up to 128 places are counted. For more, precomputed counts are returned, at most 8; if there
-        are none, 128 places evenly spread are counted and scaled up.
-
-        Args:
-            context: int32 (n,).
-            most: maximum number of continuations, 1..128.
-        """
-        cdef Interval found = self.found(context)
-        cdef int32_t tokens[WIDE]
-        cdef int64_t counts[WIDE]
-        cdef int i, n
-        if not 1 <= most <= WIDE:
-            raise ValueError(f"most must be in 1..{WIDE}, got {most}")
-        n = self.leaders(&found, tokens, counts, most) if found.length else 0
-        return [(tokens[i], counts[i]) for i in range(n)], found.length
-
-    def place(self, int64_t i):
-        """The ``i``-th place: a position in the text, or -1 if the entry is broken."""
-        if not 0 <= i < <int64_t>self.m:
-            raise IndexError(f"place must be in 0..{<int64_t>self.m - 1}, got {i}")
-        return self.places[i] if 0 < self.places[i] < self.n else -1
-
-    def tokens_at(self, int64_t at, int most):
-        """At most ``most`` tokens from a position up to the document's end: int32 (n,)."""
-        if most < 0 or not 0 <= at < <int64_t>self.n:
-            raise ValueError(f"cannot read {most} tokens at {at} of {self.n}")
-        most = <int>min(most, <int64_t>self.n - at)
-        tokens = np.empty(most, np.int32)
-        cdef int32_t[::1] into = tokens
-        return tokens[:self.read(at, &into[0], most)] if most else tokens
 
     def sizeof(self):
         """Bytes allocated, without the sections."""
         return sizeof(CorpusIndex)
-
-    cdef Interval found(self, context) except *:
-        """The longest match of a context passed from Python."""
-        cdef const int32_t[::1] view
-        cdef Py_ssize_t n = 0
-        cdef const int32_t* tokens = array_tokens(context, &n)
-        cdef Query query
-        cdef Interval found
-        if tokens == NULL:
-            view = token_view(context, "context")
-            tokens, n = start_of(view), view.shape[0]
-        check_ids(tokens, n, max(n - DEEPEST, 0))
-        self.ask(tokens + n, n, &query)  # under the GIL: nothing else holds the tokens
-        self.find(&query, &found)
-        return found
 
     cdef int ask(self, const int32_t* end, Py_ssize_t have, Query* query) noexcept nogil:
         """Prepare a search for the last of ``have`` tokens before ``end``; how many it uses."""
@@ -246,7 +365,7 @@ cdef class CorpusIndex(StoreSource):
         if 0 <= place < <int64_t>self.m:
             prefetch_line(self.text + <uint64_t>self.width * self.places[place] - 8)
 
-    cdef int find(self, const Query* q, Interval* found) noexcept nogil:
+    cdef int find_longest(self, const Query* q, Interval* found) noexcept nogil:
         """Find the places of the longest match; return its length, 0 without one."""
         cdef Interval none
         found.first = found.end = 0
@@ -303,36 +422,6 @@ cdef class CorpusIndex(StoreSource):
                 inside = middle
         return inside + 1 if side > 0 else inside
 
-    cdef int leaders(
-        self, const Interval* found, int32_t* tokens, int64_t* counts, int most
-    ) noexcept nogil:
-        """The ``most`` most frequent continuations; on ties, the lower id first. Their number."""
-        cdef int64_t width = found.end - found.first
-        cdef const Wide* wide = NULL
-        cdef Tally tally
-        cdef int64_t i
-        cdef int n = 0
-        if width <= WIDE:
-            begin(&tally)
-            for i in range(found.first, min(found.end, <int64_t>self.m)):
-                count_in(&tally, code_at(self.next, self.width, self.limit, i))
-            return best(&tally, tokens, counts, most, WIDE)
-        wide = find_wide(self.wides, self.slots, self.wide_n, self.slot_n, found)
-        if wide == NULL:
-            begin(&tally)
-            for i in range(WIDE):
-                count_in(&tally, code_at(
-                    self.next, self.width, self.limit, found.first + i * width // WIDE
-                ))
-            return best(&tally, tokens, counts, most, width)
-        while n < most and n < LEADING and wide.count[n]:
-            if wide.token[n] >= <uint32_t>self.limit:
-                break
-            tokens[n] = <int32_t>wide.token[n]
-            counts[n] = wide.count[n]
-            n += 1
-        return n
-
     cdef int look(
         self, const int32_t* end, Py_ssize_t have, Found* into, int most
     ) noexcept nogil:
@@ -342,7 +431,7 @@ cdef class CorpusIndex(StoreSource):
         cdef int n = 0, _k
         inner.first = inner.end = 0
         inner.length = 0
-        if self.ask(end, have, &q) == 0 or self.find(&q, &outer) == 0:
+        if self.ask(end, have, &q) == 0 or self.find_longest(&q, &outer) == 0:
             return 0
         for _k in range(BACKOFFS):
             n += self.spread(&outer, &inner, into + n, most - n)
@@ -379,3 +468,68 @@ cdef class CorpusIndex(StoreSource):
             return 0
         most = <int>min(<int64_t>most, <int64_t>self.n - at)
         return read_codes(self.text, self.width, self.limit, at, into, most)
+
+
+def keys(const int32_t[::1] text, const uint32_t[::1] places, int width, int step):
+    """The keys of every ``step``-th place: uint64 (n, 2).
+
+    Args:
+        text: int32 (N,), with ``SEPARATOR`` as separator.
+        places: uint32 (M,), sorted by the tokens before them.
+    """
+    cdef Py_ssize_t i, k, n = (places.shape[0] + step - 1) // step
+    packed = np.empty((n, 2), np.uint64)
+    cdef uint64_t[:, ::1] into = packed
+    cdef Key key
+    cdef int j
+    cdef int32_t code
+    with nogil:
+        for i in range(n):
+            key.high = key.low = 0
+            k = places[i * step]
+            for j in range(key_tokens(width)):
+                code = text[k - 1 - j] if k > j else <int32_t>SEPARATOR
+                key = pack(key, width, j, code)
+                if code == SEPARATOR:
+                    break
+            into[i, 0], into[i, 1] = key.high, key.low
+    return packed
+
+
+def check_corpus(CorpusIndex corpus not None):
+    """Walk every place and key; raise an AssertionError if one is broken."""
+    cdef uint64_t i, k
+    cdef int j, level
+    cdef Key key
+    cdef uint64_t apart
+    for i in range(corpus.m):
+        q = corpus.places[i]
+        assert 0 < q < corpus.n, f"place {i} is outside the text"
+        assert corpus.before(i, 0) != SEPARATOR, f"place {i} has nothing before it"
+        token = code_at(corpus.text, corpus.width, corpus.limit, q)
+        assert token != SEPARATOR, f"place {i} has nothing behind it"
+        assert i == 0 or ordered(corpus, i), f"place {i} is out of order"
+    for level in range(corpus.levels):
+        apart = <uint64_t>STEP ** (level + 1)
+        for k in range(corpus.key_n[level]):
+            key.high = key.low = 0
+            for j in range(key_tokens(corpus.width)):
+                code = corpus.before(k * apart, j)
+                key = pack(key, corpus.width, j, code)
+                if code == SEPARATOR:
+                    break
+            assert key.high == corpus.keys[level][k].high, f"key {k} of level {level} is another"
+            assert key.low == corpus.keys[level][k].low, f"key {k} of level {level} is another"
+
+
+cdef bint ordered(CorpusIndex corpus, uint64_t i):
+    """Whether place i - 1 does not sort after place i by the compared tokens."""
+    cdef int j
+    cdef int32_t left, right
+    for j in range(DEEPEST):
+        left, right = corpus.before(i - 1, j), corpus.before(i, j)
+        if left != right:
+            return left < right
+        if left == SEPARATOR:
+            return True
+    return True

@@ -1,15 +1,9 @@
-"""The places in a store that a sequence follows, and what comes next at them.
-
-Places are found at the text's end and followed while a draft is made. A draft's path keeps the
-places whose text it equals. The next tokens there are counted, separately for the places of the
-longest match and for those of shorter ones.
-"""
+"""Text that outlives a request, and the places in it that a sequence follows."""
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from ngramspec._native.common cimport NONE
-from ngramspec._native.regions cimport Regions
-from ngramspec._native.store_source cimport Found, StoreSource
+cdef enum:
+    SEPARATOR = 0x7fffffff  # not a token
 
 cdef enum:
     STORE_PLACES = 32   # places followed at once, bits of ``live``
@@ -19,29 +13,18 @@ cdef enum:
     FAR_OFF = 0x7fffffff    # a distance that is unknown or too long
     COPIED = 3          # minimum match length for a place to count as copied from
 
+cdef struct Found:      # a place to follow
+    int64_t at          # position of the next token
+    int32_t length      # number of preceding tokens that agree with the context
+
 cdef struct Followed:   # a place that is followed
     int64_t at          # position in the store of tokens[0]
     int32_t length      # tokens matched before the next one
     int32_t skip        # index of the next token in tokens[]
     int32_t filled
     bint ends           # nothing follows the buffered tokens
-    float copied        # fading count of tokens that were right in its region
     int32_t distance    # from where the last copy would continue; FAR_OFF without one
     int32_t tokens[AHEAD]
-
-cdef extern from *:
-    """
-    #define NGS_LOWEST(bits) __builtin_ctzll(bits)
-    """
-    int lowest "NGS_LOWEST" (uint64_t bits) noexcept nogil  # index of the lowest bit that is set
-
-
-cdef inline int take_lowest(uint64_t* bits) noexcept nogil:
-    """Remove the lowest bit that is set; return its index."""
-    cdef int i = lowest(bits[0])
-    bits[0] &= bits[0] - 1
-    return i
-
 
 cdef struct Votes:      # the next tokens at the places that a path follows
     int n               # number of tokens; the entry after the last stands for all other tokens
@@ -52,31 +35,32 @@ cdef struct Votes:      # the next tokens at the places that a path follows
     int32_t count[STORE_LEADERS + 1]    # count among the longest matches
     int32_t other[STORE_LEADERS + 1]    # count among the shorter matches
     uint64_t places[STORE_LEADERS]  # bits of the places where it is next
-    float copied[STORE_LEADERS + 1]     # the highest ``copied`` of its places
     int32_t distance[STORE_LEADERS + 1]  # the shortest distance of its places
     int leading         # index of the token with the highest count; on ties, the first
     int leading_other   # the same among the shorter matches
-    int familiar        # index of the highest ``copied``, then of the highest count; or NONE
     int nearest         # index of the shortest distance, or NONE
-    int32_t resumed     # the next token at the place that was left, or NONE
+
+
+cdef class StoreSource:
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil
+    cdef void credit(self, int64_t at, int n) noexcept nogil
+    cdef bint earlier(self, int64_t at) noexcept nogil
 
 
 cdef class Familiar:    # what a conversation's requests learn about a store, one after another
-    cdef Regions regions        # the regions that were recently right
     cdef int64_t copied_to      # where the last copy would continue, or NONE
-    cdef float acceptance       # decayed share of best candidates that were right
 
 
 cdef class StoreReader:
     cdef StoreSource source
     cdef Familiar familiar
     cdef Followed places[STORE_PLACES]
-    cdef Followed resume        # the place that was last followed, past a substituted token
-    cdef int since              # tokens since it was left, or NONE: there is none
     cdef uint64_t live          # bits of the places that are followed
     cdef int longest            # length of the longest match, 0 without one
     cdef bint earlier           # whether it is in the text of earlier requests
-    cdef bint resume_earlier    # the same of the place that was left
     cdef bint asked             # whether places were looked up for the last draft
     cdef int missed             # consecutive look-ups without a place that was right
     cdef int pause              # tokens until the next look-up
@@ -96,8 +80,7 @@ cdef class StoreReader:
         self, uint64_t live, int depth, const Votes* votes, int32_t token
     ) noexcept nogil
     cdef int continued(self, Followed* place, const int32_t* new, Py_ssize_t n) noexcept nogil
-    cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil
-    cdef void count_right(self, const int* agrees, Py_ssize_t n) noexcept nogil
+    cdef void note_copied(self, const int* agrees, Py_ssize_t n) noexcept nogil
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil
     cdef void credit(self, int n) noexcept nogil
     cdef void count_anew(self) noexcept nogil

@@ -1,8 +1,13 @@
-"""Following places in a store over a sequence's drafts and committed tokens.
+"""The places in a store that a sequence follows, and what comes next at them.
 
-If a place of the longest match continues like the sequence, it is again a place of the longest
-match, and no look-up is needed. After PATIENCE consecutive look-ups without a place that was right,
-the next ones are 2, 4 and up to LONGEST_PAUSE tokens apart, until one is right.
+Places are found at the text's end and followed over the drafts and the committed tokens. A draft's
+path keeps the places whose text it equals. The next tokens there are counted, separately for the
+places of the longest match and for those of shorter ones. If a place of the longest match continues
+like the sequence, it is again a place of the longest match, and no look-up is needed. After
+PATIENCE consecutive look-ups without a place that was right, the next ones are 2, 4 and up to
+LONGEST_PAUSE tokens apart, until one is right.
+
+The meaning of a position, an int64, is known only to its source, but ``at + n`` is n tokens on.
 
 Costs: a look-up finds at most STORE_PLACES places; a draft's position reads one token at each.
 Memory: 14 kB. One thread at a time.
@@ -11,25 +16,140 @@ Memory: 14 kB. One thread at a time.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memmove
 
-from ngramspec._native.regions cimport (
-    FADING, FULL_LENGTH, REGIONS, copied_from, count_copied, fade,
-)
+import numpy as np
+
+from ngramspec._native.common cimport MAX_TOKENS, NONE, check_ids, start_of, token_view
+
+cdef extern from *:
+    """
+    #define NGS_LOWEST(bits) __builtin_ctzll(bits)
+    """
+    int lowest "NGS_LOWEST" (uint64_t bits) noexcept nogil  # index of the lowest bit that is set
 
 cdef enum:
     SURE = 12           # length from which a match is followed without looking for others
     PATIENCE = 16       # consecutive failed look-ups after which they become less frequent
     LONGEST_PAUSE = 64  # maximum number of tokens between two look-ups then
 
+cdef int64_t SECOND = <int64_t>1 << 52    # added to the second store's positions
+
+
+cdef inline int take_lowest(uint64_t* bits) noexcept nogil:
+    """Remove the lowest bit that is set; return its index."""
+    cdef int i = lowest(bits[0])
+    bits[0] &= bits[0] - 1
+    return i
+
+
+cdef class StoreSource:
+    """Text that outlives a request."""
+
+    def find(self, context, int most=STORE_PLACES):
+        """Places after a context: [(position, matched tokens), ...], the longest first.
+
+        Args:
+            context: int32 (n,).
+            most: maximum number of places, 1..32.
+        """
+        cdef const int32_t[::1] view = token_view(context, "context")
+        cdef Found found[STORE_PLACES]
+        cdef int i, n
+        check_ids(start_of(view), view.shape[0])
+        if not 1 <= most <= STORE_PLACES:
+            raise ValueError(f"most must be in 1..{STORE_PLACES}, got {most}")
+        if view.shape[0] == 0:
+            return []
+        with nogil:
+            n = self.look(&view[0] + view.shape[0], view.shape[0], found, most)
+        return [(found[i].at, found[i].length) for i in range(n)]
+
+    def tokens_at(self, int64_t at, int most):
+        """At most ``most`` tokens from a position, and at most 64: int32 (n,)."""
+        if not 0 <= most <= MAX_TOKENS:
+            raise ValueError(f"most must be in 0..{MAX_TOKENS}, got {most}")
+        cdef int32_t into[AHEAD]
+        cdef int n
+        with nogil:
+            n = self.read(at, into, min(most, <int>AHEAD))
+        return np.array([into[i] for i in range(n)], np.int32)
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        """Find at most ``most`` places after a context, the longest agreement first; how many.
+
+        The context is the ``have`` tokens before ``end``.
+        """
+        return 0
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
+        """Copy at most ``most`` tokens from a position; fewer at a document's end."""
+        return 0
+
+    cdef void credit(self, int64_t at, int n) noexcept nogil:
+        """Count ``n`` accepted tokens from a position; a store may ignore this."""
+
+    cdef bint earlier(self, int64_t at) noexcept nogil:
+        """Whether a position is in the text of earlier requests, which has separate cells."""
+        return False
+
+
+cdef class StorePair(StoreSource):
+    """Two stores as one: the places of both, the longest first; on ties, the first store's.
+
+    Either may be a pair.
+    """
+
+    cdef StoreSource first, second
+
+    def __cinit__(self, StoreSource first not None, StoreSource second not None):
+        self.first, self.second = first, second
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        cdef Found other[STORE_PLACES]
+        cdef int n, m, i, j, k
+        n = self.first.look(end, have, into, most)
+        m = self.second.look(end, have, other, min(most, <int>STORE_PLACES))
+        for i in range(m):
+            other[i].at += SECOND
+            j = n
+            while j and into[j - 1].length < other[i].length:
+                j -= 1
+            if j == most:
+                break
+            n = min(n + 1, most)
+            for k in range(n - 1, j, -1):
+                into[k] = into[k - 1]
+            into[j] = other[i]
+        return n
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
+        if at >= SECOND:
+            return self.second.read(at - SECOND, into, most)
+        return self.first.read(at, into, most)
+
+    cdef void credit(self, int64_t at, int n) noexcept nogil:
+        if at >= SECOND:
+            self.second.credit(at - SECOND, n)
+        else:
+            self.first.credit(at, n)
+
+    cdef bint earlier(self, int64_t at) noexcept nogil:
+        if at >= SECOND:
+            return self.second.earlier(at - SECOND)
+        return self.first.earlier(at)
+
 
 cdef class Familiar:
-    """The parts of a store that recently continued like the texts of one conversation.
+    """Where the texts of one conversation last copied from a store.
 
-    Requests of a conversation may use one at the same time, under the GIL. Memory: 3 kB.
+    Requests of a conversation may use one at the same time, under the GIL.
     """
 
     def __cinit__(self):
         self.copied_to = NONE
-        self.acceptance = 0.5
 
 
 cdef class StoreReader:
@@ -41,7 +161,6 @@ cdef class StoreReader:
     def __cinit__(self, StoreSource source not None, Familiar familiar=None):
         self.source = source
         self.familiar = Familiar() if familiar is None else familiar
-        self.since = NONE
 
     def sizeof(self):
         """Bytes allocated."""
@@ -57,9 +176,6 @@ cdef class StoreReader:
         for i in range(STORE_PLACES):
             assert 0 <= self.places[i].filled <= AHEAD and self.places[i].skip >= 0
         assert self.familiar.copied_to == NONE or self.familiar.copied_to >= 0
-        assert 0 <= self.familiar.regions.tokens < FADING
-        for i in range(REGIONS):
-            assert 0 <= self.familiar.regions.copied[i] < 1e6, "more than can be copied"
 
     cdef void judge(self, bint right) noexcept nogil:
         """Record whether any place of the last look-up continued like the sequence."""
@@ -91,14 +207,13 @@ cdef class StoreReader:
         return self.live
 
     cdef void rate(self) noexcept nogil:
-        """Set how familiar the places' regions are, and how near to the last copy they are."""
+        """Set how near to the last copy the places are."""
         cdef Followed* place
         cdef int64_t at
         cdef uint64_t left = self.live
         while left:
             place = &self.places[take_lowest(&left)]
             at = place.at + place.skip
-            place.copied = copied_from(&self.familiar.regions, at)
             place.distance = FAR_OFF
             if self.familiar.copied_to != NONE:
                 at -= self.familiar.copied_to
@@ -137,9 +252,6 @@ cdef class StoreReader:
         cdef int32_t token
         cdef bint longest
         votes.total = votes.others = 0
-        votes.resumed = NONE
-        if self.since != NONE:
-            votes.resumed = self.token(&self.resume, depth)
         while live:
             place = &self.places[lowest(live)]
             bit = live & -live
@@ -160,17 +272,16 @@ cdef class StoreReader:
                     continue
                 n += 1
                 votes.token[k], votes.count[k], votes.other[k] = token, longest, not longest
-                votes.copied[k], votes.distance[k] = place.copied, place.distance
+                votes.distance[k] = place.distance
                 votes.places[k] = bit
                 continue
             votes.count[k] += longest
             votes.other[k] += not longest
-            votes.copied[k] = max(votes.copied[k], place.copied)
             votes.distance[k] = min(votes.distance[k], place.distance)
             votes.places[k] |= bit
         votes.n, votes.length = n, length
         votes.count[n] = votes.other[n] = 0
-        votes.copied[n], votes.distance[n] = 0, NONE
+        votes.distance[n] = NONE
         find_leading(votes)
 
     cdef uint64_t matching(
@@ -196,34 +307,18 @@ cdef class StoreReader:
             i += 1
         return i
 
-    cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil:
-        """Advance the place that was left over ``n`` tokens, up to its document's end."""
-        cdef int i
-        for i in range(n):
-            if self.token(place, i) == NONE:
-                self.since = NONE
-                return
-        place.skip += <int>n
+    cdef void note_copied(self, const int* agrees, Py_ssize_t n) noexcept nogil:
+        """Note where the last copy would continue: ``agrees[i]`` new tokens are at the i-th place.
 
-    cdef void count_right(self, const int* agrees, Py_ssize_t n) noexcept nogil:
-        """Count the ``n`` new tokens at their places: ``agrees[i]`` of them at the i-th place."""
+        It is the place that agrees longest; on ties, the one nearest to the copy before.
+        """
         cdef Followed* place
-        cdef uint64_t left
-        cdef int i, right = 0, last = NONE
-        fade(&self.familiar.regions, <int>n)
-        left = self.live
-        while left:
-            right += agrees[take_lowest(&left)] > 0
-        left = self.live if right else 0
+        cdef uint64_t left = self.live
+        cdef int i, last = NONE
         while left:
             i = take_lowest(&left)
-            if agrees[i] == 0:
-                continue
             place = &self.places[i]
-            count_copied(&self.familiar.regions, place.at + place.skip, (
-                <float>agrees[i] * min(place.length, <int>FULL_LENGTH) / <float>FULL_LENGTH / right
-            ))
-            if place.length + agrees[i] >= COPIED and (
+            if agrees[i] and place.length + agrees[i] >= COPIED and (
                 last == NONE
                 or agrees[i] > agrees[last]
                 or (agrees[i] == agrees[last] and place.distance < self.places[last].distance)
@@ -238,32 +333,22 @@ cdef class StoreReader:
         """Advance over ``n`` tokens just committed, and drop the places that differ from them."""
         cdef int agrees[STORE_PLACES]
         cdef uint64_t left = self.live, kept = 0
-        cdef int i, best = 0, furthest = 0
+        cdef int i
+        cdef bint right = False
         self.pause = max(self.pause - <int>min(n, LONGEST_PAUSE), 0)
         if n > AHEAD:  # more than any draft
             self.asked = False
             self.live = self.longest = 0
-            self.since = NONE
             self.familiar.copied_to = NONE
             return
-        if self.since != NONE:
-            self.since += <int>n
-            self.pass_over(&self.resume, n)
         while left:
             i = take_lowest(&left)
             agrees[i] = self.continued(&self.places[i], new, n)
             if agrees[i] == n:
                 kept |= <uint64_t>1 << i
-            elif agrees[i] > furthest:
-                furthest, best = agrees[i], i
-        self.count_right(agrees, n)
-        if kept == 0 and furthest:
-            self.resume = self.places[best]
-            self.resume.length += furthest
-            self.resume_earlier = self.source.earlier(self.resume.at)
-            self.since = <int>n - furthest - 1
-            self.pass_over(&self.resume, n)
-        self.judge(kept != 0 or furthest > 0)
+            right = right or agrees[i] > 0
+        self.note_copied(agrees, n)
+        self.judge(right)
         self.live = left = kept
         while left:
             i = take_lowest(&left)
@@ -278,8 +363,6 @@ cdef class StoreReader:
         """Count accepted tokens of the last draft for the store of its longest match."""
         if self.live:
             self.source.credit(self.places[lowest(self.live)].at, n)
-        elif self.since != NONE:
-            self.source.credit(self.resume.at, n)
 
     cdef void count_anew(self) noexcept nogil:
         """Reset the number of look-ups and of failed ones."""
@@ -289,19 +372,13 @@ cdef class StoreReader:
 
 cdef inline void find_leading(Votes* votes) noexcept nogil:
     """Find the leading token of the votes by each measure."""
-    cdef float most = 0
     cdef int k
     votes.leading = votes.leading_other = 0
-    votes.familiar = votes.nearest = NONE
+    votes.nearest = NONE
     for k in range(votes.n):
         if votes.count[k] > votes.count[votes.leading]:
             votes.leading = k
         if votes.other[k] > votes.other[votes.leading_other]:
             votes.leading_other = k
-        if votes.copied[k] > most or (
-            votes.familiar != NONE and votes.copied[k] == most
-            and votes.count[k] > votes.count[votes.familiar]
-        ):
-            votes.familiar, most = k, votes.copied[k]
         if votes.nearest == NONE or votes.distance[k] < votes.distance[votes.nearest]:
             votes.nearest = k

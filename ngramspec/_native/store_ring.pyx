@@ -1,18 +1,38 @@
-"""The ring of a namespace: adding text, finding places, and reading from them.
+"""Text of earlier requests in a ring that many requests share, and one request's access to it.
+
+    ring    capacity codes: token ids, SEPARATOR before each document
+    heads   for each level, by the hash of that many tokens: the latest place after them
+    links   for each level and place: the previous place with the same hash
+
+Positions count all codes ever written, so none is reused; a position's slot is position % capacity.
+Heads and links keep its last 32 bits. They may refer to text that was overwritten, or to that of
+another context, so every place is compared with the text before it is used. Links only go back.
 
 Costs: a token is entered in RING_LEVELS tables. A look-up compares at most WALK places per level.
 Memory: CODE_BYTES per code, all allocated at the start. Any number of threads may use it: one lock
 is held for at most BATCH tokens added, one look-up, or COPIED codes read or erased. The GIL is
 never acquired while the lock is held, so the two cannot deadlock.
+
+A stream adds a request's text BATCH tokens at a time, after its last ones. If other requests' text
+intervened, the last OVERLAP tokens are first written again, so that they find the text that
+follows. A request does not find its own text while that lies in the last OWN_RANGES pieces, because
+the sequence itself finds it better. Memory: 1 kB per stream, which one thread uses at a time.
 """
 
 from cpython.pythread cimport (
-    PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock, PyThread_release_lock,
-    WAIT_LOCK,
+    WAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
+    PyThread_release_lock, PyThread_type_lock,
 )
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memmove
+from libc.string cimport memcpy, memmove
+
+import numpy as np
+
+from ngramspec._native.common cimport (
+    array_tokens, check_ids, process_salt, start_of, token_view, xxh64,
+)
+from ngramspec._native.store_reader cimport SEPARATOR, Found, StoreSource
 
 cdef extern from *:
     """
@@ -39,11 +59,27 @@ cdef extern from *:
     void use_huge_pages(void* memory, size_t size) noexcept nogil
     void prefetch(const void* address) noexcept nogil
 
-import numpy as np
+cdef enum:
+    RING_LEVELS = 3     # context lengths that have places
+    RING_DEEPEST = 64   # maximum number of a context's tokens that are compared
+    WALK = 48           # maximum number of a context's places that are compared
+    STEPS = 192         # maximum number of links that are followed for them
+    BATCH = 64          # tokens added under one lock
+    COPIED = 4096       # codes copied or erased under one lock
+    CODE_BYTES = 4 + 8 * RING_LEVELS    # memory per code
+    LEAST_CAPACITY = 16
+    TAIL = 6            # tokens of the longest context that has places
+    OWN_RANGES = 32     # ranges of a stream's own text that are remembered
 
-from ngramspec._native.common cimport process_salt
-from ngramspec._native.store_source cimport Found
-from ngramspec._native.xxh64 cimport xxh64
+cdef enum:
+    OVERLAP = 16    # tokens that are repeated after other requests' text intervened
+
+cdef struct Range:      # positions begin <= p < end
+    uint64_t begin, end
+
+cdef struct Own:        # ranges of a stream's own text, the newest at ``last``
+    Range ranges[OWN_RANGES]
+    int n, last
 
 BYTES_PER_CODE = CODE_BYTES
 LEAST_CODES = LEAST_CAPACITY
@@ -52,6 +88,16 @@ BORDER = SEPARATOR
 LENGTHS = (1, 3, 6)
 MOST_WALKED = WALK
 MOST_COPIED = COPIED
+ADDED_AT_ONCE = BATCH
+WRITTEN_AGAIN = OVERLAP
+
+
+cdef inline bint is_own(const Own* own, uint64_t at) noexcept nogil:
+    cdef int i
+    for i in range(own.n):
+        if own.ranges[i].begin <= at < own.ranges[i].end:
+            return True
+    return False
 
 
 cdef inline int length_of(int level) noexcept nogil:
@@ -75,6 +121,23 @@ cdef class StoreRing:
     Raises:
         MemoryError: it cannot be allocated.
     """
+
+    cdef PyThread_type_lock lock
+    cdef int32_t* ring
+    cdef uint32_t* heads[RING_LEVELS]
+    cdef uint32_t* links[RING_LEVELS]
+    cdef readonly uint64_t capacity     # in codes; 0: closed
+    cdef readonly uint64_t written      # codes ever written, which is the next one's position
+    cdef uint64_t oldest        # position of the oldest code that may be read
+    cdef uint64_t owner         # stream of the last code; 0: no stream continues there
+    cdef uint64_t owners        # number of streams so far
+    cdef int32_t tail[TAIL]     # the last tokens of the last document, newest last
+    cdef int have               # number of tokens in ``tail``
+    cdef uint64_t salt
+    cdef int64_t tokens         # number of tokens that may be read
+    cdef int64_t ever, look_ups, hits, accepted     # counts, see ``counts``
+    cdef int32_t largest        # largest token id ever written, or -1
+    cdef int64_t held, most_held        # operations under the lock: current, and the maximum
 
     def __cinit__(self, int64_t capacity):
         cdef int level
@@ -407,3 +470,172 @@ cdef class StoreRing:
         self.take()
         self.accepted += n
         self.release()
+
+
+cdef class StoreStream(StoreSource):
+    """One request's access to a namespace.
+
+    Args:
+        ring: the namespace's ring.
+        limit: exclusive upper bound of the token ids that are read; 0: no bound.
+    """
+
+    cdef StoreRing ring
+    cdef uint64_t owner
+    cdef int32_t limit              # exclusive upper bound of the token ids that are read
+    cdef int32_t before[OVERLAP]    # the last tokens that were added
+    cdef int have                   # number of tokens in ``before``
+    cdef int32_t pending[BATCH]     # tokens that are not added yet
+    cdef int pending_n
+    cdef Own own
+    cdef bint busy                  # tokens are added without the GIL
+
+    def __cinit__(self, StoreRing ring not None, int64_t limit=0):
+        if not 0 <= limit < SEPARATOR:
+            raise ValueError(f"limit must be in 0..{SEPARATOR - 1}, got {limit}")
+        self.ring = ring
+        self.limit = <int32_t>limit if limit else SEPARATOR
+        self.owner = ring.new_owner()
+        self.own.last = -1
+
+    def append(self, tokens):
+        """Add tokens, int32 (n,), in batches of BATCH.
+
+        Raises:
+            TypeError: not such an array.
+            ValueError: an id is below 0 or is 2147483647; nothing was added.
+        """
+        cdef const int32_t[::1] view  # holds the array while the GIL is released
+        cdef Py_ssize_t i, n = 0
+        cdef const int32_t* new = array_tokens(tokens, &n)
+        cdef bint few = new != NULL and n < BATCH
+        if not few:
+            view = token_view(tokens)
+            new, n = start_of(view), view.shape[0]
+        check_ids(new, n)
+        for i in range(n):
+            if new[i] == SEPARATOR:
+                raise ValueError(f"token ids must be < {SEPARATOR}, got one at index {i}")
+        self.idle()
+        if few:
+            self.put(new, n)
+            return
+        self.busy = True
+        with nogil:
+            self.put(new, n)
+        self.busy = False
+
+    def append_documents(self, codes):
+        """Add documents, int32 (n,): token ids, with BORDER before each document.
+
+        The last document continues with what is appended next. Empty documents add nothing.
+
+        Raises:
+            TypeError: not such an array.
+            ValueError: an id below 0; nothing was added.
+        """
+        cdef const int32_t[::1] view = token_view(codes, "codes")
+        cdef const int32_t* new = start_of(view)
+        cdef Py_ssize_t i, begin = 0, n = view.shape[0]
+        check_ids(new, n)
+        self.idle()
+        self.busy = True
+        with nogil:
+            for i in range(n):
+                if new[i] == SEPARATOR:
+                    self.put(new + begin, i - begin)
+                    self.flush()
+                    self.end_document()
+                    begin = i + 1
+            self.put(new + begin, n - begin)
+        self.busy = False
+
+    def follow(self, StoreStream earlier not None):
+        """Continue the text of an earlier stream of the same ring, before anything is added.
+
+        Its text is not found either, and the first tokens added follow its last ones.
+        """
+        if earlier.ring is not self.ring:
+            raise ValueError("the earlier stream is of another ring")
+        self.own = earlier.own
+        self.before = earlier.before
+        self.have = earlier.have
+
+    def publish(self):
+        """Add the pending tokens; the document may continue."""
+        self.idle()
+        self.flush()
+
+    def finish(self):
+        """Add the pending tokens and end the document."""
+        self.close()
+        self.have = 0
+
+    def close(self):
+        """Add the pending tokens and end the document, which a later stream may ``follow``."""
+        self.idle()
+        self.flush()
+        self.ring.end(self.owner)
+
+    def end(self):
+        """End the document without adding the pending tokens."""
+        self.end_document()
+
+    def sizeof(self):
+        """Bytes allocated, without the ring."""
+        return sizeof(StoreStream)
+
+    def check_integrity(self):
+        """Raise an AssertionError if an invariant is broken."""
+        assert 0 <= self.pending_n <= BATCH and 0 <= self.have <= OVERLAP
+        assert 0 <= self.own.n <= OWN_RANGES and self.own.last < OWN_RANGES
+
+    cdef int idle(self) except -1:
+        if self.busy:
+            raise RuntimeError("this stream is being used by another thread")
+        return 0
+
+    cdef void put(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+        cdef int m
+        while n:
+            m = <int>min(<Py_ssize_t>(BATCH - self.pending_n), n)
+            memcpy(self.pending + self.pending_n, tokens, m * sizeof(int32_t))
+            self.pending_n += m
+            tokens += m
+            n -= m
+            if self.pending_n == BATCH:
+                self.flush()
+
+    cdef void flush(self) noexcept nogil:
+        """Add the pending tokens."""
+        cdef int kept, n = self.pending_n
+        if n == 0:
+            return
+        self.ring.add(self.owner, self.before, self.have, self.pending, n, &self.own)
+        kept = max(0, min(self.have, <int>OVERLAP - n))
+        memmove(self.before, self.before + self.have - kept, kept * sizeof(int32_t))
+        self.have = min(kept + n, <int>OVERLAP)
+        memcpy(
+            self.before + kept, self.pending + n - (self.have - kept),
+            (self.have - kept) * sizeof(int32_t)
+        )
+        self.pending_n = 0
+
+    cdef void end_document(self) noexcept nogil:
+        """End the document and drop the pending tokens."""
+        self.pending_n = self.have = 0
+        self.ring.end(self.owner)
+
+    cdef int look(
+        self, const int32_t* end, Py_ssize_t have, Found* into, int most
+    ) noexcept nogil:
+        return self.ring.look(end, have, &self.own, into, most)
+
+    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
+        return self.ring.read(at, into, most, self.limit)
+
+    cdef void credit(self, int64_t at, int n) noexcept nogil:
+        self.ring.credit(n)
+
+    cdef bint earlier(self, int64_t at) noexcept nogil:
+        return True

@@ -7,8 +7,7 @@ growth; 12 to 24 bytes per distinct token. One thread at a time.
 from libc.stdint cimport int32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from ngramspec._native.common cimport NONE, TokenStructure, process_salt
-from ngramspec._native.xxh64 cimport scatter
+from ngramspec._native.common cimport NONE, TokenStructure, process_salt, scatter
 
 cdef struct Count:      # 8 bytes; empty while count == 0
     int32_t token

@@ -4,8 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngramspec._native.calibration import Calibration
-from ngramspec._native.store_reader import Familiar
-from ngramspec._native.store_source import StoreSource
+from ngramspec._native.store_reader import Familiar, StoreSource
 
 class ValueEngine:
     calibration: Calibration
@@ -32,7 +31,6 @@ class ValueEngine:
     def recycle(
         self,
         tokens: npt.NDArray[np.int32],
-        parents: npt.NDArray[np.int32],
         ids: npt.NDArray[np.int32],
         log_probs: npt.NDArray[np.float32],
         accepted: Sequence[int] = (),

@@ -4,39 +4,375 @@ At every position the candidates (candidates.pyx) are: the token after the longe
 leading continuations of the last one to three tokens and of the one before the last; the token
 where the last copy would continue after a substituted one; the one after the best match around
 there; and the sequence's most frequent token if there is no other. Each gets P(it is next) from the
-calibration (calibration.pyx). The search (search.pyx) makes a chain or a tree of them, which ends
-where the expected tokens per cost are highest.
+calibration (calibration.pyx).
 
-Invariant: drafts depend only on the committed text, the calibration and the outcome of earlier
-drafts. Costs: a committed token four counts, a drafted position four look-ups and at most
-``MOST_CANDIDATES`` estimates (in a chain nine); finding places is bounded (committed.pyx).
+The search makes a chain of the best candidate of each position, or a tree that has a node for every
+candidate. Nodes are expanded in order of reach, the probability of their path. The draft is the
+prefix of that order with the most expected tokens per cost: Theorem 3.8 of Leviathan et al. 2023
+with a measured cost and a probability for each node.
+
+Invariants: drafts depend only on the committed text, the calibration and the outcome of earlier
+drafts. No child has more reach than its parent, so the nodes up to the one being expanded keep
+their places in the order. Costs: a committed token four counts, a drafted position four look-ups
+and at most ``MOST_CANDIDATES`` estimates (in a chain nine); a draft expands at most ``limit``
+nodes, and at most LOOKAHEAD after the best end so far; finding places is bounded (text.pyx).
 Memory: 4 bytes per token, 32 to 85 per context, 2.3 kB per node of the largest draft. One thread
 at a time: a second one gets a RuntimeError while an operation runs without the GIL.
 """
 
-from libc.stdint cimport int8_t, int32_t
+from libc.stdint cimport int32_t, int8_t
+from libc.stdlib cimport free
 
 cimport numpy as cnp
 
-from ngramspec._native.calibration cimport Calibration
-from ngramspec._native.candidates cimport Estimator
-from ngramspec._native.committed cimport CommittedText
-from ngramspec._native.common cimport (
-    MAX_DRAFT, MAX_TOKENS, NONE, array_floats, array_tokens, check_ids, first_negative, gamma_of,
-    raise_negative, start_of, token_view,
+from ngramspec._native.calibration cimport Calibration, Candidates, squash
+from ngramspec._native.candidates cimport (
+    FROM_HEAD, FROM_NGRAM, FROM_TOP, FROM_UNIGRAM, Estimator, Position, is_candidate,
+    recent_cell, source_of, unemitted_cell,
 )
-from ngramspec._native.frontier cimport Node, ranked
-from ngramspec._native.head cimport HeadRows
-from ngramspec._native.search cimport DraftSearch
-from ngramspec._native.store_reader cimport Familiar, StoreReader
-from ngramspec._native.store_source cimport StoreSource
-from ngramspec._native.top_tokens cimport TopTokens
+from ngramspec._native.common cimport (
+    MAX_DRAFT, MAX_TOKENS, NONE, array_floats, array_tokens, check_ids, first_negative,
+    gamma_of, raise_negative, reserve, start_of, token_view,
+)
+from ngramspec._native.evidence cimport HeadRow, HeadRows, TopTokens, Unemitted
+from ngramspec._native.store_reader cimport STORE_PLACES, Familiar, StoreReader, StoreSource
+from ngramspec._native.text cimport (
+    CONTEXTS, MATCH, NEAR, ORDERS, PLACES, RESUME, CommittedText, Keys, Place, Recent, Slot,
+    Text, keys_of,
+)
 
 cnp.import_array()
+
+cdef extern from *:
+    """
+    #define NGS_MORE 1.0001f
+    """
+    const float MORE "NGS_MORE"     # reaches within this factor are ties, whatever the rounding
+
+cdef enum:
+    LOOKAHEAD = 12      # nodes inspected after the best end so far
+    LOOKAHEAD_TOP = 32      # the same in a tree where top-k candidates are known
 
 cdef enum:
     FEW = 64            # tokens committed without releasing the GIL
     REHEARSED = 16      # tokens per chain that is drafted along known text
+
+cdef struct Node:       # a token that may be drafted
+    int32_t token
+    float p             # P(it is next)
+    int32_t parent      # its place in the order, or NONE
+    int32_t at          # index of the position that it follows
+    int32_t position    # index of the position after it; NONE: not expanded
+    int32_t source
+
+cdef struct Ranked:
+    float reach         # P(the path up to and including the node)
+    int32_t node
+
+cdef struct Frontier:
+    Node* nodes
+    Ranked* order       # by reach; on near ties, the node offered first
+    Py_ssize_t node_cap, order_cap
+    int limit           # maximum number of nodes
+    int n
+
+# Reach, the probability of a path:
+cdef float MIN_REACH_CHAIN = 0.01   # a chain ends below it
+cdef float MIN_REACH_TREE = 0.004   # a tree ends below it
+# Nodes of a tree are not expanded up to this reach, unless they follow the match. 0.06 would be a
+# tie of counts, which rounding would decide.
+cdef float MIN_REACH_BRANCH = 0.0597
+cdef float MIN_REACH_STORE = 0.0199     # the same where a store has a match
+cdef float MIN_REST = 0.5   # P(no candidate is next) above which recent tokens are offered
+# The last three where top-k candidates are known, which make deeper nodes worth inspecting.
+cdef float MIN_REACH_TREE_TOP = 0.002
+cdef float MIN_REACH_TOP = 0.0079
+cdef float MIN_REST_TOP = 0.3
+
+
+cdef inline Node* insert(Frontier* f, float reach) noexcept nogil:
+    """A new node to be filled in; NULL if it is not among the ``limit`` best."""
+    cdef int i = f.n
+    cdef int32_t node = i
+    if i < f.limit:
+        f.n += 1
+    elif i and f.order[i - 1].reach * MORE < reach:
+        i -= 1
+        node = f.order[i].node
+    else:
+        return NULL
+    while i and f.order[i - 1].reach * MORE < reach:
+        f.order[i] = f.order[i - 1]
+        i -= 1
+    f.order[i].reach = reach
+    f.order[i].node = node
+    return &f.nodes[node]
+
+
+cdef inline Node* ranked(const Frontier* f, int i) noexcept nogil:
+    """The ``i``-th node in order."""
+    return &f.nodes[f.order[i].node]
+
+
+cdef inline int child(const Frontier* f, int parent, int32_t token) noexcept nogil:
+    """Place in the order of the child of a node with ``token``, or -1."""
+    cdef int i
+    for i in range(parent + 1, f.n):
+        if ranked(f, i).parent == parent and ranked(f, i).token == token:
+            return i
+    return -1
+
+
+cdef class DraftSearch:
+    """Finds the drafts of one sequence."""
+
+    cdef CommittedText committed
+    cdef Estimator estimator
+    cdef Frontier frontier      # of the last draft
+    cdef float least            # reach up to which a tree's nodes are not expanded
+    cdef float least_node       # reach below which a tree ends
+    cdef float least_rest       # remaining probability above which recent tokens are offered
+    cdef int lookahead          # maximum number of a tree's nodes inspected after the best end
+    cdef bint tree              # whether the last draft is a tree
+    cdef Position* positions    # estimated for it, and not yet learned from
+    cdef Py_ssize_t position_cap
+    cdef int position_n
+
+    def __cinit__(self, CommittedText committed not None, Estimator estimator not None):
+        self.committed = committed
+        self.estimator = estimator
+
+    def __dealloc__(self):
+        free(self.frontier.nodes)
+        free(self.frontier.order)
+        free(self.positions)
+
+    def sizeof(self):
+        """Bytes allocated, without the text and the estimator."""
+        return (
+            sizeof(DraftSearch)
+            + self.frontier.node_cap * sizeof(Node)
+            + self.frontier.order_cap * sizeof(Ranked)
+            + self.position_cap * sizeof(Position)
+        )
+
+    cdef int prepare(self, int limit, bint tree) noexcept nogil:
+        """Make room for a draft of ``limit`` nodes: 0, or -1 without memory."""
+        cdef Frontier* f = &self.frontier
+        cdef int room = max(limit, 1)
+        if (
+            reserve(<void**>&f.nodes, &f.node_cap, room, sizeof(Node)) < 0
+            or reserve(<void**>&f.order, &f.order_cap, room, sizeof(Ranked)) < 0
+            or reserve(<void**>&self.positions, &self.position_cap, room, sizeof(Position)) < 0
+        ):
+            return -1
+        f.limit = limit
+        f.n = 0
+        self.tree = tree
+        if tree:
+            self.committed.count_recent()
+            self.estimator.count_unemitted()
+            self.set_bounds()
+        return 0
+
+    cdef void set_bounds(self) noexcept nogil:
+        """Set the bounds of a tree, which are wider once top-k candidates are known."""
+        cdef bint known = self.estimator.top_tokens is not None and self.estimator.top_tokens.n
+        self.least = MIN_REACH_TOP if known else MIN_REACH_BRANCH
+        self.least_node = MIN_REACH_TREE_TOP if known else MIN_REACH_TREE
+        self.least_rest = MIN_REST_TOP if known else MIN_REST
+        self.lookahead = LOOKAHEAD_TOP if known else LOOKAHEAD
+
+    cdef int run(self, const float* cost) noexcept nogil:
+        """Draft into the frontier; return the number of nodes, in order, worth verifying.
+
+        ``cost[n]`` is the cost of a forward of n positions, for n up to limit + 1. NULL: the draft
+        is bounded only by reach.
+        """
+        cdef const Frontier* f = &self.frontier
+        cdef int k, best = 0
+        cdef float reach, expected = 1, value, highest = 0 if cost == NULL else 1 / cost[1]
+        cdef float least = self.least_node if self.tree else MIN_REACH_CHAIN
+        cdef int ahead = self.lookahead if self.tree else LOOKAHEAD
+        cdef int fixed = 0 if self.estimator.head is None else self.estimator.head.fixed
+        self.begin()
+        for k in range(f.limit):
+            if k >= f.n:
+                break
+            reach = f.order[k].reach
+            expected += reach
+            value = 0 if cost == NULL else expected / cost[k + 2]
+            if cost == NULL or value >= highest or k < fixed:
+                highest = value
+                best = k + 1
+            if (reach < least and k >= fixed) or k + 1 >= best + ahead or k + 1 == f.limit:
+                break
+            if not self.tree or (
+                reach > (MIN_REACH_CHAIN if self.follows_match(k) else self.least)
+                and (f.n < f.limit or reach > f.order[f.n - 1].reach)
+            ):
+                self.expand(k)
+        return best
+
+    cdef bint follows_match(self, int k) noexcept nogil:
+        """Whether the path to the ``k``-th node follows the match, which is cheap to expand."""
+        cdef const Node* node = ranked(&self.frontier, k)
+        cdef const Position* at = &self.positions[node.at]
+        return at.follows[MATCH] and node.token == at.placed[MATCH]
+
+    cdef void begin(self) noexcept nogil:
+        """Offer what may follow the committed tokens."""
+        cdef const Slot* known[CONTEXTS]
+        cdef const Text* text = &self.committed.text
+        cdef const Place* places = self.committed.places
+        cdef Position* root = &self.positions[0]
+        cdef int i, have = <int>min(text.n, ORDERS)
+        for i in range(have):
+            root.context[ORDERS - have + i] = text.tokens[text.n - have + i]
+        root.have = have
+        self.committed.look_up(&self.committed.tail, known)
+        self.committed.find_places(known)
+        root.depth = 0
+        root.reach = 1
+        for i in range(PLACES):
+            root.follows[i] = places[i].at != NONE
+        root.length = places[MATCH].length
+        root.live = 0
+        root.headed = True
+        if self.estimator.store is not None:
+            root.live = self.estimator.store.find(
+                text.tokens + text.n, text.n, STORE_PLACES
+            )
+            if root.live:
+                self.least = min(self.least, MIN_REACH_STORE)
+        self.position_n = 1
+        self.branch(root, NONE, known)
+
+    cdef void expand(self, int k) noexcept nogil:
+        """Offer what may follow the ``k``-th node."""
+        cdef Node* node = ranked(&self.frontier, k)
+        cdef const Position* above = &self.positions[node.at]
+        cdef Position* p = &self.positions[self.position_n]
+        cdef const Slot* known[CONTEXTS]
+        cdef Keys keys
+        node.position = self.position_n
+        self.position_n += 1
+        p.context[0], p.context[1], p.context[2] = above.context[1], above.context[2], node.token
+        p.have = min(above.have + 1, ORDERS)
+        p.depth = above.depth + 1
+        p.reach = self.frontier.order[k].reach
+        p.follows[MATCH] = above.follows[MATCH] and node.token == above.placed[MATCH]
+        p.follows[RESUME] = above.follows[RESUME]
+        p.follows[NEAR] = above.follows[NEAR] and node.token == above.placed[NEAR]
+        p.length = above.length + 1 if p.follows[MATCH] else 0
+        p.live = 0
+        p.headed = above.headed and self.reads(p.depth, node.token)
+        if above.live:
+            p.live = self.estimator.store.matching(
+                above.live, above.depth, &above.votes, node.token
+            )
+        if p.follows[MATCH]:
+            keys = above.copied
+        else:
+            keys = keys_of(p.context + ORDERS, p.have, self.committed.salt)
+        self.committed.look_up(&keys, known)
+        self.branch(p, k, known)
+
+    cdef bint reads(self, int depth, int32_t token) noexcept nogil:
+        """Whether the head has a row at a depth, after ``token``."""
+        if self.estimator.head is None or depth >= self.estimator.head.n:
+            return False
+        return self.estimator.head.rows[depth].before == token
+
+    cdef void branch(self, Position* at, int parent, const Slot** known) noexcept nogil:
+        """Estimate a position and offer its best candidate in a chain, all of them in a tree.
+
+        The remaining probability is divided among the recent tokens.
+        """
+        cdef Candidates* all = &at.candidates
+        cdef const HeadRow* head = NULL
+        cdef float rest = 1, scale, least = 2
+        cdef int i, counted
+        if self.estimator.head is not None:
+            head = self.estimator.head.at(at.headed, at.depth)
+        if self.tree and at.reach > self.least:
+            least = self.least / at.reach
+        self.estimator.estimate(at, known, least)
+        counted = FROM_UNIGRAM if at.fallback else FROM_NGRAM
+        if not self.tree:
+            if head != NULL and head.fixed != NONE:
+                if not is_candidate(at, head.fixed):
+                    counted = FROM_HEAD
+                self.offer(at, parent, head.fixed, head.share, counted)
+            elif all.n:
+                self.offer(at, parent, all.token[at.best], squash(all.odds[at.best]), counted)
+            return
+        for i in range(all.n):
+            all.p[i] = squash(all.odds[i])
+            rest -= all.p[i]
+        scale = 1 if rest >= 0 else 1 / (1 - rest)
+        for i in range(all.n):
+            self.offer(at, parent, all.token[i], all.p[i] * scale, counted)
+        if self.estimator.falls_back and rest * at.reach > self.least_rest:
+            self.offer_recent(at, parent, rest)
+
+    cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil:
+        """Offer the recent tokens that are not candidates, with their shares of ``rest``."""
+        cdef const Recent* recent = &self.committed.recent
+        cdef float p
+        cdef int i, age = 0
+        for i in range(recent.used):
+            while i >> age:
+                age += 1
+            if self.estimator.is_unemitted(at, recent.token[i]):
+                continue
+            p = rest * self.estimator.calibration.share(recent_cell(recent.count[i], age))
+            if at.reach * p > self.least_node and not is_candidate(at, recent.token[i]):
+                self.offer(at, parent, recent.token[i], p, FROM_UNIGRAM)
+        if at.depth == 0:
+            self.offer_unemitted(at, parent, rest)
+
+    cdef void offer_unemitted(self, const Position* at, int parent, float rest) noexcept nogil:
+        """Offer unemitted top-k tokens that are not candidates, with their shares of ``rest``."""
+        cdef const Unemitted* each
+        cdef float p
+        cdef int i
+        for i in range(self.estimator.unemitted_n):
+            each = &self.estimator.unemitted[i]
+            p = rest * self.estimator.calibration.share(
+                unemitted_cell(each.back, each.probability, each.recent)
+            )
+            if at.reach * p > self.least_node and not is_candidate(at, each.token):
+                self.offer(at, parent, each.token, p, FROM_TOP)
+
+    cdef void offer(
+        self, const Position* at, int parent, int32_t token, float p, int otherwise
+    ) noexcept nogil:
+        """Insert a node with probability ``p`` at a position, if it is good enough."""
+        cdef Node* node = insert(&self.frontier, at.reach * p)
+        if node == NULL:
+            return
+        node.token = token
+        node.p = p
+        node.parent = parent
+        node.at = <int32_t>(at - self.positions)
+        node.position = NONE
+        node.source = source_of(at, token, otherwise)
+
+    cdef void learn(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+        """Compare the last draft's candidates with the committed tokens, as far as they agree."""
+        cdef const Frontier* f = &self.frontier
+        cdef int at = 0, k = NONE
+        cdef Py_ssize_t j
+        if self.position_n == 0:
+            return
+        for j in range(n):
+            self.estimator.learn(&self.positions[at], tokens[j], self.tree)
+            k = child(f, k, tokens[j])
+            if k == NONE or ranked(f, k).position == NONE:
+                break
+            at = ranked(f, k).position
+        self.position_n = 0
 
 
 cdef class ValueEngine:
@@ -179,8 +515,7 @@ cdef class ValueEngine:
             self.store.count_anew()
 
     def recycle(
-        self, tokens, parents, const int32_t[:, ::1] ids, const float[:, ::1] log_probs,
-        accepted=(),
+        self, tokens, const int32_t[:, ::1] ids, const float[:, ::1] log_probs, accepted=()
     ):
         """Keep the target's most probable tokens after the last token and the draft tokens.
 
@@ -188,8 +523,6 @@ cdef class ValueEngine:
 
         Args:
             tokens: int32 (m,), ids >= 0: the token that each row follows.
-            parents: int32 (m,), index of the token before each, below its own; -1: the last token
-                of the text.
             ids: int32 (m, k), >= 0, by descending probability; 8 are kept.
             log_probs: float32 (m, k), the natural logarithms of their probabilities.
             accepted: indices of the rows whose tokens were accepted, in order.
@@ -199,31 +532,23 @@ cdef class ValueEngine:
             MemoryError: the rows before the failure are kept; the engine stays valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
-        cdef const int32_t[::1] above = token_view(parents, "parents")
         cdef Py_ssize_t i, bad, m = view.shape[0], n = self.committed.text.n
         cdef int k = columns_of(ids, log_probs, m)
-        cdef int32_t last = self.committed.text.tokens[n - 2] if n > 1 else NONE
-        cdef int32_t before
         cdef int failed = 0
-        if above.shape[0] != m:
-            raise ValueError(f"parents must have {m} entries, got {above.shape[0]}")
         if self.top_tokens is None or m == 0 or k == 0:
             return
         for i in range(m):
             bad = first_negative(&ids[i, 0], k)
             if view[i] < 0 or bad != NONE:
                 raise_negative(view[i] if view[i] < 0 else ids[i, bad], i)
-            if not -1 <= above[i] < i:
-                raise ValueError(f"parents[{i}] must be in -1..{i - 1}, got {above[i]}")
         kept = [int(each) for each in accepted]
         for each in kept:
             if not 0 <= each < m:
                 raise IndexError(f"accepted must be indices below {m}, got {each}")
         self.idle()
         for depth, i in enumerate([*range(m), *kept], -m):
-            before = last if above[i] == NONE else view[above[i]]
             failed |= self.top_tokens.put(
-                before, view[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>(n + max(depth, 0))
+                view[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>(n + max(depth, 0))
             )
             if depth >= 0 and not failed:
                 self.top_tokens.put_latest(view[i])

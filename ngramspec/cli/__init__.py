@@ -12,16 +12,16 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from ngramspec.cli.options import Options, UsageError, check_folders
 from ngramspec.cli.output import UNPRINTABLE, printable
-from ngramspec.cli.usage import UsageError, check_folders
 from ngramspec.errors import INSTALL
 
 # A new command is a module here and its name in this list. ``--help`` prints its docstring, and
-# SUMMARY is its line in the list of commands. ``add_arguments(parser)`` declares the options, and
+# SUMMARY is its line in the list of commands. ``add_arguments(options)`` declares the options, and
 # ``run(arguments)`` returns the exit code. Parsing imports all commands, so a command imports large
 # modules inside ``run``.
 COMMANDS = (
-    *("demo", "bench", "explain", "alpha", "plot", "calibrate"),
+    *("demo", "bench", "explain", "calibrate"),
     *("record", "replay", "corpus", "serve", "wrap"),
 )
 
@@ -66,7 +66,7 @@ def build_parser() -> Parser:
         module = import_module(f"{__name__}.{name}")
         command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
         command.set_defaults(run=getattr(module, "run", None), prog=command.prog)
-        module.add_arguments(command)
+        module.add_arguments(Options(command))
     return parser
 
 

@@ -7,32 +7,21 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import (
-    add_count,
-    add_device,
-    add_flag,
-    add_model,
-    add_numbers,
-    add_outputs,
-    add_path,
-    add_repeated,
-    load_model,
-)
-from ngramspec.cli.output import console, print_paths, write_json
-from ngramspec.cli.usage import UsageError, check_least, need_plots, usable
+from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
+from ngramspec.cli.output import console, counted, make_table, write_json
 from ngramspec.errors import check_int
-from ngramspec.measure.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ngramspec.measure.configurations import Configuration
+    from ngramspec.measure.bench import Measured, Plan
+    from ngramspec.measure.calls import Configuration
     from ngramspec.measure.models import LoadedModel
     from ngramspec.measure.tasks import Prompt
-    from ngramspec.measure.whole_calls import Measured, Plan
 
 SUMMARY = "compare whole calls with plain generate and prompt lookup"
 NUMBERS = {  # by title: a field of a row, and its format
@@ -46,84 +35,46 @@ NUMBERS = {  # by title: a field of a row, and its format
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options; ngramspec's defaults are always compared with the baseline."""
-    add_model(parser)
-    add_device(parser)
-    prompts = parser.add_argument_group("prompts")
-    add_path(
-        prompts,
-        "--prompts",
-        "FILE",
-        "JSON lines with group, id and prompt, a text or token ids (default: the demo's)",
-    )
-    add_flag(
-        prompts,
-        "--chat",
-        "put prompts that are marked with [INST] into the model's own chat template",
-    )
-    prompts.add_argument(
-        "--tasks",
-        nargs="+",
-        metavar="TASK",
-        help="groups of the file, or 'nothing': random text that is forced (default: all)",
-    )
-    prompts.add_argument(
-        "--prompt-tokens",
-        nargs=2,
-        type=int,
-        metavar=("MIN", "MAX"),
-        help="use the file's prompts of this length (default: 300 700, for code_edit 300 1200)",
-    )
-    add_numbers(
-        prompts,
-        "--lengths",
-        [],
-        "instead, cut or fill every prompt to exactly N tokens, each length in turn",
-    )
-    ways = parser.add_argument_group("what is compared with the baseline")
-    ways.add_argument(
-        "--lookup",
-        nargs="*",
-        type=int,
-        default=[3, 10],
-        metavar="N",
-        help="prompt lookup with drafts of N tokens (default: 3 10)",
-    )
-    add_numbers(ways, "--width", [], "also with fixed widths")
-    add_numbers(ways, "--tree", [], "also with trees of N nodes")
-    add_flag(ways, "--chains", "also with drafts that never branch")
-    add_repeated(
-        ways,
-        "--speculator",
-        "JSON",
-        "also with these arguments of Speculator, such as '{\"gamma\": 8}'",
-        type=_fields,
-    )
-    add_flag(ways, "--compiled", "also with compiled static forwards")
-    plan = parser.add_argument_group("measurement")
-    add_count(plan, "--prompts-per-task", 8, "most prompts of each task and length")
-    add_count(plan, "--max-new-tokens", 96, "new tokens of each call")
-    add_count(plan, "--least", 48, "leave out prompts with a shorter baseline output")
-    add_count(plan, "--repeats", 3, "timed calls of each prompt and configuration")
-    add_flag(plan, "--keep", "one Speculator for all calls, which learns from them")
-    add_flag(
-        plan,
+    options.model()
+    prompts = options.group("prompts")
+    help = "JSON lines with group, id and prompt, a text or token ids (default: the demo's)"
+    prompts.path("--prompts", "FILE", help)
+    help = "groups of the file, or 'nothing': random text that is forced (default: all)"
+    prompts.text("--tasks", "TASK", help, nargs="+")
+    help = "use only the file's prompts of this length"
+    prompts.add("--prompt-tokens", nargs=2, type=int, metavar=("MIN", "MAX"), help=help)
+    help = "instead, cut or fill every prompt to exactly N tokens, each length in turn"
+    prompts.numbers("--lengths", [], help)
+    ways = options.group("what is compared with the baseline")
+    help = "prompt lookup with drafts of N tokens (default: 3 10)"
+    ways.text("--lookup", "N", help, nargs="*", type=int, default=[3, 10])
+    ways.numbers("--width", [], "also with fixed widths")
+    ways.numbers("--tree", [], "also with trees of N nodes")
+    ways.flag("--chains", "also with drafts that never branch")
+    help = "also with these arguments of Speculator, such as '{\"gamma\": 8}'"
+    ways.repeated("--speculator", "JSON", help, type=_fields)
+    ways.flag("--compiled", "also with compiled static forwards")
+    plan = options.group("measurement")
+    plan.count("--prompts-per-task", 8, "most prompts of each task and length")
+    plan.count("--max-new-tokens", 96, "new tokens of each call")
+    plan.count("--least", 48, "leave out prompts with a shorter baseline output")
+    plan.count("--repeats", 3, "timed calls of each prompt and configuration")
+    plan.flag("--keep", "one Speculator for all calls, which learns from them")
+    plan.flag(
         "--same-text",
         "have the model's logits prefer the baseline's text in all configurations, because"
         " bfloat16 texts diverge at near ties",
     )
-    add_outputs(parser, plots=True)
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure; print, write and draw the results."""
-    from ngramspec.measure.configurations import usual_configurations
-    from ngramspec.measure.machine import machine
-    from ngramspec.measure.summary import summarize
-    from ngramspec.measure.whole_calls import Plan, to_dict
+    """Measure; print and write the results."""
+    from ngramspec.measure.bench import Plan, summarize, to_dict
+    from ngramspec.measure.calls import usual_configurations
 
-    need_plots(arguments.plots)
     check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2)
     _check_given(arguments)
     screen = console()
@@ -150,12 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     show(screen, rows, measured)
     model = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
     settings = {**model, **asdict(plan), "ways": [asdict(way) for way in configurations]}
-    found = {"summary": rows, **to_dict(measured)}
-    write_json(arguments, {"settings": settings, "where": machine(), **found})
-    if arguments.plots is not None:
-        from ngramspec.measure.plots import plot_e2e
-
-        print_paths(plot_e2e(rows, arguments.plots))
+    write_json(arguments, {"settings": settings, "summary": rows, **to_dict(measured)})
     return 0
 
 
@@ -176,24 +122,22 @@ def _check_given(arguments: argparse.Namespace) -> None:
 
 def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:
     """The prompts of the requested tasks and lengths, and random texts after them."""
+    from ngramspec.hf_model.compat.names import vocab_size
     from ngramspec.measure import tasks
 
-    path = arguments.prompts
-    if arguments.chat and (path is None or not loaded.tokenizer.chat_template):
-        raise UsageError("--chat needs --prompts, and a model that has a chat template")
     with usable("--prompts"):
-        if path is None:
+        if arguments.prompts is None:
             pool = tasks.sample_prompts(loaded)
         else:
-            pool = tasks.read_workload(path, loaded, chat=arguments.chat)
+            pool = tasks.read_tasks(arguments.prompts, partial(loaded.encode, chat=True))
     with usable("--tasks"):
         wanted = tasks.known_tasks(pool, arguments.tasks or ())
     sets = [pool]
     if arguments.lengths:
         sets = [tasks.fit(pool, length) for length in arguments.lengths]
-    elif path is not None:
-        sets = [tasks.of_length(pool, arguments.prompt_tokens)]
-    new, vocab = arguments.max_new_tokens, loaded.model.config.vocab_size
+    elif arguments.prompt_tokens is not None:
+        sets = [tasks.of_length(pool, *arguments.prompt_tokens)]
+    new, vocab = arguments.max_new_tokens, vocab_size(loaded.model)
     found: list[Prompt] = []
     for same in sets:
         found += [*same, *tasks.unpredictable(same, new, vocab, loaded.eos_ids)]
@@ -208,7 +152,7 @@ def _measure(
     prompts: list[Prompt],
 ) -> Measured:
     """Run all configurations, and show the progress on the screen."""
-    from ngramspec.measure.whole_calls import EndToEnd, forced_texts
+    from ngramspec.measure.bench import EndToEnd, forced_texts
 
     with forced_texts(model, prompts, plan) as forcing, screen.status("measuring") as status:
         bench = EndToEnd(model, configurations, plan, forcing=forcing, progress=status.update)
@@ -242,22 +186,15 @@ def show(screen: Console, rows: Sequence[dict[str, Any]], measured: Measured) ->
 
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[Table]:
     """A table for each task and length."""
-    from rich.table import Table
-
     for task, length in dict.fromkeys((row["task"], row["length"]) for row in rows):
         same = [row for row in rows if (row["task"], row["length"]) == (task, length)]
-        prompts = same[0]["prompts"]
-        title = f"{task}, {counted(prompts, 'prompt')}"
+        title = f"{task}, {counted(same[0]['prompts'], 'prompt')}"
         title += f" of {counted(length, 'token')}" if length else ""
-        table = Table("", title=title, title_justify="left")
-        for name in (*NUMBERS, "peak MB", "same text"):
-            table.add_column(name, justify="right")
-        for row in same:
-            table.add_row(*cells(row))
-        yield table
+        names = ("", *NUMBERS, "peak MB", "same text")
+        yield make_table(names, map(_cells, same), left=("",), title=title)
 
 
-def cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any]) -> list[str]:
     """A row of a table."""
     numbers = [
         "-" if row[name] is None else format(row[name], form) for name, form in NUMBERS.values()

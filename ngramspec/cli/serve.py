@@ -12,15 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import (
-    add_count,
-    add_drafter,
-    add_flag,
-    add_model_argument,
-    add_repeated,
-    load_model,
-)
-from ngramspec.cli.usage import UsageError, check_least, usable
+from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
@@ -37,66 +29,48 @@ MAX_PORT = 65535
 CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the command's arguments."""
-    add_model_argument(parser)
-    add_drafter(parser)
-    heads = parser.add_mutually_exclusive_group()
-    heads.add_argument(
-        "--assistant", metavar="FOLDER", help="a small draft model with the target's tokenizer"
-    )
-    add_flag(heads, "--mtp", "the model's MTP layers draft, too")
-    parser.add_argument("--name", metavar="NAME", help="of the model (default: its own)")
-    add_repeated(
-        parser,
-        "--corpus",
-        "FILE",
-        "of ngramspec corpus build, to draft from; NAME=FILE names it; may be repeated",
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="to bind to (default: 127.0.0.1)")
-    add_repeated(
-        parser,
+    options.model_argument()
+    options.drafter()
+    heads = options.exclusive()
+    heads.text("--assistant", "FOLDER", "a small draft model with the target's tokenizer")
+    heads.flag("--mtp", "the model's MTP layers draft, too")
+    options.text("--name", "NAME", "of the model (default: its own)")
+    help = "of ngramspec corpus build, to draft from; NAME=FILE names it; may be repeated"
+    options.repeated("--corpus", "FILE", help)
+    options.add("--host", default="127.0.0.1", help="to bind to (default: 127.0.0.1)")
+    options.repeated(
         "--allowed-hosts",
         "NAMES",
         "names, by commas, that requests may have as their Host apart from localhost and"
         " --host; '*': any; may be repeated",
     )
-    add_count(parser, "--port", 8012, "to listen on; 0: a free one")
-    add_repeated(
-        parser,
-        "--api-key",
-        "USER=KEY",
-        "only these may ask; may be repeated; also from NGRAMSPEC_API_KEYS, by commas",
-    )
-    parser.add_argument(
+    options.count("--port", 8012, "to listen on; 0: a free one")
+    help = "only these may ask; may be repeated; also from NGRAMSPEC_API_KEYS, by commas"
+    options.repeated("--api-key", "USER=KEY", help)
+    options.add(
         "--unknown-fields",
         choices=("refuse", "warn"),
         default="refuse",
         help="of a request: answer 400, or name them in the header X-Ignored-Fields"
         " (default: refuse)",
     )
-    parser.add_argument(
-        "--other-models",
-        choices=("answer", "refuse"),
-        default="answer",
-        help="requests that name another model: answer with this one, or 404 (default: answer)",
-    )
-    limits = parser.add_argument_group("limits")
-    add_count(limits, "--max-tokens", 256, "of an answer whose request sets no limit")
-    limits.add_argument("--context", type=int, metavar="N", help="tokens of prompt and answer")
-    add_count(limits, "--max-body", 4, "MiB of a request")
-    add_count(limits, "--cache", 2048, "MiB of key-value caches kept between requests")
-    add_count(limits, "--cache-of-key", 1024, "MiB of those of one API key")
-    add_count(limits, "--shared", 64, "MiB of answers that later requests of a user draft from")
-    limits.add_argument(
-        "--sync",
-        metavar="ADDRESS",
-        help="redis://HOST:PORT: servers share these answers over Redis; also from NGRAMSPEC_SYNC",
-    )
-    add_count(limits, "--active", 8, "answers that take turns")
-    add_count(limits, "--waiting", 64, "answers that wait; more are refused")
-    add_count(limits, "--grammar-seconds", 10, "that compiling one JSON schema may take")
-    add_count(limits, "--drain", 30, "seconds that running answers have after SIGTERM")
+    help = "requests that name another model: answer with this one, or 404 (default: answer)"
+    options.add("--other-models", choices=("answer", "refuse"), default="answer", help=help)
+    limits = options.group("limits")
+    limits.count("--max-tokens", 256, "of an answer whose request sets no limit")
+    limits.text("--context", "N", "tokens of prompt and answer", type=int)
+    limits.count("--max-body", 4, "MiB of a request")
+    limits.count("--cache", 2048, "MiB of key-value caches kept between requests")
+    limits.count("--cache-of-key", 1024, "MiB of those of one API key")
+    limits.count("--shared", 64, "MiB of answers that later requests of a user draft from")
+    help = "redis://HOST:PORT: servers share these answers over Redis; also from NGRAMSPEC_SYNC"
+    limits.text("--sync", "ADDRESS", help)
+    limits.count("--active", 8, "answers that take turns")
+    limits.count("--waiting", 64, "answers that wait; more are refused")
+    limits.count("--grammar-seconds", 10, "that compiling one JSON schema may take")
+    limits.count("--drain", 30, "seconds that running answers have after SIGTERM")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -115,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_allowed(arguments.allowed_hosts)  # before the slow loading of the model
     corpora = open_corpora(arguments.corpus)
     if arguments.assistant is not None:
-        from ngramspec.hf_model.assistants.assistant import check_folder
+        from ngramspec.hf_model.assistants import check_folder
 
         with usable("--assistant"):
             check_folder(arguments.assistant)
@@ -136,8 +110,7 @@ def settings_of(
 ) -> ServerSettings:
     """The server's settings from the command line."""
     from ngramspec.drafters.registry import quoted
-    from ngramspec.server.settings import Limits, ServerSettings
-    from ngramspec.server.shared import SharedText
+    from ngramspec.server.settings import Limits, ServerSettings, SharedText
 
     shared = None
     if arguments.shared:
@@ -187,7 +160,7 @@ def check_port(host: str, port: int) -> None:
 
 def check_allowed(given: Sequence[str]) -> list[str]:
     """The hosts that an option names, separated by commas."""
-    from ngramspec.server.hosts import AllowedHosts
+    from ngramspec.server.app import AllowedHosts
 
     found = [each.strip() for text in given for each in text.split(",")]
     with usable("--allowed-hosts"):

@@ -8,17 +8,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import (
-    add_count,
-    add_drafter,
-    add_flag,
-    add_gamma,
-    add_path,
-    add_policy,
-    add_repeated,
-)
-from ngramspec.cli.usage import UsageError
-from ngramspec.measure.wording import counted
+from ngramspec.cli.options import Options, UsageError
+from ngramspec.cli.output import counted
 
 if TYPE_CHECKING:
     from ngramspec.wrap.folder import Group, Wrapped
@@ -27,17 +18,15 @@ SUMMARY = "make a model folder speculative, for from_pretrained and transformers
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(options: Options) -> None:
     """Declare the command's arguments."""
-    add_path(
-        parser, "model_dir", "MODEL_DIR", "folder with config.json and weights; it is only read"
-    )
-    add_path(parser, "out_dir", "OUT_DIR", "a new or empty folder")
-    add_drafter(parser)
-    add_policy(parser)
-    add_gamma(parser)
-    add_count(parser, "--gamma-max", 64, "most tokens drafted in a step")
-    parser.add_argument(
+    options.path("model_dir", "MODEL_DIR", "folder with config.json and weights; it is only read")
+    options.path("out_dir", "OUT_DIR", "a new or empty folder")
+    options.drafter()
+    options.policy()
+    options.gamma()
+    options.count("--gamma-max", 64, "most tokens drafted in a step")
+    options.add(
         "--shared",
         nargs="?",
         const="outputs",
@@ -45,18 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="all requests share a store in memory of earlier outputs, or with all:"
         " prompts, too. Clients who can time requests can infer some of its contents",
     )
-    add_repeated(parser, "--corpus", "FILE", "a corpus to draft from; may be repeated", type=Path)
-    add_flag(
-        parser,
+    options.repeated("--corpus", "FILE", "a corpus to draft from; may be repeated", type=Path)
+    options.flag(
         "--copy",
         "copy the weights. By default they are hard links (symbolic ones between disks),"
         " which take no space; then overwriting OUT_DIR's weights overwrites MODEL_DIR's",
     )
-    add_flag(
-        parser,
-        "--force",
-        "write into an OUT_DIR that is not empty; files of the same names are replaced",
-    )
+    help = "write into an OUT_DIR that is not empty; files of the same names are replaced"
+    options.flag("--force", help)
 
 
 def run(arguments: argparse.Namespace) -> int:

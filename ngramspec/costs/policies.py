@@ -9,13 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.batch_choice import worthwhile_heads
+from ngramspec._native.rows import worthwhile_heads
 from ngramspec.draft import Draft, Float32
-from ngramspec.errors import check_int
 
 Float64 = NDArray[np.float64]
-
-NAMED = ("auto", "heuristic", "threshold")  # values of gamma other than integers
 
 
 class GammaController(Protocol):
@@ -210,23 +207,6 @@ class PrefillDraftLength:
             self.limit = max(self.limit // 2, min(self.MIN_LENGTH, self._most))
         elif drafted and accepted == drafted >= self.limit:
             self.limit = min(2 * self.limit, self._most)
-
-
-def check_gamma(gamma: int | str, gamma_max: int) -> int | str:
-    """Return a valid ``gamma`` argument: an integer in 1..gamma_max, or one of ``NAMED``."""
-    if isinstance(gamma, str):
-        if gamma not in NAMED:
-            known = "'threshold', 'auto' or 'heuristic'"
-            raise ValueError(f"gamma must be an integer, {known}, got {gamma!r}")
-        return gamma
-    return check_int("gamma", gamma, 1, gamma_max)
-
-
-def check_tree(tree: int | str | None, most: int) -> int | str | None:
-    """Return a valid ``tree`` argument: an integer in 1..most, "auto" or None."""
-    if isinstance(tree, str) and tree != "auto":
-        raise ValueError(f"tree must be an integer, 'auto' or None, got {tree!r}")
-    return check_int("tree", tree, 1, most) if tree not in ("auto", None) else tree
 
 
 def make_controller(

@@ -13,16 +13,17 @@ from ngramspec.draft import Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftModel, same_vocabulary
 from ngramspec.drafters.headed import MtpDrafter
 from ngramspec.drafters.model import ModelDrafter
-from ngramspec.hf_model.assistants.assistant import (
+from ngramspec.hf_model.assistants import (
     AssistantModel,
+    MtpHead,
     check_assistant,
     check_rollback,
+    mtp_layers,
     parameters,
     read_folder,
     tokenizer_file,
 )
-from ngramspec.hf_model.assistants.mtp import MtpHead, mtp_layers
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import Target
 from ngramspec.verification.evidence import leading
 
 MOST_TIMED_TOKENS = 16  # longer reads catch up with the text and are not timed

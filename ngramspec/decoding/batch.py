@@ -13,9 +13,8 @@ from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
 from ngramspec.decoding.row import NO_VERDICT, Computed, Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
-from ngramspec.hf_model.model import Target
-from ngramspec.verification.cursor import DraftCursor
-from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
+from ngramspec.hf_model.target import Target
+from ngramspec.verification.sampler import DraftCursor, SampledTokens, TokenSampler, argmax_on_host
 
 if TYPE_CHECKING:  # most calls have one process
     from ngramspec.decoding.distributed import Ranks

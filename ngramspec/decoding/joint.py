@@ -21,17 +21,17 @@ from ngramspec.costs.steps import MAX_JOINT_TOKENS, StepCosts
 from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.recorder import Step
 from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.setup import CallSetup, Settings
+from ngramspec.decoding.setup import Caller, CallSetup
 from ngramspec.draft import Draft
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.joint_forward import (
+from ngramspec.hf_model.joint import (
+    ForwardShare,
     JointForward,
     JointResult,
-    Share,
     share_of,
     why_not_joint,
+    why_not_tried,
 )
-from ngramspec.hf_model.joint_probe import why_not_tried
 from ngramspec.hf_model.support import check_request
 from ngramspec.stats import DecodeStats
 
@@ -120,7 +120,7 @@ class OpenGeneration:
         with self._closed_by_errors():
             return self._loop.propose()
 
-    def begin_forward(self, step: Step) -> Share:
+    def begin_forward(self, step: Step) -> ForwardShare:
         """Its share of a joint forward over a step's draft. An error closes the generation."""
         with self._closed_by_errors():
             target, arguments = self.target, self._loop.arguments(step)
@@ -178,7 +178,7 @@ class OpenGeneration:
         self.close()
 
 
-def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
+def open_call(caller: Caller, call: GenerateCall) -> OpenGeneration:
     """Begin to decode a call of one row step by step; ``unsupported`` is ignored."""
     check_request(call.generation_config)
     beams, rows = call.beams, call.input_ids.shape[0]
@@ -189,7 +189,7 @@ def open_call(settings: Settings, call: GenerateCall) -> OpenGeneration:
         )
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
-    return OpenGeneration(CallSetup(settings, call).loop(), settings.count, call.streamer)
+    return OpenGeneration(CallSetup(caller, call).loop(), caller.count, call.streamer)
 
 
 Added = list[int] | Exception
@@ -205,7 +205,7 @@ class _Turn:
     generation: OpenGeneration
     added: Added = field(default_factory=list)
     step: Step = field(init=False)
-    share: Share = field(init=False)
+    share: ForwardShare = field(init=False)
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:

@@ -22,8 +22,7 @@ from ngramspec.decoding.observer import (
 from ngramspec.decoding.recorder import Step, StepRecorder
 from ngramspec.decoding.row import Computed
 from ngramspec.draft import Int32
-from ngramspec.hf_model.forward import MissingLogitsError
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import MissingLogitsError, Target
 from ngramspec.verification.evidence import evidence_of_rows, evidence_tensor
 from ngramspec.verification.sampler import SampledTokens, TokenSampler
 
@@ -190,7 +189,7 @@ class DecodeLoop:
             sampled = self.sampler.sample_all(drafts, logits, extra)
         waited = self.device.type == "cpu" or sampled is not None
         self.recorder.mark_forwarded(waited=waited)
-        step.width += self.target.again  # accepted tokens that the forward ran once more
+        step.width += self.target.replayed_positions
         return sampled
 
     def verify(self, logits: torch.Tensor, sampled: SampledTokens | None) -> None:

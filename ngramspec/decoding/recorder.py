@@ -10,7 +10,7 @@ from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.row import Row
 from ngramspec.draft import EvidenceRequest
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import Target
 from ngramspec.stats import DecodeStats, StepEvent
 
 

@@ -12,8 +12,8 @@ import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.classes import BY_ROW, all_stock
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.compat.names import BY_ROW, all_stock
+from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import TokenSampler
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def requested_head(assistant: Any, use_mtp: Any) -> ModelDrafter | None:
         )
     for starts, reason in DEPENDENT.items():
         if type(assistant).__name__.startswith(starts):
-            from ngramspec.hf_model.assistants.assistant import named
+            from ngramspec.hf_model.assistants import named
 
             raise UnsupportedError(
                 f"assistant_model={named(assistant)} is not supported: {reason}; pass a causal"

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.row_text import sound_chain
 from ngramspec.costs.policies import GammaController
 from ngramspec.draft import (
     EMPTY_DRAFT,
@@ -32,6 +31,7 @@ from ngramspec.drafters.base import (
     check_draft,
     check_evidence,
     check_source_names,
+    is_plain_chain,
     valid_prefix,
 )
 from ngramspec.drafters.call import RowStores
@@ -201,9 +201,7 @@ class Row:
         assert self.session is not None
         draft = self.session.propose(gamma, cost, tree=tree)
         self._wants_evidence = self._evidence is not None and self.session.wants_evidence
-        plain = type(draft) is Draft and draft.parents is None and draft.proposal is None
-        fast = draft is EMPTY_DRAFT or (plain and not copied)
-        if fast and sound_chain(draft.tokens, draft.confidence, gamma, self.vocab):
+        if draft is EMPTY_DRAFT or (not copied and is_plain_chain(draft, gamma, self.vocab)):
             self._count_valid()
             return draft if len(draft.tokens) else EMPTY_DRAFT
         sources = len(self.source_names)
@@ -259,7 +257,7 @@ class Row:
     def end(self, *, completed: bool) -> None:
         """End the text in shared stores, which add the remaining tokens only if ``completed``."""
         if self.stored is not None:
-            self.stored.end(well=completed)
+            self.stored.end(completed=completed)
 
     def close(self) -> None:
         """End the session, if one is open; an error in it is a fault."""

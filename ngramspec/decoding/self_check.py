@@ -15,7 +15,7 @@ import torch
 
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.setup import Settings
+from ngramspec.decoding.setup import Caller
 from ngramspec.draft import Draft, Int32
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.known import OracleDrafter, OracleSession
@@ -25,7 +25,7 @@ from ngramspec.stats import DecodeStats
 
 logger = logging.getLogger("ngramspec")
 
-Decode = Callable[[Settings, GenerateCall], Any]
+Decode = Callable[[Caller, GenerateCall], Any]
 
 VOCAB = 61
 PROMPT = (5, 6, 7, 8, 5, 6, 7, 9)
@@ -77,7 +77,7 @@ def _compare(model: Any, decode: Decode) -> str | None:
     asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS}
     asked |= {"do_sample": False, "num_beams": 1}
     plain = model.generate(ids, **asked)
-    settings = Settings(
+    caller = Caller(
         options=Options(gamma=GAMMA, tree=None, compiled=False),
         drafter=lambda: _HalfRight([plain[0].tolist()]),
         prefill_length=PrefillDraftLength(GAMMA),
@@ -103,7 +103,7 @@ def _compare(model: Any, decode: Decode) -> str | None:
             model_kwargs=model_kwargs,
             **dict.fromkeys(UNUSED),
         )
-        return decode(settings, call)
+        return decode(caller, call)
 
     ours = model.generate(ids, custom_generate=hook, **asked)
     if not torch.equal(plain, ours):

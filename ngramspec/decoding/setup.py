@@ -30,28 +30,24 @@ from ngramspec.decoding.row import ReferenceCounter, Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.recurrent_state import MAX_PRICED_PENDING_TOKENS
-from ngramspec.hf_model.compat.cache_name import given_cache
-from ngramspec.hf_model.compat.classes import HISTORY_FREE, all_stock
-from ngramspec.hf_model.compat.hf_private import pad_token
-from ngramspec.hf_model.compat.layers import layers_restored
+from ngramspec.hf_model.abilities import Ability, why_unsupported
+from ngramspec.hf_model.cache.linear import MAX_PRICED_PENDING_TOKENS
+from ngramspec.hf_model.compat.caches import given_cache, layers_restored
+from ngramspec.hf_model.compat.names import HISTORY_FREE, all_stock, pad_token, plain_method
 from ngramspec.hf_model.compat.versions import untested
-from ngramspec.hf_model.model import Target
 from ngramspec.hf_model.support import (
     check_adapter,
     check_beams_of,
     check_prompt,
     check_request,
     drops_out,
-    plain_method,
 )
+from ngramspec.hf_model.target import Target
 from ngramspec.options import Options
 from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import TokenSampler
-from ngramspec.verification.stopping import StopRules
+from ngramspec.verification.sampler import StopRules, TokenSampler
 
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length
 
@@ -66,7 +62,7 @@ BROKEN = (AttributeError, ImportError, LookupError, NotImplementedError, TypeErr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Caller:
     """What a call takes from its Speculator when it begins.
 
     Attributes:
@@ -92,14 +88,14 @@ class CallSetup:
         UnsupportedError: the call, the model or its cache does not support speculation.
     """
 
-    def __init__(self, settings: Settings, call: GenerateCall, ranks: Ranks | None = None) -> None:
-        self.settings, self.config, self.call, self.ranks = settings, settings.options, call, ranks
+    def __init__(self, caller: Caller, call: GenerateCall, ranks: Ranks | None = None) -> None:
+        self.caller, self.options, self.call, self.ranks = caller, caller.options, call, ranks
         self.stats = DecodeStats()
-        self.learns_costs = self.config.planned_gamma == "auto"
+        self.learns_costs = self.options.planned_gamma == "auto"
         check_request(call.generation_config)
         self._check_beams()
         check_adapter(call.model)
-        self.drafter = settings.drafter()
+        self.drafter = caller.drafter()
         if self.drafter.assistants:
             from ngramspec.decoding.assistants import check_models  # most drafters have none
 
@@ -115,22 +111,22 @@ class CallSetup:
                 f"streamer cannot be used with num_beams={beams}, which selects no token before the"
                 " end; pass streamer=None or num_beams=1"
             )
-        if not self.config.exact:
+        if not self.options.exact:
             raise UnsupportedError(
                 f"num_beams={beams} is not supported with lenience below 1 or"
                 " verification='typical'; pass num_beams=1, or remove them"
             )
 
     def _target(self) -> Target:
-        call, config = self.call, self.config
+        call, options = self.call, self.options
         target = Target(
             call.model,
             call.input_ids,
             call.generation_config,
             call.model_kwargs,
-            width=config.fixed_width,
-            compiled=config.compiled,
-            gamma_max=config.gamma if isinstance(config.gamma, int) else config.longest,
+            width=options.fixed_width,
+            compiled=options.compiled,
+            gamma_max=options.gamma if isinstance(options.gamma, int) else options.longest,
             beams=call.beams,
         )
         check_beams_of(target.model, call.beams)
@@ -154,19 +150,19 @@ class CallSetup:
             TypeError: the reference text, session or tools have a wrong type.
             ValueError: the prompt, the reference text or the session is invalid.
         """
-        settings, config, call, target = self.settings, self.config, self.call, self.target
+        caller, options, call, target = self.caller, self.options, self.call, self.target
         check_prompt(call.model, call.input_ids, call.model_kwargs)
         if drops_out(call.model):
-            settings.log_once(
+            caller.log_once(
                 "the model is in training mode, where dropout changes every forward and so the"
                 " text, with and without speculation; call model.eval()"
             )
-        section = no_section if settings.observer is None else settings.observer.section
+        section = no_section if caller.observer is None else caller.observer.section
         sampler = self._sampler()
         if self._may_diverge(sampler):
-            target.let_rows_diverge()
+            target.make_ragged()
         if target.limits.no_drafts is not None:
-            settings.log_once(f"steps have no drafts: {target.limits.no_drafts}")
+            caller.log_once(f"steps have no drafts: {target.limits.no_drafts}")
         if target.pending is not None and self.learns_costs:
             target.pending.most = MAX_PRICED_PENDING_TOKENS
         if any(each.reads_states for each in self.drafter.assistants):
@@ -188,16 +184,16 @@ class CallSetup:
             rows,
             self._connect(),
             costs=learned,
-            prefill_length=settings.prefill_length,
+            prefill_length=caller.prefill_length,
             ranks=self.ranks,
             max_length=sampler.stop.max_length,
         )
         recorder = StepRecorder(
             target=target,
             costs=learned,
-            prefill_length=settings.prefill_length,
+            prefill_length=caller.prefill_length,
             stats=self.stats,
-            on_step=config.on_step,
+            on_step=options.on_step,
         )
         return DecodeLoop(
             target=target,
@@ -209,7 +205,7 @@ class CallSetup:
         )
 
     def _sampler(self) -> TokenSampler:
-        call, config, observer = self.call, self.call.generation_config, self.settings.observer
+        call, config, observer = self.call, self.call.generation_config, self.caller.observer
         keep = config.return_dict_in_generate
         stop = StopRules(call.stopping_criteria or ())
         observed = observer is not None and observer.one_transfer
@@ -227,7 +223,7 @@ class CallSetup:
         )
 
     def _rule(self) -> Rule:
-        options, call = self.config, self.call
+        options, call = self.options, self.call
         return Rule(
             bool(call.generation_config.do_sample),
             options.verification,
@@ -240,9 +236,9 @@ class CallSetup:
     def _may_diverge(self, sampler: TokenSampler) -> bool:
         """Whether each row may advance by its own number of tokens."""
         target = self.target
-        if target.prompt.shape[0] == 1 or obstacle(Ability.RAGGED, target.known()) is not None:
+        if target.prompt.shape[0] == 1 or must_lockstep(sampler, target):
             return False
-        return not must_lockstep(sampler, target)
+        return why_unsupported(Ability.RAGGED, target.facts()) is None
 
     def _groups(self, sampler: TokenSampler, section: Section) -> list[Group]:
         """The rows of the call: one group for each row if rows may diverge, else one group."""
@@ -254,9 +250,9 @@ class CallSetup:
 
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
-        tree = self.config.tree
-        known = self.target.known(by_row=self.target.inputs.ragged)
-        reason = "beam search" if self.call.beams > 1 else obstacle(Ability.TREES, known)
+        tree = self.options.tree
+        facts = self.target.facts(ragged=self.target.inputs.ragged)
+        reason = "beam search" if self.call.beams > 1 else why_unsupported(Ability.TREES, facts)
         if isinstance(tree, int) and reason is not None:
             self.stats.chains[reason] = 1
         priced = tree == "auto" and self.learns_costs
@@ -275,7 +271,7 @@ class CallSetup:
                 session.begin_sampling(temperature, (seed, at, row.count))
 
         fault = partial(report_fault, self.stats)
-        tree = self.config.tree if trees else None
+        tree = self.options.tree if trees else None
         return Row(fault, self._controller(costs), tree=tree, begin=begin)
 
     def _connect(self) -> Callable[[Sequence[Row], int], None]:
@@ -286,10 +282,10 @@ class CallSetup:
         reference = ReferenceCounter(given, self.stats) if len(given) else None
         history = history_of(target, given, call.inputs_tensor)
         stores = CallStores(
-            self.settings.drafter,
+            self.caller.drafter,
             call.stores,
             call.extra_stores,
-            self.settings.log_once,
+            self.caller.log_once,
             call.conversation(),
             call.tool_calls(),
         )
@@ -328,7 +324,7 @@ class CallSetup:
 
     def _step_costs(self) -> StepCosts:
         """The costs of the call's forwards, measured under gamma="auto"."""
-        target, saved = self.target, self.settings.saved_costs
+        target, saved = self.target, self.caller.saved_costs
         kind = ForwardKind(
             machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
             dtype=str(target.model.dtype).removeprefix("torch."),
@@ -343,10 +339,10 @@ class CallSetup:
                 differences.append("they were measured on single sequences with a dynamic cache")
             if differences:
                 saved = None
-                self.settings.log_once(f"not using the saved costs: {'; '.join(differences)}")
+                self.caller.log_once(f"not using the saved costs: {'; '.join(differences)}")
         return StepCosts(
             model_of(target.model, kind, saved),
-            self.config.longest + 1,
+            self.options.longest + 1,
             rows=rows,
             pads=not target.traits.recurrent,  # a rejected position would undo a recurrent state
             sizes=target.widths,
@@ -354,11 +350,11 @@ class CallSetup:
 
     def _controller(self, costs: StepCosts) -> GammaController:
         """The controller of a row's draft length."""
-        config = self.config
+        options = self.options
         if self.target.inputs.ragged and self.learns_costs:
-            return CostGamma(config.longest, costs.cost, drafting_cost=costs.share)
-        surcharge = None if isinstance(config.tree, int) else costs.surcharge
-        return make_controller(config.planned_gamma, config.longest, costs.cost, surcharge)
+            return CostGamma(options.longest, costs.cost, drafting_cost=costs.share)
+        surcharge = None if isinstance(options.tree, int) else costs.surcharge
+        return make_controller(options.planned_gamma, options.longest, costs.cost, surcharge)
 
 
 def prefers_one_transfer(device: torch.device) -> bool:
@@ -383,18 +379,18 @@ def version_fault() -> str | None:
     return fault_of(version, _speculate)
 
 
-def decode_call(settings: Settings, call: GenerateCall) -> Any:
+def decode_call(caller: Caller, call: GenerateCall) -> Any:
     """Decode with speculation, or handle an unsupported request as ``unsupported`` says.
 
     The result and the errors are those of ``Speculator.__call__``.
     """
     fault = version_fault()
     if fault is None:
-        return _speculate(settings, call)
+        return _speculate(caller, call)
     return _decode_plainly(call, fault, synced_gpus=bool(call.synced_gpus))
 
 
-def _speculate(settings: Settings, call: GenerateCall) -> Any:
+def _speculate(caller: Caller, call: GenerateCall) -> Any:
     """Decode with speculation. Until the prefill has run, a failure may become a plain call."""
     ranks = loop = None
     try:
@@ -403,20 +399,20 @@ def _speculate(settings: Settings, call: GenerateCall) -> Any:
 
             ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
         with layers_restored(given_cache(call.model_kwargs)):
-            setup = CallSetup(settings, call, ranks)
+            setup = CallSetup(caller, call, ranks)
             loop = setup.loop()
             try:
                 sequences = decode(loop)
             finally:
-                settings.count(setup.stats)
+                caller.count(setup.stats)
     except (UnsupportedError, *BROKEN) as error:
-        reason = _why_plain(settings, error)
+        reason = _why_plain(caller, error)
         if reason is None or (loop is not None and loop.prefilled):
             raise
         if plain_method(call.generation_config) is None:
             raise
         synced = ranks is not None and ranks.synced
-        return _decode_plainly(call, reason, synced_gpus=synced, log=settings.log_once)
+        return _decode_plainly(call, reason, synced_gpus=synced, log=caller.log_once)
     sampler = loop.sampler
     ranking = loop.batch.ranking(scores=sampler.scores is not None)
     output = setup.target.output(sequences, sampler.scores, sampler.logits, ranking)
@@ -431,10 +427,10 @@ def _speculate(settings: Settings, call: GenerateCall) -> Any:
     return output
 
 
-def _why_plain(settings: Settings, error: Exception) -> str | None:
+def _why_plain(caller: Caller, error: Exception) -> str | None:
     """Why the baseline may decode a call that failed with an error; None: it may not."""
     if isinstance(error, UnsupportedError):
-        return None if settings.options.unsupported == "error" else str(error)
+        return None if caller.options.unsupported == "error" else str(error)
     version = untested()
     if version is None:
         return None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec._native.rows import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32, Proposal
 from ngramspec.stores.base import fingerprint
 
@@ -391,6 +392,13 @@ def check_draft(
     return Draft(tokens, parents, confidence, proposal, source)
 
 
+def is_plain_chain(draft: object, limit: int, vocab: int) -> bool:
+    """Whether this is a valid deterministic chain of at most ``limit`` tokens; not its sources."""
+    if type(draft) is not Draft or draft.parents is not None or draft.proposal is not None:
+        return False
+    return sound_chain(draft.tokens, draft.confidence, limit, vocab)
+
+
 def valid_prefix(draft: object, limit: int, vocab: int, *, tree: bool, sources: int) -> Draft:
     """The part that can be verified of a draft that failed ``check_draft`` with these arguments.
 
@@ -506,11 +514,7 @@ logger = logging.getLogger("ngramspec")
 
 
 def same_vocabulary(one: Any, other: Any) -> bool | None:
-    """Whether every id has the same piece in two tokenizers; None: one of them is not known.
-
-    A tokenizer is given as an object or as the path of its tokenizer.json. None is not known, and a
-    file that cannot be read is not, either.
-    """
+    """Whether every id has the same piece in two tokenizers; None: one of them is not known."""
     if one is not None and one is other:
         return True
     own, others = _fingerprint_of(one), _fingerprint_of(other)

@@ -41,7 +41,7 @@ DEPTHS = 6  # buckets of the number of draft tokens before
 GUESS = 0.8  # P(a head's first token is right) before anything was seen
 FADED = 100.0  # most earlier times that a mean remembers
 PRIOR_TIMES = 15.0  # times that the initial value of a mean counts as
-PATIENCE, MOST_PATIENCE = 16, 256  # steps between trials of a head that does not pay
+PATIENCE, MAX_PATIENCE = 16, 256  # steps between trials of a head that does not pay
 PEAKS = 10  # buckets of the highest probability of a head's distribution
 
 
@@ -58,13 +58,9 @@ class _Means:
 
 
 class HeadWorth:
-    """Means over all sequences of a drafter. They contain no text. Threads may share it: a lost
-    update changes drafts, never the output.
+    """What a head's rows and sampled tokens were worth, over all sequences of a drafter.
 
-    ``gain`` is what a row of the head added to the expected tokens of the draft less what the draft
-    then costs more, by the confidence of the token that would be drafted without it and by depth.
-    ``accepted`` is the share of sampled tokens that the target accepted, by the highest probability
-    of the distribution that they were sampled from.
+    It contains no text. Threads may share it: a lost update changes drafts, never the output.
     """
 
     def __init__(self) -> None:
@@ -75,7 +71,7 @@ class HeadWorth:
         self._skipped, self._patience = 0, PATIENCE
 
     def gain(self, confidence: float, depth: int) -> float:
-        """The mean gain of a row at a position that is reached."""
+        """What a row added to the draft's expected tokens, less what the draft then costs more."""
         return float(self._gain.values[_cell(confidence, depth)])
 
     def learn_gain(self, confidence: float, depth: int, gain: float) -> None:
@@ -83,14 +79,11 @@ class HeadWorth:
         self._gain.learn(_cell(confidence, depth), gain)
 
     def should_retry(self, cost: float) -> bool:
-        """Count a step in which the head does not pay; whether to try it nevertheless.
-
-        ``cost``: of the trial, relative to that of a head that has read the text.
-        """
+        """Count a step in which the head does not pay; whether to try it nevertheless."""
         self._skipped += 1
         if self._skipped < self._patience * cost:
             return False
-        self._skipped, self._patience = 0, min(2 * self._patience, MOST_PATIENCE)
+        self._skipped, self._patience = 0, min(2 * self._patience, MAX_PATIENCE)
         return True
 
     def pays(self) -> None:
@@ -121,17 +114,12 @@ RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost;
 
 @dataclass(slots=True)
 class Chain:
-    """The chain that the engine would draft now.
-
-    Attributes:
-        tokens, confidence: of the chain, int32 and float32 (n,).
-        known: number of its leading positions at which the head has a row.
-    """
+    """The chain that the engine would draft now."""
 
     tokens: Int32
     confidence: Float32
     source: Any
-    known: int
+    known: int  # number of leading positions at which the head has a row
 
     def reach(self, depth: int) -> float:
         """P(the first ``depth`` tokens are accepted)."""
@@ -151,17 +139,14 @@ class HeadedSession(ForwardingSession):
 
     Before each draft, the head is consulted about the position at which its row promises the
     largest gain, as long as the gain exceeds the cost of its forward at the sequence's tokens per
-    cost. The search then chooses among the candidates of all sources. So a copy that is certain
-    enough is drafted without the head, tables continue the head's tokens, and the head continues
-    a copy's end. A head that does not pay is tried from time to time. A head that must read much
-    text first, such as the prompt, is consulted once the gains that were missed without it exceed
-    the cost of reading.
+    cost. The search then chooses among the candidates of all sources. A head that does not pay is
+    tried from time to time. A head that must read much text first, such as the prompt, is consulted
+    once the gains that were missed without it exceed the cost of reading.
 
     In sampled requests a token is sampled from the head's distribution where it is accepted with
     a higher probability than the best token of the tables. Whether it is drafted is decided before
-    it is sampled. The head's rows and the sampled tokens are kept until tokens are committed, so a
-    draft that is proposed again needs no further forward. The head is not consulted inside tool
-    calls, which ``inner`` predicts.
+    it is sampled. Rows and sampled tokens are kept until tokens are committed, so a draft that is
+    proposed again needs no further forward. Tool calls are predicted by ``inner`` alone.
     """
 
     def __init__(self, drafter: HeadedDrafter, inner: ValueSession, tokens: Int32) -> None:

@@ -26,10 +26,7 @@ MAX_PROPOSAL_IDS = 1 << 20  # larger than any vocabulary
 
 
 class Reader:
-    """A draft model, which has read nothing yet, and what it has read since.
-
-    It returns the ``most`` most probable ids for each position.
-    """
+    """A draft model, which has read nothing yet, and what it has read since."""
 
     def __init__(self, model: DraftModel, most: int) -> None:
         self.model, self.most = model, most

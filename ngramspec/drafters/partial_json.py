@@ -23,16 +23,10 @@ LITERALS = ("true", "false", "null")
 
 @dataclass(slots=True)
 class Frame:
-    """An object or array that is open.
+    """An object or array that is open."""
 
-    Attributes:
-        path: names of the keys that lead to it.
-        keys: keys of the object that were written, the last one that of the current value; None:
-            it is an array.
-    """
-
-    path: tuple[str, ...]
-    keys: list[str] | None
+    path: tuple[str, ...]  # names of the keys that lead to it
+    keys: list[str] | None  # that the object has so far, with the current one; None: an array
 
 
 @dataclass(slots=True)
@@ -52,7 +46,6 @@ class PartialJson:
         last: the last character of punctuation.
         style: white space before the text (""), after a colon, and after a comma, as last written.
         values: the finished simple values, as JSON text, by the path of their keys.
-        orders: the finished objects' keys in order, by the path of the object.
     """
 
     max_depth: int = MAX_DEPTH
@@ -63,7 +56,6 @@ class PartialJson:
     last: str = ""
     style: dict[str, str] = field(default_factory=dict)
     values: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
-    orders: list[tuple[tuple[str, ...], list[str]]] = field(default_factory=list)
     _escape: str = ""  # the unfinished escape sequence
 
     def read(self, text: str) -> PartialJson:
@@ -128,10 +120,7 @@ class PartialJson:
         if self.last in (":", ",") or not frame:
             self.style[self.last] = self.space
         closes = self.state == "after" or self.last in ("{", "[")
-        if c == "}" and closes and frame and frame.keys is not None:
-            self.orders.append((frame.path, frame.keys))
-            self._close()
-        elif c == "]" and closes and frame and frame.keys is None:
+        if closes and frame and c == ("]" if frame.keys is None else "}"):
             self._close()
         elif self.state == "key" and c == '"':
             self.state, self.partial = "keytext", ""

@@ -378,10 +378,7 @@ class CalibratedDrafter(LearningDrafter):
         return worthwhile_nodes(np.cumprod(confidence[depths]), cost)
 
     def learn(self, draft: Draft, committed: Int32) -> None:
-        """Count the nodes whose parents were committed, because the token after them is known.
-
-        ``committed``, int32 (n,), are the tokens committed after the draft.
-        """
+        """Count the nodes whose parents were committed, because the token after them is known."""
         path, children = path_along(draft, committed.tolist()), draft.children()
         parents = [-1, *path][: len(committed)]
         verified = [node for parent in parents for node in children[parent + 1]]

@@ -45,10 +45,7 @@ class SamplingSession(DraftSession):
 
     @abstractmethod
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
-        """What followed earlier occurrences of the end of the committed tokens and ``drafted``.
-
-        These are (ids int32, counts int64 > 0), both (n,); empty if there were none.
-        """
+        """What followed earlier occurrences of the end of the committed tokens and ``drafted``."""
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         return self._tree(gamma) if tree else self.propose_after(NO_TOKENS, gamma)

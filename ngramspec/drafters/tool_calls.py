@@ -1,23 +1,22 @@
 """Tool calls without a grammar: after a call's opening, the tools' schemas predict its tokens.
 
-The predictions are rows of candidates for the value engine, like those of a drafting head. A wrong
-one costs a position; the text does not depend on them.
+The predictions are candidates for the value engine, like those of a drafting head. A wrong one
+costs a position; the text does not depend on them.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from ngramspec.draft import Float32, Int32
+from ngramspec.draft import NO_TOKENS, Float32, Int32
 from ngramspec.drafters.partial_json import MAX_DEPTH, Frame, PartialJson, unquoted
 from ngramspec.stores.base import encode, vocabulary_of
 
@@ -28,21 +27,16 @@ OPENING_TOKENS = 16  # last tokens in which an opening is searched
 MAX_CALL_TOKENS = 4096  # of a call that is read; a longer one is not predicted
 MAX_READ_TOKENS, MAX_READ_CHARACTERS = 1 << 14, 1 << 16  # of a prompt's end; not tuned
 CONTEXT_TOKENS = 256  # of a call, which are encoded with a continuation; not tuned
-MAX_ROWS = 64
-MAX_CANDIDATES = 8  # per row
-# Probabilities that a prediction begins with, not tuned; the calibration corrects them: the only
-# continuation, the likeliest of several values, a token after the first.
+MAX_PREDICTED_TOKENS = 64
+# Probabilities, not tuned, which the calibration corrects: of the first predicted token, of that of
+# a value, and of a token after the first.
 CERTAIN, LIKELIEST, FURTHER = 0.98, 0.55, 0.98
 NAME_KEY, ARGUMENT_KEYS = "name", ("arguments", "parameters")
 MAX_TOOLS = MAX_KEYS = 256  # keys: of an object
 MAX_ALTERNATIVES = 32  # of a schema that are read
-MAX_EARLIER_VALUES = 4  # of an argument
-MAX_CONTINUATIONS = 32
 MAX_VALUE_CHARACTERS = 4096  # of a value that is predicted
 MAX_PREDICTED_CHARACTERS = 400  # of one continuation
-MAX_ALL_CHARACTERS = 8 * MAX_PREDICTED_CHARACTERS  # of all continuations
 LITERALS = {"boolean": ("false", "true"), "null": ("null",)}
-Candidates = tuple[Int32, Float32]
 Schema = Mapping[str, Any]
 
 
@@ -104,7 +98,7 @@ class CallPredictor:
         self._call: list[int] = []  # tokens since the opening, which is among them
         self._known = ""  # text of the open call that was read
         self._reader: PartialJson | None = None
-        self._paths: list[list[int]] = []  # predicted tokens still to come, the likeliest first
+        self._path: list[int] = []  # predicted tokens still to come
         self._broken = False
         with self._guarded():
             self._read_prompt(tokens[-MAX_READ_TOKENS:].tolist())
@@ -120,20 +114,16 @@ class CallPredictor:
             for token in () if self._broken else tokens.tolist():
                 self._extend(token)
 
-    def rows(self, most: int) -> list[Candidates]:
-        """Candidates for at most ``most`` positions, each after the first token of the one before.
-
-        A row is (ids int32 (k,), log-probabilities float32 (k,)), the likeliest first.
-        """
-        if self._reader is None:
-            return []
-        with self._guarded():
-            choice = self._text.chooses(self._reader)
-            if choice or not self._paths:
-                paths = map(self._tokens, self._text.after(self._reader))
-                self._paths = [path for path in paths if path]
-            return _rows(self._paths, choice, min(most, MAX_ROWS))
-        return []
+    def predict(self, limit: int) -> tuple[Int32, Float32]:
+        """At most ``limit`` next tokens and their log-probabilities, (n,) each."""
+        if self._reader is not None:
+            with self._guarded():
+                self._path = self._path or self._tokens(self._text.after(self._reader))
+                tokens = np.array(self._path[: min(limit, MAX_PREDICTED_TOKENS)], np.int32)
+                probs = np.full(len(tokens), FURTHER)
+                probs[:1] = LIKELIEST if self._text.chooses(self._reader) else CERTAIN
+                return tokens, np.log(probs).astype(np.float32)
+        return NO_TOKENS, np.empty(0, np.float32)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -157,14 +147,14 @@ class CallPredictor:
     def _extend(self, token: int) -> None:
         if self._reader is not None:
             self._call.append(token)
-            self._paths = [each[1:] for each in self._paths if each[0] == token and len(each) > 1]
+            self._path = self._path[1:] if self._path[:1] == [token] else []
             self._read_on()
             return
         self._recent = [*self._recent, token][-OPENING_TOKENS:]
         if token in self._calls.ends:
             _, opens, after = self._calls.text(self._recent).rpartition(self._calls.opens)
             if opens and len(after) < len(self._calls.text(self._recent[-1:])):
-                self._call, self._known, self._paths = list(self._recent), "", []
+                self._call, self._known, self._path = list(self._recent), "", []
                 self._reader = PartialJson()
                 self._read_on()
 
@@ -196,32 +186,11 @@ class CallPredictor:
         return encode(tokenizer, text)
 
 
-def _rows(paths: list[list[int]], choice: bool, most: int) -> list[Candidates]:
-    """The rows along the likeliest path, with the other paths' tokens as alternatives."""
-    path = paths[0][:most] if paths else []
-    rows = []
-    for depth, token in enumerate(path):
-        also = (each[depth] for each in paths if each[:depth] == path[:depth] and each[depth:])
-        tokens = list(dict.fromkeys([token, *also]))[:MAX_CANDIDATES]
-        first = FURTHER if depth else LIKELIEST if choice else CERTAIN
-        log_probs = [math.log(first), *[math.log((1 - first) / len(tokens))] * (len(tokens) - 1)]
-        rows.append((np.array(tokens, np.int32), np.array(log_probs, np.float32)))
-    return rows
-
-
 class CallText:
-    """Predicts the text of calls of a request's tools, and learns from finished calls.
-
-    Keys come in the order in which the model writes them, and punctuation in its style. Names,
-    enumerated values and earlier values of an argument are alternatives.
-
-    Args:
-        tools: in OpenAI's form; entries that are not are ignored.
-        closes: text that closes a call, without the white space before it.
-    """
+    """Predicts the text of calls of a request's tools, and learns from finished calls."""
 
     def __init__(self, tools: Sequence[Any], closes: str = CLOSES) -> None:
-        self.tools: dict[str, Schema] = {}  # schemas of the arguments by the tool's name
+        self.tools: dict[str, Schema] = {}  # by name: schemas of the arguments; the last used first
         for tool in islice(tools, MAX_TOOLS):
             function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
             name: Any = function.get("name") if isinstance(function, Mapping) else None
@@ -229,117 +198,83 @@ class CallText:
                 self.tools[name] = resolved(function.get("parameters"))
         self._closes, self._ending = closes, "\n" + closes
         self._style = {"": "\n", ":": " ", ",": " "}
-        self._used: list[str] = []  # names of tools, the latest first
-        # By the tool's name and the path: values, the latest first; an object's keys, in order.
-        self._values: dict[tuple[str | None, tuple[str, ...]], list[str]] = {}
-        self._orders: dict[tuple[str | None, tuple[str, ...]], list[str]] = {}
 
     def learn(self, call: PartialJson) -> None:
-        """Learn the style, the order of keys, and the values of a finished call of a tool."""
+        """Learn the style and the tool of a finished call."""
         tool = tool_of(call)
-        if tool not in self.tools:
+        if tool is None or tool not in self.tools:
             return
         self._style |= call.style
         space, closes, _ = call.space.partition(self._closes)
         if closes and not space.strip():
             self._ending = space + closes
-        self._used = [tool, *(each for each in self._used if each != tool)]
-        for path, keys in call.orders:
-            self._orders[tool if path else None, path] = keys[:MAX_KEYS]
-        for path, text in call.values:
-            known = self._values.setdefault((tool, path), [])
-            known[:] = [text, *(each for each in known if each != text)][:MAX_EARLIER_VALUES]
+        self.tools = {tool: self.tools[tool]} | self.tools
 
-    def after(self, call: PartialJson) -> list[str]:
-        """Texts that may come next, the likeliest first; [] where nothing is known."""
-        found: dict[str, None] = {}
-        left = MAX_ALL_CHARACTERS
-        for piece in islice(self._pieces(call), MAX_CONTINUATIONS):
-            text = self._continued(call, piece, min(left, MAX_PREDICTED_CHARACTERS))
-            found[text] = None
-            left -= len(text)
-        return [text for text in found if text]
+    def after(self, call: PartialJson) -> str:
+        """The likeliest text that comes next; empty where nothing is known."""
+        frames = [Frame(x.path, None if x.keys is None else [*x.keys]) for x in call.frames]
+        call = replace(call, frames=frames, style={}, values=[*call.values])
+        text = ""
+        while len(text) < MAX_PREDICTED_CHARACTERS:
+            if call.state == "scalar" and call.partial in self._known(call):
+                call.read(" ")  # the value ends here
+            piece = self._piece(call)
+            text += piece
+            if not piece or call.read(piece).state == "string":  # of a string whose text is unknown
+                break
+        return text[:MAX_PREDICTED_CHARACTERS]
 
     def chooses(self, call: PartialJson) -> bool:
-        """Whether the model chooses here among values, so that texts may be wrong or missing."""
+        """Whether the model chooses a value here."""
         return call.state in ("string", "scalar", "value") and bool(call.frames)
 
-    def _continued(self, call: PartialJson, text: str, most: int) -> str:
-        """At most ``most`` characters: a text, and what follows it most likely."""
-        frames = [Frame(each.path, each.keys and [*each.keys]) for each in call.frames]
-        call = replace(call, frames=frames, style={}, values=[*call.values], orders=[])
-        piece = text
-        while True:
-            call.read(piece)
-            if call.state == "scalar":
-                call.read(" ")  # the value ends here
-            if call.state == "string" or len(text) >= most:  # a string of unknown text was opened
-                break
-            piece = next(self._pieces(call), "")
-            if not piece:
-                break
-            text += piece
-        return text[:most]
-
-    def _pieces(self, call: PartialJson) -> Iterator[str]:
-        """The next key, value or punctuation: alternatives, the likeliest first."""
+    def _piece(self, call: PartialJson) -> str:
+        """The next key, value or punctuation."""
         state, frame = call.state, call.frames[-1] if call.frames else None
-        if state in ("string", "scalar"):
-            begun = '"' * (state == "string") + call.partial
-            yield from (each[len(begun) :] for each in self._known(call) if each.startswith(begun))
-        elif state == "keytext":
-            keys = (json.dumps(key)[1:] for key in self._keys(call))
-            yield from (each[len(call.partial) :] for each in keys if each.startswith(call.partial))
-        elif state == "colon":
-            values = self._begun(call)
-            colon = ":" + self._style[":"]
-            yield from (colon + each for each in chain([next(values, "")], values))
-        elif state == "after" and frame is not None:
-            comma = "," + self._style[","]
+        if state == "done":
+            known = self._ending.startswith(call.space)
+            return self._ending[len(call.space) :] if known else ""
+        if state in ("string", "scalar", "keytext"):
+            begun = '"' * (state != "scalar") + call.partial
+            texts = self._keys(call) if state == "keytext" else self._known(call)
+            return next((each[len(begun) :] for each in texts if each.startswith(begun)), "")
+        if state == "colon":
+            return ":" + self._style[":"] + self._begun(call)
+        if state == "after" and frame is not None:
             if frame.keys is None:
-                yield from ("]", comma)
-                return
-            ends = self._may_end(call)
-            if ends:
-                yield "}"
-            yield from (comma + json.dumps(key) for key in self._keys(call))
-            if not ends:
-                yield "}"
-        elif state in ("key", "value"):
-            usual = self._style.get(call.last, "")
-            if usual.startswith(call.space):  # else there is more white space than usual
-                keys = (json.dumps(key) for key in self._keys(call)) if state == "key" else ()
-                texts = chain(keys, self._begun(call) if state == "value" else ())
-                yield from (usual[len(call.space) :] + each for each in texts)
-        elif state == "done" and self._ending.startswith(call.space):
-            yield self._ending[len(call.space) :]
+                return "]"
+            key = "" if self._may_end(call) else next(self._keys(call), "")
+            return "," + self._style[","] + key if key else "}"
+        usual = self._style.get(call.last, "")
+        if state not in ("key", "value") or not usual.startswith(call.space):
+            return ""  # there is more white space than usual
+        text = self._begun(call) if state == "value" else next(self._keys(call), "")
+        return usual[len(call.space) :] + text if text else ""
 
-    def _begun(self, call: PartialJson) -> Iterator[str]:
-        """Beginnings of the value that is expected."""
-        yield from self._known(call)
-        schema = self._schema(call, len(call.frames))
-        kind = schema.get("type")
-        if kind == "string" and "enum" not in schema:
-            yield '"'
-        elif kind == "object" and len(call.frames) < MAX_DEPTH:
-            key = next(self._keys(replace(call, frames=[*call.frames, Frame(call.path, [])])), None)
-            yield "{}" if key is None else "{" + json.dumps(key)
-        elif kind == "array" and len(call.frames) < MAX_DEPTH:
-            yield "["
+    def _begun(self, call: PartialJson) -> str:
+        """The beginning of the value that is expected."""
+        known, schema = self._known(call), self._schema(call, len(call.frames))
+        kind = schema.get("type") if len(call.frames) < MAX_DEPTH else None
+        if known:
+            return known[0]
+        if kind == "array":
+            return "["
+        if kind != "object":
+            return '"' if schema.get("type") == "string" and "enum" not in schema else ""
+        inside = replace(call, frames=[*call.frames, Frame(call.path, [])])
+        return "{" + next(self._keys(inside), "}")
 
-    def _known(self, call: PartialJson) -> Sequence[str]:
-        """JSON texts of the known values of an argument or the name, the latest first."""
+    def _known(self, call: PartialJson) -> list[str]:
+        """JSON texts of the values that the tools' names or an argument's schema list."""
         if call.path == (NAME_KEY,):
-            return list(map(json.dumps, dict.fromkeys([*self._used, *self.tools])))
+            return list(map(json.dumps, self.tools))
         schema = self._schema(call, len(call.frames))
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if not isinstance(listed, Sequence) or isinstance(listed, str):
             listed = ()
-        texts = [json_text(each) for each in islice(listed, MAX_CONTINUATIONS)]
+        texts = [json_text(each) for each in islice(listed, MAX_ALTERNATIVES)]
         found = [each for each in texts if each is not None]
-        found = found or [*LITERALS.get(str(schema.get("type")), ())]
-        earlier = self._values.get((tool_of(call), call.path), [])
-        return [*(each for each in earlier if not found or each in found), *found]
+        return found or [*LITERALS.get(str(schema.get("type")), ())]
 
     def _schema(self, call: PartialJson, depth: int) -> Schema:
         """The schema of the value inside the first ``depth`` open objects and arrays."""
@@ -357,30 +292,26 @@ class CallText:
         return schema
 
     def _keys(self, call: PartialJson) -> Iterator[str]:
-        """The keys that the last frame, an object, may have next, in order."""
+        """JSON texts of the keys that the open object may have next, needed ones first."""
         frame = call.frames[-1]
-        passed = set(frame.keys or ())
+        written = set(frame.keys or ())
         if not frame.path:
-            usual = self._orders.get((None, ()), (NAME_KEY, ARGUMENT_KEYS[0]))
-            yield from (key for key in usual if key not in passed)
+            keys = (NAME_KEY,) if written.intersection(ARGUMENT_KEYS) else (NAME_KEY, "arguments")
+            yield from (json.dumps(key) for key in keys if key not in written)
             return
         schema = self._schema(call, len(call.frames) - 1)
-        properties = schema.get("properties")
+        properties, needed = schema.get("properties"), required(schema)
         known = properties if isinstance(properties, Mapping) else {}
-        first = (*self._orders.get((tool_of(call), frame.path), ()), *(required(schema) or ()))
-        for key in chain(first, islice(known, MAX_KEYS)):
-            if isinstance(key, str) and key not in passed and key in known:
-                passed.add(key)
-                yield key
+        for must in (True, False):
+            for key in islice(known, MAX_KEYS):
+                if isinstance(key, str) and key not in written and (key in needed) is must:
+                    yield json.dumps(key)
 
     def _may_end(self, call: PartialJson) -> bool:
-        """Whether the last frame, an object, is likelier to end than to have another key."""
+        """Whether the last frame, an object, has all that it must have."""
         frame = call.frames[-1]
-        if next(self._keys(call), None) is None:
-            return True
         needed = required(self._schema(call, len(call.frames) - 1))
-        usual = self._orders.get((tool_of(call), frame.path), needed)
-        return bool(frame.path) and (usual is None or set(frame.keys or ()).issuperset(usual))
+        return bool(frame.path) and needed.issubset(frame.keys or ())
 
 
 def tool_of(call: PartialJson) -> str | None:
@@ -388,12 +319,12 @@ def tool_of(call: PartialJson) -> str | None:
     return next((unquoted(text[1:-1]) for path, text in call.values if path == (NAME_KEY,)), None)
 
 
-def required(schema: Schema) -> list[str] | None:
-    """The keys that an object must have; None: not known."""
+def required(schema: Schema) -> frozenset[str]:
+    """The keys that an object must have."""
     keys = schema.get("required")
     if not isinstance(keys, Sequence) or isinstance(keys, str):
-        return None
-    return [each for each in islice(keys, MAX_KEYS) if isinstance(each, str)]
+        return frozenset()
+    return frozenset(each for each in islice(keys, MAX_KEYS) if isinstance(each, str))
 
 
 def resolved(schema: Any) -> Schema:

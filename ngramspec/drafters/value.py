@@ -9,7 +9,7 @@ import numpy as np
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.common import MOST_TOKENS
-from ngramspec._native.store_source import StorePair, StoreSource
+from ngramspec._native.store_reader import StorePair, StoreSource
 from ngramspec._native.value import ValueEngine
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession, LearningDrafter
@@ -31,11 +31,7 @@ MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
 
 
 class SessionStores:
-    """The stores, at least one, of one sequence that begins with ``prompt``, int32 (n,).
-
-    The sequence is a separate request in each namespace. Requests among ``stores`` are begun, fed
-    and ended by the call of ``generate`` that they belong to.
-    """
+    """The stores, at least one, of one sequence that begins with ``prompt``, int32 (n,)."""
 
     def __init__(self, stores: Sequence[Any], prompt: Int32) -> None:
         read = [each.request() for each in stores]
@@ -95,20 +91,15 @@ class ValueSession(DraftSession):
         if not self._always:
             self._wanted = tree and cost is not None and is_flat(cost)
         if self.tools is not None:
-            self._predict_call(self.tools, gamma)
+            path, log_probs = self.tools.predict(gamma)
+            if len(path):
+                before = np.append(np.int32(0), path[:-1])
+                self.engine.read_head(before, path[:, None], log_probs[:, None])
         if tree:
             tokens, parents, confidence, source = self.engine.draft_tree(gamma, cost)
             return Draft(tokens, parents, confidence, None, source)
         tokens, confidence, source = self.engine.draft(gamma, cost)
         return Draft(tokens, None, confidence, None, source)
-
-    def _predict_call(self, tools: CallPredictor, most: int) -> None:
-        """Give the engine candidates for the next positions; each row follows the first of them."""
-        before = 0
-        for depth, (ids, log_probs) in enumerate(tools.rows(most)):
-            after = np.array([before], np.int32)
-            self.engine.read_head(after, ids[None], log_probs[None], depth)
-            before = int(ids[0])
 
     def observe(
         self,
@@ -125,7 +116,6 @@ class ValueSession(DraftSession):
         if evidence is not None and len(evidence.tokens):
             self.engine.recycle(
                 evidence.tokens,
-                evidence.parents,
                 evidence.ids,
                 evidence.log_probs,
                 evidence.accepted,

@@ -13,8 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ngramspec._native.batch_choice import generous_cost, may_pay
-from ngramspec._native.row_text import TokenText, agreed, text_hash
+from ngramspec._native.rows import TokenText, agreed, generous_cost, may_pay, text_hash
 from ngramspec.costs.policies import LAG_POWER, Refills, progress_weights, worthwhile_rows
 from ngramspec.costs.steps import EngineCosts
 from ngramspec.decoding.row import OnFault, Row
@@ -126,7 +125,7 @@ class KnownRow(Row):
         prompt = max(state.length - len(state.new), begin)  # length
         if prompt > begin:
             if begin:
-                stored.end(well=True)
+                stored.end(completed=True)
             stored.begin(self.known(self.text.copy()[:prompt]))
             new = self.known(state.tokens[prompt : state.length])
         stored.append(new)

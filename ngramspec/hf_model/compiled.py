@@ -1,16 +1,124 @@
-"""Compiled forwards: one graph for each of a few widths.
+"""The shapes of the forwards after the prefill, and compiled forwards.
 
-A draft of any length is padded to the next of these widths, rollback changes a tensor in place, and
-the mask is an input. So one graph serves all steps of all calls whose static caches have the same
-size. To make equal sizes likely, cache sizes are rounded up.
+A forward is as wide as the draft, or padded to a fixed width or one of a few. A kernel may round a
+position differently in a wider forward. If all forwards have the same width, and no other part of
+their shape depends on the drafts, then drafts do not change the rounding.
+
+Compiled forwards have one graph for each of a few widths. A draft of any length is padded to the
+next of these widths, rollback changes a tensor in place, and the mask is an input. So one graph
+serves all steps of all calls whose static caches have the same size. To make equal sizes likely,
+cache sizes are rounded up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ngramspec.hf_model.compat.hf_private import compile_settings
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.abilities import Ability, why_unsupported
+from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.traits import CallFacts
+
+CACHE_SIZE_MULTIPLE = 256  # positions; sizes of compiled calls are rounded up to it; not tuned
+
+
+def least_width(widths: Sequence[int], positions: int) -> int:
+    """Return the least of the allowed widths, ascending, that is >= ``positions``; empty: any."""
+    return widths[bisect_left(widths, positions)] if widths else positions
+
+
+def max_positions(widths: Sequence[int], slots: int | None) -> int | None:
+    """Return the maximum positions of a forward with ``slots`` free ones; None: no limit."""
+    if not widths or slots is None:
+        return widths[-1] if widths else slots
+    return widths[max(bisect_right(widths, slots) - 1, 0)]
+
+
+class ForwardShapes:
+    """The widths of a generation's forwards, and the number of keys that they attend to.
+
+    The constructor also resizes a static cache made by ``generate`` to what the widths need.
+
+    Attributes:
+        widths: allowed widths of the forwards, ascending; empty: any width.
+        keys: positions that forwards over a dynamic cache attend to; None: those that it holds.
+        run: the model, or its compiled forward.
+    """
+
+    def __init__(
+        self,
+        facts: CallFacts,
+        cache: KVCache,
+        *,
+        width: int | None,
+        compiled: bool | None,
+        gamma_max: int,
+    ) -> None:
+        model, config = facts.model, facts.config
+        self.widths: tuple[int, ...] = () if width is None else (width,)
+        reason = None if width is None else why_unsupported(Ability.FIXED_WIDTH, facts)
+        if reason is not None:
+            raise UnsupportedError(f"width={width} is not supported with {reason}")
+        self._graphs: Graphs | None = None
+        if should_compile(facts, compiled):
+            if width is None:
+                self.widths = bucket_sizes(gamma_max + 1)
+            self._graphs = Graphs(model, config, len(self.widths))
+        self.run: Callable[..., Any] = model if self._graphs is None else self._graphs
+        self.keys: int | None = None
+        if self.widths:
+            # The last forward begins with the second-to-last token.
+            new = int(config.max_length) - facts.call.prompt
+            needed = facts.call.end + new - 2 + self.widths[-1]
+            if cache.capacity is None:
+                self.keys = needed
+            else:
+                self._make_room(cache, cache.capacity, needed, config, fixed=width is not None)
+
+    def _make_room(
+        self, cache: KVCache, capacity: int, needed: int, config: Any, *, fixed: bool
+    ) -> None:
+        """Resize a static cache that ``generate`` made to ``needed`` positions or more.
+
+        With a ``fixed`` width, its size, and thus the number of keys attended to, depends on the
+        request alone. Otherwise it does not shrink from one call to the next, as in ``generate``,
+        so that compiled graphs are reused.
+        """
+        widest = self.widths[-1]
+        if config.cache_implementation is not None:  # generate made it
+            needed = max(needed, config.max_cache_len or 0)
+            if not fixed:
+                needed = max(needed, capacity + widest - 1)
+            if self._graphs is not None:
+                needed = -(-needed // CACHE_SIZE_MULTIPLE) * CACHE_SIZE_MULTIPLE
+            cache.resize(needed)
+        elif fixed and capacity < needed:
+            raise UnsupportedError(
+                f"width={widest} needs a static cache of {needed} positions, the one given has"
+                f" {capacity}: make it with max_cache_len={needed}, or pass"
+                " cache_implementation='static'"
+            )
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the last forward spent its time compiling."""
+        return self._graphs is not None and self._graphs.compiled
+
+
+def should_compile(facts: CallFacts, compiled: bool | None) -> bool:
+    """Whether a call's forwards are compiled; an UnsupportedError if ``compiled`` cannot be."""
+    if compiled is False or facts.config.disable_compile:
+        return False
+    reason = why_unsupported(Ability.COMPILED, facts)
+    if compiled and reason is not None:
+        raise UnsupportedError(f"compiled=True is not supported with {reason}")
+    if compiled or reason is not None:
+        return reason is None
+    return names.compiles_by_default(facts.model, facts.kwargs, facts.config)
+
 
 MAX_CACHE_SIZES = 8  # cache sizes that graphs are kept for; dynamo's default recompile limit
 
@@ -29,10 +137,7 @@ def bucket_sizes(widest: int) -> tuple[int, ...]:
 
 
 def compilations() -> int:
-    """Return how many times torch began to compile or to record a CUDA graph in this process.
-
-    The count starts at the first call of this function.
-    """
+    """Return how often torch began to compile or record a graph, since the first call of this."""
     from torch._dynamo.callback import callback_handler
 
     started = callback_handler.start_callbacks
@@ -50,20 +155,10 @@ def _begun(*_: Any) -> None:
 
 
 class Graphs:
-    """A model's compiled forward.
-
-    Attributes:
-        compiled: whether the last call compiled something, or recorded a CUDA graph.
-
-    Args:
-        model: a transformers model.
-        config: the GenerationConfig; shapes are static unless its ``compile_config`` says
-            otherwise.
-        widths: number of different widths.
-    """
+    """A model's compiled forward; ``compiled``: whether its last call compiled something."""
 
     def __init__(self, model: Any, config: Any, widths: int) -> None:
-        settings = compile_settings(model, config)
+        settings = names.compile_settings(model, config)
         if settings.dynamic is None:
             settings.dynamic = False
         self._call: Callable[..., Any] = model.get_compiled_call(settings)

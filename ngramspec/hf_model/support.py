@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.call import CallTraits
-from ngramspec.hf_model.compat import classes, hf_private
-from ngramspec.hf_model.compat.cache_name import cache_names, cache_of
+from ngramspec.hf_model.cache.kv_cache import KVCache, kv_cache_for
+from ngramspec.hf_model.cache.linear import states_of
+from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.compat.caches import cache_names, cache_of, new_cache, parameter_of
 from ngramspec.hf_model.compat.versions import KEEPS_SELECTION, PLACES_TOKENS, has
-from ngramspec.hf_model.traits import Traits, embedding_count
+from ngramspec.hf_model.traits import CallTraits, Traits
 
 # Arguments of decoding modes that transformers loads from its hub with trust_remote_code=True, and
 # the value other than None that switches each off.
@@ -37,19 +39,19 @@ OFF_VALUES = REFUSED_AT_ONCE | {
 
 def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
     """Raise an UnsupportedError if the model does not support speculation."""
-    name, names = type(model).__name__, classes.names_of(model)
+    name, kinds = type(model).__name__, names.names_of(model)
     if model_kwargs.get("use_cache") is False:
         raise UnsupportedError("use_cache=False leaves nothing to roll back; pass use_cache=True")
-    recurrent = hf_private.is_stateful(model)
-    for one in sorted(names & classes.ONE_AT_A_TIME.keys()):
-        raise UnsupportedError(f"{name} cannot check several tokens: {classes.ONE_AT_A_TIME[one]}")
-    for one in sorted(names & classes.ONE_AT_A_TIME_WITH.keys()):
-        setting, value, reason = classes.ONE_AT_A_TIME_WITH[one]
+    recurrent = names.is_stateful(model)
+    for one in sorted(kinds & names.ONE_AT_A_TIME.keys()):
+        raise UnsupportedError(f"{name} cannot check several tokens: {names.ONE_AT_A_TIME[one]}")
+    for one in sorted(kinds & names.ONE_AT_A_TIME_WITH.keys()):
+        setting, value, reason = names.ONE_AT_A_TIME_WITH[one]
         if getattr(getattr(model, "config", None), setting, None) == value:  # a class has none
             raise UnsupportedError(f"{name} cannot check several tokens: {reason}")
-    for one in sorted(names & classes.OWN_CACHE.keys()):
-        raise UnsupportedError(f"{name} cannot roll tokens back: {classes.OWN_CACHE[one]}")
-    if names & classes.PLACES_ONE_TOKEN_ELSEWHERE and not has(PLACES_TOKENS):
+    for one in sorted(kinds & names.OWN_CACHE.keys()):
+        raise UnsupportedError(f"{name} cannot roll tokens back: {names.OWN_CACHE[one]}")
+    if kinds & names.PLACES_ONE_TOKEN_ELSEWHERE and not has(PLACES_TOKENS):
         raise UnsupportedError(
             f"{name} cannot check several tokens before transformers {PLACES_TOKENS.version}"
         )
@@ -62,22 +64,14 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
         )
     if "input_ids" in parameters and cache_names()[0] not in parameters and not recurrent:
         raise UnsupportedError(f"{name} keeps no key-value cache; speculation needs one")
-    if hf_private.overridden(model, hf_private.UPDATE_METHODS):
+    if names.overridden(model, names.UPDATE_METHODS):
         raise UnsupportedError(f"{name} overrides how its inputs are updated between steps")
-    method = hf_private.overridden(model, hf_private.LOOP_METHODS)
+    method = names.overridden(model, names.LOOP_METHODS)
     if method is not None:
         raise UnsupportedError(
             f"{name} overrides {method}, which speculation would skip; pass"
             " Speculator(unsupported='plain') to decode with it"
         )
-
-
-def plain_method(config: Any) -> str | None:
-    """Name of the baseline's decoding method under ``config``; None: it is loaded from the hub."""
-    from transformers.generation.utils import GENERATION_MODES_MAPPING
-
-    method = str(GENERATION_MODES_MAPPING[config.get_generation_mode()])
-    return None if "/" in method else method
 
 
 def check_adapter(model: Any) -> None:
@@ -88,14 +82,14 @@ def check_adapter(model: Any) -> None:
     """
     wrapper = getattr(model.prepare_inputs_for_generation, "__self__", model)
     configs = getattr(wrapper, "peft_config", None) or {}
-    for name, config in configs.items():
-        if getattr(config, "is_prompt_learning", False):
-            kind = str(getattr(config.peft_type, "value", config.peft_type))
+    for name, own in configs.items():
+        if getattr(own, "is_prompt_learning", False):
+            kind = str(getattr(own.peft_type, "value", own.peft_type))
             raise UnsupportedError(
                 f"the adapter {name!r} ({kind}) forwards one token at a time after its own prompt;"
                 " use one that changes weights, such as LoRA"
             )
-        if getattr(config, "alora_invocation_tokens", None):
+        if getattr(own, "alora_invocation_tokens", None):
             raise UnsupportedError(
                 f"the adapter {name!r} is an activated LoRA, whose start is counted from the end of"
                 " each forward; use a LoRA without alora_invocation_tokens"
@@ -104,7 +98,7 @@ def check_adapter(model: Any) -> None:
 
 def check_cache(traits: Traits, cache: KVCache) -> None:
     """Raise an UnsupportedError if a model's output would differ with a cache of this kind."""
-    if cache.capacity is not None and traits.names & classes.NOT_STATIC:
+    if cache.capacity is not None and traits.names & names.NOT_STATIC:
         raise UnsupportedError(
             f"{traits.name} decodes differently on a static cache; remove cache_implementation, or"
             " pass a DynamicCache"
@@ -127,7 +121,7 @@ def check_states(traits: Traits, call: CallTraits) -> None:
         raise UnsupportedError(
             f"output_attentions=True is not supported with sliding-window attention; {remedy}"
         )
-    found = traits.names & classes.ATTENDS_BY_OUTPUT
+    found = traits.names & names.ATTENDS_BY_OUTPUT
     if found and traits.attention == "sdpa":  # the baseline's output changes, too
         raise UnsupportedError(
             f"{min(found)} attends differently under sdpa with output_attentions=True;"
@@ -141,7 +135,7 @@ def check_prefilled(model: Any, cache: KVCache, call: CallTraits) -> None:
     Up to transformers 5.23, a layer with gradient checkpointing gets no cache in training mode. In
     evaluation mode, some models have layers that store nothing.
     """
-    stored = [int(layer.get_seq_length()) > call.cached for layer in cache.layers]
+    stored = [layer.length > call.cached for layer in cache.attention]
     training = any(module.training for module in model.modules())
     if stored and not (all(stored) if training else any(stored)):
         raise UnsupportedError(
@@ -172,7 +166,7 @@ def check_request(config: Any) -> None:
 
 def check_beams_of(model: Any, beams: int) -> None:
     """Raise an UnsupportedError if a model with several beams overrides beam search."""
-    if beams > 1 and hf_private.overridden(model, hf_private.BEAM_METHODS):
+    if beams > 1 and names.overridden(model, names.BEAM_METHODS):
         name = type(model).__name__
         raise UnsupportedError(
             f"num_beams={beams}: {name} has its own beam search; pass num_beams=1"
@@ -180,10 +174,7 @@ def check_beams_of(model: Any, beams: int) -> None:
 
 
 def refusal(settings: dict[str, Any]) -> str:
-    """Return the message for settings, by name, that rule speculation out; None: no value is shown.
-
-    The remedy names arguments, because these override a checkpoint's config as well.
-    """
+    """Return the message for settings that rule speculation out, with arguments as the remedy."""
     shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
     found = ", ".join(shown)
     remedy = ", ".join(f"{name}={OFF_VALUES[name]!r}" for name in settings)
@@ -203,7 +194,7 @@ def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, An
         return
     if input_ids.shape[1] == 0:
         raise ValueError(f"input_ids must hold at least one token, got shape {(*input_ids.shape,)}")
-    vocab = embedding_count(model)
+    vocab = names.embedding_count(model)
     if vocab is None:
         return
     low, high = int(input_ids.min()), int(input_ids.max())
@@ -211,19 +202,8 @@ def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, An
         cache = cache_of(model_kwargs)
         new = input_ids if cache is None else input_ids[:, int(cache.get_seq_length()) :]
         wrong = set(new[(new < 0) | (new >= vocab)].tolist())
-        for bad in sorted(wrong - placeholders(model.config)):
+        for bad in sorted(wrong - names.placeholders(model.config)):
             raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad}")
-
-
-def placeholders(config: Any) -> set[int]:
-    """Token ids of placeholders for an image, audio and the like in a model's configuration."""
-    text = ("bos", "eos", "pad", "decoder_start", "sep", "cls", "mask", "unk")
-    return {
-        value
-        for name, value in vars(config).items()
-        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
-        if name.removesuffix("_token_id") not in text
-    }
 
 
 # Parts of the names of attributes that hold a rate: attention_dropout, layerdrop, ...
@@ -231,10 +211,7 @@ RATE_NAME_PARTS = ("drop", "jitter")
 
 
 def drops_out(model: Any) -> bool:
-    """Whether a module in training mode has a dropout or jitter rate above 0.
-
-    An adapter added to a model in evaluation mode is itself in training mode.
-    """
+    """Whether a module in training mode, such as a new adapter, has a dropout or jitter rate."""
     return any(
         isinstance(value, float) and value > 0
         for module in model.modules()
@@ -242,4 +219,112 @@ def drops_out(model: Any) -> bool:
         for name, value in vars(module).items()
         if any(each in name for each in RATE_NAME_PARTS)
         or (name == "p" and isinstance(module, _DropoutNd))
+    )
+
+
+# Recurrent states
+
+PREFIX_TOKENS = 4  # tokens in the cache before the forwards that are compared
+PROBE_TOKENS = 3  # tokens of these forwards
+# Maximum difference relative to the norm, because wider forwards round differently. Not tuned.
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
+COARSE_TOLERANCE = 0.1  # in other dtypes
+
+# By model, whether it was in training mode when it was tested, and why it is unsupported.
+TestResults = MutableMapping[Any, tuple[bool, str | None]]
+
+_found: TestResults = WeakKeyDictionary()
+
+
+def check_recurrent(model: Any, rows: int) -> None:
+    """Raise an UnsupportedError if drafts cannot be verified with a model's recurrent state."""
+    reason = tested_once(model, lambda model: why_not_continued(model, rows), _found)
+    if reason is not None:
+        raise UnsupportedError(f"{type(model).__name__} cannot check several tokens: {reason}")
+
+
+def tested_once(model: Any, test: Callable[[Any], str | None], found: TestResults) -> str | None:
+    """Return a model's result in ``found``; if there is none, run ``test`` and store its result.
+
+    A result holds in training mode or in evaluation mode only: in training mode, layers may get no
+    cache. A test that raises an error rules the model out for this call. After a test, the
+    attributes of the model's modules are restored, because a baseline generation may continue with
+    states kept there.
+    """
+    training = any(module.training for module in model.modules())
+    if found.get(model, (None,))[0] != training:
+        before = [(module, dict(vars(module))) for module in model.modules()]
+        try:
+            found[model] = training, test(model)
+        except Exception as error:
+            return f"a forward that tests it failed: {type(error).__name__}: {error}"
+        finally:
+            for module, own in before:
+                now = vars(module)
+                for name in now.keys() - own.keys():
+                    del now[name]
+                now.update(own)
+    return found[model][1]
+
+
+@torch.no_grad()
+def why_not_continued(model: Any, rows: int = 1) -> str | None:
+    """Why a forward over several tokens differs from forwards of single ones; None: it does not."""
+    least = names.least_step_size(model)
+    if least > 0:
+        return f"it clamps their step sizes to at least {least}, but not that of a single token"
+    decoder = model.get_decoder()
+    cache = new_cache(decoder.config)
+    kv_cache = kv_cache_for(cache, recurrent=True)
+    kv_cache.record()
+    linear = [each.layer for each in kv_cache.layers if each.convolves]
+    checkpoint = kv_cache.checkpoint
+    assert checkpoint is not None
+    tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device).expand(rows, -1)
+    before, new = tokens[:, :PREFIX_TOKENS], tokens[:, PREFIX_TOKENS:]
+    _run(decoder, before, cache)
+    kv_cache.truncate(0)
+    checkpoint.save()
+    recurrent = (state for layer in linear for state in states_of(layer)[1].values())
+    if all(each is None for each in recurrent):
+        return "its recurrent state is not in its cache"
+    together = [_run(decoder, new, cache)]
+    kv_cache.truncate(0)
+    together += _states(linear)
+    checkpoint.restore()
+    kv_cache.truncate(PROBE_TOKENS)
+    single = []
+    for each in torch.split(new, 1, dim=1):
+        single.append(_run(decoder, each, cache))
+        kv_cache.truncate(0)
+    apart = [torch.cat(single, dim=1), *_states(linear)]
+    if alike(together, apart, model.dtype):
+        return None
+    return "its forward over several tokens does not continue from its recurrent state"
+
+
+def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
+    """Return the last hidden states, (rows, n, size), of a forward over n tokens of each row."""
+    known = inspect.signature(decoder.forward).parameters
+    kwargs: dict[str, Any] = {"use_cache": True, "return_dict": True}
+    kwargs[parameter_of(decoder.forward) or cache_names()[0]] = cache
+    if "position_ids" in known:
+        kwargs["position_ids"] = tokens
+    vocab = int(decoder.get_input_embeddings().weight.shape[0])
+    states: torch.Tensor = decoder(input_ids=tokens % vocab, **kwargs).last_hidden_state
+    return states
+
+
+def _states(layers: list[Any]) -> list[torch.Tensor]:
+    """Return copies of all states of some layers."""
+    kinds = [states for layer in layers for states in states_of(layer)]
+    return [state.clone() for kind in kinds for state in kind.values() if state is not None]
+
+
+def alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
+    """Whether tensors differ by no more, relative to their norm, than ``dtype`` allows."""
+    tolerance = TOLERANCE.get(dtype, COARSE_TOLERANCE)
+    return all(
+        bool((one.float() - other.float()).norm() <= tolerance * other.float().norm().clamp(1e-6))
+        for one, other in zip(ones, others, strict=True)
     )

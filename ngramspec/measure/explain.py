@@ -1,7 +1,13 @@
-"""Measures whole calls of the baseline and of speculation, and records every step."""
+"""Measures whole calls of the baseline and of speculation, and explains the difference in steps.
+
+The first prediction is Theorem 3.8 of Leviathan et al. 2023 from one alpha, gamma and c. Each
+further one replaces an assumption by a measurement. Their differences are the parts of the total
+gap.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,14 +18,12 @@ import numpy as np
 
 from ngramspec import DecodeStats, Speculator, StepEvent
 from ngramspec.draft import Float32
-from ngramspec.measure.configurations import Caller, Configuration, Outcome
+from ngramspec.measure.calls import PLAIN, Caller, Configuration, Outcome, take_turns
 from ngramspec.measure.forwards import forward_seconds
 from ngramspec.measure.models import LoadedModel
-from ngramspec.measure.traces import Trace
-from ngramspec.measure.turns import PLAIN, take_turns
+from ngramspec.theory.walltime import improvement_at
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32, 48, 65)
-ROW_WIDTHS = (1, 2, 3, 5, 9, 17, 33)
 CURVE_POSITIONS = 4097  # entries of a cost curve
 MIN_NOISE = 0.01  # share of a time; no measurement here is more precise; not tuned
 FIRST, OURS = "first token", "speculative"  # FIRST: calls of the baseline for a single token
@@ -32,13 +36,13 @@ class Run:
     Attributes:
         settings: settings of the Speculator and of the run.
         seconds: seconds of a forward of n positions, by n, with ``context`` positions in the cache.
-        traces: the prompts and the outputs of speculation in the last repeat.
+        prompts: their names.
+        tokens: the number of new tokens of speculation in the last repeat.
         same: whether the output is the baseline's.
         steps: steps of the last repeat as JSON values; see ``step_of``.
         stats: statistics of the last repeat.
         plain_seconds, speculative_seconds: median seconds of whole calls.
         plain_first_seconds: median seconds of calls for one token (the prefill).
-        row_seconds: ``seconds`` of batches, by rows; empty if not requested.
         plain_rounds, speculative_rounds: seconds of every timed call, by prompt and round.
     """
 
@@ -46,21 +50,21 @@ class Run:
     settings: dict[str, Any]
     seconds: dict[int, float]
     context: int
-    traces: list[Trace] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     same: list[bool] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
     plain_seconds: list[float] = field(default_factory=list)
     speculative_seconds: list[float] = field(default_factory=list)
     plain_first_seconds: list[float] = field(default_factory=list)
-    row_seconds: dict[int, dict[int, float]] = field(default_factory=dict)
     plain_rounds: list[list[float]] = field(default_factory=list)
     speculative_rounds: list[list[float]] = field(default_factory=list)
 
     @property
     def plain_token_seconds(self) -> float:
         """Seconds of a plain step, including overhead."""
-        tokens = sum(len(trace.output) - 1 for trace in self.traces)
+        tokens = sum(self.tokens) - len(self.tokens)
         spent = sum(self.plain_seconds) - sum(self.plain_first_seconds)
         return spent / max(tokens, 1)
 
@@ -94,10 +98,6 @@ class Run:
             " are marked as noise."
         )
 
-    def cost(self) -> Float32:
-        """The relative cost of a forward of n positions; see ``curve``."""
-        return curve(self.seconds)
-
 
 def curve(seconds: Mapping[int, float]) -> Float32:
     """Costs relative to one position, float32 (4097,) by positions; index 0 is unused.
@@ -120,7 +120,6 @@ def explain(
     *,
     new: int,
     repeats: int = 3,
-    rows: int = 1,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Run:
     """Measure costs of forwards, and whole greedy calls of the baseline and of speculation.
@@ -134,8 +133,6 @@ def explain(
         speculator: how to speculate; its ``on_step`` is used.
         new: maximum number of new tokens of each call.
         repeats: timed rounds, >= 1. Before them, the first prompt is run without timing.
-        rows: forwards of batches of this number of rows, of half of it and so on are measured too;
-            1: none. Whole calls have one sequence.
         on_stage: called with the name of each stage as it begins.
     """
     context = int(median(len(ids) for _, ids in prompts)) + new // 2
@@ -151,33 +148,25 @@ def explain(
         on_stage(f"prompt {number + 1} of {len(prompts)}: forwards")
         found.append(forward_seconds(loaded.model, context, WIDTHS, repeats))
         on_stage(f"prompt {number + 1} of {len(prompts)}: whole calls")
-        calls = {each: partial(caller.call, way, ids, most) for each, (way, most) in ways.items()}
+        calls = {each: partial(caller.call, way, ids, n) for each, (way, n) in ways.items()}
         results = take_turns(calls, repeats, warm_up=0).results
         if len(results[OURS][-1].tokens) >= 2:
-            _add(run, name, ids, results, loaded.tokenizer)
+            _add(run, name, results, loaded.tokenizer)
     run.seconds = {width: median(each[width] for each in found) for width in WIDTHS}
-    while rows > 1:
-        on_stage(f"forwards of {rows} rows")
-        times = forward_seconds(loaded.model, context, ROW_WIDTHS, repeats, rows)
-        run.row_seconds[rows] = times
-        rows //= 2
     return run
 
 
-def _add(
-    run: Run, name: str, ids: Sequence[int], results: dict[str, list[Outcome]], tokenizer: Any
-) -> None:
+def _add(run: Run, name: str, results: dict[str, list[Outcome]], tokenizer: Any) -> None:
     """Add the calls of one prompt to the run."""
     output, plain = results[OURS][-1], results[PLAIN][-1]
     assert output.stats is not None
     first, plain_rounds, rounds = (
         [outcome.seconds for outcome in results[each]] for each in (FIRST, PLAIN, OURS)
     )
-    number = len(run.traces)
-    recorded = np.array(output.tokens, np.int32)
-    run.traces.append(Trace(name, str(number), np.array(ids, np.int32), recorded))
+    run.steps += [step_of(event, len(run.prompts), tokenizer) for event in output.events]
+    run.prompts.append(name)
+    run.tokens.append(len(output.tokens))
     run.same.append(output.tokens == plain.tokens)
-    run.steps += [step_of(event, number, tokenizer) for event in output.events]
     run.stats.add(output.stats)
     run.plain_rounds.append(plain_rounds)
     run.speculative_rounds.append(rounds)
@@ -206,3 +195,152 @@ def step_of(event: StepEvent, prompt: int, tokenizer: Any) -> dict[str, Any]:
         "forward_seconds": event.forward_seconds,
         "other_seconds": event.other_seconds,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One prediction: the speedup over the baseline with one more cause, ``name``.
+
+    Attributes:
+        says: the inputs, in words.
+        noise: a relative change of the speed from the rung before is noise if it is not larger.
+        resolved: whether the measurements determine the speed. If not, ``says`` gives the reason.
+    """
+
+    name: str
+    speed: float
+    says: str
+    noise: float = 0.0
+    resolved: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Verified draft tokens of one depth or draft source."""
+
+    verified: int
+    accepted: int
+
+    @property
+    def rate(self) -> float:
+        """Accepted / verified."""
+        return self.accepted / self.verified if self.verified else 0.0
+
+
+def ladder(run: Run) -> list[Rung]:
+    """The predictions, from the paper's to the measured speed.
+
+    The last two rungs are for whole calls, the others for steps after the prefill. A plain step
+    takes longer than its forward. If it is measured shorter by more than the noise, the machine did
+    other work during one of the measurements, and the rungs that combine them are not resolved.
+    """
+    stats, steps = run.stats, decoding_steps(run.steps)
+    calls, runs = max(stats.target_calls, 1), max(stats.runs, 1)
+    cost, one = curve(run.seconds), run.seconds[1]
+    gamma = stats.drafted / calls
+    drafting = stats.draft_seconds / calls / one  # gamma c: forwards that a step's drafting takes
+    tokens = stats.tokens_per_call or 1.0
+    wide = float(np.mean([cost[step["width"]] for step in steps])) if steps else 1.0
+    decode = wide * one * calls + stats.draft_seconds + stats.other_seconds
+    paper = _at_gamma(stats.alpha, gamma) / (1 + drafting)
+    whole = sum(run.plain_seconds) / (stats.prefill_seconds + decode)
+    plain, noise = run.plain_token_seconds, run.noise or MIN_NOISE
+    resolved = plain - one >= -noise * one
+    if resolved:
+        plain_says = f"below the noise of {1000 * noise * one:.2f} ms"
+        if plain - one > noise * one:
+            plain_says = f"{1000 * (plain - one):.2f} ms"
+        overhead_says = (
+            f"{1000 * stats.other_seconds / calls:.2f} ms a step outside of drafting and forwards;"
+            f" plain: {plain_says}"
+        )
+        prefill_says = (
+            f"{stats.prefill_seconds / runs:.3f} s a call; plain:"
+            f" {sum(run.plain_first_seconds) / runs:.3f} s"
+        )
+    else:
+        overhead_says = (
+            f"not resolved: plain calls leave {1000 * plain:.2f} ms a step after the prefill, but a"
+            f" forward alone took {1000 * one:.2f} ms; repeat on an idle machine"
+        )
+        prefill_says = "not resolved, for the same reason"
+    acceptance_says = f"{tokens:.2f} tokens a step: by depth, branches, steps without a draft"
+    cost_says = f"a forward costs {wide:.2f} on average"
+    overhead = max(stats.emitted, 1) * plain / decode
+    rest = "the rest: forwards whose times differ from cost(n)"
+    return [
+        Rung("Theorem 3.8", paper, f"alpha {stats.alpha:.3f}, gamma {gamma:.2f}, flat cost"),
+        Rung("acceptance as measured", tokens / (1 + drafting), acceptance_says),
+        Rung("cost(n)", tokens / (wide + drafting), cost_says, noise),
+        Rung("overhead", overhead, overhead_says, noise, resolved),
+        Rung("prefill", whole, prefill_says, noise, resolved),
+        Rung("measured", run.measured, rest, noise),
+    ]
+
+
+def rung_rows(rungs: Sequence[Rung]) -> list[tuple[str, str, str, str]]:
+    """(name, speed, change from the last resolved rung, inputs) of each rung."""
+    rows: list[tuple[str, str, str, str]] = []
+    before = None
+    for rung in rungs:
+        if not rung.resolved:
+            rows.append((rung.name, "-", "-", rung.says))
+            continue
+        change = "" if before is None else f"{rung.speed - before:+.2f}"
+        if before is not None and rung.noise and abs(rung.speed - before) <= rung.noise * before:
+            change += " (noise)"
+        rows.append((rung.name, f"{rung.speed:.2f}", change, rung.says))
+        before = rung.speed
+    return rows
+
+
+def _at_gamma(alpha: float, gamma: float) -> float:
+    """Equation 1 at a fractional mean gamma, interpolated linearly."""
+    least = int(gamma)
+    values = improvement_at(np.full(least + 1, alpha), np.ones(least + 3))
+    return float(np.interp(gamma, [least, least + 1], values[-2:]))
+
+
+def decoding_steps(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The steps after the prefill."""
+    return [step for step in steps if step["index"]]
+
+
+def parents_of(step: Mapping[str, Any]) -> list[int]:
+    """The parent of each drafted node, -1 for the last committed token."""
+    parents: list[int] | None = step["parents"]
+    return list(range(-1, len(step["drafted"]) - 1)) if parents is None else parents
+
+
+def judged(step: Mapping[str, Any]) -> list[tuple[int, int, bool]]:
+    """(node, depth, accepted) of the nodes that a step verified; one per depth at most is accepted.
+
+    These are the children of the last committed token and of accepted nodes.
+    """
+    right = set(step["accepted"])
+    above = {-1, *right}
+    ended = len(step["emitted"]) <= len(right)  # by a stop criterion
+    depths: list[int] = []
+    found = []
+    for node, parent in enumerate(parents_of(step)):
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+        unseen = ended and depths[node] >= len(right)
+        if node in right or (parent in above and not unseen):
+            found.append((node, depths[node], node in right))
+    return found
+
+
+def by_depth(steps: Sequence[Mapping[str, Any]]) -> dict[int, Share]:
+    """By depth: steps that verified a token there, and those that accepted one."""
+    verified: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
+    for step in decoding_steps(steps):
+        nodes = judged(step)
+        verified.update({depth for _, depth, _ in nodes})
+        accepted.update({depth for _, depth, right in nodes if right})
+    return {depth: Share(verified[depth], accepted[depth]) for depth in sorted(verified)}
+
+
+def by_source(run: Run) -> dict[str, Share]:
+    """Verified draft tokens by draft source."""
+    return {name: Share(each.verified, each.accepted) for name, each in run.stats.sources.items()}

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.draft import Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.measure.traces import Trace
@@ -48,11 +47,7 @@ class Known(ABC):
 
 
 class Earlier(Known):
-    """The outputs of earlier traces, for drafters that support stores.
-
-    Ours get a namespace. One that has ``sharing``, as Arctic's, keeps the responses. ``write`` is
-    "outputs", or "all" for prompts, too (which other projects always leave out).
-    """
+    """The outputs of earlier traces, or with ``write`` "all" also their prompts."""
 
     shares = True
 
@@ -60,8 +55,6 @@ class Earlier(Known):
         self.write = write
 
     def with_text(self, drafter: Any, which: str) -> Drafter:
-        if hasattr(drafter, "sharing"):
-            return drafter.sharing()  # type: ignore[no-any-return]
         store = SharedStore(STORE_BYTES, namespace_bytes=STORE_BYTES, write=self.write)
         return _with_store(drafter, store[NAMESPACE])
 
@@ -89,9 +82,8 @@ class Tools(Known):
 class Knowledge(Known):
     """A corpus for all traces, or one for each repository that traces name.
 
-    Ours get the corpus as a store. A drafter that has ``with_documents``, as Arctic's, reads each
-    document as an earlier response. ``place`` is a corpus; or a folder with ``REPO.ngc``, a corpus,
-    or ``REPO.npy``, token ids with a 0 after each document, for each trace's ``repo``.
+    ``place`` is a corpus; or a folder with ``REPO.ngc``, a corpus, or ``REPO.npy``, token ids with
+    a 0 after each document, for each trace's ``repo``.
     """
 
     def __init__(self, place: Path) -> None:
@@ -117,10 +109,7 @@ class Knowledge(Known):
         return trace.repo if self.place.is_dir() else ""
 
     def with_text(self, drafter: Any, which: str) -> Drafter:
-        corpus = self.corpus(which)
-        if hasattr(drafter, "with_documents"):
-            return drafter.with_documents(documents_of(corpus))  # type: ignore[no-any-return]
-        return _with_store(drafter, corpus)
+        return _with_store(drafter, self.corpus(which))
 
 
 def _with_store(drafter: Drafter, store: Any) -> Drafter:
@@ -128,12 +117,3 @@ def _with_store(drafter: Drafter, store: Any) -> Drafter:
         return drafter.with_stores([store])
     except ValueError:  # it supports none
         return drafter
-
-
-def documents_of(corpus: Corpus) -> list[Int32]:
-    """The documents of a corpus, in order."""
-    found, at, end = [], 1, corpus.index.n
-    while at < end:
-        found.append(corpus.index.tokens_at(at, end - at).copy())
-        at += len(found[-1]) + 1
-    return found

@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 VECTOR_FLAGS = ("amx", "avx", "fma", "asimd", "sve", "bf16")
-PACKAGES = ("ngramspec", "torch", "transformers", "numpy", "triton")
+PACKAGES = ("ngramspec", "torch", "transformers", "numpy", "triton", "arctic-inference")
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
@@ -31,11 +32,13 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, GPU if there is one, threads, and versions, as plain JSON values."""
-    import torch
+    """Processor, GPU if there is one, torch's threads, and versions, as plain JSON values."""
+    gpu = threads = None
+    if find_spec("torch") is not None:
+        import torch
 
-    gpu = None
-    if torch.cuda.is_available():
+        threads = torch.get_num_threads()
+    if threads is not None and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         gpu = {
             "name": properties.name,
@@ -48,7 +51,7 @@ def machine() -> dict[str, Any]:
         "instructions": instruction_set(),
         "flags": sorted(each for each in cpu_flags() if each.startswith(VECTOR_FLAGS)),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "gpu": gpu,
         "python": platform.python_version(),
         "packages": versions(PACKAGES),

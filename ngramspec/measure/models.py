@@ -62,8 +62,9 @@ class LoadedModel:
     @property
     def max_positions(self) -> int | None:
         """The most positions of a sequence; None if the config does not say."""
-        limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
-        return limit
+        from ngramspec.hf_model.compat.names import position_limit  # which needs torch
+
+        return position_limit(self.model.config)
 
     @property
     def eos_ids(self) -> list[int]:
@@ -107,10 +108,10 @@ def load(
     on_stage(STAGES[0])
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    from ngramspec.hf_model.compat.versions import silence
+
+    silence()
     try:
         with redirect_stderr(StringIO()), gguf_read_once():  # its progress bar has no switch
             on_stage(STAGES[1])

@@ -8,35 +8,59 @@ only, if it was recorded. What the target computed after rejected tokens was not
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 
-from ngramspec._native.copyindex import CopyIndex
 from ngramspec.costs.policies import CostGamma, FixedGamma, GammaController, make_controller
+from ngramspec.costs.processors import GPU_COSTS
 from ngramspec.costs.steps import DraftMargin
-from ngramspec.draft import Draft, Float32, Verdict, judged_nodes
+from ngramspec.draft import Draft, Evidence, Float32, Verdict, verified_nodes
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.measure.knowledge import Known
-from ngramspec.measure.top_tokens import replayed
-from ngramspec.measure.traces import Trace
-from ngramspec.stats import DecodeStats
+from ngramspec.measure.traces import TopTokens, Trace, halves
+from ngramspec.stats import DecodeStats, SourceStats
 
-MATCH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 40)  # minimum length of each
-CONFIDENCE_BINS = 20
+# Widths and costs by which drafters are compared. "cpu": SmolLM2-135M in bfloat16 on two cores of
+# an Intel Xeon with AMX. "gpu": assumed, of a 7-8B model on one data-centre GPU.
+POSITIONS = tuple(GPU_COSTS)
+COSTS = {
+    "cpu": (1, 1, 1, 1.0, 1.04, 1.10, 1.22, 1.40, 1.60, 2.0, 2.7, 5.0),
+    "gpu": tuple(GPU_COSTS.values()),
+}
+RATIOS = ("tokens_per_call", "tokens_per_cost")
+COUNTED = (*RATIOS, "alpha", "accepted_fraction", "drafted_per_step")
 
 
-@dataclass(slots=True)
-class Share:
-    """Verified draft tokens, the accepted ones, and how many the drafter expected."""
+def cost_curve(name: str, gamma_max: int) -> Float32:
+    """The ``cost`` argument of ``DraftSession.propose``, float32 (gamma_max + 2,).
 
-    verified: int = 0
-    accepted: int = 0
-    expected: float = 0.0
+    It is linear between the given positions, and constant after the last; index 0 is unused. The
+    name is "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``; a
+    ValueError is raised if it has something else.
+    """
+    at, cost = (POSITIONS, COSTS[name]) if name in COSTS else _read_curve(Path(name))
+    return np.interp(np.arange(gamma_max + 2), at, cost).astype(np.float32)
+
+
+def _read_curve(path: Path) -> tuple[list[float], list[float]]:
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    lists = [fields.get(key) if isinstance(fields, dict) else None for key in ("positions", "cost")]
+    at, cost = (each if isinstance(each, list) else [] for each in lists)
+    numbers = all(isinstance(each, int | float) for each in (*at, *cost))
+    if not (numbers and at and len(at) == len(cost) and at[0] == 1 and min(cost) > 0):
+        raise ValueError(
+            f"{path}: positions must begin with 1, and cost must have a value > 0 for each of them"
+        )
+    if sorted(set(at)) != at:
+        raise ValueError(f"{path}: positions must rise, got {at}")
+    return at, cost
 
 
 @dataclass(slots=True)
@@ -62,42 +86,6 @@ class Tally(DecodeStats):
         }
 
 
-@dataclass(slots=True)
-class Acceptance:
-    """Acceptance by the source of a draft token, its position, and the drafter's confidence.
-
-    The keys of ``matches`` are the least lengths of buckets, by the longest suffix that had
-    occurred before the step, whatever the drafter. Positions are depths in a tree.
-    """
-
-    sources: dict[str, Share] = field(default_factory=partial(defaultdict, Share))
-    matches: dict[int, Share] = field(default_factory=partial(defaultdict, Share))
-    positions: dict[int, Share] = field(default_factory=partial(defaultdict, Share))
-    confidence: dict[int, Share] = field(default_factory=partial(defaultdict, Share))
-
-    def count(self, draft: Draft, path: Sequence[int], match: int, names: Sequence[str]) -> None:
-        """Add one step's draft, of which the nodes of ``path`` were accepted.
-
-        The recording shows the children of the last committed token and of every accepted node to
-        be right or wrong, whatever their order: confidence does not cover the siblings before.
-        """
-        bucket = max(each for each in MATCH_BUCKETS if each <= match)
-        children = draft.children()
-        for depth, above in enumerate((-1, *path)):
-            for node in children[above + 1]:
-                name = names[0 if draft.source is None else int(draft.source[node])]
-                shares = [self.sources[name], self.matches[bucket], self.positions[depth]]
-                expected = 0.0
-                if draft.confidence is not None:
-                    expected = float(draft.confidence[node])
-                    bin = min(int(expected * CONFIDENCE_BINS), CONFIDENCE_BINS - 1)
-                    shares.append(self.confidence[bin])
-                for share in shares:
-                    share.verified += 1
-                    share.accepted += node in path
-                    share.expected += expected
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How drafts are requested from a drafter.
@@ -111,18 +99,24 @@ class Plan:
     gamma_max: int = 64
     tree: bool = False
 
+    def controller(self, estimates: bool, margin: DraftMargin) -> GammaController:
+        """What chooses the length of each draft; ``estimates``: whether the drafter does."""
+        if self.gamma != "auto":
+            return make_controller(self.gamma, self.gamma_max, lambda: self.cost)
+        if self.tree and not estimates:  # most nodes of any tree are rejected
+            return FixedGamma(self.gamma_max)
+        return CostGamma(self.gamma_max, lambda: margin.required(self.cost))
+
 
 @dataclass(slots=True)
 class Player:
     """Replays traces through one drafter and keeps the tallies by group.
 
-    Counting ``acceptance`` disturbs the times, so figures and details are measured in different
-    runs. ``head`` makes the drafting model of a trace, if there is one; its cost is not counted.
+    ``head`` makes the drafting model of a trace, if there is one; its cost is not counted.
     """
 
     drafter: Drafter
     plan: Plan
-    acceptance: Acceptance | None = None
     knowledge: Known | None = None
     head: Callable[[Trace], DraftModel] | None = None
     groups: dict[str, Tally] = field(default_factory=dict)
@@ -136,31 +130,20 @@ class Player:
     def _play(self, trace: Trace, tally: Tally) -> None:
         plan, output, knowledge = self.plan, trace.output, self.knowledge
         recorded = output.tolist()
-        committed = np.concatenate((trace.prompt, output[:1]))
         margin = DraftMargin()
         drafter = self.drafter if knowledge is None else knowledge.given_to(self.drafter, trace)
-        estimates = drafter.estimates
-        controller: GammaController
-        if plan.gamma != "auto":
-            controller = make_controller(plan.gamma, plan.gamma_max, lambda: plan.cost)
-        elif plan.tree and not estimates:  # most nodes of any tree are rejected
-            controller = FixedGamma(plan.gamma_max)
-        else:
-            controller = CostGamma(plan.gamma_max, lambda: margin.required(plan.cost))
-        seen = CopyIndex()  # for the length of a match
-        if self.acceptance is not None:
-            seen.extend(committed)
+        controller = plan.controller(drafter.estimates, margin)
         if knowledge is not None and knowledge.shares:
             session = drafter.start(trace.prompt)
             session.extend(output[:1])
         else:
-            session = drafter.start(committed)
+            session = drafter.start(np.concatenate((trace.prompt, output[:1])))
         if self.head is not None:
             model = self.head(trace)
             session.begin_models(lambda _: model)
         at = 1
         while at < len(recorded):
-            gamma, cost = controller.plan(estimates)
+            gamma, cost = controller.plan(drafter.estimates)
             gamma = min(gamma, len(recorded) - at - 1)
             begin = perf_counter_ns()
             draft = session.propose(gamma, cost, tree=plan.tree)
@@ -182,34 +165,30 @@ class Player:
             margin.record_acceptance(count, len(path))
             if count:
                 controller.observe(count, len(path))
-            verified = sum(1 for _ in judged_nodes(draft, path))
+            verified = sum(1 for _ in verified_nodes(draft, path))
             verdict = Verdict(path, verified, new.tolist())
             tally.count_step(draft, verdict, drafter.source_names)
             tally.cost += float(plan.cost[count + 1])
-            if self.acceptance is not None:
-                match = seen.longest_match()[0]
-                self.acceptance.count(draft, path, match, drafter.source_names)
-                seen.extend(new)
             at += len(new)
         session.close()
 
 
-def replay(
-    make: Callable[[], Drafter],
-    plan: Plan,
-    traces: Iterable[Trace],
-    *,
-    fresh: bool = False,
-    acceptance: Acceptance | None = None,
-    knowledge: Known | None = None,
-) -> dict[str, Tally]:
-    """Replay traces, each through a new drafter if ``fresh``; return the tallies by group."""
-    player = Player(make(), plan, acceptance, knowledge)
-    for trace in traces:
-        if fresh:
-            player.drafter = make()
-        player.play([trace])
-    return player.groups
+def replayed(
+    top_tokens: TopTokens, output: Sequence[int], before: int, at: int, emitted: int
+) -> Evidence:
+    """The evidence of a step from a recording: that of the accepted positions.
+
+    The step commits ``emitted`` tokens after the first ``at`` ones of the output; ``before`` is the
+    last committed token.
+    """
+    rows = slice(at, at + emitted)
+    return Evidence(
+        np.array([before, *output[at : at + emitted - 1]], np.int32),
+        np.arange(-1, emitted - 1, dtype=np.int32),
+        tuple(range(emitted)),
+        top_tokens.ids[rows],
+        top_tokens.log_probs[rows],
+    )
 
 
 def accepted_path(
@@ -229,6 +208,66 @@ def accepted_path(
             path.append(node)
             parent = node
     return path
+
+
+def replay(
+    make: Callable[[], Drafter],
+    plan: Plan,
+    traces: Iterable[Trace],
+    *,
+    fresh: bool = False,
+    knowledge: Known | None = None,
+) -> dict[str, Tally]:
+    """Replay traces, each through a new drafter if ``fresh``; return the tallies by group."""
+    player = Player(make(), plan, knowledge)
+    for trace in traces:
+        if fresh:
+            player.drafter = make()
+        player.play([trace])
+    return player.groups
+
+
+def compare(
+    make: Callable[[], Drafter],
+    plan: Plan,
+    traces: Sequence[Trace],
+    *,
+    fresh: bool = False,
+    shuffle: int | None = None,
+    knowledge: Known | None = None,
+) -> dict[str, Any]:
+    """Replay traces through one drafter, with everything that is reported about it.
+
+    ``shuffle`` is the seed of another order, or None. For the others see ``replay``.
+
+    Returns:
+        ``groups``: Tally.to_dict by group; ``mean``: geometric means over groups, and the times of
+        all steps; ``halves``: the means of two halves of the traces, each with its own drafter;
+        ``sources``: counts of draft tokens by draft source.
+    """
+    traces = list(traces)
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(traces)
+    groups = replay(make, plan, traces, fresh=fresh, knowledge=knowledge)
+    steps = np.concatenate([tally.nanoseconds for tally in groups.values()]) / 1000
+    parts = [replay(make, plan, part, fresh=fresh, knowledge=knowledge) for part in halves(traces)]
+    total = DecodeStats()
+    for tally in groups.values():
+        total.add(tally)
+    sources: dict[str, SourceStats] = total.sources
+    return {
+        "groups": {name: tally.to_dict() for name, tally in sorted(groups.items())},
+        "mean": {
+            **{name: geometric_mean(groups.values(), name) for name in COUNTED},
+            "step_us_median": float(np.median(steps)),
+            "step_us_p99": float(np.percentile(steps, 99)),
+            "step_us_worst": float(steps.max()),
+        },
+        "halves": [
+            {name: geometric_mean(part.values(), name) for name in RATIOS} for part in parts
+        ],
+        "sources": {name: asdict(each) for name, each in sorted(sources.items())},
+    }
 
 
 def geometric_mean(tallies: Iterable[Tally], name: str) -> float:

@@ -1,21 +1,50 @@
-"""The prompts of whole-call measurements: their tasks and their lengths."""
+"""The package's own prompts: those of the demo, and the default of ``ngramspec bench``."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import chain, cycle, zip_longest
 from pathlib import Path
 
 from ngramspec.measure.models import LoadedModel
-from ngramspec.measure.sample_texts import sample_texts
 from ngramspec.measure.traces import json_lines
 
+
+@dataclass(frozen=True, slots=True)
+class SampleText:
+    """A prompt to continue."""
+
+    name: str
+    title: str
+    prompt: str  # without a newline at its end
+    task: str = ""  # as which ``ngramspec bench`` reports it
+    chat: bool = True  # whether it is a user's message, not a text to continue as it is
+
+
+def demo_texts() -> list[SampleText]:
+    """The four texts of the demo."""
+    return [
+        SampleText("summarize", "Summarize an article", _read("summarize.txt"), "summarization"),
+        SampleText("answer", "Answer from a context", _read("answer.txt"), "context_qa"),
+        SampleText("code", "Go on with code", _read("code.py.txt"), "code_completion", chat=False),
+        SampleText("rewrite", "Rewrite a file", _read("rewrite.txt"), "code_edit"),
+    ]
+
+
+def sample_texts() -> list[SampleText]:
+    """The demo's texts and a letter to answer."""
+    return [*demo_texts(), SampleText("chat", "Answer a letter", _read("chat.txt"), "chat")]
+
+
+def _read(name: str) -> str:
+    path = files("ngramspec.measure") / "data" / name
+    return path.read_text(encoding="utf-8").rstrip("\n")
+
+
 NOTHING = "nothing to predict"
-GROUPS = {"chat_turn1": "chat", "chat_turn2": "chat"}
-LENGTHS = (300, 700)  # tokens of a prompt, unless LENGTHS_OF has its task
-LENGTHS_OF = {"code_edit": (300, 1200)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +62,7 @@ def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
     """Read prompts: JSON lines with ``group``, ``id`` and ``prompt``.
 
     A prompt is a text, which ``encode`` turns into tokens, or a list of token ids. Recorded outputs
-    are ignored. A group is a task, under the name that GROUPS gives it. A ValueError names the
-    first line without a prompt, or says that there is none.
+    are ignored. A ValueError names the first line without a prompt, or says that there is none.
     """
     prompts = []
     for number, fields in json_lines(path):
@@ -47,7 +75,7 @@ def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
         ids = encode(ids) if isinstance(ids, str) else ids
         if not (isinstance(ids, list) and ids and all(type(each) is int for each in ids)):
             raise ValueError(f"{where}: prompt must be a text or a list of token ids")
-        prompts.append(Prompt(GROUPS.get(group, group), name, tuple(ids)))
+        prompts.append(Prompt(group, name, tuple(ids)))
     if not prompts:
         raise ValueError(f"{path} holds no prompt")
     return prompts
@@ -59,37 +87,6 @@ def sample_prompts(loaded: LoadedModel) -> list[Prompt]:
         Prompt(text.task, text.name, tuple(loaded.encode(text.prompt, chat=text.chat)))
         for text in sample_texts()
     ]
-
-
-def read_workload(path: Path, loaded: LoadedModel, *, chat: bool) -> list[Prompt]:
-    """The prompts of a file of JSON lines, see ``read_tasks``.
-
-    ``chat``: apply the model's chat template to prompts with turns marked by [INST].
-    """
-    prompts = read_tasks(path, lambda text: loaded.encode(text, chat=True))
-    return [in_chat_template(each, loaded) for each in prompts] if chat else prompts
-
-
-def in_chat_template(prompt: Prompt, loaded: LoadedModel) -> Prompt:
-    """The prompt in the model's chat template; unchanged if no turns are marked in it."""
-    turns = messages(loaded.tokenizer.decode(prompt.ids))
-    if not turns:
-        return prompt
-    encoded = loaded.tokenizer.apply_chat_template(
-        turns, add_generation_prompt=True, return_dict=True
-    )
-    return replace(prompt, ids=tuple(encoded["input_ids"]))
-
-
-def messages(text: str) -> list[dict[str, str]]:
-    """The turns of a chat with user turns between [INST] and [/INST]; none without such marks."""
-    found = []
-    for turn in text.replace("</s>", "").split("[INST]")[1:]:
-        question, _, answer = turn.partition("[/INST]")
-        found.append({"role": "user", "content": question.strip()})
-        if answer.strip():
-            found.append({"role": "assistant", "content": answer.strip()})
-    return found
 
 
 def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
@@ -105,14 +102,9 @@ def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
     return [names[each] for each in wanted] or [*tasks, NOTHING]
 
 
-def of_length(prompts: Iterable[Prompt], lengths: Sequence[int] | None = None) -> list[Prompt]:
-    """The prompts whose length lies in ``lengths``, ends included; None: those of their task."""
-    kept = []
-    for prompt in prompts:
-        shortest, longest = lengths or LENGTHS_OF.get(prompt.task, LENGTHS)
-        if shortest <= len(prompt.ids) <= longest:
-            kept.append(prompt)
-    return kept
+def of_length(prompts: Iterable[Prompt], shortest: int, longest: int) -> list[Prompt]:
+    """The prompts of ``shortest`` to ``longest`` tokens."""
+    return [each for each in prompts if shortest <= len(each.ids) <= longest]
 
 
 def fit(prompts: Sequence[Prompt], length: int) -> list[Prompt]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ngramspec.draft import Float32, Int32
+from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
+from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
 
-MOST_ID = 2**31 - 1
+MAX_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ def _top_tokens(fields: dict[str, Any], length: int, where: str) -> TopTokens | 
         sound = ids.ndim == 2 and ids.dtype.kind == "i" and ids.shape == log_probs.shape
     except (TypeError, ValueError):  # rows of different lengths, or no numbers
         sound = False
-    if not sound or len(ids) != length or ids.min() < -1 or ids.max() > MOST_ID:
+    if not sound or len(ids) != length or ids.min() < -1 or ids.max() > MAX_ID:
         raise ValueError(
             f"{where}: top_ids and top_log_probs must be lists of {length} equally long lists of"
             " token ids and of numbers"
@@ -180,6 +181,72 @@ def _top_tokens(fields: dict[str, Any], length: int, where: str) -> TopTokens | 
 def _ids(value: Any, where: str) -> Int32:
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise ValueError(f"{where} must be a list of token ids")
-    if value and not (min(value) >= 0 and max(value) <= MOST_ID):
-        raise ValueError(f"{where}: token ids must lie in 0..{MOST_ID}")
+    if value and not (min(value) >= 0 and max(value) <= MAX_ID):
+        raise ValueError(f"{where}: token ids must lie in 0..{MAX_ID}")
     return np.array(value, np.int32)
+
+
+class _RecordingSession(ForwardingSession):
+    """Another session's drafts; records what the target computed at committed positions."""
+
+    def __init__(self, owner: RecordingDrafter, session: DraftSession) -> None:
+        super().__init__(session)
+        self.owner = owner
+        self.last: Evidence | None = None
+
+    @property
+    def wants_evidence(self) -> bool:
+        return True
+
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        verified: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        self.last = evidence
+        if len(draft):
+            self.inner.observe(draft, accepted, verified)
+
+    def extend(self, tokens: Int32) -> None:
+        if self.last is not None:  # None: the last accepted token ended the text
+            rows = list(self.last.accepted[: len(tokens)])
+            self.owner.ids.append(self.last.ids[rows])
+            self.owner.log_probs.append(self.last.log_probs[rows])
+            self.last = None
+        super().extend(tokens)
+
+
+class RecordingDrafter(Drafter):
+    """Drafts as another drafter, and keeps the target's candidates of one sequence at a time.
+
+    The inner drafter must not ask for evidence itself. ``top_k`` >= 1 candidates are kept of each
+    position.
+    """
+
+    def __init__(self, inner: Drafter, top_k: int) -> None:
+        self.inner, self.source_names = inner, inner.source_names
+        self.estimates, self.branches = inner.estimates, inner.branches
+        self.evidence = EvidenceRequest(top_k=top_k)
+        self.ids: list[Int32] = []
+        self.log_probs: list[Float32] = []
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return _RecordingSession(self, self.inner.start(tokens))
+
+    def take(self, length: int) -> TopTokens | None:
+        """Return the candidates recorded since the last call, for an output of ``length`` tokens.
+
+        The first position is missing if the prefill verified no draft, because no session ran.
+        """
+        ids, log_probs, self.ids, self.log_probs = self.ids, self.log_probs, [], []
+        if not ids:
+            return None
+        known = np.concatenate(ids)
+        missing = length - len(known)
+        before = np.full((missing, known.shape[1]), -1, np.int32)
+        zeros = np.zeros((missing, known.shape[1]), np.float32)
+        return TopTokens(
+            np.concatenate((before, known)), np.concatenate((zeros, *log_probs), dtype=np.float32)
+        )

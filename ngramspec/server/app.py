@@ -4,46 +4,259 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hmac
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
-from fastapi import Depends, FastAPI, Header, Request, Response
-from fastapi.responses import PlainTextResponse
-from openai.types import Model
+from fastapi import FastAPI, Header, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
-from ngramspec.server import chat, completions, llama
-from ngramspec.server.auth import Client
-from ngramspec.server.engine import Engine
-from ngramspec.server.errors import add_handlers
-from ngramspec.server.job import CompletionRequest, ModelRunner
-from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
-from ngramspec.server.logs import private_logs
-from ngramspec.server.metrics import Metrics
-from ngramspec.server.middleware import PUBLIC_PATHS, Front
-from ngramspec.server.openai_types import (
+from ngramspec.hf_model.compat.names import is_encoder_decoder
+from ngramspec.server import llama
+from ngramspec.server.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     InfillBody,
     LlamaBody,
     TokenizeBody,
+    check_fields,
 )
-from ngramspec.server.openapi import RESPONSES, described, document
-from ngramspec.server.reading import check_fields
-from ngramspec.server.sampling import Sampling
-from ngramspec.server.service import Service
-from ngramspec.server.settings import ServerSettings
+from ngramspec.server.chat import ChatReply, apply_template
+from ngramspec.server.completions import CompletionReply
+from ngramspec.server.engine import CompletionRequest, Engine, ModelRunner, Sampling
+from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
+from ngramspec.server.llama import LlamaReply
+from ngramspec.server.metrics import Metrics, private_logs
+from ngramspec.server.responses import ApiError, Error, add_handlers, answer_of, shutting_down
+from ngramspec.server.service import Reply, Service
+from ngramspec.server.settings import ANYONE, Client, ServerSettings
 from ngramspec.speculator import Speculator
 
+ANY_HOST = "*"
+HOST_HEADER = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")  # a name or an address, and a port
+
+
+class AllowedHosts:
+    """Decides by a request's ``Host`` whether it is answered.
+
+    Localhost and loopback addresses are always allowed, and additionally ``names``, which are names
+    and addresses without ports; any other entry raises a ValueError. An unspecified address
+    (``0.0.0.0``) allows every address; ``*`` allows every name.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        given = set(names)
+        self._any = ANY_HOST in given
+        hosts = {text: _host_of(text) for text in given - {ANY_HOST}}
+        for text, host in hosts.items():
+            if host is None:
+                wrong = f"a host must be a name or an address without a port, got {text!r}"
+                raise ValueError(wrong)
+        self._hosts = set(hosts.values())
+        self._any_address = any(getattr(each, "is_unspecified", False) for each in self._hosts)
+
+    def allow(self, header: str) -> bool:
+        """Whether a request with this ``Host`` is answered; a missing one is like an empty one."""
+        if self._any:
+            return True
+        found = HOST_HEADER.fullmatch(header)
+        host = _host_of(found[1]) if found else None
+        if host is None:
+            return False
+        if isinstance(host, str):
+            local = host == "localhost" or host.endswith(".localhost")
+        else:
+            local = host.is_loopback or self._any_address
+        return local or host in self._hosts
+
+
+def _host_of(text: str) -> str | IPv4Address | IPv6Address | None:
+    """A lower-case name or an address; None if the text is neither."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        address = ip_address(bare)
+    except ValueError:
+        name = bare.lower().removesuffix(".")
+        return name if re.fullmatch(r"[\w-]+(\.[\w-]+)*", name) and bare == text else None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def authenticate(
+    keys: Mapping[str, str], authorization: str | None, x_api_key: str | None = None
+) -> str:
+    """The user whose key a request has; an ApiError if the key is missing or wrong.
+
+    All keys are compared, each in constant time, so that the duration reveals nothing about a key.
+    """
+    if not keys:
+        return ANYONE
+    scheme, given = "bearer", x_api_key or ""
+    if authorization is not None:
+        scheme, _, given = authorization.partition(" ")
+    found = None
+    for user, key in keys.items():
+        if hmac.compare_digest(key.encode(), given.strip().encode()):
+            found = user
+    if found is None or scheme.lower() != "bearer":
+        raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+    return found
+
+
+PUBLIC_PATHS = ("/health", "/v1/health")  # no key is required
+REQUEST_ID_HEADER = "X-Request-Id"  # as in OpenAI's API
+IGNORED_FIELDS_HEADER = "X-Ignored-Fields"  # names unknown fields of the body
+
+
+class Front:
+    """Admits requests before their bodies are read, and answers those that end early."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        count: Callable[[str, str], None],
+        running: set[asyncio.Task[None]],
+    ) -> None:
+        self._app, self._count, self._running = app, count, running
+        self._keys, self._max_bytes = settings.keys, settings.limits.body
+        self._too_large = f"the body must have at most {self._max_bytes} bytes"
+        self._hosts = AllowedHosts(settings.allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, state = False, scope.setdefault("state", {})
+
+        async def counted(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                route = str(getattr(scope.get("route"), "path", "other"))
+                self._count(route, str(message["status"]))
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = f"req_{uuid4().hex}"
+                if ignored := state.get("ignored"):
+                    headers[IGNORED_FIELDS_HEADER] = ignored
+            await send(message)
+
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            state["user"] = self._admit(scope)
+            await self._app(scope, self._limited(receive), counted)
+        except ApiError as error:
+            await answer_of(error)(scope, receive, counted)
+        except asyncio.CancelledError:
+            if began:
+                raise
+            await answer_of(shutting_down())(scope, receive, counted)
+        finally:
+            self._running.discard(task)
+
+    def _admit(self, scope: Scope) -> str:
+        """The user of a request; raises an ApiError if it is not admitted."""
+        headers = Headers(scope=scope)
+        for host in headers.getlist("host") or [""]:
+            if not self._hosts.allow(host):
+                message = "the request must have a Host header"
+                if "host" in headers:
+                    refused = f"this server does not answer to the host {host[:200]!r}"
+                    message = f"{refused}; see --allowed-hosts"
+                raise ApiError(421, message, code="host_not_allowed")
+        keys = {} if scope["path"] in PUBLIC_PATHS else self._keys
+        user = authenticate(keys, headers.get("authorization"), headers.get("x-api-key"))
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_bytes:
+            raise ApiError(413, self._too_large, code="body_too_large")
+        return user
+
+    def _limited(self, receive: Receive) -> Receive:
+        size = 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._max_bytes:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        return limited
+
+
+REFERENCE = "#/components/schemas/{model}"
+BODY = (
+    "A member that is null counts as absent, as does a field of llama.cpp whose value has no"
+    " effect."
+)
+UNKNOWN = {
+    "refuse": "Unknown fields that might change the answer are refused with 400.",
+    "warn": "Unknown fields are ignored and named in the header X-Ignored-Fields.",
+}
+ABOUT = (
+    "Completions with speculative decoding, by OpenAI's and llama.cpp's interfaces. Every response"
+    " has the header X-Request-Id."
+)
+RESPONSES: dict[int | str, dict[str, Any]] = {  # of every route
+    "4XX": {"description": "The request is refused; `param` names the field", "model": Error},
+    "5XX": {"description": "The server failed or is shutting down", "model": Error},
+}
 SHUTDOWN_GRACE_SECONDS = 1.0  # for clients of cancelled requests to receive their errors
+
+
+def described(kind: type[BaseModel], streams: bool, unknown_fields: str) -> dict[str, Any]:
+    """An operation's body of type ``kind``, and its response."""
+    schema = {"$ref": REFERENCE.format(model=kind.__name__)}
+    content: dict[str, Any] = {"application/json": {"schema": {}}}
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    also = "; with `stream`, events with parts of it" if streams else ""
+    body = {
+        "description": f"{BODY} {UNKNOWN[unknown_fields]}",
+        "required": True,
+        "content": {"application/json": {"schema": schema}},
+    }
+    response = {"description": f"The answer{also}", "content": content}
+    return {"requestBody": body, "responses": {"200": response}}
+
+
+def document(app: FastAPI, settings: ServerSettings) -> dict[str, Any]:
+    """The OpenAPI document of an application."""
+    found = get_openapi(title=app.title, version=app.version, description=ABOUT, routes=app.routes)
+    kinds = sorted({each.kind for each in BODY_ROUTES.values()}, key=lambda each: each.__name__)
+    inputs: Any = [(kind, "validation") for kind in kinds]
+    _, schemas = models_json_schema(inputs, ref_template=REFERENCE)
+    components = found["components"]
+    components["schemas"] |= schemas["$defs"]
+    if settings.keys:
+        components["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+        }
+        found["security"] = [{"bearer": []}, {"key": []}]
+        for path in PUBLIC_PATHS:
+            found["paths"][path]["get"]["security"] = []
+    return found
 
 
 def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: Metrics) -> Engine:
@@ -57,18 +270,14 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
     limits = settings.limits
     pool = CachePool(cache_maker(model), limits.pool, limits.pool_of_key, why_not_kept(model))
     runner = ModelRunner(model, tokenizer, pool, limits.chunk, speculator_of)
-    try_out(runner)
-    return Engine(runner, limits.active, limits.waiting, metrics.count)
-
-
-def try_out(runner: ModelRunner) -> None:
-    """Generate one token, to load what is loaded at first use and to refuse unusable models."""
-    if runner.model.config.is_encoder_decoder:
+    if is_encoder_decoder(model):
         raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")
+    # Generate one token, to load what is loaded at first use and to refuse unusable models.
     prompt, greedy = np.zeros(2, np.int32), Sampling(temperature=0)
     request = CompletionRequest(prompt=prompt, user="", sampling=greedy, max_tokens=1)
-    with runner.open(request, runner.pool.make()) as generation:
+    with runner.open(request, pool.make()) as generation:
         generation.step()
+    return Engine(runner, limits.active, limits.waiting, metrics.count)
 
 
 def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
@@ -76,7 +285,6 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     metrics = Metrics()
     engine = make_engine(model, tokenizer, settings, metrics)
     service = Service(model, tokenizer, engine, settings)
-
     running: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -112,44 +320,31 @@ def make_app(model: Any, tokenizer: Any, settings: ServerSettings) -> FastAPI:
     return app
 
 
-def _client(
-    request: Request, x_session: Annotated[str | None, Header(max_length=200)] = None
-) -> Client:
-    """Who sent a request."""
-    return Client(request.state.user, x_session or None)
-
-
-Asker = Annotated[Client, Depends(_client)]
-
-
 class BodyRoute(NamedTuple):
-    """A route whose requests have a body: its type, and what answers it."""
+    """A route whose requests have a body: its type, and what answers it, in a worker thread."""
 
     kind: type[BaseModel]
-    answer: Callable[..., Awaitable[Any]]
+    answer: Callable[..., Reply | Response]
     summary: str
     streams: bool = True
 
 
-_CHAT = BodyRoute(ChatBody, chat.chat, "OpenAI's chat completion")
-_COMPLETION = BodyRoute(LlamaBody, llama.respond, "llama.cpp's completion")
+_CHAT = BodyRoute(ChatBody, ChatReply, "OpenAI's chat completion")
+_COMPLETION = BodyRoute(LlamaBody, LlamaReply, "llama.cpp's completion")
 BODY_ROUTES = {
-    "/v1/completions": BodyRoute(CompletionBody, completions.complete, "OpenAI's completion"),
+    "/v1/completions": BodyRoute(CompletionBody, CompletionReply, "OpenAI's completion"),
     "/v1/chat/completions": _CHAT,
     "/chat/completions": _CHAT,
-    "/infill": BodyRoute(InfillBody, llama.respond, "Text between a prefix and a suffix"),
+    "/infill": BodyRoute(InfillBody, LlamaReply, "Text between a prefix and a suffix"),
     "/completion": _COMPLETION,
     "/completions": _COMPLETION,
-    "/apply-template": BodyRoute(
-        ChatBody, chat.apply_template, "The text of a chat's prompt", streams=False
-    ),
-    "/tokenize": BodyRoute(TokenizeBody, llama.tokenize, "The tokens of a text", streams=False),
-    "/detokenize": BodyRoute(DetokenizeBody, llama.detokenize, "The text of tokens", streams=False),
+    "/apply-template": BodyRoute(ChatBody, apply_template, "The text of a chat's prompt", False),
+    "/tokenize": BodyRoute(TokenizeBody, llama.tokenize, "The tokens of a text", False),
+    "/detokenize": BodyRoute(DetokenizeBody, llama.detokenize, "The text of tokens", False),
 }
 
 
 def _add_answer(app: FastAPI, service: Service, path: str) -> None:
-    """Add one of BODY_ROUTES."""
     kind, answer, summary, streams = BODY_ROUTES[path]
     mode = service.settings.unknown_fields
 
@@ -160,57 +355,55 @@ def _add_answer(app: FastAPI, service: Service, path: str) -> None:
         operation_id=path.strip("/").replace("/", "_"),
         openapi_extra=described(kind, streams, mode),
     )
-    async def answered(client: Asker, request: Request) -> Any:
+    async def answered(
+        request: Request, x_session: Annotated[str | None, Header(max_length=200)] = None
+    ) -> Response:
         body = await service.reading.body(request, kind)
         check_fields(body, request, mode, service.idle_fields)
-        return await answer(service, body, client, request)
+        client = Client(request.state.user, x_session or None)
+        found = await service.reading.run(request, answer, service, body, client)
+        return await found.respond(request) if isinstance(found, Reply) else found
 
 
 def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
-    """Add the read-only routes."""
-    card = Model(
-        id=service.settings.name, created=int(time.time()), object="model", owned_by="ngramspec"
-    )
-    entry: dict[str, Any] = card.model_dump(mode="json") | {
+    entry = {
+        "id": service.settings.name,
+        "created": int(time.time()),
+        "object": "model",
+        "owned_by": "ngramspec",
         "max_model_len": service.context,
         "fill_in_the_middle": None if service.fim is None else service.fim.family.name,
     }
 
-    def view(path: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def add(function: Callable[..., Any]) -> Callable[..., Any]:
-            app.head(path, include_in_schema=False)(function)
-            return app.get(path, **options)(function)
-
-        return add
-
-    @view("/health")
-    @view("/v1/health")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @view("/v1/models")
-    @view("/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [entry]}
 
-    @view("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         service.check_name(name)
         return entry
 
-    @view("/props")
     async def props() -> dict[str, Any]:
         return llama.props(service)
 
-    @view("/metrics", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
         return Response(metrics.text(service.engine), media_type=CONTENT_TYPE_LATEST)
 
-    @cache
-    def written() -> dict[str, Any]:
-        kinds = {route.kind for route in BODY_ROUTES.values()}
-        return document(app, kinds, service.settings, PUBLIC_PATHS)
+    written = cache(lambda: document(app, service.settings))
 
-    @view("/openapi.json", include_in_schema=False)
     def openapi() -> dict[str, Any]:  # in a thread: writing it takes long
         return written()
+
+    views: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(PUBLIC_PATHS, health),
+        **dict.fromkeys(("/v1/models", "/models"), models),
+        **{"/v1/models/{name:path}": model, "/props": props, "/metrics": metrics_page},
+        "/openapi.json": openapi,
+    }
+    for path, view in views.items():
+        kind = PlainTextResponse if view is metrics_page else JSONResponse
+        shown = view is not openapi
+        app.get(path, response_class=kind, include_in_schema=shown)(view)
+        app.head(path, include_in_schema=False)(view)

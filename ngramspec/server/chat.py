@@ -1,94 +1,57 @@
-"""``/v1/chat/completions``: checking a request and encoding its prompt."""
+"""``/v1/chat/completions``: reading a request, and its answer, whole or streamed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from inspect import signature
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from anyio.to_thread import run_sync
-from fastapi import Request, Response
+from fastapi import Response
 
-from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import ToolCalls
-from ngramspec.server import chat_answer
-from ngramspec.server.auth import Client
-from ngramspec.server.chat_answer import Reader
-from ngramspec.server.chat_prompt import chat_ids, prompt_text
-from ngramspec.server.encoding import NotTextError, TooManyTokensError
-from ngramspec.server.engine import Answers, while_connected
-from ngramspec.server.errors import ApiError, bad, refuse_unless
-from ngramspec.server.grammars import grammar_of, source_of_chat
-from ngramspec.server.job import CompletionRequest, answers_of
-from ngramspec.server.openai_types import ChatBody, Message
-from ngramspec.server.reading import json_value
-from ngramspec.server.responses import Stream, json_response
-from ngramspec.server.service import Service
-from ngramspec.server.settings import Limits
-from ngramspec.server.tool_parsers import PlainParser
+from ngramspec.server.bodies import ChatBody, Message, json_value
+from ngramspec.server.engine import STOP, Answers, Delta, Job, answers_of
+from ngramspec.server.grammars import Source, bounded_json
+from ngramspec.server.metrics import ending, timings_of
+from ngramspec.server.prompts import (
+    CLOSE,
+    OPEN,
+    NotTextError,
+    TooManyTokensError,
+    chat_ids,
+    prompt_text,
+)
+from ngramspec.server.responses import ApiError, bad, json_response, refuse_unless
+from ngramspec.server.service import Reply, Service
+from ngramspec.server.settings import Client, Limits
+from ngramspec.server.tools import Parser, Part
 
 T = TypeVar("T")
 
 
-async def chat(service: Service, body: ChatBody, client: Client, request: Request) -> Any:
-    """Answer a request, whole or as a stream. An ApiError names the invalid field."""
-    prompt = await service.reading.run(request, prompt_of, service, body)
-    source = partial(source_of_chat, service, body)
-    grammar = await while_connected(request, grammar_of(service, source, client))
-    completions, readers = await service.reading.run(
-        request, requests_and_readers, service, body, prompt, client, grammar
-    )
-    answers = Answers(service.engine, completions, client)
-    head = service.head(f"chatcmpl-{uuid4().hex}")
-    if body.stream:
-        events = chat_answer.chunks(service, body, answers, readers, head)
-        return Stream(events, answers.cancel)
-    found = await answers.whole(request)
-    return await run_sync(chat_answer.whole, service, body, answers, found, readers, head)
-
-
-async def apply_template(
-    service: Service, body: ChatBody, client: Client, request: Request
-) -> Response:
-    """The text of a chat's prompt, as llama.cpp's ``/apply-template``.
-
-    A control token's name in a message is not told apart from the template's own.
-    """
-    return await service.reading.run(request, _rendered, service, body)
-
-
-def _rendered(service: Service, body: ChatBody) -> Response:
+def apply_template(service: Service, body: ChatBody, client: Client) -> Response:
+    """The text of a chat's prompt, as llama.cpp's ``/apply-template``."""
+    service.check_model(body.model)
     check(service, body)
-
-    def text_of(messages: list[Any], tools: list[Any]) -> str:
-        return prompt_text(service.tokenizer, messages, tools, body.variables)
-
-    return json_response({"prompt": templated(service, body, text_of)})
-
-
-def prompt_of(service: Service, body: ChatBody) -> Int32:
-    """Check a request's fields and encode its prompt. This can take seconds."""
-    check(service, body)
-    return service.check_prompt(encoded(service, body), "messages")
+    render = partial(prompt_text, service.tokenizer, variables=body.variables)
+    return json_response({"prompt": templated(service, body, render)})
 
 
 def check(service: Service, body: ChatBody) -> None:
     """Refuse a chat's fields that are not supported; an ApiError names the field."""
-    service.check_model(body.model)
     service.check_count(body.n or 1, "n")
     refuse_unless(not body.functions, "functions", "not supported here; use tools")
     refuse_unless(body.modalities in (None, ["text"]), "modalities", "only ['text'] is supported")
-    refuse_unless(
-        body.top_logprobs is None or bool(body.logprobs), "top_logprobs", "it needs logprobs=true"
-    )
-    refuse_unless(
-        getattr(service.tokenizer, "chat_template", None) is not None,
-        "messages",
-        f"the model {service.settings.name!r} has no chat template; use /v1/completions",
-    )
+    asked = body.top_logprobs is None or bool(body.logprobs)
+    refuse_unless(asked, "top_logprobs", "it needs logprobs=true")
+    missing = f"the model {service.settings.name!r} has no chat template; use /v1/completions"
+    known = getattr(service.tokenizer, "chat_template", None) is not None
+    refuse_unless(known, "messages", missing)
     if body.offered:
         refuse_unless(service.tool_format is not None, "tools", service.why_no_tools)
     names = [tool["function"]["name"] for tool in body.offered]
@@ -103,28 +66,19 @@ def check(service: Service, body: ChatBody) -> None:
 
 def encoded(service: Service, body: ChatBody) -> list[int]:
     """The ids that the model's own template makes of the messages and tools."""
-    encode = partial(service.encode, param="messages", framed=False)
-
-    def ids_of(messages: list[Any], tools: list[Any]) -> list[int]:
-        return chat_ids(
-            service.tokenizer,
-            service.text,
-            messages,
-            tools,
-            body.variables,
-            encode=encode,
-            most=service.context - 1,
-        )
-
+    ids_of = partial(
+        chat_ids,
+        service.text,
+        variables=body.variables,
+        encode=partial(service.encode, param="messages", framed=False),
+        max_ids=service.context - 1,
+    )
     return templated(service, body, ids_of)
 
 
 def templated(service: Service, body: ChatBody, apply: Callable[[list[Any], list[Any]], T]) -> T:
-    """What ``apply`` makes of messages and tools with the model's own template.
-
-    If the template fails with the tools but accepts the messages alone, the error names the tools.
-    """
-    given = [message_of(service, each) for each in body.messages]
+    """What ``apply`` makes of messages and tools with the model's own template."""
+    given = [template_message(service, each) for each in body.messages]
     try:
         return apply(given, body.offered)
     except ApiError:
@@ -139,17 +93,14 @@ def templated(service: Service, body: ChatBody, apply: Callable[[list[Any], list
             with suppress(Exception):
                 apply(given, [])
                 blamed = "tools"
-        raise bad(blamed, f"the model's template refuses them: {words_of(error)}") from error
+        # A template's own message, in one line; for Python errors only the type.
+        found = str(getattr(error, "message", None) or "").partition("\n")[0]
+        own = type(error).__module__.startswith("jinja2.") and found
+        words = own or type(error).__name__
+        raise bad(blamed, f"the model's template refuses them: {words}") from error
 
 
-def words_of(error: Exception) -> str:
-    """A template's own message about its input, in one line; for Python errors only the type."""
-    found = str(getattr(error, "message", None) or "")  # of jinja2's errors
-    own = type(error).__module__.startswith("jinja2.") and found
-    return found.partition("\n")[0] if own else type(error).__name__
-
-
-def message_of(service: Service, message: Message) -> dict[str, Any]:
+def template_message(service: Service, message: Message) -> dict[str, Any]:
     """A message in the form for templates: the arguments of its calls are objects."""
     given: dict[str, Any] = message.model_dump(exclude_unset=True) | {"content": text_of(message)}
     if given.get("tool_calls"):
@@ -182,53 +133,217 @@ def text_of(message: Message) -> str:
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
     for part in message.content:
-        refuse_unless(
-            part.get("type") == "text" and isinstance(part.get("text"), str),
-            "messages",
-            f"only parts of text are supported, got {part.get('type')!r}",
-        )
+        text = part.get("type") == "text" and isinstance(part.get("text"), str)
+        got = f"only parts of text are supported, got {part.get('type')!r}"
+        refuse_unless(text, "messages", got)
     return "".join(part["text"] for part in message.content)
 
 
-def requests_and_readers(
-    service: Service,
-    body: ChatBody,
-    prompt: Int32,
-    client: Client,
-    grammar: Callable[[], Any] | None,
-) -> tuple[list[CompletionRequest], list[Reader]]:
-    """The completion request and the reader of each answer."""
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    asked: int | None = getattr(body, name)
-    refuse_unless(asked != 0, name, "it must be >= 1, got 0")
-    tools = service.tool_format if body.offered else None
-    closing = None  # the stop string that ends an answer after its only call
-    if tools is not None and not body.several and tools.closing not in body.stops:
-        closing = tools.closing
-    predicted = None  # the tools whose calls are predicted in drafts; a grammar knows them better
-    if body.offered and grammar is None and service.call_format is not None:
-        predicted = ToolCalls(body.offered, service.call_format)
-    common: dict[str, Any] = {
-        "prompt": prompt,
-        "user": client.user,
-        "max_tokens": service.max_tokens(asked, prompt, name),
-        "stops": body.stops if closing is None else (*body.stops, closing),
-        "eos": service.eos,
-        "hidden": None if tools is None else tools.hidden.union(service.eos),
-        "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        "reference": service.reference(body.ngramspec, body.prediction)(prompt),
-        "stores": service.stores(body.ngramspec, client),
-        "speculate": body.ngramspec.speculate,
-        "session": body.prompt_cache_key or None,
-        "tools": predicted,
-        "first": False,
-    }
-    completions = answers_of(service.sampling(body, grammar), body.n or 1, **common)
-    service.check_logprobs(completions, "top_logprobs")
-    if tools is None:
-        return completions, [Reader(PlainParser()) for _ in completions]
-    text = service.decode(prompt.tolist())
-    parsers = (
-        tools.parser(service.tokenizer, text, body.offered, body.must_call) for _ in completions
-    )
-    return completions, [Reader(parser, body.several, closing) for parser in parsers]
+def source_of(service: Service, body: ChatBody) -> Source | None:
+    """The grammar that a chat asks for, or an ApiError if it is not supported; None: any text."""
+    form, param = body.response_format, body.constrained_by
+    if form is not None and form.type != "text":
+        param = "response_format"
+        refuse_unless(not body.offered, param, "not supported together with tools")
+        service.check_grammars(param, form.type)
+        if form.type == "json_object":
+            return param, "json", ""
+        schema = (form.json_schema or {}).get("schema")
+        refuse_unless(isinstance(schema, dict), param, "json_schema has no schema")
+        return param, "json_schema", bounded_json(param, schema)
+    if param is None:
+        return None
+    assert service.tool_format is not None
+    tagged = service.tool_format.template is None
+    refuse_unless(tagged, param, "not supported for the form of this model's calls")
+    service.check_grammars(param, "this value")
+    return "tools", "structural_tag", bounded_json("tools", structural_tag(body))
+
+
+def structural_tag(body: ChatBody) -> dict[str, Any]:
+    """xgrammar's structural tag for the calls that a request allows."""
+    chosen = body.chosen
+    functions = [tool["function"] for tool in body.offered]
+    tags = []
+    for each in functions:
+        if chosen in (None, each["name"]):
+            schema = each.get("parameters") or {"type": "object"}
+            begin = f'{OPEN}\n{{"name": {json.dumps(each["name"])}, "arguments": '
+            content = {"type": "json_schema", "json_schema": schema}
+            tag = {"type": "tag", "begin": begin, "content": content, "end": f"}}\n{CLOSE}"}
+            tags.append(tag)
+    form: dict[str, Any] = {"tags": tags, "stop_after_first": not body.several}
+    if body.must_call:
+        form |= {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
+    else:
+        form |= {"type": "triggered_tags", "triggers": [OPEN]}
+    return {"type": "structural_tag", "format": form}
+
+
+class Reader:
+    """Converts the deltas of one answer to content, reasoning and calls."""
+
+    def __init__(
+        self, parser: Parser | None, several: bool = True, closing: str | None = None
+    ) -> None:
+        self._parser, self._several, self._closing = parser, several, closing
+        self.calls = 0  # calls seen so far
+
+    def read(self, delta: Delta) -> list[Part]:
+        """The parts that a delta completes; nothing is held back once the answer has ended."""
+        text = delta.text
+        if delta.stop is not None and delta.stop == self._closing:
+            text += delta.stop
+        if self._parser is None:
+            return [Part(text)] if text else []
+        shown = []
+        for part in self._parser.add(text, last=delta.ended is not None):
+            if self._several or not self.calls:
+                shown.append(part)
+                self.calls += part.call is not None
+        return shown
+
+    def reason(self, ended: str) -> Any:
+        """The finish reason: "tool_calls" if there are calls and the answer was not cut off."""
+        return "tool_calls" if self.calls and ended == STOP else ended
+
+
+class ChatReply(Reply):
+    """The answers to a chat."""
+
+    def __init__(self, service: Service, body: ChatBody, client: Client) -> None:
+        super().__init__(service, body, client)
+        self._body = body
+        check(service, body)
+        prompt = service.check_prompt(encoded(service, body), "messages")
+        self.source = source_of(service, body)
+        self._head = service.head(f"chatcmpl-{uuid4().hex}")
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        asked: int | None = getattr(body, name)
+        refuse_unless(asked != 0, name, "it must be >= 1, got 0")
+        tools = service.tool_format if body.offered else None
+        closing = None  # the stop string that ends an answer after its only call
+        if tools is not None and not body.several and tools.closing not in body.stops:
+            closing = tools.closing
+        predicted = None  # tools whose calls are drafted; a grammar knows them better
+        if body.offered and self.source is None and service.call_format is not None:
+            predicted = ToolCalls(body.offered, service.call_format)
+        common = service.common(body, client) | {
+            "prompt": prompt,
+            "max_tokens": service.max_tokens(asked, prompt, name),
+            "stops": body.stops if closing is None else (*body.stops, closing),
+            "eos": service.eos,
+            "hidden": None if tools is None else tools.hidden.union(service.eos),
+            "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+            "reference": service.reference(body)(prompt),
+            "tools": predicted,
+            "first": False,
+        }
+        self.requests = answers_of(service.sampling(body), body.n or 1, **common)
+        service.check_logprobs(self.requests, "top_logprobs")
+        text = "" if tools is None else service.decode(prompt.tolist())
+        self._readers = []
+        for _ in self.requests:
+            parser = None
+            if tools is not None:
+                parser = tools.parser(service.tokenizer, text, body.offered, body.must_call)
+            self._readers.append(Reader(parser, body.several, closing))
+        self._names = [service.names(each) for each in self.requests if body.logprobs]
+
+    def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
+        choices = []
+        for index, (deltas, reader) in enumerate(zip(found, self._readers, strict=True)):
+            choice: dict[str, Any] = {
+                "index": index,
+                "message": message_of([part for each in deltas for part in reader.read(each)]),
+                "finish_reason": reader.reason(deltas[-1].ended or STOP),
+                "logprobs": self._logprobs(index, deltas),
+            }
+            choices.append(choice)
+        end = ending(jobs, self._body)
+        return {"object": "chat.completion", "choices": choices, **end, **self._head}
+
+    async def events(self, answers: Answers) -> AsyncIterator[Any]:
+        with_usage = self._body.streams_usage
+        head = {"object": "chat.completion.chunk", **self._head}
+        if with_usage:
+            head["usage"] = None
+        for index in range(len(answers.jobs)):
+            yield {"choices": [_chunk(index, {"role": "assistant", "content": ""})], **head}
+        async for index, delta in answers.deltas():
+            reader = self._readers[index]
+            choices = [_chunk(index, each) for each in _deltas(reader.read(delta), reader)]
+            if not choices and (delta.logprobs or delta.ended):
+                choices = [_chunk(index, {})]
+            if delta.ended:
+                choices[-1]["finish_reason"] = reader.reason(delta.ended)
+            if choices:
+                choices[0]["logprobs"] = self._logprobs(index, [delta])
+            for choice in choices:
+                if choice is choices[-1] and answers.ended and not with_usage:
+                    head["timings"] = timings_of(answers.jobs)
+                yield {"choices": [choice], **head}
+        if with_usage:
+            yield {"choices": [], **head, **ending(answers.jobs, self._body)}
+
+    def _logprobs(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any] | None:
+        if not self._names:
+            return None
+        names, hidden = self._names[index], self.requests[index].hidden
+        rows = [each for delta in deltas for each in delta.logprobs]
+        ended = bool(deltas) and deltas[-1].ended is not None
+
+        def named(token: int, name: str, logprob: float | None) -> dict[str, Any]:
+            """A token's text and bytes. The joined bytes of all tokens are the answer's text."""
+            data = self.service.bytes_of(token, hidden)
+            known = None if data is None else list(data)
+            return {"token": name, "bytes": known, "logprob": logprob or 0.0}
+
+        content = []
+        for left, row in enumerate(rows, 1 - len(rows)):
+            name = names.add(row.token, last=ended and not left)
+            top = [
+                named(token, name if token == row.token else names.alone(token), value)
+                for token, value in row.top
+            ]
+            content.append({**named(row.token, name, row.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+
+def message_of(parts: Sequence[Part]) -> dict[str, Any]:
+    """The message of an answer; its content is None if there are only calls."""
+    calls = [call_json(part) for part in parts if part.call is not None]
+    content = "".join(part.content for part in parts)
+    reasoning = "".join(part.reasoning for part in parts)
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message |= {"content": content or None, "tool_calls": calls}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    return {**message, "annotations": []}
+
+
+def call_json(part: Part) -> dict[str, Any]:
+    """A part's call, with a new id."""
+    assert part.call is not None
+    name = f"call_{uuid4().hex[:24]}"
+    return {"id": name, "type": "function", "function": asdict(part.call)}
+
+
+def _deltas(parts: Sequence[Part], reader: Reader) -> list[dict[str, Any]]:
+    """The streamed deltas of parts; each call is sent whole."""
+    found: list[dict[str, Any]] = []
+    number = reader.calls - sum(part.call is not None for part in parts)
+    for part in parts:
+        if part.call is not None:
+            found.append({"tool_calls": [{"index": number, **call_json(part)}]})
+            number += 1
+        elif part.reasoning:
+            found.append({"reasoning_content": part.reasoning})
+        else:
+            found.append({"content": part.content})
+    return found
+
+
+def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -4,37 +4,458 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from fastapi import Request
 
+from ngramspec.draft import Int32
+from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.errors import UnsupportedError
-from ngramspec.server.auth import Client
-from ngramspec.server.errors import ApiError, shutting_down
-from ngramspec.server.job import (
-    CANCELLED,
-    CompletionRequest,
-    Delta,
-    Job,
-    ModelRunner,
-    turn_together,
-)
-from ngramspec.server.scheduler import Scheduler
+from ngramspec.hf_model.compat.caches import cache_argument
+from ngramspec.server.kv_pool import CachePool, Lease
+from ngramspec.server.responses import ApiError, queue_full, shutting_down
+from ngramspec.server.settings import Client
+from ngramspec.server.text import Detokenizer, StopText, TokenLogprobs
+from ngramspec.speculator import Speculator
+from ngramspec.stats import DecodeStats
+from ngramspec.stepwise import Added, JointSteps, OpenGeneration, open_generation
+from ngramspec.stores.shared import SiblingAnswer, sibling_answers
 
 logger = logging.getLogger("ngramspec.server")
 T = TypeVar("T")
+STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
+LONE_CHUNK_FACTOR = 4  # times ``chunk`` while no other job waits: fewer passes; not tuned
+MAX_TURNS_BEFORE_CHAT = 16  # turns of completions before a waiting chat gets one; not tuned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Sampling parameters with the names and defaults of OpenAI's API."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    min_p: float = 0.0
+    presence_penalty: float = 0.0  # both are subtracted from the scores of tokens in the answer
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0  # transformers' penalty for tokens in prompt and answer
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to scores, by token id
+    seed: int | None = None  # None: a new random seed
+    banned: tuple[int, ...] = ()  # ids that are never chosen
+    grammar: Any = None  # returns a processor that allows only a grammar's text; None: any text
+
+    def arguments(self, prompt: int, device: torch.device) -> dict[str, Any]:
+        """Arguments of ``generate``. All are given, so that the model's defaults have no effect."""
+        given: dict[str, Any] = {
+            "do_sample": self.temperature > 0,
+            "repetition_penalty": self.repetition_penalty,
+            "logits_processor": self._processors(prompt),
+        }
+        if self.logit_bias:
+            given["sequence_bias"] = [[[token], bias] for token, bias in self.logit_bias.items()]
+        if self.banned:
+            given["suppress_tokens"] = list(self.banned)
+        if self.temperature > 0:
+            generator = torch.Generator(device)
+            generator.manual_seed(secrets.randbits(63) if self.seed is None else self.seed)
+            given |= {
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "top_k": self.top_k,
+                "min_p": self.min_p or None,
+                "generator": generator,
+            }
+        return given
+
+    def _processors(self, prompt: int) -> Any:
+        from ngramspec.hf_model.compat.names import processor_list
+
+        found = processor_list()
+        if self.presence_penalty or self.frequency_penalty:
+            found.append(Penalties(prompt, self.presence_penalty, self.frequency_penalty))
+        if self.grammar is not None:
+            found.append(self.grammar())
+        return found
+
+
+class Penalties:
+    """OpenAI's penalties: score - count * frequency - (count > 0) * presence, in the answer."""
+
+    def __init__(self, prompt: int, presence: float, frequency: float) -> None:
+        self._prompt, self._presence, self._frequency = prompt, presence, frequency
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Penalized scores (rows, vocab) after the tokens ``input_ids``, int64 (rows, length)."""
+        answer = input_ids[:, self._prompt :].to(scores.device)
+        counts = torch.zeros_like(scores).scatter_add_(
+            1, answer, torch.ones_like(answer, dtype=scores.dtype)
+        )
+        return scores - counts * self._frequency - (counts > 0) * self._presence
+
+
+def logprobs_of(logits: torch.Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
+    """The target's log-probabilities at each of n tokens, and the ``top`` most probable ones."""
+    if not tokens:
+        return []
+    # JSON cannot represent minus infinity.
+    scores = torch.log_softmax(logits.float(), dim=-1).nan_to_num(nan=-9999.0, neginf=-9999.0)
+    chosen = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
+    values, ids = scores.topk(top, dim=-1)
+    rows = zip(tokens, chosen, ids.tolist(), values.tolist(), strict=True)
+    return [
+        TokenLogprobs(token, own, tuple(zip(best, each, strict=True)))
+        for token, own, best, each in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """What one answer must be."""
+
+    prompt: Int32  # (n,), at least one token
+    user: str
+    sampling: Sampling
+    max_tokens: int  # 0 only reads the prompt
+    stops: tuple[str, ...] = ()  # strings that end the answer and are not part of it
+    indent: int = 0  # minimum indentation of the lines after the first, see ``StopText``
+    eos: tuple[int, ...] = ()
+    hidden: frozenset[int] | None = None  # ids that are not shown; None: the special tokens
+    top_logprobs: int | None = None  # most probable tokens to report; None: no log-probabilities
+    prompt_logprobs: bool = False  # whether those of the prompt are reported, too
+    # The answer ends once it has a whole line and this time has passed since its first token.
+    seconds: float | None = None
+    reference: Int32 | None = None  # (n,), text to draft from
+    stores: tuple[Any, ...] = ()
+    speculate: bool = True  # if not, ``stores`` and ``reference`` are unused
+    siblings: tuple[SiblingAnswer, ...] = ()  # itself, if it is one of several; else empty
+    session: str | None = None  # the name of the conversation in ``stores``
+    tools: ToolCalls | None = None  # whose calls are predicted in drafts
+    first: bool = True  # whether the answer has priority (a completion); False for chats
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The part of an answer that one turn adds."""
+
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    ended: str | None = None  # why the answer has ended: "stop", "length" or "cancelled"
+    stop: str | None = None  # the stop string that ended it
+    error: Exception | None = None  # the error that ended it
+    tokens: tuple[int, ...] = ()  # of the turn; their text may come later
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts of an answer, and times in seconds of ``time.perf_counter``; 0.0: not yet."""
+
+    submitted: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    first: float = 0.0  # of the first token
+    ended: float = 0.0
+    reused: int = 0  # number of prompt tokens whose keys and values were cached
+    tokens: list[int] = field(default_factory=list)  # including the one that ended it
+    stats: DecodeStats | None = None
+
+
+class Job:
+    """One answer, generated turn by turn."""
+
+    def __init__(
+        self, request: CompletionRequest, put: Callable[[Delta], None], *, after: Job | None = None
+    ) -> None:
+        self.request, self._put = request, put
+        self._after = after  # a job with the same prompt, whose cache is copied after its prefill
+        self.session: tuple[str, str] | None = None  # the user's and the session's name
+        self.cancelled = False  # the only attribute that any thread may set
+        self.progress = Progress()
+        self.end: str | None = None  # "stop", "length", "cancelled" or "error"
+        self._lease: Lease | None = None
+        self.generation: OpenGeneration | None = None  # from the last chunk of the prompt
+        self._text: Detokenizer | None = None
+        self._stop = StopText(request.stops, request.indent)
+        self._prompt_logprobs: list[TokenLogprobs] = []
+
+    @property
+    def ended(self) -> bool:
+        return self.end is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the job can take a turn: it does not wait for another job's cache."""
+        after = self._after
+        return after is None or after.ended or bool(after.progress.first)
+
+    @property
+    def joins(self) -> bool:
+        """Whether the next turn is a step that can share a forward with other jobs' steps."""
+        generation = self.generation
+        return generation is not None and not self.cancelled and generation.why_alone is None
+
+    def turn(self, runner: ModelRunner, *, alone: bool = False, added: Added | None = None) -> None:
+        """Run one forward, unless a joint step has ``added`` its result. An error ends the job."""
+        try:
+            if isinstance(added, Exception):
+                raise added
+            if added is not None:
+                self._add(runner, added)
+            elif self.cancelled:
+                self._end(runner, Delta(ended=CANCELLED))
+            elif self.generation is not None:
+                self._add(runner, self.generation.step())
+            else:
+                self._prefill(runner, runner.chunk * (LONE_CHUNK_FACTOR if alone else 1))
+        except Exception as error:
+            logger.error("an answer failed", exc_info=error)
+            error.__traceback__ = None  # its frames hold the cache
+            try:
+                self._end(runner, Delta(ended=STOP, error=error))
+            except Exception:  # such as a loop that is closed
+                logger.exception("a request could not be told of its end")
+                self.end = "error"
+
+    def _prefill(self, runner: ModelRunner, chunk: int) -> None:
+        """Read a chunk of the prompt; the generation's own prefill reads the last one."""
+        request, progress = self.request, self.progress
+        if self._lease is None:
+            progress.started = time.perf_counter()
+            self._lease = runner.pool.take(
+                request.user, request.prompt, afresh=request.prompt_logprobs
+            )
+            progress.reused = self._lease.reused
+        held, whole = len(self._lease.tokens), len(request.prompt)
+        reads_all = request.prompt_logprobs or not request.max_tokens
+        marked = self._lease.last_mark(whole)
+        end = min(held + chunk, marked if held < marked else whole - 1)
+        apart = runner.keeps and (held < marked or whole - held > chunk)
+        if held < whole - 1 and (reads_all or apart):
+            logits = runner.read(
+                self._lease.cache, request.prompt[held:end], request.prompt_logprobs
+            )
+            self._lease.tokens = request.prompt[:end]
+            if runner.keeps:
+                self._lease.mark()
+            if request.prompt_logprobs:
+                tokens = request.prompt[held + 1 : end + 1].tolist()
+                self._prompt_logprobs += logprobs_of(logits, tokens, request.top_logprobs or 0)
+        elif not request.max_tokens:
+            self._end(runner, Delta(logprobs=self._first_logprobs(), ended=LENGTH))
+        else:
+            self.generation = runner.open(request, self._lease.cache)
+            progress.stats = self.generation.stats
+            self._text = Detokenizer(
+                runner.tokenizer, request.prompt.tolist(), hidden=request.hidden
+            )
+            self._add(runner, self.generation.step())
+
+    def _first_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """The log-probabilities of the prompt, returned only once."""
+        if not self.request.prompt_logprobs:
+            return ()
+        first = TokenLogprobs(int(self.request.prompt[0]), None)
+        found, self._prompt_logprobs = (first, *self._prompt_logprobs), []
+        return found
+
+    def _add(self, runner: ModelRunner, tokens: list[int]) -> None:
+        generation, progress, request = self.generation, self.progress, self.request
+        assert generation is not None
+        before = len(progress.tokens)
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if request.top_logprobs is not None:
+            logits = torch.cat(generation.take_logits())
+            logprobs = tuple(logprobs_of(logits, tokens, request.top_logprobs))
+        if not before:
+            progress.first = time.perf_counter()
+            assert self._lease is not None
+            self._lease.tokens = request.prompt
+            if runner.keeps:
+                self._lease.mark()
+            logprobs = (*self._first_logprobs(), *logprobs)
+        assert self._text is not None
+        text = ""
+        for token in tokens:  # up to the one that completes a stop string
+            progress.tokens.append(token)
+            text += self._stop.add(self._text.add((token,)))
+            if self._stop.found is None and self._stop.ends_in(self._text.held):
+                text += self._stop.add(self._text.add((), last=True))
+            if self._stop.found is not None:
+                break
+        logprobs = logprobs[: len(logprobs) - (before + len(tokens) - len(progress.tokens))]
+        limit, since = request.seconds, time.perf_counter() - progress.first
+        late = limit is not None and since > limit and self._stop.has_line
+        over = generation.finished or late
+        if over:
+            text += self._stop.add(self._text.add((), last=True), last=True)
+        delta = Delta(text, logprobs, tokens=tuple(progress.tokens[before:]))
+        if self._stop.found is not None:
+            self._end(runner, replace(delta, ended=STOP, stop=self._stop.found))
+        elif over:
+            at_eos = bool(progress.tokens) and progress.tokens[-1] in request.eos
+            self._end(runner, replace(delta, ended=STOP if at_eos else LENGTH))
+        else:
+            self._put(delta)
+
+    def _end(self, runner: ModelRunner, delta: Delta) -> None:
+        """End the generation, return its cache to the pool and send the last delta."""
+        self.end = "error" if delta.error else delta.ended
+        self.progress.ended = time.perf_counter()
+        lease, generation = self._lease, self.generation
+        try:
+            if generation is not None and self.end in (STOP, LENGTH):
+                generation.finish()
+            elif generation is not None:
+                generation.close()
+        except Exception as error:
+            logger.error("an answer could not be closed", exc_info=error)
+            delta = Delta(ended=STOP, error=delta.error or error.with_traceback(None))
+        if lease is not None and delta.error is None:
+            answer = np.array([] if generation is None else generation.tokens, np.int32)
+            whole = np.concatenate((self.request.prompt, answer))
+            runner.pool.give_back(lease, whole, len(self.request.prompt))
+        elif lease is not None:
+            runner.pool.drop(lease)
+        self._lease = self.generation = None
+        self._put(delta)
+
+
+class ModelRunner:
+    """What all jobs share: the model, its caches and its Speculators."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        pool: CachePool,
+        chunk: int,
+        speculator: Callable[[str], Speculator],
+    ) -> None:
+        self.model, self.tokenizer, self.pool, self.chunk = model, tokenizer, pool, chunk
+        self.steps = JointSteps(model)
+        self.keeps = pool.why_afresh is None  # a cache that can be kept can also be continued
+        self._speculator, self._plain = speculator, Speculator("none")
+
+    def _ids(self, tokens: Int32) -> torch.Tensor:
+        return torch.from_numpy(tokens.astype(np.int64))[None].to(self.model.device)
+
+    @torch.no_grad()
+    def read(self, cache: Any, tokens: Int32, all_logits: bool) -> torch.Tensor:
+        """Read part of a prompt into a cache."""
+        ids = self._ids(tokens)
+        keep = {} if all_logits else {"logits_to_keep": 1}
+        out = self.model(input_ids=ids, **cache_argument(cache), use_cache=True, **keep)
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    def open(self, request: CompletionRequest, cache: Any) -> OpenGeneration:
+        """Open the generation of a request over a cache that holds a prefix of its prompt."""
+        ids = self._ids(request.prompt)
+        kept = {}
+        if request.top_logprobs is not None:
+            kept = {"return_dict_in_generate": True, "output_logits": True}
+        return open_generation(
+            self.model,
+            ids,
+            speculator=self._speculator(request.user) if request.speculate else self._plain,
+            attention_mask=torch.ones_like(ids),  # a prompt may hold the padding token
+            **cache_argument(cache),
+            max_new_tokens=request.max_tokens,
+            eos_token_id=list(request.eos) or None,
+            reference_ids=request.reference,
+            extra_stores=[*request.stores, *request.siblings] if request.speculate else None,
+            session=request.session,
+            tools=request.tools if request.speculate else None,
+            **request.sampling.arguments(ids.shape[1], self.model.device),
+            **kept,
+        )
+
+
+def answers_of(sampling: Sampling, count: int, **common: Any) -> list[CompletionRequest]:
+    """The requests of several answers to one prompt, which are drafted from each other."""
+    if count == 1:
+        return [CompletionRequest(sampling=sampling, **common)]
+    found = []
+    for index, answer in enumerate(sibling_answers(count, common["max_tokens"])):
+        seed = None if sampling.seed is None else (sampling.seed + index) % 2**63
+        own = replace(sampling, seed=seed)
+        found.append(CompletionRequest(sampling=own, siblings=(answer,), **common))
+    return found
+
+
+class Scheduler:
+    """Chooses which jobs run next, completions before chats. Not thread-safe.
+
+    Each turn is one forward: a chunk of one job's prompt, or a step, shared by all answers that are
+    being decoded if ``joint``. Chats run while there are no completions, and once after every
+    MAX_TURNS_BEFORE_CHAT turns of completions. At most ``active`` jobs take turns.
+    """
+
+    def __init__(self, active: int, waiting: int, *, joint: bool = True) -> None:
+        self._joint, self._max_active, self._max_jobs = joint, active, active + waiting
+        self._waiting: list[Job] = []
+        self._active: list[Job] = []  # the one that waits longest for a turn first
+        self._owed = 0  # turns of completions since the last turn of a chat
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, jobs: Sequence[Job], session: tuple[str, str] | None = None) -> None:
+        """Add a request's jobs, all or none, and cancel older ones of the user's session."""
+        known = [*self._waiting, *self._active]
+        for job in known:
+            job.cancelled = job.cancelled or (session is not None and job.session == session)
+        if sum(not job.cancelled for job in known) + len(jobs) > self._max_jobs:
+            raise queue_full()
+        for job in jobs:
+            job.session = session
+        self._waiting += jobs
+
+    def next(self) -> list[Job]:
+        """The jobs of the next turn: several share a forward; empty if none is ready."""
+        while self._waiting and len(self._active) < self._max_active:
+            job = next((job for job in self._waiting if job.request.first), self._waiting[0])
+            self._waiting.remove(job)
+            self._active.append(job)
+        for job in (*self._waiting, *self._active):
+            if job.cancelled:
+                return [job]
+        jobs, chats = (
+            [each for each in self._active if each.request.first is first]
+            for first in (True, False)
+        )
+        self._owed += bool(jobs and chats)
+        if chats and (not jobs or self._owed > MAX_TURNS_BEFORE_CHAT):
+            self._owed, jobs = 0, chats
+        taken = [job for job in jobs if job.ready][:1]
+        if taken and self._joint and taken[0].joins:
+            taken += [job for job in jobs if job is not taken[0] and job.ready and job.joins]
+        self._active = [job for job in self._active if job not in taken] + taken
+        return taken
+
+    def remove(self, job: Job) -> None:
+        for jobs in (self._waiting, self._active):
+            if job in jobs:
+                jobs.remove(job)
+
+    def cancel_all(self) -> None:
+        for job in (*self._waiting, *self._active):
+            job.cancelled = True
 
 
 class Engine:
-    """Runs jobs in a separate thread; its methods may be called from any thread.
-
-    ``active`` and ``waiting``: see Scheduler. ``on_end`` is called in the engine's thread with
-    every job that has ended. Other threads may only read the counts and bytes of ``pool``.
-    ``closing``: whether new jobs are refused.
-    """
+    """Runs jobs in a separate thread; its methods may be called from any thread."""
 
     def __init__(
         self, runner: ModelRunner, active: int, waiting: int, on_end: Callable[[Job], None]
@@ -46,7 +467,6 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="ngramspec-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def submit(
@@ -55,11 +475,7 @@ class Engine:
         put: Callable[[int, Delta], None],
         session: tuple[str, str] | None = None,
     ) -> list[Job]:
-        """Start the answers of one client request; an ApiError if they are refused.
-
-        ``put`` receives each answer's index and its deltas, in the engine's thread. A newer request
-        of the same ``session``, a user and a session's name, ends this one.
-        """
+        """Start the answers of one client request; an ApiError if they are refused."""
         jobs: list[Job] = []
         for index, request in enumerate(requests):
             same = next((job for job in jobs if job.request.prompt is request.prompt), None)
@@ -80,7 +496,6 @@ class Engine:
 
     @property
     def load(self) -> tuple[int, int]:
-        """Number of active jobs and number of waiting jobs."""
         with self._changed:
             return self._scheduler.active, self._scheduler.waiting
 
@@ -94,20 +509,19 @@ class Engine:
             self._thread.join()
 
     def _run(self) -> None:
+        scheduler, runner = self._scheduler, self._runner
         while True:
             with self._changed:
-                jobs = self._scheduler.next()
-                while not jobs:
+                while not (jobs := scheduler.next()):
                     if self.closing:
                         return
                     self._changed.wait()
-                    jobs = self._scheduler.next()
-                alone = len(self._scheduler) == 1
+                alone = scheduler.active + scheduler.waiting == 1
+            added: Sequence[Added | None] = [None]
             if len(jobs) > 1:
-                turn_together(jobs, self._runner)
-            else:
-                jobs[0].turn(self._runner, alone=alone)
-            for job in jobs:
+                added = runner.steps.step([job.generation for job in jobs if job.generation])
+            for job, each in zip(jobs, added, strict=True):
+                job.turn(runner, alone=alone, added=each)
                 if job.ended:
                     self._leave(job)
 
@@ -121,10 +535,7 @@ class Engine:
 
 
 class Answers:
-    """The answers of one client request, as a stream of deltas. Used in one event loop.
-
-    Creating it starts them; an ApiError says why they are refused.
-    """
+    """The answers of one client request, as a stream of deltas. Used in one event loop."""
 
     def __init__(
         self, engine: Engine, requests: Sequence[CompletionRequest], client: Client
@@ -142,21 +553,15 @@ class Answers:
         self._left = len(self.jobs)  # answers whose last delta was not read
 
     def cancel(self) -> None:
-        """Cancel the answers that have not ended."""
         if not all(job.ended for job in self.jobs):
             self._engine.cancel(self.jobs)
 
     @property
     def ended(self) -> bool:
-        """Whether all answers have ended."""
         return self._left == 0
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Each answer's index and deltas, until all answers have ended.
-
-        Leaving the iteration early cancels the answers that have not ended. An ApiError says that
-        an answer failed, or was ended by a newer request of its session or by the shutdown.
-        """
+        """Each answer's index and deltas, until all answers have ended."""
         try:
             while self._left:
                 index, delta = await self._deltas.get()
@@ -175,22 +580,27 @@ class Answers:
 
     async def whole(self, request: Request) -> list[list[Delta]]:
         """All deltas of each answer; generation stops when the client disconnects."""
+
+        async def collect() -> list[list[Delta]]:
+            found: list[list[Delta]] = [[] for _ in self.jobs]
+            async for index, delta in self.deltas():
+                found[index].append(delta)
+            return found
+
         try:
-            return await while_connected(request, self._collect())
+            return await while_connected(request, collect())
         finally:
             self.cancel()
-
-    async def _collect(self) -> list[list[Delta]]:
-        found: list[list[Delta]] = [[] for _ in self.jobs]
-        async for index, delta in self.deltas():
-            found[index].append(delta)
-        return found
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine, and cancel it with an ApiError if the client closes the connection."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_gone(request))
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -199,9 +609,3 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         for task in (working, watching):
             task.cancel()
-
-
-async def _gone(request: Request) -> None:
-    """Wait until the client closes the connection."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

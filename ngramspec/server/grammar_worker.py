@@ -21,10 +21,7 @@ SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*\) is false
 
 
 def compiler_of(vocabulary: str) -> Any:
-    """xgrammar's ``GrammarCompiler`` for a serialized ``TokenizerInfo``.
-
-    It uses half of the cores. The others stay free for answers and for other users' grammars.
-    """
+    """xgrammar's compiler for a serialized ``TokenizerInfo``, which uses half of the cores."""
     import xgrammar
 
     info = xgrammar.TokenizerInfo.deserialize_json(vocabulary)
@@ -33,11 +30,7 @@ def compiler_of(vocabulary: str) -> Any:
 
 
 def compiled(compiler: Any, kind: str, text: str) -> Any:
-    """A grammar compiled by xgrammar's ``GrammarCompiler``; a RuntimeError if it cannot be used.
-
-    ``kind`` is "json", "json_schema", "structural_tag" or "grammar". ``text`` is the schema or the
-    tag, as JSON, or a grammar in llama.cpp's GBNF; it is ignored for "json".
-    """
+    """A compiled JSON schema, structural tag, grammar in GBNF, or any JSON ("json")."""
     if kind == "json":
         return compiler.compile_builtin_json_grammar()
     if kind == "json_schema":
@@ -49,22 +42,16 @@ def compiled(compiler: Any, kind: str, text: str) -> Any:
 
 def fault_of(compiler: Any, kind: str, text: str) -> str | None:
     """Why a grammar cannot be used, or None."""
-    try:
-        allows_text = allows_any(compiled(compiler, kind, text))
-    except Exception as error:  # xgrammar raises errors of several types
-        return (
-            SOURCE_LINE.sub("", str(error).strip().partition("\n")[0])[:500] or type(error).__name__
-        )
-    return None if allows_text else "no text matches it"
-
-
-def allows_any(grammar: Any) -> bool:
-    """Whether the grammar allows any first token."""
     import xgrammar
 
-    allowed = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
-    xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(allowed)
-    return bool(allowed.any())
+    try:
+        grammar = compiled(compiler, kind, text)
+        allowed = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
+        xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(allowed)
+    except Exception as error:  # xgrammar raises errors of several types
+        reason = str(error).strip().partition("\n")[0]
+        return SOURCE_LINE.sub("", reason)[:500] or type(error).__name__
+    return None if allowed.any() else "no text matches it"
 
 
 def main() -> None:

@@ -1,126 +1,210 @@
-"""Answers constrained by xgrammar: schemas, grammars and tool calls."""
+"""Grammars for xgrammar: cached for each user, and compiled within a time limit."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
+import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from ngramspec.server.auth import Client
-from ngramspec.server.errors import bad, refuse_unless
-from ngramspec.server.grammar_pool import UnusableGrammarError
-from ngramspec.server.openai_types import ChatBody, LlamaBody
-from ngramspec.server.responses import json_parts
-from ngramspec.server.service import Service
-from ngramspec.server.tool_parsers import CLOSE, OPEN
+from anyio.to_thread import run_sync
 
-INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
+from ngramspec.server import grammar_worker
+from ngramspec.server.responses import ApiError, bad, json_parts, refuse_unless
+
+logger = logging.getLogger("ngramspec.server")
+WORKER_MODULE = "ngramspec.server.grammar_worker"
+MAX_WORKERS = 2  # processes: a slow grammar must not block other users; not tuned
+MAX_KEPT_BYTES = 64 << 20  # of all users' compiled grammars; not tuned
 MAX_SCHEMA_CHARACTERS = 65536  # bounds the size of the compiled grammar; not tuned
-
-
+INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
 # The request's field that requires a grammar, and the grammar's kind and text, see
 # ``grammar_worker.compiled``.
 Source = tuple[str, str, str]
 
 
-async def grammar_of(
-    service: Service, source: Callable[[], Source | None], client: Client
-) -> Callable[[], Any] | None:
-    """The factory of a request's logits processor; None if any text is allowed.
+class UnusableGrammarError(Exception):
+    """A grammar cannot be compiled, or exceeds the time limit; the message says why."""
 
-    ``source`` is called in a thread. This can take seconds. Cancelling this call ends the
-    compilation. An ApiError says that xgrammar is not installed, or cannot compile the grammar
-    within the time limit.
+
+class GrammarPool:
+    """Compiles grammars in processes that can be killed. Used in one event loop.
+
+    Compilation is native code in a thread that cannot be stopped, and xgrammar has no time limit. A
+    compiled grammar can be sent between processes only as JSON, which is up to 90 times as large
+    and slower to convert than most grammars are to compile. So a worker process compiles each
+    grammar first, and is killed at the time limit or when the client disconnects. The server then
+    compiles a grammar that passed again, in about the same time.
+
+    Each user has an equal share of the memory and compiles one grammar at a time, so that response
+    times reveal nothing about other users' grammars. At most ``waiting`` of a user's requests wait.
     """
-    found = await asyncio.to_thread(source)
-    if found is None:
-        return None
-    param, kind, text = found
-    try:
-        grammar = await service.grammars.compile(client.user, kind, text)
-    except UnusableGrammarError as error:
-        what = "grammar" if kind == "grammar" else "schema"
-        raise bad(param, f"the {what} cannot be used: {error}") from error
-    import xgrammar
 
-    return partial(xgrammar.contrib.hf.LogitsProcessor, grammar)
+    def __init__(
+        self, vocabulary: Callable[[], Any], seconds: float, users: list[str], waiting: int
+    ) -> None:
+        self._vocabulary, self._seconds, self._max_waiting = vocabulary, seconds, waiting
+        self._kept = {user: _Kept(MAX_KEPT_BYTES // len(users)) for user in users}
+        self._turns = {user: asyncio.Lock() for user in users}
+        self._waiting = dict.fromkeys(users, 0)
+        self._places = asyncio.Semaphore(MAX_WORKERS)
+        self._made: tuple[bytes, Any] | None = None  # a worker's first line, and the compiler
+        self._idle: list[_Worker] = []
+        self.workers: set[_Worker] = set()  # running, busy or idle
+
+    def prepare(self) -> None:
+        """Read the vocabulary if xgrammar is installed. It holds the GIL, so do it at the start."""
+        if find_spec("xgrammar") is None:
+            return
+        try:
+            import xgrammar
+
+            info = self._vocabulary()
+            compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
+            self._made = _line([self._seconds, info.serialize_json()]), compiler
+        except Exception as error:  # whatever xgrammar raises about a tokenizer
+            logger.warning("xgrammar cannot use the model's tokenizer: %s", str(error))
+
+    async def processor(self, user: str, source: Source) -> Callable[[], Any]:
+        """The factory of a logits processor; an ApiError names the field. This can take seconds."""
+        param, kind, text = source
+        try:
+            grammar = await self.compile(user, kind, text)
+        except UnusableGrammarError as error:
+            what = "grammar" if kind == "grammar" else "schema"
+            raise bad(param, f"the {what} cannot be used: {error}") from error
+        import xgrammar
+
+        return partial(xgrammar.contrib.hf.LogitsProcessor, grammar)
+
+    async def compile(self, user: str, kind: str, text: str) -> Any:
+        """A grammar compiled for a user, see ``grammar_worker``; or an UnusableGrammarError."""
+        kept = self._kept[user].get(kind, text)
+        if kept is not None:
+            return kept
+        if self._waiting[user] >= self._max_waiting:
+            raise ApiError(429, "too many requests wait for a grammar already", code="queue_full")
+        self._waiting[user] += 1
+        try:
+            async with self._turns[user]:
+                kept = self._kept[user].get(kind, text)  # the previous holder may have compiled it
+                if kept is None:
+                    async with self._places:
+                        kept = await self._compile(kind, text)
+                    self._kept[user].add(kind, text, kept)
+                return kept
+        finally:
+            self._waiting[user] -= 1
+
+    async def close(self) -> None:
+        self._idle.clear()
+        for worker in list(self.workers):
+            await self._end(worker)
+
+    async def _compile(self, kind: str, text: str) -> Any:
+        if self._made is None:
+            raise UnusableGrammarError("xgrammar cannot use the model's tokenizer")
+        first_line, compiler = self._made
+        worker = self._idle.pop() if self._idle else _Worker()
+        self.workers.add(worker)
+        try:
+            await worker.start(first_line)
+            async with asyncio.timeout(self._seconds):
+                fault = await worker.fault_of(kind, text)
+        except BaseException as error:
+            await asyncio.shield(self._end(worker))
+            if isinstance(error, TimeoutError):
+                limit = f"compiling it takes more than {self._seconds:g} seconds, the limit here"
+                raise UnusableGrammarError(limit) from error
+            raise
+        self._idle.append(worker)
+        if fault is not None:
+            raise UnusableGrammarError(fault)
+        compiled = partial(grammar_worker.compiled, compiler, kind, text)
+        return await run_sync(compiled, abandon_on_cancel=True)
+
+    async def _end(self, worker: _Worker) -> None:
+        await worker.end()
+        self.workers.discard(worker)
 
 
-def source_of_llama(service: Service, body: LlamaBody) -> Source | None:
-    """The grammar that a request to llama.cpp's routes asks for; see ``source_of_chat``.
+class _Worker:
+    """A worker process that runs ``grammar_worker``."""
 
-    As in llama.cpp, ``grammar`` takes precedence over ``json_schema``.
-    """
-    param = "json_schema" if body.grammar is None else "grammar"
-    given = getattr(body, param)
-    if given is None:
-        return None
-    check_available(service, param, "it")
-    refuse_unless(not body.ignore_eos, "ignore_eos", f"not supported together with {param}")
-    if param == "json_schema":
-        return param, param, bounded_json(param, given)
-    most = MAX_SCHEMA_CHARACTERS
-    refuse_unless(len(given) <= most, param, f"at most {most} characters, got {len(given)}")
-    return param, param, given
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, first_line: bytes) -> None:
+        """Start the process unless it is running. Its imports take some seconds."""
+        if self._process is not None and self._process.returncode is None:
+            return
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", WORKER_MODULE),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        if await self._ask(first_line):
+            raise RuntimeError("the process that compiles grammars did not start; see the log")
+
+    async def fault_of(self, kind: str, text: str) -> str | None:
+        return await self._ask(_line([kind, text]))
+
+    async def end(self) -> None:
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+
+    async def _ask(self, line: bytes) -> str | None:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(line)
+            await process.stdin.drain()
+            answer = await process.stdout.readline()
+        except ConnectionError:
+            answer = b""
+        if not answer:
+            await self.end()
+            return "the compiler failed on it"
+        fault: str | None = json.loads(answer)
+        return fault
 
 
-def source_of_chat(service: Service, body: ChatBody) -> Source | None:
-    """The grammar that a chat asks for, or an ApiError if it is not supported; None: any text."""
-    form, param = body.response_format, body.constrained_by
-    if form is not None and form.type != "text":
-        param = "response_format"
-        refuse_unless(not body.offered, param, "not supported together with tools")
-        check_available(service, param, form.type)
-        if form.type == "json_object":
-            return param, "json", ""
-        schema = (form.json_schema or {}).get("schema")
-        refuse_unless(isinstance(schema, dict), param, "json_schema has no schema")
-        return param, "json_schema", bounded_json(param, schema)
-    if param is None:
-        return None
-    assert service.tool_format is not None
-    tagged = service.tool_format.template is None
-    refuse_unless(tagged, param, "not supported for the form of this model's calls")
-    check_available(service, param, "this value")
-    return "tools", "structural_tag", bounded_json("tools", structural_tag(body))
+def _line(given: list[Any]) -> bytes:
+    return json.dumps(given).encode() + b"\n"
 
 
-def check_available(service: Service, param: str, value: str) -> None:
-    """Refuse a field that needs a grammar if grammars are not available."""
-    known = find_spec("xgrammar") is not None
-    refuse_unless(known, param, f"{value} needs xgrammar on the server: {INSTALL}")
-    refuse_unless(bool(service.eos), param, "the model has no token that ends a text")
+class _Kept:
+    """Compiled grammars of one user; the least recently used are dropped first."""
 
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._size = max_bytes, 0
+        self._grammars: OrderedDict[tuple[str, str], tuple[Any, int]] = OrderedDict()
 
-def structural_tag(body: ChatBody) -> dict[str, Any]:
-    """xgrammar's structural tag for the calls that a request allows.
+    def get(self, kind: str, text: str) -> Any:
+        if (kind, text) not in self._grammars:
+            return None
+        self._grammars.move_to_end((kind, text))
+        return self._grammars[kind, text][0]
 
-    If the request requires a call, only calls are allowed; otherwise text that may contain calls.
-    """
-    chosen = body.chosen
-    functions = [tool["function"] for tool in body.offered]
-    tags = [
-        {
-            "type": "tag",
-            "begin": f'{OPEN}\n{{"name": {json.dumps(each["name"])}, "arguments": ',
-            "content": {
-                "type": "json_schema",
-                "json_schema": each.get("parameters") or {"type": "object"},
-            },
-            "end": f"}}\n{CLOSE}",
-        }
-        for each in functions
-        if chosen in (None, each["name"])
-    ]
-    form: dict[str, Any] = {"tags": tags, "stop_after_first": not body.several}
-    if body.must_call:
-        form |= {"type": "tags_with_separator", "separator": "\n", "at_least_one": True}
-    else:
-        form |= {"type": "triggered_tags", "triggers": [OPEN]}
-    return {"type": "structural_tag", "format": form}
+    def add(self, kind: str, text: str, grammar: Any) -> None:
+        size = len(text) + int(grammar.memory_size_bytes)
+        self._grammars[kind, text] = grammar, size
+        self._size += size
+        while self._size > self._max_bytes:
+            _, (_, size) = self._grammars.popitem(last=False)
+            self._size -= size
 
 
 def bounded_json(param: str, schema: Any) -> str:
@@ -129,11 +213,8 @@ def bounded_json(param: str, schema: Any) -> str:
     try:
         for part in json_parts(schema):
             text += part
-            refuse_unless(
-                len(text) <= MAX_SCHEMA_CHARACTERS,
-                param,
-                f"at most {MAX_SCHEMA_CHARACTERS} characters of schema",
-            )
+            message = f"at most {MAX_SCHEMA_CHARACTERS} characters of schema"
+            refuse_unless(len(text) <= MAX_SCHEMA_CHARACTERS, param, message)
     except ValueError as error:
         raise bad(param, "the schema has a number that float64 cannot represent") from error
     return text

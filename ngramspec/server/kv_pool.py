@@ -19,14 +19,19 @@ import numpy as np
 import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
-from ngramspec.hf_model.abilities import Ability, obstacle
-from ngramspec.hf_model.cache.inplace_kv import grow_in_place
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
-from ngramspec.hf_model.cache.snapshot import Snapshot, cuts_anywhere, forgets, memory
-from ngramspec.hf_model.call import Known, call_traits_of
-from ngramspec.hf_model.compat.classes import DYNAMIC, kind_of
-from ngramspec.hf_model.compat.layers import stores, storing
-from ngramspec.hf_model.traits import traits_of
+from ngramspec.hf_model.abilities import Ability, why_unsupported
+from ngramspec.hf_model.cache.kv_cache import (
+    Snapshot,
+    copies_anywhere,
+    copy_positions,
+    cuts_anywhere,
+    forgets,
+    kv_cache_for,
+    memory,
+    parts_of,
+)
+from ngramspec.hf_model.compat.caches import new_cache
+from ngramspec.hf_model.traits import CallFacts, call_traits_of, traits_of
 
 MARK_EVERY = 32  # tokens; not tuned
 MAX_MARKS = 4  # snapshots of a cache; not tuned
@@ -69,7 +74,7 @@ class Lease:
         """Return the length of the longest prefix of a prompt that the cache can be cropped to."""
         common = common_length(self.tokens, prompt)
         whole = not self.busy and (common == len(self.tokens) or cuts_anywhere(self.cache))
-        if whole or all(kind_of(layer) == DYNAMIC for layer in storing(self.cache)):
+        if whole or copies_anywhere(self.cache):
             return common
         lengths = [each.length for each in self.marks if each.length <= common]
         return max(lengths, default=0)
@@ -94,10 +99,7 @@ class CachePool:
     _clock: int = 0
 
     def take(self, user: str, prompt: Int32, *, afresh: bool = False) -> Lease:
-        """Lend a user's cache that holds a prefix of a prompt, at most all but its last token.
-
-        ``afresh``: start from an empty cache, because every position must be computed.
-        """
+        """Lend a user's cache that holds a prefix of a prompt, at most all but its last token."""
         self.afresh += self.why_afresh is not None
         lease = None if afresh or self.why_afresh else self._find(user, prompt)
         if lease is None:
@@ -107,10 +109,7 @@ class CachePool:
         return lease
 
     def give_back(self, lease: Lease, tokens: Int32, prompt: int) -> None:
-        """Return a cache to the pool, which keeps it if there is room.
-
-        It holds a prefix of ``tokens``, prompt and answer, int32 (n,); ``prompt`` are the prompt's.
-        """
+        """Return a cache to the pool, which keeps it if there is room."""
         held = int(lease.cache.get_seq_length())
         self._clock += 1
         lease.tokens, lease.prompt = tokens[:held].copy(), min(held, prompt)
@@ -122,12 +121,10 @@ class CachePool:
         self._make_room(self._idle, self.max_bytes)
 
     def drop(self, lease: Lease) -> None:
-        """Forget a cache in any state."""
         self._caches = [each for each in self._caches if each is not lease]
 
     @property
     def bytes(self) -> int:
-        """Bytes of all idle caches."""
         return sum(each.bytes for each in self._idle)
 
     @property
@@ -136,15 +133,16 @@ class CachePool:
 
     def _find(self, user: str, prompt: Int32) -> Lease | None:
         """The best cache of a user, cropped or copied; None if none is useful."""
+
+        def by_length(found: tuple[int, Lease]) -> tuple[int, int]:
+            return found[0], found[1].used
+
         own = [each for each in self._caches if each.user == user]
         found = [(each.reach(prompt[:-1]), each) for each in own]
-        cut = [
-            (length, each)
-            for length, each in found
-            if not each.busy and length >= MIN_KEPT_SHARE * each.prompt
-        ]
-        length, lease = max(cut, key=_by_length, default=(0, None))
-        longest, source = max(found, key=_by_length, default=(0, None))
+        idle = [(length, each) for length, each in found if not each.busy]
+        cut = [(length, each) for length, each in idle if length >= MIN_KEPT_SHARE * each.prompt]
+        length, lease = max(cut, key=by_length, default=(0, None))
+        longest, source = max(found, key=by_length, default=(0, None))
         if source is not None and longest >= max(MIN_COPIED_TOKENS, 2 * length):
             return self._copy(source, longest)
         if lease is None or not length:
@@ -156,7 +154,6 @@ class CachePool:
         return lease
 
     def _copy(self, source: Lease, length: int) -> Lease:
-        """A new cache with the first ``length`` positions of another."""
         copy = Lease(source.user, self.make(), source.tokens[:length].copy())
         _give(copy.cache, source, length)
         copy.marks = [each for each in source.marks if each.length <= length]
@@ -175,10 +172,6 @@ class CachePool:
             self.drop(each)
 
 
-def _by_length(found: tuple[int, Lease]) -> tuple[int, int]:
-    return found[0], found[1].used
-
-
 def common_length(first: Int32, second: Int32) -> int:
     """Length of the common prefix of two int32 sequences."""
     size = min(len(first), len(second))
@@ -192,35 +185,24 @@ def _give(cache: Any, source: Lease, length: int) -> None:
     if exact:
         exact[0].restore(cache, source.cache)
         return
-    for index, layer in enumerate(source.cache.layers):
-        if not stores(layer):
-            continue
-        if cache is source.cache:
-            layer.crop(min(length - int(layer.get_seq_length()), 0))
-        elif layer.is_initialized:
-            cache.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
+    copy_positions(cache, source.cache, length)
 
 
 def cache_maker(model: Any) -> Callable[[], Any]:
     """A function that makes empty caches for a model; they grow in place, without copies."""
-    from transformers import DynamicCache
 
     def make() -> Any:
-        cache = DynamicCache(config=model.config)
-        for layer in cache.layers:
-            if kind_of(layer) == DYNAMIC:
-                grow_in_place(layer)
+        cache = new_cache(model.config)
+        for part in parts_of(cache):
+            part.grow_in_place()
         return cache
 
     return make
 
 
 def why_not_kept(model: Any) -> str | None:
-    """Why a model's caches cannot be used by later requests, or None.
-
-    An UnsupportedError says that the model cannot be speculated with.
-    """
+    """Why a model's caches cannot be used by later requests, or None."""
     ids, config = torch.ones((1, 1), dtype=torch.int64), model.generation_config
     traits, cache = traits_of(model, ids, {}), kv_cache_for(cache_maker(model)())
     call = call_traits_of(model, ids, config, {}, cache, traits=traits, states=())
-    return obstacle(Ability.KEPT, Known(traits, call, model, config, {}))
+    return why_unsupported(Ability.KEPT, CallFacts(traits, call, model, config, {}))

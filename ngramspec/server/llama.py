@@ -8,24 +8,26 @@ effect here and are ignored.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from anyio.to_thread import run_sync
-from fastapi import Request, Response
+from fastapi import Response
 
-from ngramspec.server.auth import Client
-from ngramspec.server.engine import Answers, while_connected
-from ngramspec.server.errors import refuse_unless
-from ngramspec.server.grammars import grammar_of, source_of_llama
-from ngramspec.server.job import LENGTH, CompletionRequest, Delta, Job, answers_of
-from ngramspec.server.llama_fields import NEUTRAL, PARAMETERS
-from ngramspec.server.openai_types import DetokenizeBody, InfillBody, LlamaBody, TokenizeBody
-from ngramspec.server.responses import Stream, json_response
-from ngramspec.server.sampling import Sampling, TokenLogprobs
-from ngramspec.server.service import BUILD, Service
-from ngramspec.server.usage import speculation_of, timings_of
+from ngramspec.server.bodies import (
+    NEUTRAL,
+    PARAMETERS,
+    DetokenizeBody,
+    InfillBody,
+    LlamaBody,
+    TokenizeBody,
+)
+from ngramspec.server.engine import LENGTH, Answers, Delta, Job, Sampling, answers_of
+from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, Source, bounded_json
+from ngramspec.server.metrics import speculation_of, timings_of
+from ngramspec.server.responses import json_response, refuse_unless
+from ngramspec.server.service import BUILD, Reply, Service
+from ngramspec.server.settings import Client
+from ngramspec.server.text import TokenLogprobs
 
 DEFAULT_TEMPERATURE = 0.8  # of ``/completion``, as in llama.cpp
 MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``; not tuned
@@ -39,29 +41,23 @@ SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]
 BAN = -10_000.0  # the bias of a token that is never chosen while another one is allowed
 
 
-async def respond(service: Service, body: LlamaBody, client: Client, request: Request) -> Any:
-    """Answer a request, whole or as a stream. An ApiError names the invalid field."""
-    service.check_model(body.model)
-    refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
-    grammar = None
-    if body.grammar is not None or body.json_schema is not None:
-        source = partial(source_of_llama, service, body)
-        grammar = await while_connected(request, grammar_of(service, source, client))
-    completions = await service.reading.run(request, requests_of, service, body, client, grammar)
-    answers = Answers(service.engine, completions, client)
-    if body.stream:
-        return Stream(chunks(service, body, answers), answers.cancel, done=False)
-    found = await answers.whole(request)
-    return await run_sync(whole, service, body, answers, found)
+def source_of(service: Service, body: LlamaBody) -> Source | None:
+    """The grammar that a request asks for. As in llama.cpp, ``grammar`` takes precedence."""
+    param = "json_schema" if body.grammar is None else "grammar"
+    given = getattr(body, param)
+    if given is None:
+        return None
+    service.check_grammars(param, "it")
+    refuse_unless(not body.ignore_eos, "ignore_eos", f"not supported together with {param}")
+    if param == "json_schema":
+        return param, param, bounded_json(param, given)
+    message = f"at most {MAX_SCHEMA_CHARACTERS} characters, got {len(given)}"
+    refuse_unless(len(given) <= MAX_SCHEMA_CHARACTERS, param, message)
+    return param, param, given
 
 
 def encoded(service: Service, body: LlamaBody) -> list[int]:
-    """The ids of a prompt that continues ``prompt``, or whose continuation fills in the middle.
-
-    The middle is between ``input_prefix`` plus ``prompt`` and ``input_suffix``. A prompt for it
-    that is too long loses the oldest of ``input_extra`` first, then the beginning of the prefix and
-    the end of the suffix.
-    """
+    """The ids of a prompt that continues ``prompt``, or whose continuation fills in the middle."""
     if not isinstance(body, InfillBody):
         return service.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
     fim = service.filler("input_suffix")
@@ -77,55 +73,99 @@ def encoded(service: Service, body: LlamaBody) -> list[int]:
     )
 
 
-def whole(
-    service: Service, body: LlamaBody, answers: Answers, found: Sequence[Sequence[Delta]]
-) -> Response:
-    """The response without streaming."""
-    made = [
-        final(service, body, job, deltas, any("\n" in delta.text for delta in deltas))
-        for job, deltas in zip(answers.jobs, found, strict=True)
-    ]
-    return json_response(made[0] if len(made) == 1 else made)
+class LlamaReply(Reply):
+    """The answers to a prompt."""
 
+    done = False
 
-def requests_of(
-    service: Service, body: LlamaBody, client: Client, grammar: Callable[[], Any] | None
-) -> list[CompletionRequest]:
-    """The completion request of each answer. This can take seconds."""
-    service.check_count(body.n_cmpl, "n_cmpl")
-    prompt = service.check_prompt(encoded(service, body))
-    asked = body.n_predict if body.n_predict >= 0 else None
-    eos = service.ends_of(prompt)
-    default = 0.0 if isinstance(body, InfillBody) else DEFAULT_TEMPERATURE
-    sampling = Sampling(
-        temperature=default if body.temperature is None else max(body.temperature, 0.0),
-        top_p=body.top_p,
-        top_k=max(body.top_k, 0),
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repeat_penalty,
-        logit_bias=biases_of(service, body),
-        seed=body.seed if body.seed >= 0 else None,
-        banned=eos if body.ignore_eos else (),
-        grammar=grammar,
-    )
-    common: dict[str, Any] = {
-        "prompt": prompt,
-        "user": client.user,
-        "max_tokens": service.max_tokens(asked, prompt, None),
-        "stops": body.stops,
-        "indent": body.n_indent,
-        "eos": eos,
-        "top_logprobs": body.n_probs or None,
-        "seconds": body.t_max_predict_ms / 1000 or None,
-        "reference": service.reference(body.ngramspec)(prompt),
-        "stores": service.stores(body.ngramspec, client),
-        "speculate": body.ngramspec.speculate,
-    }
-    completions = answers_of(sampling, body.n_cmpl, **common)
-    service.check_logprobs(completions, "n_probs")
-    return completions
+    def __init__(self, service: Service, body: LlamaBody, client: Client) -> None:
+        super().__init__(service, body, client)
+        self._body = body
+        refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
+        self.source = source_of(service, body)
+        service.check_count(body.n_cmpl, "n_cmpl")
+        prompt = service.check_prompt(encoded(service, body))
+        asked = body.n_predict if body.n_predict >= 0 else None
+        eos = service.ends_of(prompt)
+        default = 0.0 if isinstance(body, InfillBody) else DEFAULT_TEMPERATURE
+        sampling = Sampling(
+            temperature=default if body.temperature is None else max(body.temperature, 0.0),
+            top_p=body.top_p,
+            top_k=max(body.top_k, 0),
+            min_p=body.min_p,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            repetition_penalty=body.repeat_penalty,
+            logit_bias=biases_of(service, body),
+            seed=body.seed if body.seed >= 0 else None,
+            banned=eos if body.ignore_eos else (),
+        )
+        common = service.common(body, client) | {
+            "prompt": prompt,
+            "max_tokens": service.max_tokens(asked, prompt, None),
+            "indent": body.n_indent,
+            "eos": eos,
+            "top_logprobs": body.n_probs or None,
+            "seconds": body.t_max_predict_ms / 1000 or None,
+            "reference": service.reference(body)(prompt),
+        }
+        self.requests = answers_of(sampling, body.n_cmpl, **common)
+        service.check_logprobs(self.requests, "n_probs")
+
+    def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
+        made = [
+            self._final(job, deltas, any("\n" in delta.text for delta in deltas))
+            for job, deltas in zip(jobs, found, strict=True)
+        ]
+        return made[0] if len(made) == 1 else made
+
+    async def events(self, answers: Answers) -> AsyncIterator[Any]:
+        held: list[Delta] = []  # whose tokens were not sent
+        new_line = False
+        async for _, delta in answers.deltas():
+            held.append(delta)
+            new_line = new_line or "\n" in delta.text
+            if delta.ended is not None:
+                yield self._final(answers.jobs[0], held, new_line)
+            elif delta.text:
+                yield {**self._part(held), "stop": False}
+                held = []
+
+    def _part(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """What deltas add to an answer: text, tokens and log-probabilities."""
+        tokens = [token for delta in deltas for token in delta.tokens]
+        found: dict[str, Any] = {
+            "content": "".join(delta.text for delta in deltas),
+            "tokens": tokens if self._body.return_tokens or self._body.stream else [],
+        }
+        rows = [_row(self.service, row) for delta in deltas for row in delta.logprobs]
+        return found | ({"completion_probabilities": rows} if rows else {})
+
+    def _final(self, job: Job, deltas: Sequence[Delta], new_line: bool) -> dict[str, Any]:
+        """llama.cpp's JSON of an answer that has ended, with the fields that were asked for."""
+        body, last, progress, request = self._body, deltas[-1], job.progress, job.request
+        settings = settings_of(self.service, body) | {
+            "n_predict": request.max_tokens,
+            "max_tokens": request.max_tokens,
+            "temperature": request.sampling.temperature,
+            "seed": -1 if request.sampling.seed is None else request.sampling.seed,
+        }
+        answer = self._part(deltas) | {
+            "stop": True,
+            "model": self.service.settings.name,
+            "stop_type": stop_type(last),
+            "stopping_word": last.stop or "",
+            "has_new_line": new_line,
+            "tokens_predicted": len(progress.tokens),
+            "tokens_evaluated": len(request.prompt),
+            "tokens_cached": len(request.prompt) + max(len(progress.tokens) - 1, 0),
+            "truncated": False,
+            "generation_settings": settings,
+            "timings": timings_of([job]),
+        }
+        if body.ngramspec.usage:
+            answer["ngramspec"] = speculation_of([job])
+        return picked(answer, body.response_fields)
 
 
 def biases_of(service: Service, body: LlamaBody) -> dict[int, float]:
@@ -141,33 +181,6 @@ def biases_of(service: Service, body: LlamaBody) -> dict[int, float]:
     return {token: bias for token, bias in found.items() if bias}
 
 
-async def chunks(
-    service: Service, body: LlamaBody, answers: Answers
-) -> AsyncIterator[dict[str, Any]]:
-    """The events of a streamed response: text, then the final event with everything else."""
-    held: list[Delta] = []  # whose tokens were not sent
-    new_line = False
-    async for _, delta in answers.deltas():
-        held.append(delta)
-        new_line = new_line or "\n" in delta.text
-        if delta.ended is not None:
-            yield final(service, body, answers.jobs[0], held, new_line)
-        elif delta.text:
-            yield {**part(service, body, held), "stop": False}
-            held = []
-
-
-def part(service: Service, body: LlamaBody, deltas: Sequence[Delta]) -> dict[str, Any]:
-    """What deltas add to an answer: text, tokens and log-probabilities."""
-    tokens = [token for delta in deltas for token in delta.tokens]
-    found: dict[str, Any] = {
-        "content": "".join(delta.text for delta in deltas),
-        "tokens": tokens if body.return_tokens or body.stream else [],
-    }
-    rows = [_row(service, row) for delta in deltas for row in delta.logprobs]
-    return found | ({"completion_probabilities": rows} if rows else {})
-
-
 def _row(service: Service, row: TokenLogprobs) -> dict[str, Any]:
     top = [_token(service, token, value) for token, value in row.top]
     return {**_token(service, row.token, row.logprob or 0.0), "top_logprobs": top}
@@ -179,38 +192,6 @@ def _token(service: Service, token: int, logprob: float) -> dict[str, Any]:
     text = service.decode([token]) if named is None else named.decode(errors="replace")
     data = text.encode() if shown is None else shown
     return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
-
-
-def final(
-    service: Service, body: LlamaBody, job: Job, deltas: Sequence[Delta], new_line: bool
-) -> dict[str, Any]:
-    """llama.cpp's JSON of an answer that has ended, with the fields that were asked for.
-
-    ``new_line``: whether the whole answer has a line end.
-    """
-    last, progress, request = deltas[-1], job.progress, job.request
-    settings = settings_of(service, body) | {
-        "n_predict": request.max_tokens,
-        "max_tokens": request.max_tokens,
-        "temperature": request.sampling.temperature,
-        "seed": -1 if request.sampling.seed is None else request.sampling.seed,
-    }
-    answer = part(service, body, deltas) | {
-        "stop": True,
-        "model": service.settings.name,
-        "stop_type": stop_type(last),
-        "stopping_word": last.stop or "",
-        "has_new_line": new_line,
-        "tokens_predicted": len(progress.tokens),
-        "tokens_evaluated": len(request.prompt),
-        "tokens_cached": len(request.prompt) + max(len(progress.tokens) - 1, 0),
-        "truncated": False,
-        "generation_settings": settings,
-        "timings": timings_of([job]),
-    }
-    if body.ngramspec.usage:
-        answer["ngramspec"] = speculation_of([job])
-    return picked(answer, body.response_fields)
 
 
 def settings_of(service: Service, body: LlamaBody) -> dict[str, Any]:
@@ -272,16 +253,10 @@ def props(service: Service) -> dict[str, Any]:
     }
 
 
-async def tokenize(
-    service: Service, body: TokenizeBody, client: Client, request: Request
-) -> Response:
+def tokenize(service: Service, body: TokenizeBody, client: Client) -> Response:
     """The ids of a text, or with ``with_pieces`` also what each adds to it."""
     message = f"at most {MAX_TEXT_CHARACTERS} characters, got {len(body.content)}"
     refuse_unless(len(body.content) <= MAX_TEXT_CHARACTERS, "content", message)
-    return await service.reading.run(request, _tokenized, service, body)
-
-
-def _tokenized(service: Service, body: TokenizeBody) -> Response:
     if body.parse_special:
         ids = service.encode_prompt(body.content, body.add_special, None)
     else:
@@ -302,13 +277,7 @@ def piece_of(service: Service, token: int) -> str | list[int]:
         return list(found or b"")
 
 
-async def detokenize(
-    service: Service, body: DetokenizeBody, client: Client, request: Request
-) -> Response:
+def detokenize(service: Service, body: DetokenizeBody, client: Client) -> Response:
     """The text of tokens."""
-    return await service.reading.run(request, _detokenized, service, body)
-
-
-def _detokenized(service: Service, body: DetokenizeBody) -> Response:
     service.check_ids(body.tokens, "tokens")
     return json_response({"content": service.decode(body.tokens)})

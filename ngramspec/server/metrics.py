@@ -1,17 +1,167 @@
-"""Prometheus metrics: counts and times of all requests, without any text or user."""
+"""What the server tells about its work: metrics, usage, timings, and logs without texts."""
 
 from __future__ import annotations
 
+import logging
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ngramspec.server.engine import Engine
-from ngramspec.server.job import Job
+from ngramspec.server.bodies import Common
+from ngramspec.server.engine import Engine, Job
+from ngramspec.stats import DecodeStats
 
-POOL_GAUGES = {  # by the attribute of CachePool
-    "bytes": "Memory of the idle key-value caches.",
-    "copies": "Caches copied, since the start.",
-    "evicted": "Caches dropped, since the start.",
-    "afresh": "Requests whose model's caches cannot be cut, since the start.",
+# The loggers of a server's process that log exceptions.
+LOGGERS = ("ngramspec", "ngramspec.server", "ngramspec.stores", "uvicorn.error")
+
+
+class TypeName(str):
+    """The name of an exception's type, whose ``repr`` has no quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+class WithoutMessages(logging.Filter):
+    """Removes the messages of exceptions from log records, as they can quote a request.
+
+    A message that cannot quote a request is logged as ``str(error)``.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            record.exc_text, record.exc_info = outline(record.exc_info[1]), None
+        record.msg = named(record.msg)
+        args = record.args
+        if isinstance(args, Mapping):
+            record.args = {key: named(each) for key, each in args.items()}
+        else:
+            record.args = tuple(map(named, args or ()))
+        return True
+
+
+def named(value: object) -> object:
+    """The name of an exception's type; other values are returned as they are."""
+    return TypeName(type(value).__name__) if isinstance(value, BaseException) else value
+
+
+def outline(error: BaseException, seen: frozenset[int] = frozenset()) -> str:
+    """The traceback of an exception, and of those that it was caused by, without messages."""
+    seen |= {id(error)}
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    parts = [] if before is None or id(before) in seen else [outline(before, seen), ""]
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    parts.append(f"Traceback (most recent call last):\n{frames}{type(error).__name__}")
+    if isinstance(error, BaseExceptionGroup):
+        parts += [outline(each, seen) for each in error.exceptions]
+    return "\n".join(parts)
+
+
+@contextmanager
+def private_logs() -> Iterator[None]:
+    """Log exceptions without their messages, see ``WithoutMessages``."""
+    own = WithoutMessages()
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(own)
+    try:
+        yield
+    finally:
+        for name in LOGGERS:
+            logging.getLogger(name).removeFilter(own)
+
+
+SPECULATION_FIELDS = (  # of DecodeStats, in the field ``ngramspec`` of a response
+    *("target_calls", "tokens_per_call", "drafted", "accepted", "acceptance_rate"),
+    *("prefill_drafted", "prefill_accepted"),
+)
+
+
+def ending(jobs: Sequence[Job], body: Common) -> dict[str, Any]:
+    """The fields of a response whose answers have ended."""
+    return {"usage": usage_of(jobs, body), "timings": timings_of(jobs)}
+
+
+def usage_of(jobs: Sequence[Job], body: Common) -> dict[str, Any]:
+    """The usage of one request; several answers to one prompt share its array.
+
+    Draft tokens that continue the prediction are counted only if there is one.
+    """
+    first = {id(job.request.prompt): job for job in reversed(jobs)}.values()  # of each prompt
+    made = sum(len(job.progress.tokens) for job in jobs)
+    read = sum(len(job.request.prompt) for job in first)
+    stats = DecodeStats() if body.prediction is None else stats_of(jobs)
+    fields: dict[str, Any] = {
+        "prompt_tokens": read,
+        "completion_tokens": made,
+        "total_tokens": read + made,
+        "prompt_tokens_details": {"cached_tokens": sum(job.progress.reused for job in first)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": stats.reference_accepted,
+            "rejected_prediction_tokens": stats.reference_drafted - stats.reference_accepted,
+        },
+    }
+    if body.ngramspec.usage:
+        fields["ngramspec"] = speculation_of(jobs)
+    return fields
+
+
+def stats_of(jobs: Sequence[Job]) -> DecodeStats:
+    """The statistics of several answers."""
+    stats = DecodeStats()
+    for job in jobs:
+        if job.progress.stats is not None:
+            stats.add(job.progress.stats)
+    return stats
+
+
+def timings_of(jobs: Sequence[Job]) -> dict[str, Any]:
+    """llama.cpp's token counts and milliseconds for the answers of one request together."""
+    stats, started = stats_of(jobs), [job.progress for job in jobs if job.progress.started]
+    read = sum(len(job.request.prompt) - job.progress.reused for job in jobs)
+    made = sum(len(job.progress.tokens) for job in jobs)
+    reading = sum((each.first or each.ended) - each.started for each in started)
+    making = sum(each.ended - each.first for each in started if each.first)
+    found: dict[str, Any] = {"cache_n": sum(job.progress.reused for job in jobs)}
+    for name, count, seconds in (("prompt", read, reading), ("predicted", made, making)):
+        seconds = max(seconds, 1e-6)
+        found |= {
+            f"{name}_n": count,
+            f"{name}_ms": 1000 * seconds,
+            f"{name}_per_token_ms": 1000 * seconds / max(count, 1),
+            f"{name}_per_second": count / seconds,
+        }
+    found["draft_n"] = stats.drafted + stats.prefill_drafted
+    found["draft_n_accepted"] = stats.accepted + stats.prefill_accepted
+    return found
+
+
+def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Statistics of speculation for the answers of one request."""
+    stats, progress = stats_of(jobs), jobs[0].progress
+    return {
+        "reused_tokens": sum(job.progress.reused for job in jobs),
+        **{name: getattr(stats, name) for name in SPECULATION_FIELDS},
+        "sources": {
+            name: {"drafted": each.drafted, "verified": each.verified, "accepted": each.accepted}
+            for name, each in stats.sources.items()
+        },
+        "seconds_waiting": max(progress.started - progress.submitted, 0.0),
+        "seconds_to_first_token": max(progress.first - progress.submitted, 0.0),
+        "seconds": max(progress.ended - progress.submitted, 0.0),
+    }
+
+
+POOL = "cache_pool_"  # before the attributes of CachePool
+GAUGES = {
+    "active_answers": "Answers that take turns.",
+    "waiting_answers": "Answers that wait for a place.",
+    f"{POOL}bytes": "Memory of the idle key-value caches.",
+    f"{POOL}copies": "Caches copied, since the start.",
+    f"{POOL}evicted": "Caches dropped, since the start.",
+    f"{POOL}afresh": "Requests whose model's caches cannot be cut, since the start.",
 }
 BUCKET_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
@@ -24,9 +174,6 @@ class Metrics:
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
             return Counter(f"ngramspec_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"ngramspec_{name}", text, registry=registry)
 
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"ngramspec_{name}", text, registry=registry, buckets=BUCKET_SECONDS)
@@ -42,16 +189,15 @@ class Metrics:
         self.first = histogram("time_to_first_token_seconds", "From request to first token.")
         self.whole = histogram("answer_seconds", "From the request to the end of an answer.")
         self.waited = histogram("waiting_seconds", "From the request to its first turn.")
-        self.active = gauge("active_answers", "Answers that take turns.")
-        self.waiting = gauge("waiting_answers", "Answers that wait for a place.")
-        self.pool = {name: gauge(f"cache_pool_{name}", text) for name, text in POOL_GAUGES.items()}
+        self.gauges = {
+            name: Gauge(f"ngramspec_{name}", text, registry=registry)
+            for name, text in GAUGES.items()
+        }
 
     def count_request(self, route: str, status: str) -> None:
-        """Add an answered request."""
         self.requests.labels(route, status).inc()
 
     def count(self, job: Job) -> None:
-        """Add an answer that has ended."""
         progress, stats = job.progress, job.progress.stats
         self.answers.labels(job.end or "error").inc()
         if progress.started:
@@ -72,11 +218,9 @@ class Metrics:
             self.drafts.labels(name, "unverified").inc(each.drafted - each.verified)
 
     def text(self, engine: Engine) -> bytes:
-        """The whole metrics page."""
-        active, waiting = engine.load
-        self.active.set(active)
-        self.waiting.set(waiting)
-        for name, each in self.pool.items():
-            each.set(getattr(engine.pool, name))
+        values = dict(zip(("active_answers", "waiting_answers"), engine.load, strict=True))
+        for name, gauge in self.gauges.items():
+            known = name in values
+            gauge.set(values[name] if known else getattr(engine.pool, name.removeprefix(POOL)))
         page: bytes = generate_latest(self.registry)
         return page

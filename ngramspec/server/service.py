@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from anyio.to_thread import run_sync
+from fastapi import Request, Response
 
 from ngramspec import __version__
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import CallFormat
-from ngramspec.hf_model.traits import embedding_count
-from ngramspec.server.auth import ANYONE, Client
-from ngramspec.server.encoding import TextEncoder, TooManyTokensError
-from ngramspec.server.engine import Engine
-from ngramspec.server.errors import ApiError, bad, refuse_unless
-from ngramspec.server.fim import FillInTheMiddle, family_of
-from ngramspec.server.grammar_pool import GrammarPool
-from ngramspec.server.job import CompletionRequest
-from ngramspec.server.openai_types import TEMPLATE_FIELDS, Common, Extras, Prediction
-from ngramspec.server.reading import Reading
-from ngramspec.server.sampling import Sampling
-from ngramspec.server.settings import ServerSettings
-from ngramspec.server.shared import Shelf
-from ngramspec.server.text import Detokenizer
-from ngramspec.server.token_bytes import TokenBytes
-from ngramspec.server.token_names import TokenNames
-from ngramspec.server.tool_format import find_format
+from ngramspec.hf_model.compat.names import embedding_count, position_limit, vocab_size
+from ngramspec.server.bodies import TEMPLATE_FIELDS, Body, Common, Extras, Prediction, Reading
+from ngramspec.server.engine import (
+    Answers,
+    CompletionRequest,
+    Delta,
+    Engine,
+    Job,
+    Sampling,
+    while_connected,
+)
+from ngramspec.server.grammars import INSTALL, GrammarPool, Source
+from ngramspec.server.prompts import FillInTheMiddle, TextEncoder, TooManyTokensError, family_of
+from ngramspec.server.responses import ApiError, Stream, bad, json_response, refuse_unless
+from ngramspec.server.settings import ANYONE, Client, ServerSettings, Shelf
+from ngramspec.server.text import Detokenizer, TokenBytes, TokenNames
+from ngramspec.server.tools import find_format
 
 BUILD = f"ngramspec {__version__}"
 MAX_REFERENCE_TOKENS = 1 << 18
@@ -66,9 +71,12 @@ class Service:
         self.reading = Reading(settings.limits)
         self.vocabulary = embedding_count(model) or len(tokenizer)
         limits, users = settings.limits, list(settings.keys) or [ANYONE]
-        known = getattr(model.config, "max_position_embeddings", None)
+        known = position_limit(model.config)
         self.context: int = min(each for each in (known, limits.context, 1 << 20) if each)
-        self.eos = _eos_ids(model, tokenizer)
+        given = model.generation_config.eos_token_id
+        ends = [*(given if isinstance(given, list) else [given])]
+        ends.append(getattr(tokenizer, "eos_token_id", None))
+        self.eos: tuple[int, ...] = tuple(dict.fromkeys(each for each in ends if each is not None))
         self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
 
     def check_model(self, name: str | None) -> None:
@@ -77,40 +85,35 @@ class Service:
             self.check_name(name)
 
     def check_name(self, name: str) -> None:
-        """Refuse a name that is not the model's."""
-        if name != self.settings.name:
-            raise ApiError(
-                404,
-                f"model: there is no model {name!r} here; the model is {self.settings.name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        own = self.settings.name
+        if name != own:
+            message = f"model: there is no model {name!r} here; the model is {own!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     def _vocabulary(self) -> Any:
-        """The model's vocabulary as xgrammar's ``TokenizerInfo``."""
         import xgrammar
 
         return xgrammar.TokenizerInfo.from_huggingface(
             self.tokenizer,
-            vocab_size=self.model.config.get_text_config().vocab_size,
+            vocab_size=vocab_size(self.model),
             stop_token_ids=list(self.eos),
         )
 
+    def check_grammars(self, param: str, value: str) -> None:
+        """Refuse a field that needs a grammar if grammars are not available."""
+        known = find_spec("xgrammar") is not None
+        refuse_unless(known, param, f"{value} needs xgrammar on the server: {INSTALL}")
+        refuse_unless(bool(self.eos), param, "the model has no token that ends a text")
+
     def check_count(self, n: int, param: str, prompts: int = 1) -> None:
         """Refuse a request for more answers than allowed: ``n`` for each of ``prompts`` prompts."""
-        most = self.settings.limits.answers
+        max_answers = self.settings.limits.answers
         given = f"{n} to each of {prompts} prompts" if prompts > 1 else str(n)
-        refuse_unless(
-            n * prompts <= most,
-            param if n > 1 else "prompt",
-            f"a request may have at most {most} answers, got {given}",
-        )
+        message = f"a request may have at most {max_answers} answers, got {given}"
+        refuse_unless(n * prompts <= max_answers, param if n > 1 else "prompt", message)
 
     def check_logprobs(self, requests: Sequence[CompletionRequest], param: str) -> None:
-        """Refuse a request for more log-probabilities than one response may have.
-
-        Freeing a response of millions of objects holds the GIL.
-        """
+        """Refuse a request for more log-probabilities than one response may have."""
         count = sum(
             (each.max_tokens + len(each.prompt) * each.prompt_logprobs) * (each.top_logprobs + 1)
             for each in requests
@@ -126,11 +129,9 @@ class Service:
     def filler(self, param: str) -> FillInTheMiddle:
         """What makes fill-in-the-middle prompts; an ApiError that names the field if none does."""
         if self.fim is None:
-            raise bad(
-                param,
-                f"the model {self.settings.name!r} has no special tokens to fill in the middle;"
-                " serve a code model that has them, such as Qwen/Qwen2.5-Coder-0.5B",
-            )
+            missing = f"the model {self.settings.name!r} has no special tokens to fill in"
+            remedy = "serve a code model that has them, such as Qwen/Qwen2.5-Coder-0.5B"
+            raise bad(param, f"{missing} the middle; {remedy}")
         return self.fim
 
     def head(self, key: str) -> dict[str, Any]:
@@ -144,20 +145,16 @@ class Service:
 
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
-        most = self.context * self.text.longest
-        if len(text) > most:
-            raise bad(
-                param,
-                f"it must have at most {most} characters, which is {self.context} tokens of at most"
-                f" {self.text.longest} characters each, got {len(text)}",
-                "context_length_exceeded",
+        max_size = self.context * self.text.longest
+        if len(text) > max_size:
+            bound = f"{self.context} tokens of at most {self.text.longest} characters each"
+            message = (
+                f"it must have at most {max_size} characters, which is {bound}, got {len(text)}"
             )
+            raise bad(param, message, "context_length_exceeded")
 
     def encode(self, text: str, param: str = "prompt", *, framed: bool = True) -> list[int]:
-        """The token ids of a prompt; an error names the field ``param`` if it is too long.
-
-        ``framed``: add the tokens that the tokenizer adds to every text.
-        """
+        """The token ids of a prompt; an error names the field ``param`` if it is too long."""
         self.check_text(text, param)
         try:
             return self.encode_prompt(text, framed, self.context - 1)
@@ -177,7 +174,6 @@ class Service:
     def names(
         self, request: CompletionRequest, *, framing: int = 0, echoed: bool = False
     ) -> TokenNames:
-        """The names of one answer's tokens; see ``TokenNames``."""
         prompt, hidden = request.prompt.tolist(), request.hidden
         return TokenNames(
             self.tokenizer, self.bytes_of, prompt, hidden, framing=framing, echoed=echoed
@@ -192,13 +188,11 @@ class Service:
         return np.array(ids, np.int32)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
-        """Refuse ids that are no tokens of the model."""
-        most = max(ids, default=0)
-        message = f"token ids must be below {self.vocabulary}, got {most}"
-        refuse_unless(most < self.vocabulary, param, message)
+        largest = max(ids, default=0)
+        message = f"token ids must be below {self.vocabulary}, got {largest}"
+        refuse_unless(largest < self.vocabulary, param, message)
 
     def too_long(self, param: str, tokens: int) -> ApiError:
-        """The error for a prompt that does not fit into the context."""
         message = f"it must have fewer than {self.context} tokens, got {tokens}"
         return bad(param, message, "context_length_exceeded")
 
@@ -209,22 +203,24 @@ class Service:
         return tuple(dict.fromkeys((*self.eos, *self.fim.ends)))
 
     def max_tokens(self, asked: int | None, prompt: Int32, param: str | None) -> int:
-        """The maximum number of tokens of an answer.
-
-        An ApiError names ``param`` if the context has no room for as many as ``asked``; None: they
-        are cut to the room.
-        """
         room = self.context - len(prompt)
         if asked is None or param is None:
             return min(self.settings.max_tokens if asked is None else asked, room)
         if asked > room:
-            raise bad(
-                param,
-                f"prompt and answer must have at most {self.context} tokens together, got"
-                f" {len(prompt)} and {asked}",
-                "context_length_exceeded",
-            )
+            bound = f"prompt and answer must have at most {self.context} tokens together"
+            message = f"{bound}, got {len(prompt)} and {asked}"
+            raise bad(param, message, "context_length_exceeded")
         return asked
+
+    def common(self, body: Body, client: Client) -> dict[str, Any]:
+        """The fields that the completion requests of all answers to a request share."""
+        return {
+            "user": client.user,
+            "stops": body.stops,
+            "stores": self.stores(body.ngramspec, client),
+            "speculate": body.ngramspec.speculate,
+            "session": getattr(body, "prompt_cache_key", None) or None,
+        }
 
     def stores(self, extras: Extras, client: Client) -> tuple[Any, ...]:
         """The stores a request drafts from: its namespace of shared text and the corpora."""
@@ -241,14 +237,10 @@ class Service:
             refuse_unless(name in corpora, "ngramspec.stores", message)
         return (*own, *(corpora[name] for name in names))
 
-    def reference(
-        self, extras: Extras, prediction: Prediction | None = None
-    ) -> Callable[[Int32], Int32 | None]:
-        """A function from a prompt to the text that its answers will probably resemble, or None.
-
-        A prediction follows the prompt's last tokens, so that its beginning is drafted, too.
-        """
-        like = self._reference_ids("ngramspec.reference", extras.reference)
+    def reference(self, body: Body) -> Callable[[Int32], Int32 | None]:
+        """A function from a prompt to the text that its answers will probably resemble, or None."""
+        prediction: Prediction | None = getattr(body, "prediction", None)
+        like = self._reference_ids("ngramspec.reference", body.ngramspec.reference)
         predicted = self._reference_ids(
             "prediction", None if prediction is None else prediction.text
         )
@@ -270,8 +262,7 @@ class Service:
             raise bad(name, f"at most {MAX_REFERENCE_TOKENS} tokens, got {count}")
         return np.array(ids or (), np.int32)
 
-    def sampling(self, body: Common, grammar: Any = None) -> Sampling:
-        """The sampling of an OpenAI request."""
+    def sampling(self, body: Common) -> Sampling:
         given = {name: getattr(body, name) for name in SAMPLING_FIELDS}
         biases = body.logit_bias or {}
         for name in biases:
@@ -281,13 +272,45 @@ class Service:
             top_k=max(body.top_k or 0, 0),
             logit_bias={int(name): bias for name, bias in biases.items() if bias},
             seed=None if body.seed is None else body.seed % 2**63,
-            grammar=grammar,
             **{name: value for name, value in given.items() if value is not None},
         )
 
 
-def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    given = model.generation_config.eos_token_id
-    ids = given if isinstance(given, list) else [given]
-    every = [*ids, getattr(tokenizer, "eos_token_id", None)]
-    return tuple(dict.fromkeys(each for each in every if each is not None))
+class Reply(ABC):
+    """The answers to a request, and the response that is made of them.
+
+    Making it checks the request and encodes its prompt, which can take seconds. An ApiError names
+    the invalid field. ``requests`` is the completion request of each answer, and ``source`` the
+    grammar of all. ``done``: whether a stream ends with ``[DONE]``, as OpenAI's.
+    """
+
+    requests: list[CompletionRequest]
+    source: Source | None = None
+    done = True
+
+    def __init__(self, service: Service, body: Body, client: Client) -> None:
+        service.check_model(body.model)
+        self.service, self.client, self.stream = service, client, bool(body.stream)
+
+    @abstractmethod
+    def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
+        """The JSON of all answers' deltas. With log-probabilities this can take seconds."""
+
+    @abstractmethod
+    def events(self, answers: Answers) -> AsyncIterator[Any]:
+        """The JSON of each event of a stream."""
+
+    async def respond(self, request: Request) -> Response:
+        """Have the answers made, and send them whole or as a stream."""
+        requests, user = self.requests, self.client.user
+        if self.source is not None:
+            compiled = self.service.grammars.processor(user, self.source)
+            grammar = await while_connected(request, compiled)
+            requests = [
+                replace(each, sampling=replace(each.sampling, grammar=grammar)) for each in requests
+            ]
+        answers = Answers(self.service.engine, requests, self.client)
+        if self.stream:
+            return Stream(self.events(answers), answers.cancel, done=self.done)
+        found = await answers.whole(request)
+        return await run_sync(lambda: json_response(self.whole(answers.jobs, found)))

@@ -1,17 +1,57 @@
-"""Settings of a server."""
+"""Settings of a server, and the text that its requests draft from."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+import os
+import threading
+from collections import UserDict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from ngramspec.errors import check_choice, check_int
-from ngramspec.server.shared import SharedText
-from ngramspec.stores import Corpus
+from ngramspec.stores import Corpus, SharedStore
+from ngramspec.stores.redis import RedisSync
 
+logger = logging.getLogger("ngramspec.server")
+watch_logger = logging.getLogger("ngramspec.watch")
+ANYONE = ""  # the only user of a server without keys
+ANYONE_NAMESPACE = "anyone"
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIB = 1 << 20
+QUIET_MS = 2000  # without a change before a rebuild; not tuned
+POLL_MS = 500  # between checks of ``stop``; not tuned
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who sent a request: the name of the API key, and the value of the header X-Session."""
+
+    user: str
+    session: str | None = None
+
+    def namespace(self, name: str | None) -> str:
+        """The client's namespace of shared text, or the named one inside it."""
+        own = self.user or ANYONE_NAMESPACE
+        return f"{own}/{name}" if name else own
+
+
+class SharedText:
+    """A SharedStore for each user, so that users do not displace each other's text."""
+
+    def __init__(
+        self, max_bytes: int, users: Iterable[str], tokenizer: Any, sync: str | None = None
+    ) -> None:
+        names = list(users) or [ANYONE_NAMESPACE]
+        each = max_bytes // len(names)
+        shared = None if sync is None else RedisSync(sync, tokenizer)
+        self._stores = {name: SharedStore(each, tokenizer=tokenizer, sync=shared) for name in names}
+
+    def __getitem__(self, namespace: str) -> Any:
+        """The store of the namespace USER or USER/NAME, to be passed as ``stores``."""
+        return self._stores[namespace.partition("/")[0]][namespace]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +116,62 @@ def check_host(host: str, keys: Mapping[str, str]) -> None:
         raise ValueError(
             f"--host {host} lets other machines in: give --api-key, or keep --host 127.0.0.1"
         )
+
+
+class Shelf(UserDict[str, Corpus]):
+    """Corpora by name. Each access compares the file's state, which takes microseconds."""
+
+    def __init__(self, corpora: Mapping[str, Corpus]) -> None:
+        super().__init__(corpora)
+        self._states = {name: _state(corpus) for name, corpus in corpora.items()}
+
+    def __getitem__(self, name: str) -> Corpus:
+        corpus = self.data[name]
+        state = _state(corpus)
+        if state not in (None, self._states[name]):
+            self._states[name] = state
+            try:
+                self.data[name] = Corpus.open(corpus.path)
+            except (OSError, ValueError) as error:
+                logger.warning("the corpus %s cannot be opened again: %s", name, str(error))
+        return self.data[name]
+
+
+def _state(corpus: Corpus) -> tuple[int, int, int] | None:
+    """Inode, time and size, which change when a file is replaced; None: it does not exist."""
+    try:
+        found = os.stat(corpus.path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def watch(
+    paths: Iterable[Path],
+    corpus: Path,
+    rebuild: Callable[[], Any],
+    *,
+    stop: threading.Event | None = None,
+    quiet: int = QUIET_MS,
+) -> None:
+    """Call ``rebuild`` whenever files have changed, until ``stop`` is set or Ctrl-C is pressed."""
+    try:
+        import watchfiles
+    except ModuleNotFoundError as error:
+        error.msg = "watching needs watchfiles: pip install watchfiles"
+        raise
+    own = corpus.absolute()
+    usual = watchfiles.DefaultFilter()
+
+    def of_sources(change: Any, path: str) -> bool:
+        itself = Path(path).parent == own.parent and Path(path).name.startswith(own.name)
+        return not itself and bool(usual(change, path))
+
+    times = {"debounce": 10 * quiet, "step": quiet, "rust_timeout": POLL_MS}
+    changes = watchfiles.watch(*paths, watch_filter=of_sources, stop_event=stop, **times)
+    for changed in changes:
+        watch_logger.info("%d files changed", len(changed))
+        try:
+            rebuild()
+        except (OSError, ValueError) as error:
+            watch_logger.warning("not rebuilt, the old corpus stays: %s", error)

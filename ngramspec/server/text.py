@@ -1,19 +1,107 @@
-"""From tokens to visible text: whole characters, cut at stop strings."""
+"""Tokens as text: their bytes, an answer that grows, and the names of its tokens."""
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 from codecs import utf_8_decode
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ngramspec.server.token_bytes import BYTE_PIECE
-
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")  # a vocabulary entry of byte fallback
 REPLACEMENT_CHARACTER = "�"  # bytes that are not a character decode to it
 MAX_INCOMPLETE = 3  # bytes of an incomplete character in UTF-8
 CONTEXT_TOKENS = 8  # decoded together with new tokens, as decoding depends on neighbours; not tuned
 MAX_HELD_BYTES = 64  # held back of a run of byte tokens while it is valid; not tuned
+
+Reader = Callable[[str], bytes | None]
+
+
+class TokenBytes:
+    """Finds the bytes that each token adds to a text; joined, they are the text's bytes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._piece = tokenizer.convert_ids_to_tokens
+        self._read = None if backend is None else reader_of(backend.decoder)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self._added: dict[int, bytes] = {id: each.content.encode() for id, each in added.items()}
+        self._special = hidden_ids(tokenizer, ()) if backend is not None else frozenset()
+
+    def __call__(self, token: int, hidden: Container[int] | None = None) -> bytes | None:
+        """The bytes of a token: empty if it is hidden (by default: special), None if unknown."""
+        if self._read is None:
+            return None
+        if token in (self._special if hidden is None else hidden):
+            return b""
+        if token in self._added:
+            return self._added[token]
+        piece: str | None = self._piece(token)
+        return None if piece is None else self._read(piece)
+
+
+def reader_of(decoder: Any) -> Reader | None:
+    """A function from a vocabulary entry to its bytes, for a decoder of the tokenizers package."""
+    state: dict[str, Any] = {"decoders": []}
+    if decoder is not None:
+        state = json.loads(decoder.__getstate__())
+    steps: list[dict[str, Any]] = state.get("decoders", [state])
+    kinds = [each["type"] for each in steps]
+    if not kinds:
+        return None
+    if set(kinds) <= {"ByteLevel", "Fuse"} and "ByteLevel" in kinds:
+        return byte_level_reader()
+    signs: dict[str, str] = {}
+    for at, (kind, step) in enumerate(zip(kinds, steps, strict=True)):
+        if kind == "Replace" and "String" in step["pattern"]:
+            signs[step["pattern"]["String"]] = step["content"]
+        elif kind == "Metaspace":
+            signs[step["replacement"]] = " "
+        elif kind not in ("ByteFallback", "Fuse", "Strip"):
+            return None
+        elif kind == "Strip" and "Fuse" not in kinds[:at]:
+            return None  # it strips each token
+    fallback = "ByteFallback" in kinds
+
+    def read(piece: str) -> bytes:
+        if fallback and (byte := BYTE_PIECE.fullmatch(piece)):
+            return bytes.fromhex(byte[1])
+        for sign, text in signs.items():
+            piece = piece.replace(sign, text)
+        return piece.encode()
+
+    return read
+
+
+def byte_level_reader() -> Reader:
+    """A function from a vocabulary entry whose letters each represent a byte to these bytes."""
+    from ngramspec.hf_model.compat.versions import byte_letters
+
+    byte_of = {letter: byte for byte, letter in byte_letters().items()}
+
+    def read(piece: str) -> bytes | None:
+        known = all(letter in byte_of for letter in piece)
+        return bytes(byte_of[letter] for letter in piece) if known else None
+
+    return read
+
+
+def hidden_ids(tokenizer: Any, shown: Sequence[str]) -> frozenset[int]:
+    """The ids of the special tokens, except those in ``shown``."""
+    special = set(tokenizer.all_special_ids)
+    special |= {id for id, each in tokenizer.added_tokens_decoder.items() if each.special}
+    return frozenset(special.difference(tokenizer.convert_tokens_to_ids(list(shown))))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The target's natural log-probabilities at one token, before any processor."""
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class ByteRun:
@@ -21,22 +109,16 @@ class ByteRun:
 
     The tokenizers package decodes such a run (byte fallback) as a whole: if a part of it is not
     UTF-8, each of its bytes becomes a replacement character.
-
-    Attributes:
-        count: number of bytes.
-        pending: the incomplete character at the end.
-        wrong: the first bytes that are not UTF-8, up to the one that shows it; b"" if none is.
-        since: number of bytes from the beginning of ``wrong``.
-        released: whether characters of the run were returned, and so cannot change.
     """
 
     def __init__(self) -> None:
-        self.count = self.since = 0
-        self.pending = self.wrong = b""
-        self.released = False
+        self.count = 0
+        self.pending = b""  # the incomplete character at the end
+        self.wrong = b""  # the first bytes that are not UTF-8, up to the one that shows it
+        self.since = 0  # number of bytes from the beginning of ``wrong``
+        self.released = False  # whether characters were returned, and so cannot change
 
     def add(self, byte: int) -> None:
-        """Add a token's byte."""
         self.count += 1
         if self.wrong:
             self.since += 1
@@ -63,16 +145,16 @@ class Detokenizer:
     back while later tokens may change it: an incomplete character, and with byte fallback at most
     ``MAX_HELD_BYTES`` bytes. (If a longer run of bytes turns out not to be UTF-8, its first
     characters remain.) The time per token does not depend on the number of tokens before.
-
-    Of the preceding tokens, ``prompt``, only the last few matter. Tokens with ``hidden`` ids, by
-    default the special ones, are not shown.
     """
 
     def __init__(
         self, tokenizer: Any, prompt: Sequence[int], *, hidden: Container[int] | None = None
     ) -> None:
-        self._tokenizer, self._hidden = tokenizer, hidden
-        self._piece = byte_pieces(tokenizer)
+        self._tokenizer = tokenizer
+        self._hidden = hidden  # ids that are not shown; None: the special ones
+        known = getattr(tokenizer, "convert_tokens_to_ids", lambda name: None)("<0x80>")
+        fallback = known is not None and tokenizer.convert_ids_to_tokens(known) == "<0x80>"
+        self._piece = tokenizer.convert_ids_to_tokens if fallback else None
         self._window: list[int] = []  # the last visible tokens
         self._length = 0  # number of characters of its text, without tokens that are held back
         self._given = 0  # number of these that were returned
@@ -144,10 +226,7 @@ class Detokenizer:
         return text
 
     def _cut(self, count: int) -> str:
-        """Take the text before the last ``count`` tokens, with which the window then begins.
-
-        The characters before, which were returned, then do not change with these tokens.
-        """
+        """Take the text before the last ``count`` tokens, with which the window then begins."""
         text = self._take(count)
         self._window = self._window[len(self._window) - count :]
         self._length = self._given = 0
@@ -189,22 +268,8 @@ class Detokenizer:
         return text
 
 
-def byte_pieces(tokenizer: Any) -> Callable[[int], str | None] | None:
-    """The vocabulary entry of a token, for a tokenizer that has entries for bytes; else None."""
-    if not hasattr(tokenizer, "convert_tokens_to_ids"):
-        return None
-    piece: Callable[[int], str | None] = tokenizer.convert_ids_to_tokens
-    known = tokenizer.convert_tokens_to_ids("<0x80>")
-    return piece if known is not None and piece(known) == "<0x80>" else None
-
-
 class StopText:
-    """Cuts a growing text before the first stop string or insufficiently indented line.
-
-    No stop string is empty. ``indent`` is the minimum leading whitespace of every non-blank line
-    after the first, in characters. ``found`` is the stop string that was found, "" for a line, or
-    None if nothing was found.
-    """
+    """Cuts a growing text before the first stop string or insufficiently indented line."""
 
     def __init__(self, stops: Sequence[str], indent: int = 0) -> None:
         # By the stop string, where the end of the text begins that it begins with.
@@ -214,10 +279,7 @@ class StopText:
         self.found: str | None = None
 
     def add(self, text: str, *, last: bool = False) -> str:
-        """Add text, and return what becomes visible.
-
-        Text that may begin a stop string is held back until this is decided or ``last`` is true.
-        """
+        """Add text, and return what becomes visible."""
         if self.found is not None:
             return ""
         self._text += text
@@ -233,10 +295,9 @@ class StopText:
             self._begun[stop] = begun
         if self._outdented and (line := self._outdented.search(self._text, self._shown)):
             places.append((line.start(), line.start(), ""))
+        end = len(self._text) if last else self._decided()
         if places:
             _, end, self.found = min(places)
-        else:
-            end = len(self._text) - (0 if last else self._held())
         shown = self._text[self._shown : end]
         self._shown = max(self._shown, end)
         return shown
@@ -252,13 +313,73 @@ class StopText:
 
     @property
     def has_line(self) -> bool:
-        """Whether the text has a line end."""
         return "\n" in self._text
 
-    def _held(self) -> int:
-        """Number of characters at the end that may belong to a stop."""
-        count = len(self._text) - min(self._begun.values(), default=len(self._text))
+    def _decided(self) -> int:
+        """Number of characters before those that may belong to a stop."""
+        end = min(self._begun.values(), default=len(self._text))
         line = self._text.rfind("\n")
         if self._outdented and line >= 0 and not self._text[line + 1 :].strip(" \t"):
-            count = max(count, len(self._text) - line)
-        return count
+            end = min(end, line)
+        return end
+
+
+class TokenNames:
+    """Names the tokens of one answer in order."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        bytes_of: TokenBytes,
+        prompt: Sequence[int],
+        hidden: Container[int] | None = None,
+        *,
+        echoed: bool = False,
+        framing: int = 0,
+    ) -> None:
+        self._tokenizer, self._bytes_of, self._hidden = tokenizer, bytes_of, hidden
+        self._answer = Detokenizer(tokenizer, prompt, hidden=hidden)
+        self._prompt = Detokenizer(tokenizer, (), hidden=())
+        self._left, self._framing = len(prompt) if echoed else 0, framing
+        self._known: dict[int, str] = {}
+        self.offset = 0  # number of characters of the named tokens' text
+
+    def add(self, token: int, *, last: bool = False) -> str:
+        """The name of the next token; ``last``: no other one follows."""
+        if self._left:
+            self._left -= 1
+            shown, self._framing = self._framing <= 0, self._framing - 1
+            text = self._prompt.add((token,) if shown else (), last=not self._left)
+        else:
+            text = self._answer.add((token,), last=last)
+            if self._hidden is None:
+                decode = self._tokenizer.decode
+                hides = not decode([token], skip_special_tokens=True) and bool(decode([token]))
+            else:
+                hides = token in self._hidden
+            shown = (bool(text) and not last) or not hides
+        self.offset += len(text)
+        return text if shown else text + self.alone(token)
+
+    def of(self, found: TokenLogprobs, name: str) -> dict[str, float]:
+        """The log-probabilities of one position by name; ``name`` is that of its token."""
+        named: dict[str, float] = {}
+        ranked: Iterable[tuple[int, float]] = found.top
+        if all(token != found.token for token, _ in found.top):
+            ranked = (*found.top, (found.token, found.logprob or 0.0))
+        for token, value in ranked:
+            own = name if token == found.token else self.alone(token)
+            taken = own in named or (own == name and token != found.token)
+            named[f"token_id:{token}" if taken else own] = value
+        return named
+
+    def alone(self, token: int) -> str:
+        """A token's text, with its spaces; ``bytes:\\\\xe6`` (as OpenAI's) if it is not text."""
+        if token not in self._known:
+            found = self._bytes_of(token, ())
+            try:
+                text = self._tokenizer.decode([token]) if found is None else found.decode()
+            except UnicodeDecodeError:
+                text = "bytes:" + "".join(f"\\x{each:02x}" for each in found or ())
+            self._known[token] = text
+        return self._known[token]

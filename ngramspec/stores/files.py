@@ -118,11 +118,7 @@ def _remove_unlocked(temporary: Path) -> None:
 
 
 def _create(path: Path) -> tuple[Path, BinaryIO]:
-    """A new temporary file of ``path``, locked if the file system has ``flock``.
-
-    Until the file is locked, another process may consider it stale and remove it. Another one is
-    then created.
-    """
+    """A new temporary file of ``path``, locked if the file system has ``flock``."""
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
         file = open(temporary, "xb")  # noqa: SIM115 - the caller closes it
@@ -255,10 +251,7 @@ def read_header(
 
 
 def chunks_of(file: BinaryIO, section: Section) -> Iterator[bytes]:
-    """A section's bytes, read in pieces of ``READ_CHUNK_BYTES`` bytes.
-
-    A StoreFileError is raised if the file was truncated while it was read.
-    """
+    """A section's bytes, read in pieces of ``READ_CHUNK_BYTES`` bytes."""
     for begin in range(0, section.size, READ_CHUNK_BYTES):
         file.seek(section.offset + begin)
         wanted = min(READ_CHUNK_BYTES, section.size - begin)

@@ -26,8 +26,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 
-from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing
-from ngramspec._native.store_stream import StoreStream
+from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing, StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_int
 from ngramspec.stores.base import Outlet, fingerprint, vocabulary_size
@@ -119,11 +118,7 @@ class Entry:
 
     @classmethod
     def read(cls, fields: dict[bytes, bytes], vocabulary: int) -> Entry:
-        """The entry with these fields.
-
-        A ValueError or KeyError is raised if they are not those of an entry, or a token id is not
-        in the vocabulary.
-        """
+        """The entry with these fields."""
         number, milliseconds, order, document, end = map(int, fields[b"n"].split(b" "))
         producer = bytes(fields[b"p"])
         if len(producer) > MAX_PRODUCER_BYTES:
@@ -246,14 +241,14 @@ class PublishQueue:
             self._taken = [each for each in self._taken if each not in own or each.tokens is None]
             return dropped + sum(map(len, own))
 
-    def take(self, most: int) -> list[Queued]:
+    def take(self, limit: int) -> list[Queued]:
         """The next pieces. They stay in the queue until ``remove``; call it before the next."""
         with self._lock:
-            for namespace in list(itertools.islice(self._waiting, most)):
-                if len(self._taken) == most:
+            for namespace in list(itertools.islice(self._waiting, limit)):
+                if len(self._taken) == limit:
                     break
                 pieces = self._waiting.pop(namespace)
-                while pieces and len(self._taken) < most:
+                while pieces and len(self._taken) < limit:
                     self._taken.append(pieces.popleft())
                     self._tokens -= len(self._taken[-1])
                 if pieces:
@@ -396,10 +391,7 @@ class RedisSync:
         self._thread: threading.Thread | None = None
 
     def follow(self, namespace: str, ring: StoreRing, conversations: Conversations) -> None:
-        """Add other processes' text of a namespace to its ring, first what the stream has now.
-
-        Both are cleared when another process clears the namespace.
-        """
+        """Add other processes' text of a namespace to its ring, first what the stream has now."""
         self._start()
         with self._lock:
             self._feeds[namespace] = Feed(ring, conversations)
@@ -411,10 +403,7 @@ class RedisSync:
             self._feeds.pop(namespace, None)
 
     def outlet(self, namespace: str) -> Outlet:
-        """A new document: a function that publishes more of its tokens, int32 (n,), soon.
-
-        With ``end=True`` it also ends the document.
-        """
+        """A new document: a function that publishes more of its tokens, int32 (n,), soon."""
         return partial(self._put, namespace, next(self._documents))
 
     def clear(self, namespace: str) -> None:

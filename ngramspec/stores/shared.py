@@ -13,8 +13,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from ngramspec._native.store_ring import BYTES_PER_CODE, LEAST_CODES, StoreRing
-from ngramspec._native.store_stream import WRITTEN_AGAIN, StoreStream
+from ngramspec._native.store_ring import (
+    BYTES_PER_CODE,
+    LEAST_CODES,
+    WRITTEN_AGAIN,
+    StoreRing,
+    StoreStream,
+)
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file
@@ -126,10 +131,7 @@ class SharedRequest(Source):
         self._keep()
 
     def abort(self) -> None:
-        """End a failed or aborted request: text that is not added yet is discarded.
-
-        After ``finish`` this has no effect.
-        """
+        """End a failed or aborted request: text that is not added yet is discarded."""
         if self._ended:
             return
         self._kept = []
@@ -138,8 +140,8 @@ class SharedRequest(Source):
             self._outlet(NO_TOKENS, end=True)
 
 
-MOST_READ = 8  # other answers that an answer is drafted from; not tuned
-MOST_TOKENS = 1 << 13  # of an answer that the others find: the latest ones
+MAX_ANSWERS_READ = 8  # other answers that an answer is drafted from; not tuned
+MAX_ANSWER_TOKENS = 1 << 13  # of an answer that the others find: the latest ones
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,15 +161,11 @@ class SiblingAnswer(Source):
 
 
 def sibling_answers(count: int, tokens: int) -> list[SiblingAnswer]:
-    """``count`` answers of at most ``tokens`` tokens, at most 28 bytes for each token.
-
-    Each reads the texts of the MOST_READ answers after it, and of the first ones after the last
-    one. Nothing outlives the answers.
-    """
-    capacity = min(max(tokens, LEAST_CODES), MOST_TOKENS) + 1  # and its border
+    """``count`` answers of at most ``tokens`` tokens, at most 28 bytes for each token."""
+    capacity = min(max(tokens, LEAST_CODES), MAX_ANSWER_TOKENS) + 1  # and its border
     rings = [StoreRing(capacity) for _ in range(count)]
     return [
-        SiblingAnswer(ring, (rings[index + 1 :] + rings[:index])[:MOST_READ])
+        SiblingAnswer(ring, (rings[index + 1 :] + rings[:index])[:MAX_ANSWERS_READ])
         for index, ring in enumerate(rings)
     ]
 
@@ -180,23 +178,14 @@ WRITES = ("outputs", "all", "none")
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """The size and usefulness of a namespace.
+    """The size and usefulness of a namespace."""
 
-    Attributes:
-        tokens: tokens that can be found now.
-        added: tokens added in total.
-        look_ups: look-ups for drafts.
-        hits: look-ups that found a place.
-        accepted: drafted tokens from this namespace that the target accepted.
-        bytes: memory in bytes.
-    """
-
-    tokens: int = 0
-    added: int = 0
-    look_ups: int = 0
-    hits: int = 0
-    accepted: int = 0
-    bytes: int = 0
+    tokens: int = 0  # tokens that can be found now
+    added: int = 0  # tokens added in total
+    look_ups: int = 0  # look-ups for drafts
+    hits: int = 0  # look-ups that found a place
+    accepted: int = 0  # drafted tokens from this namespace that the target accepted
+    bytes: int = 0  # memory in bytes
 
     @classmethod
     def of(cls, ring: StoreRing) -> StoreStatistics:
@@ -296,7 +285,7 @@ class SharedStore(NotCopied):
         while (len(self._namespaces) + 1) * self.namespace_bytes > self.max_bytes:
             self._free(next(iter(self._namespaces)))
         conversations = Conversations(self.namespace_bytes)
-        if not conversations.most:
+        if not conversations.max_kept:
             conversations = NO_CONVERSATIONS
         ring = StoreRing((self.namespace_bytes - conversations.bytes) // BYTES_PER_CODE)
         self._namespaces[name] = ring, conversations
@@ -510,11 +499,7 @@ class Namespace(Source):
 
 
 def made_namespace(settings: Mapping[str, Any], tokenizer: Any = None) -> Namespace:
-    """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name.
-
-    Only a store with ``sync`` needs the model's tokenizer. A TypeError or ValueError is raised for
-    an unknown setting or an invalid value.
-    """
+    """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name."""
     known = ("namespace", "max_bytes", "namespace_bytes", "write", "live", "sync")
     unknown = [name for name in settings if name not in known]
     if unknown or "namespace" not in settings:

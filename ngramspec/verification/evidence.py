@@ -25,10 +25,9 @@ Computed = tuple[Int32, Float32, Float32 | None]  # ids, log_probs, hidden: see 
 def evidence_tensor(
     logits: torch.Tensor, hidden: torch.Tensor | None, request: EvidenceRequest
 ) -> torch.Tensor:
-    """The requested evidence by raw logits (..., vocab) and hidden (..., d), on their device.
+    """The requested evidence by raw logits (..., vocab) and hidden (..., d), int32 (..., 2 k + d).
 
-    The result is int32 (..., 2 k + d): k ids, the bits of k float32 log-probabilities, and the bits
-    of d float32 hidden values. k is min(``top_k``, vocab).
+    These are k ids, and the bits of k log-probabilities and of d hidden values.
     """
     ids, log_probs = leading(logits.detach().float(), min(request.top_k, logits.shape[-1]))
     parts = [ids.to(torch.int32), log_probs.view(torch.int32)]
@@ -38,19 +37,16 @@ def evidence_tensor(
 
 
 def leading(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k most probable ids, int64 (..., k), and their log-probabilities, float32 (..., k).
-
-    ``scores`` is float32 (..., vocab). The most probable id comes first.
-    """
+    """The k most probable ids and their log-probabilities, (..., k), by scores (..., vocab)."""
     values, ids = top_k(scores, k)
     return ids, values - scores.logsumexp(-1, keepdim=True) if k else values
 
 
 def top_k(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of float32 (..., n) scores in descending order, and their indices.
+    """The k largest of (..., n) scores and their indices, as ``torch.topk``.
 
-    The result is that of ``torch.topk``. The k blocks with the largest maxima contain k largest
-    scores. Finding the blocks' maxima is several times as fast as ``torch.topk`` over all scores.
+    The k blocks with the largest maxima contain k largest scores. Finding the blocks' maxima is
+    several times as fast as ``torch.topk`` over all scores.
     """
     n = scores.shape[-1]
     blocks = n // BLOCK_LOGITS
@@ -108,8 +104,7 @@ def evidence_of_rows(
 ) -> list[Computed]:
     """Each row's requested evidence at its first ``positions``, which exclude padding.
 
-    ``logits`` is (rows, width, vocab), ``hidden`` (rows, width, d) or None, and ``extra`` the
-    evidence that was transferred with the tokens, int32 (rows, width, n), or None.
+    ``extra`` was transferred with the tokens, int32 (rows, width, n), or None.
     """
     if extra is None and logits.device.type != "cpu":
         extra = evidence_tensor(logits, hidden, request).to("cpu").numpy()

@@ -1,4 +1,7 @@
-"""The verification rule: chooses a position's token from its scores and draft tokens."""
+"""The verification rule: chooses a position's token from its scores and draft tokens.
+
+``rejection.py`` has Algorithm 1. Lenient greedy verification and typical acceptance are here.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 import torch
 
 from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.verification.rejection import draw, speculative_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,7 @@ class Rule:
     ) -> torch.Tensor:
         """Choose the tokens at m positions, int64 (m,); a token that equals a child accepts it.
 
-        ``scores`` is float32 (m, vocab), after all processors. ``children`` and ``draft_probs`` are
-        those of ``speculative_tokens``, without children if the rule ignores them. The result is -1
-        where the scores are no distribution.
+        ``scores`` is float32 (m, vocab). The result is -1 where they are no distribution.
         """
         if self.argmax:
             return scores.argmax(dim=-1)
@@ -68,11 +70,6 @@ class Rule:
     def _from(
         self, probs: torch.Tensor, children: torch.Tensor | None, draft_probs: torch.Tensor | None
     ) -> torch.Tensor:
-        from ngramspec.verification.draws import draw  # not needed for the argmax
-        from ngramspec.verification.greedy import lenient_tokens
-        from ngramspec.verification.rejection import speculative_tokens
-        from ngramspec.verification.typical import typical_tokens
-
         if children is None:
             return draw(probs, self.generator)
         if self.verification == "typical":
@@ -81,6 +78,55 @@ class Rule:
         if not self.do_sample:
             return lenient_tokens(probs, children, self.lenience)
         return speculative_tokens(probs, children, draft_probs, self.lenience, self.generator)
+
+
+def lenient_tokens(
+    target_probs: torch.Tensor, children: torch.Tensor, lenience: float
+) -> torch.Tensor:
+    """The most probable drafted child x with p(x) >= lenience * max p; else the argmax.
+
+    See Leviathan et al. 2023, A.5. Lenience 1 accepts the argmax and tokens that tie with it.
+    """
+    best, argmax = target_probs.max(dim=-1)
+    return best_child(target_probs, children, lenience * best, argmax)
+
+
+def best_child(
+    target_probs: torch.Tensor,
+    children: torch.Tensor,
+    threshold: torch.Tensor,
+    otherwise: torch.Tensor,
+) -> torch.Tensor:
+    """The most probable child that reaches the threshold; of equal ones the first; int64 (m,).
+
+    ``target_probs`` is float32 (m, vocab), ``children`` int64 (m, k), padded with -1, ``otherwise``
+    int64 (m,).
+    """
+    if children.shape[1] == 0:
+        return otherwise
+    probs = target_probs.gather(1, children.clamp(min=0)).masked_fill(children < 0, -1.0)
+    best, which = probs.max(dim=-1)
+    child = children.gather(1, which[:, None])[:, 0]
+    return torch.where(best >= threshold, child, otherwise)
+
+
+def typical_tokens(
+    target_probs: torch.Tensor,
+    children: torch.Tensor,
+    epsilon: float,
+    delta: float,
+    otherwise: torch.Tensor,
+) -> torch.Tensor:
+    """Typical acceptance: the most probable child that reaches a threshold, else ``otherwise``.
+
+    The threshold min(epsilon, delta * exp(-H(p))) decreases with the entropy H, in nats, of the
+    target's distribution (Medusa, Cai et al. 2024, section 2.3.1). So if many tokens are plausible,
+    less probable ones are accepted. The text's distribution is no longer the target's. The other
+    arguments and the result are those of ``best_child``.
+    """
+    entropy = torch.special.entr(target_probs).sum(dim=-1)
+    threshold = (delta * torch.exp(-entropy)).clamp(max=epsilon)
+    return best_child(target_probs, children, threshold, otherwise)
 
 
 def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
@@ -95,12 +141,9 @@ def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> tor
 def proposal_tensor(
     drafts: Sequence[tuple[Draft, Sequence[int]]], vocab: int, device: torch.device
 ) -> torch.Tensor | None:
-    """The distributions that each position's children were sampled from.
+    """The distributions of m positions' children, float32 (m, vocab); None: deterministic ones.
 
-    ``drafts`` are m drafts, each with its children at its position, in order. The result is float32
-    (m, vocab), or None if all drafts are deterministic. A deterministic draft's row is one-hot at
-    its child. If siblings have different distributions, as deterministic ones do, the result is
-    (k, m, vocab), with the distribution of each child given the children before it.
+    If siblings have different distributions, it is (k, m, vocab), each given the children before.
     """
     if all(draft.proposal is None for draft, _ in drafts):
         return None

@@ -1,8 +1,8 @@
-"""Sampling of the target's tokens from a forward's logits, and the record of each token."""
+"""Sampling of the target's tokens from a forward's logits, and the stopping rules after each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,23 +11,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ngramspec.draft import Draft, Int32
-from ngramspec.hf_model.compat.classes import caller_of
+from ngramspec.draft import Draft, Int32, Verdict
+from ngramspec.hf_model.compat.names import (
+    END_OF_SEQUENCE,
+    MAX_LENGTH,
+    MAX_TIME,
+    caller_of,
+    criterion_name,
+)
 from ngramspec.rng import default_generator
-from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.evidence import fetched
-from ngramspec.verification.rule import Rule
-from ngramspec.verification.stopping import StopRules
+from ngramspec.verification.rejection import draw_at_depths
+from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The target's ``tokens`` at all rows and positions of a forward.
+    """The target's ``tokens`` at all rows and positions of a forward, with ``extra`` evidence.
 
-    Attributes:
-        extra: evidence that was transferred with the tokens, int32 (rows, positions, n), or None.
-        states: the generator's states after sampling 0, 1, 2, ... depths, or None.
-        generator: the generator of these states.
+    ``states`` are those of ``generator`` after sampling 0, 1, 2, ... depths.
     """
 
     tokens: NDArray[np.integer[Any]]
@@ -46,14 +48,9 @@ class TokenSampler:
     """Chooses the target's tokens by the processors and then the verification rule.
 
     Attributes:
-        processors: logits processors, called in order as in ``generate``, or None.
         pad: padding token of rows that have ended; None: ended rows get the target's tokens.
-        streamer: receives every token, int64 (rows,) on the host, or None.
-        scores: the processed scores of each generated token, float32 (batch, vocab) each; None:
-            the call does not return them.
-        logits: the same of the raw logits.
-        one_transfer: whether a transfer from the device costs more than sampling at unused
-            positions.
+        scores, logits: of each generated token, float32 (batch, vocab); None: not returned.
+        one_transfer: whether a transfer from the device costs more than unused sampling.
         history_free: whether the processors' result is independent of the committed tokens.
         beams: beams of each prompt; if more than one, ``BeamSearch`` chooses the tokens.
     """
@@ -107,10 +104,7 @@ class TokenSampler:
     ) -> SampledTokens | None:
         """Sample at all positions of a forward; None: ``Batch.verify`` computes each position.
 
-        On a CPU, an argmax is computed only at the positions that verification reaches.
-
-        ``logits`` is (rows, n + 1, vocab); each draft has at most n tokens. ``extra`` is data to
-        fetch with the tokens, int32 (rows, n + 1, m), if ``fetches_at_once``; or None.
+        ``logits`` is (rows, n + 1, vocab); ``extra``, int32 (rows, n + 1, m), is fetched with them.
         """
         if not self.fetches_at_once:
             return None
@@ -137,9 +131,7 @@ class TokenSampler:
         """The rule's tokens at the positions that some rows have reached, on the host.
 
         ``torch.multinomial`` checks all rows before it samples. On a CPU this does the same: if a
-        row's scores are no distribution, all tokens are -1 and nothing is sampled. On other
-        devices, on which the check would need a transfer, only that row's token is -1. The
-        arguments are those of ``choose``.
+        row's scores are no distribution, all tokens are -1. Elsewhere only that row's token is.
         """
         if self.rule.argmax:
             best: list[int] = argmax_on_host(scores).tolist()
@@ -153,10 +145,7 @@ class TokenSampler:
     def choose(
         self, scores: torch.Tensor, spots: Sequence[tuple[DraftCursor, int]]
     ) -> torch.Tensor:
-        """The rule's tokens, int64 (m,), by processed scores, float32 (m, vocab).
-
-        ``spots`` are m drafts, each with a position in its forward.
-        """
+        """The rule's tokens, int64 (m,), by processed scores, float32 (m, vocab), at m spots."""
         if self._ignores([cursor for cursor, _ in spots]):
             return self.rule.choose(scores)
         return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
@@ -169,8 +158,6 @@ class TokenSampler:
         probs = torch.softmax(scores, dim=-1)
         generator = self.rule.generator or default_generator(scores.device)
         depths = [cursor.depths(positions) for cursor in cursors]
-        from ngramspec.verification.draws import draw_at_depths
-
         tokens, states = draw_at_depths(probs, depths, generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
         return SampledTokens(*fetched(tokens, extra), states, generator)
@@ -179,11 +166,126 @@ class TokenSampler:
 def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
     """The index of the largest of (..., vocab) scores, int64 (...), on the host.
 
-    Of equal maxima it is the first, and NaN counts as the largest. On a CPU, NumPy's argmax is
-    about six times as fast as torch's.
+    NaN counts as the largest. On a CPU, NumPy's argmax is about six times as fast as torch's.
     """
     if scores.device.type != "cpu":
         return scores.argmax(dim=-1).cpu().numpy()
     known = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     found: NDArray[np.int64] = known.detach().numpy().argmax(axis=-1)
     return found
+
+
+# Drafts by the positions of their forward
+
+
+class DraftCursor:
+    """Access to a draft by the positions of its forward; position i + 1 follows node i."""
+
+    __slots__ = ("_children", "draft", "tokens")
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.tokens: list[int] = draft.tokens.tolist()
+        self._children = None if draft.parents is None else draft.children()
+
+    def nodes(self, position: int) -> Sequence[int]:
+        """The nodes drafted at a position; siblings in order."""
+        if self._children is not None:
+            return self._children[position]
+        return (position,) if position < len(self.tokens) else ()
+
+    def node_with(self, token: int, position: int) -> int | None:
+        """The node with a token among those drafted at a position, or None."""
+        return next((node for node in self.nodes(position) if self.tokens[node] == token), None)
+
+    def verdict(self, accepted: Sequence[int], emitted: Sequence[int]) -> Verdict:
+        """The result of the draft's verification, by its accepted nodes and committed tokens."""
+        positions = (0, *[node + 1 for node in accepted])
+        verified = len(accepted)
+        if self._children is not None:  # and the siblings before an accepted node
+            path = zip(accepted, positions, strict=False)
+            verified += sum([self.nodes(at).index(node) for node, at in path])
+        rejected = self.nodes(positions[-1]) if len(emitted) > len(accepted) else ()
+        first = rejected[0] if rejected else None
+        return Verdict(accepted, verified + len(rejected), tuple(emitted), first)
+
+    def depths(self, positions: int) -> list[int]:
+        """How many draft tokens lead to each position of the forward; 0 for padding."""
+        depths = [0, *self.draft.depths()]
+        return depths + [0] * (positions - len(depths))
+
+
+def drafted_at(
+    spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The draft tokens at m spots, int64 (m, k), and their distributions, for ``Rule.choose``."""
+    nodes = [cursor.nodes(at) if at <= len(cursor.tokens) else () for cursor, at in spots]
+    pairs = [(cursor, each) for (cursor, _), each in zip(spots, nodes, strict=True)]
+    tokens = [[cursor.tokens[node] for node in each] for cursor, each in pairs]
+    drafts = [(cursor.draft, each) for cursor, each in pairs]
+    return children_tensor(tokens, device), proposal_tensor(drafts, vocab, device)
+
+
+# Stopping rules
+
+
+class StopRules:
+    """A list of stopping criteria; the common ones need no transfer to the host.
+
+    End-of-sequence and maximum length are decided from the token's id and the length. Criteria of
+    maximum time are called without tokens. All others (``custom``) are called with the committed
+    tokens, once per token, in the order of the list.
+    """
+
+    def __init__(self, criteria: Iterable[Any]) -> None:
+        self.eos: set[int] = set()
+        self.max_length: int | None = None
+        self.timers: list[Any] = []
+        self.custom: list[Any] = []
+        for criterion in criteria:
+            name = criterion_name(criterion)
+            if name == END_OF_SEQUENCE:
+                self.eos.update(criterion.eos_token_id.flatten().tolist())
+            elif name == MAX_LENGTH:
+                lengths = [criterion.max_length, self.max_length]
+                self.max_length = min(each for each in lengths if each is not None)
+            elif name == MAX_TIME:
+                self.timers.append(criterion)
+            else:
+                self.custom.append(criterion)
+
+    @property
+    def pads(self) -> bool:
+        """Whether ended rows of a batch are padded, as in ``generate`` with an EOS criterion."""
+        return bool(self.eos) or any(hasattr(each, "eos_token_id") for each in self.custom)
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        length: int,
+        ids: Callable[[], torch.Tensor],
+        scores: Sequence[torch.Tensor] | None,
+    ) -> list[bool]:
+        """Whether each row ends with its last token; ``ids`` is called for custom criteria only."""
+        all_done = self.max_length is not None and length >= self.max_length
+        if not (self.timers or self.custom):
+            return [all_done or token in self.eos for token in tokens]
+        for criterion in self.timers:
+            no_ids = torch.empty((len(tokens), 0), dtype=torch.int64, device="cpu")
+            all_done |= any(_of_rows(criterion(no_ids, None), len(tokens)))
+        done = [all_done or token in self.eos for token in tokens]
+        given = tuple(scores) if scores is not None and self.custom else None
+        for criterion in self.custom:  # call all of them, as they may keep state
+            answer = _of_rows(criterion(ids(), given), len(tokens))
+            done = [was or bool(now) for was, now in zip(done, answer, strict=True)]
+        return done
+
+
+def _of_rows(answer: Any, rows: int) -> list[bool]:
+    """A criterion's answer for each row, from one answer for all or one for each, in any shape."""
+    tensor = answer if isinstance(answer, torch.Tensor) else torch.tensor(answer, device="cpu")
+    flat = tensor.flatten()
+    if flat.shape[0] not in (1, rows):
+        shape = tuple(tensor.shape)
+        raise ValueError(f"a stopping criterion must answer for {rows} rows, got shape {shape}")
+    return [bool(each) for each in flat.expand(rows).tolist()]

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.names import model_class, overrides_generate
 from ngramspec.hf_model.support import check_model
 from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
@@ -23,6 +23,18 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", GGUF, ".pt", ".pth", ".h5", ".msgpack
 INDEX_SUFFIX = ".index.json"  # files that map weights to shards
 SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
 HARD, SYMBOLIC, COPIED = "hard links", "symbolic links", "copies"
+GENERATE = f'''"""Speculative ``generate`` for the model of this folder, by the package ngramspec.
+
+``ngramspec wrap`` wrote this file. {FILE} in this folder holds the Speculator's arguments.
+"""
+
+from ngramspec.wrap import wrapped
+
+
+def generate(*args, model, **kwargs):
+    """The model's own ``generate``: the same arguments and result, in fewer target calls."""
+    return wrapped.generate(model, *args, **kwargs)
+'''
 
 
 @dataclass(slots=True)
@@ -69,44 +81,33 @@ def wrap(
     _check_out_dir(model_dir, out_dir, sources, force=force)
     kinds = config.get("architectures") or ["model"]
     done = Wrapped(out_dir, kinds[0], bool(config.get("is_encoder_decoder")), settings)
+    texts = {
+        "generate.py": GENERATE,
+        "requirements.txt": f"ngramspec>={version('ngramspec')}\n",
+        FILE: json.dumps(settings, indent=2) + "\n",
+    }
     with ExitStack() as undo:
-        _make_folder(out_dir, undo)
         for name, source in sources.items():
-            _place(source, out_dir / name, done, undo, link=not copy)
-        texts = {
-            "generate.py": (files("ngramspec.wrap") / FOLDER / "generate.py").read_text(),
-            "requirements.txt": f"ngramspec>={version('ngramspec')}\n",
-            FILE: json.dumps(settings, indent=2) + "\n",
-        }
+            _place(source, _cleared(out_dir / name, undo), done, link=not copy)
         for name, text in texts.items():
-            target = out_dir / FOLDER / name
-            _make_way(target, undo)
-            target.write_text(text, encoding="utf-8")
+            _cleared(out_dir / FOLDER / name, undo).write_text(text, encoding="utf-8")
         undo.pop_all()  # no error: keep everything
     return done
 
 
-def _make_folder(path: Path, undo: ExitStack) -> None:
-    """Make a folder and its parents."""
-    missing = [each for each in (path, *path.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(exist_ok=True)
-        undo.callback(_remove, each)
-
-
-def _make_way(path: Path, undo: ExitStack) -> None:
-    """Prepare to write a file. A link is removed, so that its target is not overwritten."""
-    _make_folder(path.parent, undo)
+def _cleared(path: Path, undo: ExitStack) -> Path:
+    """A path to write to. A link there is removed, so that its target is not overwritten."""
+    for folder in reversed([each for each in path.parents if not each.exists()]):
+        folder.mkdir(exist_ok=True)
+        undo.callback(_remove, folder)
     path.unlink(missing_ok=True)
     undo.callback(_remove, path)
+    return path
 
 
 def _remove(path: Path) -> None:
     with suppress(OSError):  # report the first error
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -158,14 +159,12 @@ def _check_model_dir(folder: Path, sources: dict[str, Path]) -> dict[str, Any]:
 
 def _check_kind(name: str) -> None:
     """Raise an UnsupportedError if a class of transformers does not support speculation."""
-    import transformers
-
-    kind = getattr(transformers, name, None)
+    kind = model_class(name)
     if kind is None:  # defined in the model's folder
         return
     if not hasattr(kind, "generate"):
         raise UnsupportedError(f"MODEL_DIR: {name} cannot generate text")
-    if kind.generate is not transformers.GenerationMixin.generate:
+    if overrides_generate(kind):
         raise UnsupportedError(f"MODEL_DIR: {name} overrides generate")
     try:
         check_model(kind.__new__(kind), {})
@@ -197,10 +196,9 @@ def _check_out_dir(
             )
 
 
-def _place(source: Path, target: Path, done: Wrapped, undo: ExitStack, *, link: bool) -> None:
+def _place(source: Path, target: Path, done: Wrapped, *, link: bool) -> None:
     """Link or copy one file of the model, and count it."""
-    _make_way(target, undo)
-    is_weights = source.name.endswith(WEIGHT_SUFFIXES)
+    is_weights, how = source.name.endswith(WEIGHT_SUFFIXES), COPIED
     if is_weights and link:
         try:
             target.hardlink_to(source.resolve())
@@ -210,7 +208,6 @@ def _place(source: Path, target: Path, done: Wrapped, undo: ExitStack, *, link: 
             how = SYMBOLIC
     else:
         shutil.copyfile(source, target)
-        how = COPIED
     group = done.weights.setdefault(how, Group()) if is_weights else done.others
     group.files += 1
     group.bytes += source.stat().st_size

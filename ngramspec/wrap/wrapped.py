@@ -11,7 +11,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ngramspec.hf import speculate
-from ngramspec.hf_model.compat.hf_private import cached_file_or_none, commit_hash
+from ngramspec.hf_model.compat.names import commit_hash, overrides_generate
+from ngramspec.hf_model.compat.versions import cached_file_or_none
 from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
 
@@ -30,11 +31,9 @@ def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     assistant, or if ``ngramspec.generate`` or ``enabled`` calls it. So do calls with their own
     ``custom_generate``.
     """
-    from transformers import GenerationMixin
-
     plain = partial(type(model).generate, model)
     speculator = speculator_of(model)
-    if type(model).generate is not GenerationMixin.generate:
+    if overrides_generate(type(model)):
         speculator.log_once(f"{type(model).__name__} overrides generate: not speculative")
         return plain(*args, **kwargs)
     running: set[int] = vars(_thread).setdefault("running", set())

@@ -1,4 +1,4 @@
-"""The context table equals its twin, through splits and fading, and keeps its invariants."""
+"""The context table equals its twin, through growth and fading, and keeps its invariants."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from native_strategies import MISALIGNED
+from ngramspec._native.text import ContextTable
 
-from ngramspec._native.contexts import ContextTable
 from tests.twins.contexts import ContextTable as ContextTableTwin
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_strategies import NOT_INT32_ARRAYS, QUICK, int32
 
-from ngramspec._native.row_text import PART, WHOLE, TokenText, agreed, sound_chain, text_hash
+from ngramspec._native.rows import PART, WHOLE, TokenText, agreed, sound_chain, text_hash
 from tests import twins as reference
 
 VOCAB = 100

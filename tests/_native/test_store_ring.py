@@ -10,12 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from native_strategies import CHUNKS, QUICK, int32, salted
 from value_play import ids, noisy_repetition, same
 
-from ngramspec._native import common, store_ring, store_stream
+from ngramspec._native import common, store_ring
 from ngramspec._native.calibration import Calibration
-from ngramspec._native.store_reader import Familiar
-from ngramspec._native.store_ring import StoreRing
-from ngramspec._native.store_source import StorePair
-from ngramspec._native.store_stream import StoreStream
+from ngramspec._native.store_reader import Familiar, StorePair
+from ngramspec._native.store_ring import StoreRing, StoreStream
 from ngramspec._native.value import ValueEngine
 from tests.twins import store_ring as twin_module
 from tests.twins.calibration import Calibration as CalibrationTwin
@@ -120,8 +118,8 @@ def test_the_twin_has_the_same_numbers():
     assert store_ring.LENGTHS == twin_module.LENGTHS
     assert store_ring.MOST_WALKED == twin_module.WALK
     assert store_ring.BORDER == twin_module.BORDER
-    assert store_stream.ADDED_AT_ONCE == twin_module.BATCH
-    assert store_stream.WRITTEN_AGAIN == twin_module.OVERLAP
+    assert store_ring.ADDED_AT_ONCE == twin_module.BATCH
+    assert store_ring.WRITTEN_AGAIN == twin_module.OVERLAP
 
 
 @pytest.mark.parametrize(("seed", "vocab"), [(0, 12), (1, 4), (2, 150)])

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_strategies import QUICK
 
-from ngramspec._native import batch_choice
-from ngramspec._native.batch_choice import (
+from ngramspec._native import rows
+from ngramspec._native.rows import (
     generous_cost,
     may_pay,
     worthwhile_heads,
@@ -42,9 +42,9 @@ def arrays(batch):
 def test_it_does_what_its_twin_does(batch, curve, lasting, weights, rate):
     chains = arrays(batch)
     weights = weights and weights[: len(batch)]
-    for rows, are_chains in (chains, True), ([np.sort(x)[::-1].copy() for x in chains], False):
-        ours = worthwhile_heads(rows, curve, are_chains, lasting, weights, rate)
-        assert ours == reference.worthwhile_heads(rows, curve, are_chains, lasting, weights, rate)
+    for each, are_chains in (chains, True), ([np.sort(x)[::-1].copy() for x in chains], False):
+        ours = worthwhile_heads(each, curve, are_chains, lasting, weights, rate)
+        assert ours == reference.worthwhile_heads(each, curve, are_chains, lasting, weights, rate)
 
 
 @QUICK
@@ -83,7 +83,7 @@ def test_wrong_input_is_named():
 
 
 def test_examples():
-    assert doctest.testmod(batch_choice).failed == 0
+    assert doctest.testmod(rows).failed == 0
 
 
 @QUICK

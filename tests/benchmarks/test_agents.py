@@ -1,4 +1,4 @@
-"""Agent sessions: the public ones, their replay, and their decoding through the server."""
+"""Agent sessions: the public ones, and their replay."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from conftest import tiny_llama
-from serving import VOCAB, letters
 
 from benchmarks import agent_sessions
 from benchmarks.__main__ import main
 from benchmarks.agents import turns
-from benchmarks.agents_server import chosen
 from benchmarks.harness import ROOT
 from benchmarks.tables import PUBLIC, TABLES
-from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.traces import Trace, by_group, write_traces
 
 
@@ -82,70 +78,3 @@ def test_replay_of_sessions(recorded, tmp_path, capsys):
     assert "trees, gpu, ngramspec, store: tokens per cost first" in capsys.readouterr().out
     table = TABLES["agents"].render(found)
     assert "| again | 4 | ngramspec, store |" in table
-
-
-def test_traces_without_sessions_are_refused(tmp_path, capsys):
-    path = tmp_path / "traces.jsonl"
-    ids = np.arange(1, 9, dtype=np.int32)
-    write_traces(path, [Trace("g", "0", ids, ids)])
-    assert main(["agents", "--traces", str(path)]) == 2
-    assert "has no trace with a session" in capsys.readouterr().err
-
-
-def test_turns_of_repeated_tasks_are_chosen(recorded):
-    traces = turns(recorded)
-    parts = chosen(traces, 30, None)
-    assert {name: [each.session for each in part] for name, part in parts.items()} == {
-        "first": ["t.0", "t.0"],
-        "repeated": ["t.1", "t.1"],
-    }
-    assert [len(part) for part in chosen(traces, 1, 64).values()] == [1, 1]
-    with pytest.raises(ValueError, match="no turn has at most 50 tokens"):
-        chosen(traces, 1, 50)
-
-
-def test_turns_through_the_server(recorded, tmp_path, monkeypatch):
-    pytest.importorskip("openai", reason="pip install 'ngramspec[serve]'")
-    pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
-    loaded = LoadedModel(tiny_llama(vocab=VOCAB, positions=512), letters(), "tiny")
-    monkeypatch.setattr("benchmarks.agents_server.load_model", lambda arguments: loaded)
-    out = tmp_path / "out.json"
-    given = ["--traces", str(recorded), "--turns", "2", "--json", str(out)]
-    assert main(["agents_server", *given]) == 0
-    found = json.loads(out.read_text())
-    assert [row["id"] for row in found["rows"]] == ["t.0/0", "t.0/1", "t.1/0", "t.1/1"]
-    assert all(row["same_text"] for row in found["rows"])
-    assert all(row["plain"]["tokens_per_call"] == 1.0 for row in found["rows"])
-    assert found["rows"][1]["plain"]["reused"] >= 63  # the history
-    calls = [row["drafts"]["tokens_per_call"] for row in found["rows"]]
-    assert max(calls[:2]) < 2.5
-    assert min(calls[2:]) > 3  # the other session said the same
-    assert found["summary"]["repeated"]["turns"] == 2
-
-
-def test_arctic_is_asked_for_its_own_lengths(recorded, tmp_path, monkeypatch, capsys):
-    """Peers do not estimate: with "auto" they would be asked for few tokens."""
-    from benchmarks import agents
-    from ngramspec.drafters import build_drafter
-
-    plans = []
-
-    class Watched(agents.Player):
-        def __init__(self, drafter, plan, **given):
-            plans.append((plan.gamma, plan.tree))
-            super().__init__(drafter, plan, **given)
-
-    def peers():
-        def make():
-            return build_drafter("copy")
-
-        return {"arctic, factor 4": (make, 64), "arctic tree": (make, 64)}, {}
-
-    monkeypatch.setattr(agents, "Player", Watched)
-    monkeypatch.setattr(agents, "arctic", peers)
-    assert main(["agents", "--traces", str(recorded), "--peers", "--tree", "16"]) == 0
-    peers_only = [plan for plan in plans if plan[0] != "auto"]
-    assert peers_only == [(16, False)] * 2 + [(16, True)] * 4
-    printed = capsys.readouterr().out
-    assert "chains, gpu, arctic, factor 4, store" in printed
-    assert "chains, gpu, arctic tree" not in printed

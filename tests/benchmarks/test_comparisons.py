@@ -41,16 +41,6 @@ def traces(tmp_path):
     return str(path)
 
 
-def test_first_look(run):
-    rows = run("first_look")
-    assert len(rows) == 4
-    for row in rows:
-        assert set(row["seconds"]) == {"plain", "lookup", "ours"}
-        assert row["same_as_plain"] == {"plain": True, "lookup": True, "ours": True}
-        assert row["new_tokens"]["ours"] == 6
-        assert row["stats"]["emitted"] > 0
-
-
 def test_batches(run, traces):
     options = ["--traces", traces, "--groups", "g", "nothing", "--sizes", "1", "3"]
     rows = run("batch", *options, "--longest", "30", "--dtype", "float32")
@@ -62,13 +52,3 @@ def test_batches(run, traces):
         assert row["prompt_tokens"] == 30
         assert set(row["seconds"]) == {"plain", "ours"}
         assert row["worst"] == row["ratio"] > 0  # there is one repeat
-
-
-def test_beams(run, traces):
-    options = ["--traces", traces, "--group", "g", "--longest", "39", "--count", "2"]
-    rows = run("beams", *options, "--beams", "2", "3")
-    assert [(row["beams"], row["prompt_tokens"]) for row in rows] == [
-        *((2, 39), (2, 38), (3, 39), (3, 38))
-    ]
-    assert all(row["same"] for row in rows)
-    assert all(row["undrafted"] > 0 < row["ours"] for row in rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -22,66 +21,8 @@ from benchmarks.divergence import (
 )
 from ngramspec import Speculator
 from ngramspec.measure import models
-from ngramspec.measure.measurement import ulp, ulps_apart
-from ngramspec.measure.prompts import library, library_prompts
-from ngramspec.measure.whole_calls import first_difference
 
 BFLOAT16 = torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("dtype", "left", "right", "ulps"),
-    [
-        ("bfloat16", 1.0, 1.0, 0),
-        ("bfloat16", 1.0, 1.0078125, 1),
-        ("bfloat16", 15.9375, 16.0, 0.5),  # the unit is the larger one's
-        ("bfloat16", 16.0, 16.125, 1),
-        ("bfloat16", 16.125, 15.9375, 1.5),
-        ("bfloat16", -1.0, -1.0078125, 1),
-        ("bfloat16", 0.0, -0.0, 0),
-        ("bfloat16", 2.0**-133, -(2.0**-133), 2),  # the smallest numbers on both sides of zero
-        ("bfloat16", 20.0, 21.0, 8),
-        ("bfloat16", -0.5, 0.5, 256),
-        ("float16", 1.0, 1.0009765625, 1),
-        ("float16", 2.0, 4.0, 512),
-        ("float32", 1.0, 1.00000011920928955078125, 1),
-        ("float32", 1.0, 2.0, 2**22),
-    ],
-)
-def test_ulps_apart_on_known_values(dtype, left, right, ulps):
-    kind = getattr(torch, dtype)
-    assert torch.tensor([left, right], dtype=kind).tolist() == [left, right]  # both are of the type
-    assert ulps_apart(left, right, kind) == ulps
-    assert ulps_apart(right, left, kind) == ulps
-
-
-def test_the_first_difference():
-    assert first_difference([], []) is None
-    assert first_difference([1, 2, 3], [1, 2]) == 2
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([4], [1]) == 0
-
-
-@pytest.mark.parametrize(
-    ("dtype", "value", "step"),
-    [
-        (torch.bfloat16, 1.0, 2**-7),
-        (torch.bfloat16, -1.9921875, 2**-7),
-        (torch.bfloat16, 17.25, 2**-3),
-        (torch.float16, 17.25, 2**-6),
-        (torch.float32, 17.25, 2**-19),
-        (torch.bfloat16, 0.0, 2**-133),
-    ],
-)
-def test_ulp_is_the_step_to_the_next_number(dtype, value, step):
-    assert ulp(value, dtype) == step
-    if value > 0:
-        up = torch.nextafter(torch.tensor(value, dtype=dtype), torch.tensor(math.inf, dtype=dtype))
-        assert float(up) - value == step
-
-
-def test_a_masked_token_is_infinitely_far():
-    assert ulps_apart(1.0, -math.inf, BFLOAT16) == math.inf
 
 
 def test_a_departure_by_hand():
@@ -109,17 +50,6 @@ def test_the_histogram_counts_every_departure_once():
     gaps = [0.0, 0.5, 1.0, 1.5, 8.0, 8.5, math.inf]
     counts = histogram([Divergence(1, 0, 1, 0.0, gap, 0.0, gap) for gap in gaps])
     assert counts == dict.fromkeys("34567", 0) | {"0": 1, "1": 2, "2": 1, "8": 1, ">8": 2}
-
-
-def test_library_prompts_are_many_and_of_two_kinds(monkeypatch):
-    few = library_prompts(7)
-    assert few == library_prompts(20)[:7]
-    assert [prompt.group for prompt in few[:3]] == ["code", "prose", "code"]
-    assert len({prompt.text for prompt in few}) == 7
-    sources = [*islice(library(), 20)]
-    monkeypatch.setattr("ngramspec.measure.prompts.library", lambda: iter(sources))
-    with pytest.raises(ValueError, match=r"the library has \d+ prompts, 100 are needed"):
-        library_prompts(100)
 
 
 def prompts_of(model, count, seed=0):
@@ -199,16 +129,6 @@ def embedded(monkeypatch):
 ARGUMENTS = ["divergence", "--count", "4", "--tokens", "12", "--batch", "2"]
 
 
-def test_the_report_counts_identical_texts(embedded, tmp_path, capsys):
-    out = tmp_path / "out.json"
-    assert main([*ARGUMENTS, "--dtype", "float32", "--json", str(out)]) == 0
-    report = json.loads(out.read_text())
-    assert (report["identical"], report["ties"], report["wrong"]) == (4, 0, 0)
-    assert report["settings"]["dtype"] == "float32"
-    counts = "4 prompts: 4 identical, 0 diverge at a tie, 0 are wrong; 48 tokens the same"
-    assert counts in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_wrong_text_is_told_and_fails(embedded, monkeypatch, tmp_path, capsys, dtype):
     monkeypatch.setattr(divergence, "generate", changed(0, 3, 0))
@@ -223,43 +143,4 @@ def test_a_wrong_text_is_told_and_fails(embedded, monkeypatch, tmp_path, capsys,
     assert report["departures"][0]["divergence"]["token"] == 3
 
 
-def test_prompts_and_traces_from_files(embedded, tmp_path, capsys):
-    prompts, traces = tmp_path / "prompts.jsonl", tmp_path / "traces.jsonl"
-    prompts.write_text('"one text"\n{"prompt": "another", "group": "g", "id": "x"}\n')
-    line = {"group": "g", "id": "1", "prompt": [4, 5, 6], "output": [7, 8]}
-    other = line | {"group": "h", "prompt": [5] * 600}  # leaves no room
-    traces.write_text("\n".join(json.dumps(each) for each in (line, other)))
-    common = ["divergence", "--dtype", "float32", "--tokens", "4"]
-    assert main([*common, "--prompts", str(prompts)]) == 0
-    assert "2 prompts" in capsys.readouterr().out
-    assert main([*common, "--traces", str(traces)]) == 0
-    assert "1 prompt:" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--count", "0"], "--count must be >= 1, got 0"),
-        (["--drafter", "nonsense"], "nonsense"),
-        (["--tokens", "600", "--count", "4"], "no prompt leaves room for 600 tokens"),
-        (["--prompts", "missing.jsonl"], "missing.jsonl"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_by_name(embedded, capsys, arguments, message):
-    assert main(["divergence", *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
 # The real model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rows", [1, 8])
-def test_a_hundred_prompts_are_identical_in_float32(rows, tmp_path):
-    """100 prompts of 128 new tokens each; near ties would be listed, none is wrong."""
-    out = tmp_path / "out.json"
-    arguments = ["--dtype", "float32", "--batch", str(rows), "--json", str(out)]
-    assert main(["divergence", *arguments]) == 0
-    report = json.loads(out.read_text())
-    assert report["identical"] + report["ties"] == 100
-    assert report["ties"] <= 2

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
-from benchmarks.__main__ import main
 from benchmarks.drafters import TwinDrafter, read
 from benchmarks.peers import LookupDrafter
-from benchmarks.texts import TEXTS, natural
+from benchmarks.texts import natural
 from ngramspec.drafters import ValueDrafter
-from ngramspec.measure.costs import cost_curve
-from ngramspec.measure.replay import Plan, Player
+from ngramspec.measure.replay import Plan, Player, cost_curve
 from ngramspec.measure.traces import Trace, write_traces
 
 
@@ -45,18 +41,6 @@ def test_the_twin_replays_exactly_as_the_native_engine():
     assert left.emitted > 2 * left.target_calls
 
 
-def test_peers_are_replayed_as_the_own_drafters_are(traces, tmp_path, capsys):
-    out = tmp_path / "out.json"
-    command = ["replay", "--traces", str(traces), "--curve", "gpu", "--gamma-max", "16"]
-    assert main([*command, "--peers", "--json", str(out)]) == 0
-    assert "prompt lookup (transformers)" in capsys.readouterr().out
-    found = json.loads(out.read_text())
-    assert found["command"].startswith("python -m benchmarks replay --traces")
-    assert found["settings"]["gamma_max"] == 16
-    calls = {each["drafter"]: each["groups"]["g"]["calls"] for each in found["results"]}
-    assert calls["auto"] < calls["prompt lookup (transformers)"]
-
-
 def test_transformers_lookup_copies_the_leftmost_match():
     session = LookupDrafter(3, 2).start(ids(1, 2, 3, 4, 9, 1, 2, 5, 6, 9, 1, 2))
     assert session.propose(10).tokens.tolist() == [3, 4, 9]
@@ -75,37 +59,9 @@ def test_arctic_drafts_from_the_request_itself(trees):
     session.close()
 
 
-def test_texts_are_what_their_names_say():
-    assert set(TEXTS["all equal"](9).tolist()) == {0}
-    assert TEXTS["period two"](4).tolist() == [0, 1, 0, 1]
-    text = natural(20_000)
-    assert len(text) == 20_000
-    assert 1000 < len(set(text.tolist())) < 10_000
-
-
 def test_a_reading_takes_steps_behind_the_context():
     reading = read("auto", ValueDrafter(), "natural", natural(4000), 2000, 5)
     assert reading.tokens == 2000
     assert 0 < reading.propose_us <= reading.step_us <= reading.p99_us <= reading.worst_us
     assert 0 < reading.drafted <= 5
     assert 20 < reading.bytes_per_token < 1000
-
-
-def test_a_peer_that_is_not_installed_is_named_as_skipped(traces, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.peers.find_spec", lambda name: None)
-    assert main(["replay", "--traces", str(traces), "--peers", "--curve", "cpu"]) == 0
-    printed = capsys.readouterr().out
-    assert "skipped: arctic tree, factor 16 is not installed (pip install" in printed
-    assert "skipped: prompt lookup (transformers) is not installed" in printed
-
-
-def test_drafters_prints_writes_and_draws(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.drafters.STEPS", 50)
-    out, plots = tmp_path / "out.json", tmp_path / "plots"
-    command = ["drafters", "--size", "300", "--twin", "--json", str(out)]
-    assert main([*command, "--plots", str(plots)]) == 0
-    assert "twin (Python)" in capsys.readouterr().out
-    readings = json.loads(out.read_text())["readings"]
-    assert {reading["text"] for reading in readings} == set(TEXTS)
-    assert (plots / "drafters-latency.png").stat().st_size > 10_000
-    assert (plots / "drafters-latency.svg").stat().st_size > 10_000

@@ -106,16 +106,6 @@ def test_a_table_is_measured_once_until_its_sources_change(small, tmp_path, capf
     assert capfd.readouterr().out == "small: its sources have changed since\n"
 
 
-def test_a_failed_measurement_keeps_the_raw_file_and_is_reported(small, tmp_path, capfd):
-    figures.run(arguments())
-    before = (tmp_path / "raw.json").read_text()
-    (tmp_path / "source.py").write_text("second")
-    (tmp_path / "small_benchmark.py").write_text("import sys; sys.exit(2)")
-    assert figures.run(arguments()) == 1
-    assert (tmp_path / "raw.json").read_text() == before
-    assert "not measured: small" in capfd.readouterr().err
-
-
 def test_a_table_says_where_its_raw_files_were_measured(small, tmp_path):
     where = {"processor": "A CPU", "cores": 2, "instructions": "avx2", "gpu": None}
     where["packages"] = {"torch": "9.1", "numpy": "8", "transformers": "7.2"}
@@ -137,25 +127,10 @@ def test_a_table_says_where_its_raw_files_were_measured(small, tmp_path):
     assert line.endswith("[raw.json](raw.json), measured before commits were recorded.")
 
 
-def test_files_with_one_origin_share_it():
-    found = {"a": {"value": 1}, "b": {"value": 2}}
-    line = figures.origin("two", found, RESULTS / "page.md")
-    assert line == (
-        "`make figures TABLES=two`: [a.json](a.json), [b.json](b.json),"
-        " measured before commits were recorded."
-    )
-
-
 def test_a_table_of_another_environment_needs_it(small, monkeypatch, capfd):
     monkeypatch.setitem(TABLES, "small", replace(small, environment="absent"))
     assert figures.run(arguments()) == 1
     assert "raw.json needs the environment absent" in capfd.readouterr().out
-
-
-def test_a_marked_place_is_filled_without_touching_the_next(small, tmp_path, monkeypatch):
-    empty = "<!-- table small -->\n\n<!-- end of table -->\n"
-    found = [each["table"] for each in MARKED.finditer(empty + "text\n" + empty)]
-    assert found == ["", ""]
 
 
 def test_the_hash_depends_on_names_and_contents_of_source_files(tmp_path, monkeypatch):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from benchmarks import host_time
-from benchmarks.__main__ import main
 from benchmarks.host_time import (
     ForcedProcessor,
     Host,
@@ -66,21 +63,6 @@ def test_the_time_of_the_forwards_is_left_out(monkeypatch):
         assert found.tokens == 39
         assert (found.forwards == 39) == (cell.settings is None)
         assert (found.drafted > 0.5) == (cell.settings is not None)
-
-
-def test_the_command_writes_every_chosen_row(tmp_path, capsys):
-    threads = torch.get_num_threads()
-    out = tmp_path / "host.json"
-    try:
-        words = ["--only", "baseline, random", "none, random"]
-        options = ["--repeats", "1", "--max-new-tokens", "8", "--json", str(out)]
-        assert main(["host_time", *words, *options]) == 0
-    finally:
-        torch.set_num_threads(threads)
-    rows = json.loads(out.read_text())["rows"]
-    assert [row["name"] for row in rows] == [each.name for each in chosen(words[1:])]
-    assert all(len(row["assumed"]) == (4 if "none" in row["name"] else 0) for row in rows)
-    assert "ngramspec none, random" in capsys.readouterr().out
 
 
 def test_a_forced_processor_goes_by_length():

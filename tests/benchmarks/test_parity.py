@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import parity, tiny
-from ngramspec.hf_model.compat.classes import BY_SLOT, ONE_AT_A_TIME
+from ngramspec.hf_model.compat.names import BY_SLOT, ONE_AT_A_TIME
 from ngramspec.hf_model.compat.versions import PLACES_TOKENS, has
 
 EXPERT_PARTS = ("gate", "router", "router_gate")
@@ -117,10 +117,6 @@ def test_a_text_that_repeats_one_token_proves_nothing(monkeypatch):
         model.lm_head.weight[8] = -model.lm_head.weight[7]
     cell = parity.compare("Llama", "batch 1", model, 1)
     assert (cell.outcome, cell.detail) == ("not run", "its text has fewer than 4 different tokens")
-
-
-def test_the_list_of_those_that_need_more_than_text_names_only_known_classes():
-    assert set(parity.NOT_ALONE) <= {kind.__name__ for kind in parity.classes()}
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ from families import build
 from forced_text import IDS, TEXT, VOCAB
 
 from benchmarks.prefilled import prefilled_model, states_of
-from ngramspec.measure.configurations import Caller, Configuration, usual_configurations
-from ngramspec.measure.forced import forced_model
+from ngramspec.measure.calls import Caller, usual_configurations
 
 PROMPT = (*IDS, *TEXT[:12], *IDS)
 
@@ -42,32 +41,6 @@ def test_every_way_says_what_it_says_alone_and_skips_the_prompt(model, way):
         if way.speculator is None:  # others depend on measured costs
             assert each.widths == alone.widths
     assert max(seen) < len(PROMPT)
-
-
-def test_a_forced_text_comes_out_behind_a_shared_prefill(model):
-    kind = type(model)
-    with prefilled_model(model) as read, forced_model(model, 256) as set_text:
-        read(PROMPT)
-        set_text([*PROMPT, *TEXT])
-        for way in (Configuration("plain"), Configuration("ours", {}, {"tree": 8})):
-            assert Caller(model).call(way, PROMPT, len(TEXT)).tokens == list(TEXT)
-    assert type(model) is kind
-
-
-def test_only_the_prompt_that_was_read_last_is_known(model):
-    other = PROMPT[::-1]
-    wanted = {
-        ids: Caller(model).call(Configuration("plain"), ids, 8).tokens for ids in (PROMPT, other)
-    }
-    seen = []
-    with prefilled_model(model) as read:
-        read(PROMPT)
-        read(other)
-        hook = widths_of_bodies(model, seen)
-        for ids, tokens in wanted.items():
-            assert Caller(model).call(Configuration("plain"), ids, 8).tokens == tokens
-        hook.remove()
-    assert [width for width in seen if width > 1] == [len(PROMPT)]
 
 
 def test_layers_that_forget_positions_are_refused():

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from conftest import tiny_llama
 from doubles import ScriptedDrafter, draft_of
-from forced_text import VOCAB, prompt, tiny_loaded
+from forced_text import VOCAB, prompt
 
 from benchmarks import profile
-from benchmarks.__main__ import main
 from benchmarks.profile import FORWARD, PYTHON, SECTIONS, profile_plain, profile_steps
 from ngramspec import Speculator
 from ngramspec.decoding.observer import DRAFTING, STREAMING
-from ngramspec.measure.tasks import NOTHING
 
 COPY = prompt()
 OWN = prompt(text=None)  # the model's own text
@@ -86,24 +82,3 @@ def test_plain_decoding_is_profiled_too(model):
     assert row["seconds"] == pytest.approx({FORWARD: 8, PYTHON: 1})
     assert row["share"][FORWARD] == pytest.approx(8 / 9)
     assert profile_plain(model, COPY, 30, repeats=1, lookup=10)["steps"] < 20
-
-
-@pytest.mark.parametrize("asked", [COPY, OWN])
-def test_all_ways_are_profiled(model, asked):
-    plain, lookup, ours = profile.profile(model, [asked], 12, repeats=1)
-    assert (plain["way"], lookup["way"], ours["way"]) == ("plain", "lookup 10", "ngramspec")
-    assert plain["steps"] == 11 >= ours["steps"]
-    assert set(ours["seconds"]) == set(SECTIONS)
-
-
-def test_the_command_prints_and_writes(tmp_path, monkeypatch, capsys):
-    loaded = tiny_loaded()
-    monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
-    out = tmp_path / "o.json"
-    command = ["profile", "--repeats", "1", "--max-new-tokens", "9", "--json", str(out)]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert "code_edit" in printed
-    assert "rollback" in printed
-    rows = json.loads(out.read_text())["rows"]
-    assert [row["task"] for row in rows] == ["code_edit"] * 3 + [NOTHING] * 3

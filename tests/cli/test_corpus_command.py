@@ -10,7 +10,7 @@ import pytest
 from command import exit_code
 
 from ngramspec.cli import corpus as command
-from ngramspec.server import watch
+from ngramspec.server import settings
 from ngramspec.stores import Corpus
 from ngramspec.stores.corpus import KIND
 
@@ -105,7 +105,7 @@ def test_watch_builds_with_the_largest_file_that_it_is_given(
 ):
     out = tmp_path / "own.ngc"
     exit_code(["corpus", "build", str(out), str(project)])
-    monkeypatch.setattr(watch, "watch", lambda paths, corpus, rebuild: rebuild())
+    monkeypatch.setattr(settings, "watch", lambda paths, corpus, rebuild: rebuild())
     assert exit_code(["corpus", "watch", str(out), *arguments]) == 0
     assert Corpus.open(out).recipe()["max_file"] == max_file
 

@@ -16,7 +16,7 @@ from command import exit_code
 
 import ngramspec
 from ngramspec.cli import demo
-from ngramspec.measure import configurations, models
+from ngramspec.measure import calls, models
 
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other than the newline
 DEMO = [sys.executable, "-m", "ngramspec", "demo"]
@@ -73,7 +73,7 @@ def test_text_that_differs_is_pointed_out_and_fails_in_float32(
             output[0, at] = (output[0, at] + 1) % 256
         return output
 
-    monkeypatch.setattr(configurations, "generate", wrong)
+    monkeypatch.setattr(calls, "generate", wrong)
     arguments = ["--dtype", dtype, "--prompt-file", prompt_file, "--max-new-tokens", "12"]
     assert exit_code(["demo", *arguments]) == code
     output = " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,4 @@
-"""The command ``explain``: tables, JSON, figures, and the page in a browser."""
+"""The command ``explain``: tables, JSON, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from command import exit_code
 from forced_text import tiny_loaded
 from rich.console import Console
 
+from benchmarks.__main__ import main as bench_main
 from ngramspec.cli import main
 from ngramspec.cli.output import stages
 
 SHORT = ["--tokens", "12", "--repeats", "1", "--count", "2"]
-VOID = {"meta", "rect", "line", "circle"}
+VOID = {"meta"}
 
 
 @pytest.fixture
@@ -51,44 +52,37 @@ class Balanced(HTMLParser):
         assert tag in VOID or self.open.pop() == tag
 
 
-def test_explain_prints_writes_and_draws(loaded, prompts, tmp_path, capsys):
-    out, html, plots = tmp_path / "o.json", tmp_path / "o.html", tmp_path / "plots"
-    command = ["explain", *prompts, *SHORT, "--json", str(out), "--html", str(html), "--rows", "2"]
-    assert main([*command, "--plots", str(plots)]) == 0
+def test_explain_prints_and_writes(loaded, prompts, tmp_path, capsys):
+    out, html = tmp_path / "o.json", tmp_path / "o.html"
+    command = ["explain", *prompts, *SHORT, "--json", str(out), "--html", str(html)]
+    assert main(command) == 0
     printed = capsys.readouterr().out
     for word in (
         "Theorem 3.8",
         "cost(n)",
         "measured",
         "position 1",
-        "what would help most",
-        "fewer rows",
     ):
         assert word in printed
     written = json.loads(out.read_text())
     assert len(written["steps"]) == len([step for step in written["steps"] if step["width"]])
     assert {step["prompt"] for step in written["steps"]} == {0, 1}
     assert written["same_text"] == [True, True]
-    assert [each["rows"] for each in written["by_rows"]] == [1, 2]
-    assert {path.name for path in plots.iterdir()} == {
-        f"figure-{number}.{kind}" for number in (1, 5) for kind in ("png", "svg")
-    }
     parser = Balanced()
     parser.feed(html.read_text())
     assert parser.open == []
     assert parser.classes.count("step") == len(written["steps"])
-    assert main(["plot", "1", "--run", str(out), "--plots", str(plots)]) == 0
+    assert bench_main(["plot", str(out), "--plots", str(tmp_path / "plots")]) == 0
 
 
 def test_progress_is_a_line_for_each_stage_without_a_terminal(loaded, prompts, capsys):
-    assert main(["explain", *prompts, *SHORT, "--rows", "2"]) == 0
+    assert main(["explain", *prompts, *SHORT]) == 0
     told = capsys.readouterr()
     assert told.err.splitlines() == [
         "prompt 1 of 2: forwards",
         "prompt 1 of 2: whole calls",
         "prompt 2 of 2: forwards",
         "prompt 2 of 2: whole calls",
-        "forwards of 2 rows",
     ]
     assert "\r" not in told.out + told.err
     assert "only one timed round" in told.out
@@ -117,7 +111,7 @@ def test_the_page_opens_in_a_browser(loaded, prompts, tmp_path):
         timeout=120,
         check=True,
     )
-    assert "What would help most" in page.stdout
+    assert "Theorem 3.8" in page.stdout
     assert page.stdout.count('class="step"') > 2
     subprocess.run(
         [browser, *options, f"--screenshot={shot}", "--window-size=1000,2000", html.as_uri()],

@@ -11,9 +11,8 @@ import torch
 
 from ngramspec import build_drafter
 from ngramspec.cli import build_parser, main
-from ngramspec.cli.options import load_model
+from ngramspec.cli.options import UsageError, load_model
 from ngramspec.cli.serve import read_keys, settings_of
-from ngramspec.cli.usage import UsageError
 from ngramspec.server.settings import Limits, ServerSettings
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")

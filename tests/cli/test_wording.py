@@ -11,7 +11,7 @@ from benchmarks.divergence import Comparison, summary
 from ngramspec import DecodeStats
 from ngramspec.cli import bench
 from ngramspec.cli.demo_view import View
-from ngramspec.measure.wording import counted
+from ngramspec.cli.output import counted
 
 
 def test_a_noun_agrees_with_its_number():

@@ -15,9 +15,8 @@ import ngramspec
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.costs.policies import CostGamma, ThresholdGamma, make_controller, worthwhile_nodes
 from ngramspec.drafters import build_drafter
-from ngramspec.measure.costs import cost_curve
-from ngramspec.measure.forced import forced_model
-from ngramspec.measure.replay import Plan, Player
+from ngramspec.measure.forwards import forced_model
+from ngramspec.measure.replay import Plan, Player, cost_curve
 from ngramspec.measure.traces import Trace
 
 

@@ -37,6 +37,7 @@ def shares(machine, clock, text, length, seeds=SEEDS, kinds=None):
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clock", [*CLOCKS])
 @pytest.mark.parametrize(
     ("machine", "length"), [("attention", 300), *((machine, 4000) for machine in MACHINES)]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.cache_name import cache_of
+from ngramspec.hf_model.compat.caches import cache_of
 
 RANK = int(os.environ["RANK"])
 VOCAB = 96

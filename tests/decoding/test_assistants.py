@@ -15,7 +15,7 @@ from ngramspec.costs.model import CostModel
 from ngramspec.costs.steps import HeadCosts, StepCosts
 from ngramspec.decoding.assistants import DraftingModel, check_models
 from ngramspec.drafters import ModelDrafter, base
-from ngramspec.hf_model.assistants.assistant import AssistantModel, tokenizer_file
+from ngramspec.hf_model.assistants import AssistantModel, tokenizer_file
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0}

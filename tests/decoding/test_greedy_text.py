@@ -51,14 +51,14 @@ def assert_same(model, expected, got, prompt_length):
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("gamma", [1, 5, "heuristic"])
 def test_tiny_model_every_drafter_and_gamma(tiny, spec, gamma):
-    same_text(tiny, Speculator(spec, gamma), max_new_tokens=120)
+    same_text(tiny, Speculator(spec, gamma), max_new_tokens=80)
 
 
 def doubles_of(text, vocab):
     return oracle(text), liar(text, vocab), half_right(text, vocab), random_drafter(vocab)
 
 
-@pytest.mark.parametrize("which", [0, 6])
+@pytest.mark.parametrize("which", [0])
 def test_real_model(smollm2, prompts, which):
     """Real prompts, 24 tokens each; the drafters and gammas take turns over the prompts."""
     inputs = prompts[which]
@@ -67,16 +67,6 @@ def test_real_model(smollm2, prompts, which):
         spec = SPECS[(2 * which + i) % len(SPECS)]
         got = speculative(smollm2.model, inputs, Speculator(spec, gamma), max_new_tokens=24)
         assert_same(smollm2.model, expected, got, inputs["input_ids"].shape[1])
-
-
-def test_real_model_right_wrong_and_random_drafters(smollm2, prompts):
-    inputs = prompts[1]
-    length = inputs["input_ids"].shape[1]
-    expected = plain(smollm2.model, inputs, max_new_tokens=24)
-    text, vocab = expected[0].tolist(), smollm2.model.config.vocab_size
-    for drafter in doubles_of(text, vocab):
-        got = speculative(smollm2.model, inputs, Speculator(drafter, 4), max_new_tokens=24)
-        assert_same(smollm2.model, expected, got, length)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 7, 16, 63])
@@ -166,7 +156,7 @@ def test_left_padding_and_an_attention_mask(tiny):
 
 def test_token_type_ids_grow_with_the_draft():
     """What generate grows per token besides the mask and positions, grown for n tokens at once."""
-    from ngramspec.hf_model.inputs.growth import grow
+    from ngramspec.hf_model.inputs import grow
 
     for name, expected in {
         "token_type_ids": [4, 5, 5, 5],

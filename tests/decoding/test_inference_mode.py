@@ -15,8 +15,8 @@ from transformers import DynamicCache, StaticCache
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.drafters import ModelDrafter
-from ngramspec.hf_model.cache.inplace_kv import grow_in_place
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.cache.layers import DynamicAttention
+from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.stepwise import JointSteps, open_generation
 
 PROMPT = torch.tensor([[1, 5, 9, 5, 9, 5, 9, 7]])
@@ -33,7 +33,7 @@ def mode(on):
 def small_buffers(monkeypatch):
     """Buffers that are outgrown within a test."""
     monkeypatch.setattr("ngramspec.decoding.batch.INITIAL_TOKENS", 8)
-    monkeypatch.setattr("ngramspec.hf_model.cache.inplace_kv.MIN_FREE_POSITIONS", 8)
+    monkeypatch.setattr("ngramspec.hf_model.cache.layers.MIN_FREE_POSITIONS", 8)
 
 
 def opened(model, prompt, inside, speculator=None, **settings):
@@ -149,7 +149,7 @@ def test_a_cache_serves_generations_of_different_modes(tiny, modes):
     """Its memory may be made in one mode and written to in another one."""
     cache = DynamicCache(config=tiny.config)
     for layer in cache.layers:
-        grow_in_place(layer)
+        DynamicAttention(layer).grow_in_place()
     text = tiny.generate(PROMPT, **GREEDY)[0].tolist()
     known = PROMPT
     for turn, inside in enumerate(modes):

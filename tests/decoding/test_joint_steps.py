@@ -16,7 +16,7 @@ from ngramspec.costs.policies import worthwhile_rows
 from ngramspec.costs.processors import AMX, initial_costs
 from ngramspec.costs.steps import StepCosts
 from ngramspec.draft import Draft
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.stepwise import JointSteps, open_generation
 
 TEXT = [1, 5, 9, 5, 9, 5, 9, 7, 3, 3, 4, 5, 9, 6]

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.stepwise import open_generation
 
 PROMPT = torch.tensor([[1, 5, 9, 5, 9, 5, 9, 7]])

@@ -23,7 +23,7 @@ from transformers import DynamicCache
 
 from ngramspec import Speculator, generate
 from ngramspec.costs.policies import PrefillDraftLength
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
 VOCAB = 97
 

@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.decoding import self_check, setup
-from ngramspec.hf_model.compat import cache_name, versions
+from ngramspec.hf_model.compat import caches, versions
 from ngramspec.stepwise import open_generation
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -27,14 +27,14 @@ def unknown(monkeypatch):
 @pytest.fixture(params=["renamed argument", "removed method", "method without effect"])
 def broken(request, unknown, monkeypatch):
     if request.param == "renamed argument":  # to one that is not among the names known here
-        monkeypatch.setattr(cache_name, "CACHE_NAMES", ("memory", "memories", "memory_states"))
-        cache_name.cache_names.cache_clear()
+        monkeypatch.setattr(caches, "CACHE_NAMES", ("memory", "memories", "memory_states"))
+        caches.cache_names.cache_clear()
     elif request.param == "removed method":
         monkeypatch.delattr(DynamicLayer, "crop")
     else:
         monkeypatch.setattr(DynamicLayer, "crop", lambda self, count: None)
     yield
-    cache_name.cache_names.cache_clear()
+    caches.cache_names.cache_clear()
 
 
 def warnings_of(caplog):

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from any_model import tiny_chat
 from doubles import ScriptedDrafter, oracle
 from transformers import AsyncTextIteratorStreamer, TextIteratorStreamer
 
@@ -114,24 +115,25 @@ def test_an_end_that_fails_does_not_hide_the_error(tiny):
         ngramspec.generate(tiny, PROMPT, streamer=Broken(KeyboardInterrupt()), **GREEDY)
 
 
-def plain_text(smollm2, inputs, **kwargs):
-    new = smollm2.model.generate(**inputs, **kwargs)[0, inputs["input_ids"].shape[1] :]
-    return smollm2.tokenizer.decode(new, skip_special_tokens=True)
+def plain_text(model, tokenizer, **kwargs):
+    new = model.generate(PROMPT, **kwargs)[0, PROMPT.shape[1] :]
+    return tokenizer.decode(new, skip_special_tokens=True)
 
 
-def test_a_reader_in_another_thread_gets_the_text_and_stops(smollm2, prompts):
+def test_a_reader_in_another_thread_gets_the_text_and_stops():
+    model, tokenizer = tiny_chat()
     kwargs = {"max_new_tokens": 16, "do_sample": False}
-    text = plain_text(smollm2, prompts[0], **kwargs)
+    text = plain_text(model, tokenizer, **kwargs)
 
     def read(**more):
         streamer = TextIteratorStreamer(
-            smollm2.tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True
+            tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True
         )
         failed = []
 
         def run():
             try:
-                ngramspec.generate(smollm2.model, **prompts[0], **kwargs, **more, streamer=streamer)
+                ngramspec.generate(model, PROMPT, **kwargs, **more, streamer=streamer)
             except RuntimeError as error:
                 failed.append(error)
 
@@ -144,7 +146,7 @@ def test_a_reader_in_another_thread_gets_the_text_and_stops(smollm2, prompts):
     assert read() == (text, [])
 
     def fail(ids, scores):
-        if ids.shape[1] == prompts[0]["input_ids"].shape[1] + 9:
+        if ids.shape[1] == PROMPT.shape[1] + 9:
             raise RuntimeError("no more")
         return scores
 
@@ -155,19 +157,18 @@ def test_a_reader_in_another_thread_gets_the_text_and_stops(smollm2, prompts):
     assert len(cut) < len(text)
 
 
-def test_async_streamer(smollm2, prompts):
+def test_async_streamer():
+    model, tokenizer = tiny_chat()
     kwargs = {"max_new_tokens": 16, "do_sample": False}
 
     async def read():
         streamer = AsyncTextIteratorStreamer(
-            smollm2.tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True
+            tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True
         )
-        call = asyncio.to_thread(
-            ngramspec.generate, smollm2.model, **prompts[0], **kwargs, streamer=streamer
-        )
+        call = asyncio.to_thread(ngramspec.generate, model, PROMPT, **kwargs, streamer=streamer)
         task = asyncio.create_task(call)
         pieces = [piece async for piece in streamer]
         await task
         return "".join(pieces)
 
-    assert asyncio.run(read()) == plain_text(smollm2, prompts[0], **kwargs)
+    assert asyncio.run(read()) == plain_text(model, tokenizer, **kwargs)

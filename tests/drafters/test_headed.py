@@ -17,8 +17,8 @@ from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
 from ngramspec.drafters.headed import HeadOfCalls, with_head
-from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule
+from ngramspec.verification.sampler import DraftCursor, drafted_at
 
 TEXT = ids([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2])
 VOCAB = 6
@@ -91,8 +91,9 @@ def begun(row, logits):
     return begin
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("controller", [FixedGamma(4), KnownCosts(4)])
-@pytest.mark.parametrize("samples", [5000, pytest.param(200_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("samples", [2000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_mixed_drafts_keep_the_distribution(controller, samples):
     """Two tokens of many generations: chi-square against the target's distribution."""
     stats, drafts, drafter, logits = DecodeStats(), [], headed(), noisy()
@@ -203,8 +204,9 @@ def test_a_draft_may_be_proposed_again(temperature, cost):
     assert model.calls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("repeated", [(2,), (4, 1), (0, 4, 4)])
-@pytest.mark.parametrize("samples", [5000, pytest.param(200_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("samples", [2000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_repeated_proposals_keep_the_distribution(samples, repeated):
     """The first token of many generations: chi-square against the target's distribution."""
     drafter, logits, drafts = headed(), noisy(), []

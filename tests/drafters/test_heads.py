@@ -63,6 +63,7 @@ class HeadDrafter(Drafter):
         return HeadSession(self.heads)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampled", [False, True])
 def test_trained_heads_draft_what_the_target_says_next(tiny, sampled):
     prompt = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

@@ -103,9 +103,8 @@ def test_the_depth_is_bounded():
     assert read("[" * 201).state == "invalid"
 
 
-def test_values_and_orders_of_keys_have_paths():
+def test_values_have_paths():
     json = read('\n{"a": [1, {"b":"x\\n"}], "c" : "d')
     assert json.values == [(("a",), "1"), (("a", "b"), '"x\\n"')]
-    assert json.orders == [(("a",), ["b"])]
     assert (json.state, json.partial, json.path) == ("string", "d", ("c",))
     assert json.style == {"": "\n", ":": " ", ",": " "}

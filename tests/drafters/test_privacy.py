@@ -196,7 +196,7 @@ def test_the_option_of_a_speculator_reaches_its_drafter():
     assert speculator.drafter.by_request
     speculator.drafter = "auto"
     assert speculator.drafter.by_request
-    assert speculator.settings().prefill_length is not speculator.settings().prefill_length
+    assert speculator.caller().prefill_length is not speculator.caller().prefill_length
     assert Speculator.from_dict(speculator.to_dict()).drafter.by_request
     with pytest.raises(ValueError, match="calibration must be 'shared' or 'request', got 'own'"):
         Speculator(calibration="own")

@@ -12,7 +12,7 @@ import ngramspec
 from ngramspec import Evidence, Speculator, build_drafter
 from ngramspec.drafters import RecycleDrafter, ValueDrafter
 from ngramspec.drafters.recycle import RANK_PROBABILITIES, static_tree
-from ngramspec.measure.costs import cost_curve
+from ngramspec.measure.replay import cost_curve
 
 
 def seen(tokens, rows, accepted=(0,)):

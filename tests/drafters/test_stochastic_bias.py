@@ -17,12 +17,12 @@ from ngramspec.draft import EMPTY_DRAFT, Proposal
 from ngramspec.drafters import PriorityDrafter
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
-from ngramspec.verification.cursor import DraftCursor, drafted_at
 from ngramspec.verification.rule import Rule
+from ngramspec.verification.sampler import DraftCursor, drafted_at
 
 TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)
 VOCAB = 6
-SAMPLES = 5000
+SAMPLES = 2000
 P = torch.tensor([0.25, 0.2, 0.1, 0.25, 0.1, 0.1])
 P_NEXT = torch.softmax(torch.randn((VOCAB, VOCAB), generator=torch.Generator().manual_seed(1)), -1)
 

@@ -6,19 +6,25 @@ import copy
 import json
 import logging
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ngramspec
 from ngramspec import SharedStore, ToolCalls, build_drafter
 from ngramspec.drafters import HeadedDrafter
+from ngramspec.drafters.partial_json import PartialJson
 from ngramspec.drafters.tool_calls import (
     CONTEXT_TOKENS,
     MAX_PREDICTED_CHARACTERS,
     MAX_READ_TOKENS,
+    CallText,
+    tool_of,
 )
 
 TOOLS = [
@@ -73,34 +79,36 @@ def drafted(session, gamma=200):
     return "".join(map(chr, draft.tokens.tolist())), draft.source.tolist()
 
 
+def predicted(predictor, count=64):
+    """The predicted text."""
+    return "".join(map(chr, predictor.predict(count)[0].tolist()))
+
+
 def test_a_call_is_predicted_after_its_opening(tokenizer):
     predictor = ToolCalls(TOOLS, tokenizer).predictor(int32(tokenizer.encode("What time is it?")))
-    assert predictor.rows(9) == []
+    assert len(predictor.predict(9)[0]) == 0
     right = 0
     ids = tokenizer.encode("Sure.\n" + CALL + " Done.")
     opening = len(tokenizer.encode("Sure.\n<tool_call>"))
     closing = len(tokenizer.encode("Sure.\n" + CALL))
     for at, token in enumerate(ids):
-        rows = predictor.rows(50)
-        assert bool(rows) <= (opening <= at < closing)
-        assert len({len(each) for row in rows for each in row}) <= len(rows)
-        right += bool(rows) and int(rows[0][0][0]) == token
+        path, log_probs = predictor.predict(50)
+        assert len(path) == len(log_probs)
+        assert bool(len(path)) <= (opening <= at < closing)
+        right += int(token in path[:1])
         predictor.extend(int32([token]))
     assert right > 0.85 * (closing - opening)
-    assert len(predictor.rows(3)) == 0
+    assert len(predictor.predict(3)[0]) == 0
     predictor.extend(int32(tokenizer.encode('<tool_call>\n{"name": "get_')))
-    first, second = predictor.rows(1)[0][0].tolist()  # the tool that was used comes first
-    assert (chr(first), chr(second)) == ("t", "w")
-    assert len(predictor.rows(7)) == 7
+    assert predicted(predictor, 7) == 'time", '  # the tool that was used comes first
 
 
-def test_calls_of_the_prompt_show_style_and_values(tokenizer):
+def test_calls_of_the_prompt_show_the_style(tokenizer):
     compact = json.dumps(json.loads(CALL[11:-12]), separators=(",", ":"))
     prompt = tokenizer.encode(f"<tool_call>{compact}</tool_call> <tool_call>broken")
     predictor = ToolCalls(TOOLS, tokenizer).predictor(int32(prompt))
     predictor.extend(int32(tokenizer.encode("<tool_call>")))
-    path = "".join(chr(int(ids[0])) for ids, _ in predictor.rows(64))
-    assert path == (compact + "</tool_call>")[:64]
+    assert predicted(predictor) == compact.partition("Bonn")[0]
 
 
 @pytest.mark.parametrize("spec", ["auto", "auto+mtp"])
@@ -114,8 +122,7 @@ def test_a_session_drafts_the_call_and_names_its_source(tokenizer, spec):
     assert {drafter.source_names[each] for each in source} == {"tools"}
     session.extend(int32(tokenizer.encode('\n{"name": "get_')))
     draft = session.propose(60, np.linspace(1, 1.2, 62, dtype=np.float32), tree=True)
-    first = [chr(token) for token in draft.tokens[draft.parents < 0]]
-    assert first[:2] == ["w", "t"]
+    assert chr(draft.tokens[0]) == "w"
 
 
 class Counting:
@@ -196,9 +203,9 @@ def test_a_tokenizer_that_fails_stops_predictions_but_not_drafts(caplog):
 def test_text_that_is_no_call_ends_the_prediction(tokenizer):
     predictor = ToolCalls(TOOLS, tokenizer).predictor(int32([]))
     predictor.extend(int32(tokenizer.encode("<tool_call>Hello")))
-    assert predictor.rows(5) == []
+    assert predicted(predictor) == ""
     predictor.extend(int32(tokenizer.encode("é <tool_call>\n")))
-    assert chr(int(predictor.rows(5)[0][0][0])) == "{"
+    assert predicted(predictor, 1) == "{"
 
 
 def test_generate_takes_tools_and_its_text_is_the_baseline_s(tiny):
@@ -209,8 +216,8 @@ def test_generate_takes_tools_and_its_text_is_the_baseline_s(tiny):
     calls = ToolCalls(TOOLS, Characters())
     config = copy.deepcopy(tiny.generation_config)
     config.ngramspec = {"tools": calls}
-    for given in ({"tools": calls}, {"generation_config": config}):
-        assert ngramspec.generate(tiny, prompt, **settings, **given).tolist() == plain
+    for extra in ({"tools": calls}, {"generation_config": config}):
+        assert ngramspec.generate(tiny, prompt, **settings, **extra).tolist() == plain
     for tools in (TOOLS, tuple(TOOLS)):
         listed = {"tools": tools, "tokenizer": Characters()}
         assert ngramspec.generate(tiny, prompt, **settings, **listed).tolist() == plain
@@ -271,8 +278,7 @@ def test_of_a_long_prompt_the_last_calls_are_read(tokenizer):
     predictor = ToolCalls(TOOLS, measured).predictor(int32(tokenizer.encode(prompt)))
     assert max(measured.decoded) == MAX_READ_TOKENS
     predictor.extend(int32(Characters().encode("<tool_call>")))
-    path = "".join(chr(int(ids[0])) for ids, _ in predictor.rows(64))
-    assert path == (compact + "</tool_call>")[:64]
+    assert predicted(predictor) == compact.partition("Bonn")[0]
 
 
 def test_of_a_long_call_the_end_is_encoded_with_a_continuation():
@@ -280,6 +286,239 @@ def test_of_a_long_call_the_end_is_encoded_with_a_continuation():
     predictor = ToolCalls(TOOLS, measured).predictor(int32([1]))
     begun = '<tool_call>\n{"name": "get_time", "arguments": {"city": "'
     predictor.extend(int32(Characters().encode(begun + "x" * 2000 + '"')))
-    path = "".join(chr(int(ids[0])) for ids, _ in predictor.rows(64))
-    assert path == ', "unit": "C"}}\n</tool_call>'
+    assert predicted(predictor) == ', "unit": "C"}}\n</tool_call>'
     assert 0 < max(measured.encoded) <= CONTEXT_TOKENS + MAX_PREDICTED_CHARACTERS
+
+
+FLIGHTS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find_flights",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "origin": {"type": "string"},
+                    "cabin": {"type": "string", "enum": ["economy", "business"]},
+                    "stops": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+                    "passengers": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+                            "required": ["name", "age"],
+                        },
+                    },
+                },
+                "required": ["origin", "cabin"],
+            },
+        },
+    },
+    {"name": "list_all", "parameters": {"type": "object", "properties": {}}},
+    {"type": "function", "function": {"name": 7}},
+    "not a tool",
+]
+FLIGHT = {"name": "find_flights", "arguments": {"cabin": "business", "origin": "SFO"}}
+
+
+def after(text, calls=None):
+    calls = CallText(FLIGHTS) if calls is None else calls
+    return calls.after(PartialJson().read(text))
+
+
+def learned(*texts):
+    calls = CallText(FLIGHTS)
+    for text in texts:
+        reader = PartialJson().read(text)
+        assert reader.state == "done"
+        calls.learn(reader)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("", '\n{"name": "find_flights", "arguments": {"origin": "'),
+        ("\n", '{"name": "find_flights", "arguments": {"origin": "'),
+        ('\n{"na', 'me": "find_flights", "arguments": {"origin": "'),
+        ('\n{"name": "li', 'st_all", "arguments": {}}\n</tool_call>'),
+        ('\n{"name": "find_flights", "arguments": {"origin": "SFO"', ', "cabin": "economy"}}'),
+        ('\n{"name": "find_flights", "arguments": {"origin": "SFO", "cabin": "b', 'usiness"}}'),
+        ('\n{"name": "list_all", "arguments": {}}', "\n</tool_call>"),
+        ('\n{"name": "list_all", "arguments": {}}\n</to', "ol_call>"),
+    ],
+)
+def test_what_follows(text, first):
+    assert after(text).startswith(first)
+
+
+def test_what_is_required_comes_first_and_then_the_call_ends():
+    begun = '\n{"name": "find_flights", "arguments": {"origin": "S\\"O"'
+    assert after(begun) == ', "cabin": "economy"}}\n</tool_call>'
+    assert after(begun + ', "st') == 'ops": false, "cabin": "economy"}}\n</tool_call>'
+    nested = '\n{"name": "find_flights", "arguments": {"passengers": [{"name": "Ann"'
+    assert after(nested) == ', "age": '
+    assert after(nested + ', "age": 3}') == '], "origin": "'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "find_flights", "arguments": {"origin": "SF',
+        "Sorry, ",
+        '{"name": }',
+        "[1, 2",
+        "{]",
+    ],
+)
+def test_where_nothing_is_known_nothing_is_predicted(text):
+    assert after(text) == ""
+
+
+def test_style_and_the_latest_tool_come_from_earlier_calls():
+    compact = '{"name":"list_all","arguments":{}}'
+    assert after("", learned(compact)) == compact + "\n</tool_call>"
+    arguments_first = learned(json.dumps(dict(reversed(FLIGHT.items()))))
+    assert after('{"arguments": {}', arguments_first).startswith(', "name": "find_flights"')
+    assert after('{"name": "list_all", "parameters": {}') == "}\n</tool_call>"
+
+
+@pytest.mark.parametrize("text", ["", "\n{", '{"name": "find_flights", "arguments": {', '{"a": ['])
+def test_a_prediction_does_not_change_the_reader(text):
+    calls, reader = CallText(FLIGHTS), PartialJson().read(text)
+    before = copy.deepcopy(reader)
+    calls.after(reader)
+    assert reader == before
+
+
+NAMES = st.sampled_from(["a", "b", 'q"', "é", ""])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+SCHEMAS = st.recursive(
+    st.sampled_from([{}, {"type": "string"}, {"type": "boolean"}, {"enum": [1, "x"]}, None, 3]),
+    lambda inner: (
+        st.fixed_dictionaries({"type": st.just("array"), "items": inner})
+        | st.fixed_dictionaries(
+            {
+                "type": st.just("object"),
+                "properties": st.dictionaries(NAMES, inner, max_size=3),
+                "required": st.lists(NAMES, max_size=2),
+            }
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(SCHEMAS, st.dictionaries(NAMES, VALUES, max_size=3), st.data())
+def test_any_call_is_read_in_any_pieces_and_any_schema_predicts_readable_text(
+    schema, arguments, data
+):
+    calls = CallText([{"name": "f", "parameters": schema}])
+    text = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=False)
+    at = data.draw(st.integers(0, len(text)))
+    reader = PartialJson().read(text[:at])
+    begun = text[:at] + calls.after(reader).removesuffix("\n</tool_call>")
+    assert PartialJson().read(begun).state != "invalid"
+    assert reader.read(text[at:]).state == "done"
+    assert tool_of(reader) == "f"
+    calls.learn(reader)
+    assert calls.after(PartialJson())
+
+
+@given(st.text(alphabet='{}[]":, \\ntf1a', max_size=40))
+def test_any_text_is_read(text):
+    calls = CallText(FLIGHTS)
+    reader = PartialJson().read(text)
+    assert isinstance(calls.after(reader), str)
+
+
+class Keys(Mapping):
+    """Properties of one kind; counts the keys that are looked at."""
+
+    def __init__(self, count, schema):
+        self.count, self.schema, self.seen = count, schema, 0
+
+    def __getitem__(self, key):
+        self.seen += 1
+        return self.schema
+
+    def __iter__(self):
+        for number in range(self.count):
+            self.seen += 1
+            yield f"k{number}"
+
+    def __len__(self):
+        return self.count
+
+
+class Listed(list):
+    """A list that fails the test if it is read to its end."""
+
+    def __iter__(self):
+        for number, each in enumerate(super().__iter__()):
+            assert number < 5000, "all of it was read"
+            yield each
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "boolean"}, ": false, "),
+        ({"type": "object", "properties": {}}, ": {}, "),
+        ({"enum": ["x"]}, ': "x", '),
+        ({"type": "array"}, ": ["),
+    ],
+    ids=["boolean", "object", "enum", "array"],
+)
+def test_of_a_large_schema_only_as_much_is_read_as_is_predicted(schema, value):
+    keys = Keys(100_000, schema)
+    needed = Listed(f"k{number}" for number in range(100_000))
+    parameters = {"type": "object", "properties": keys, "required": needed}
+    calls = CallText([{"name": "f", "parameters": parameters}])
+    assert keys.seen == 0
+    begun = '\n{"name": "f", "arguments": {"k0"'
+    text = after(begun, calls)
+    assert text.startswith(value)
+    assert len(text) == (MAX_PREDICTED_CHARACTERS if value != ": [" else 3)
+    assert keys.seen < 4000
+
+
+def test_deep_and_wide_schemas_are_read_to_a_bound():
+    itself = {"type": "object", "required": ["a"]}
+    itself["properties"] = {"a": itself}
+    calls = CallText([{"name": "f", "parameters": itself}])
+    text = calls.after(PartialJson())
+    assert text.startswith('\n{"name": "f", "arguments": {"a": {"a": {')
+    assert len(text) <= MAX_PREDICTED_CHARACTERS
+    either = {"anyOf": Listed([3] * 10_000)}
+    assert after("", CallText([{"name": "f", "parameters": either}]))
+    tools = Listed({"name": f"f{number}"} for number in range(10_000))
+    assert len(CallText(tools).tools) < 1000
+
+
+def test_long_values_are_not_predicted():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (Listed([1] * 10_000), "x" * 10_000, {"a": deep}, {1, 2}):
+        schema = {"type": "object", "properties": {"a": {"enum": [value, "short"]}}}
+        calls = CallText([{"name": "f", "parameters": schema}])
+        found = after('\n{"name": "f", "arguments": {"a": ', calls)
+        assert found == '"short"}}\n</tool_call>'
+    while deep:  # freeing it at once would recurse
+        deep = deep.pop()
+
+
+def test_long_values_are_read_at_once(monkeypatch):
+    read, count = PartialJson._read, []
+    monkeypatch.setattr(PartialJson, "_read", lambda *given: count.append(1) or read(*given))
+    value = "x" * 10_000
+    call = json.dumps({"name": "f", "arguments": {"a": value, "b": 1}}, indent=9_000)
+    reader = PartialJson().read(call + value)
+    assert reader.values[1:] == [(("arguments", "a"), f'"{value}"'), (("arguments", "b"), "1")]
+    assert reader.space == value
+    assert len(count) < 100

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from engine_rows import FAULTY, VOCAB, Engine, K, Recorder, ids
 
-from ngramspec._native import row_text
+from ngramspec._native import rows as row_text
 from ngramspec.costs import saved
 from ngramspec.engines import rows
 from ngramspec.engines.rows import Rows, RowState

@@ -13,7 +13,7 @@ from fuzz import models
 from fuzz.case import Case
 from fuzz.families import FAMILIES
 from fuzz.watchers import Criterion, Log, Processor, Streamer
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
 IMAGE_IDS = 4  # of each image
 

@@ -18,7 +18,7 @@ from fuzz.drafters import drafter_of
 from fuzz.inputs import arguments, next_turn
 from fuzz.watchers import Log
 from ngramspec import Speculator
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
 BEYOND = [7, 8, 5, 6, 100_000, 9, 2_000_000]  # ids, two of which no model here knows
 

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaForCausalLM, MistralForCausalLM
 from transformers.masking_utils import create_causal_mask
 
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
 __all__ = ["create_causal_mask"]  # as remote code imports it, beside the models
 

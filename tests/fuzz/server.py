@@ -118,7 +118,7 @@ class Fuzz:
         from serving import VOCAB, letters, settings_of
 
         from ngramspec.server.app import make_app
-        from ngramspec.server.shared import SharedText
+        from ngramspec.server.settings import SharedText
 
         self.model = tiny_llama(vocab=VOCAB, eos_token_id=100)
         self.tokenizer = letters()

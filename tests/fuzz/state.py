@@ -16,7 +16,7 @@ from conftest import AssumedStepCosts
 from ngramspec.costs import model as cost_model
 from ngramspec.costs.processors import AMX
 from ngramspec.decoding import setup
-from ngramspec.hf_model.compat.cache_name import CACHE_NAMES
+from ngramspec.hf_model.compat.caches import CACHE_NAMES
 
 
 @contextmanager

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ngramspec.hf_model.abilities import FACTS, Ability, obstacle, obstacles
-from ngramspec.hf_model.attention.windows import Reach, Windows
-from ngramspec.hf_model.call import CallTraits, Known
-from ngramspec.hf_model.compat.cache_name import cache_argument
-from ngramspec.hf_model.traits import Traits
+from ngramspec.hf_model.abilities import FACTS, Ability, reasons_against, why_unsupported
+from ngramspec.hf_model.attention import Reach, Windows
+from ngramspec.hf_model.compat.caches import cache_argument
+from ngramspec.hf_model.traits import CallFacts, CallTraits, Traits
 
 DOCS = Path(__file__).parents[2] / "docs"
 MASK = torch.ones((1, 10), dtype=torch.int64)
@@ -86,16 +85,16 @@ class Routed(torch.nn.Module):
         return self
 
 
-KNOWN = Known(TRAITS, CALL, Routed(), CONFIG, PLAIN)
+KNOWN = CallFacts(TRAITS, CALL, Routed(), CONFIG, PLAIN)
 FIXED = replace(KNOWN, call=replace(CALL, static=True))  # what these two need
 OPEN = {Ability.FIXED_WIDTH: FIXED, Ability.COMPILED: FIXED}
 
 
-def traits(known: Known, **values) -> Known:
+def traits(known: CallFacts, **values) -> CallFacts:
     return replace(known, traits=replace(known.traits, **values))
 
 
-def call(known: Known, **values) -> Known:
+def call(known: CallFacts, **values) -> CallFacts:
     return replace(known, call=replace(known.call, **values))
 
 
@@ -105,7 +104,7 @@ CASES = {
     "rows that advance together": lambda known: call(known, rows=2),
     "dynamic cache": lambda known: traits(call(known, static=False), attention="eager"),
     "encoder-decoder model": lambda known: traits(known, encodes=True),
-    "several rows": lambda known: replace(call(known, rows=2), by_row=True),
+    "several rows": lambda known: replace(call(known, rows=2), ragged=True),
     "a text longer than a window, with a dynamic cache": lambda known: traits(
         call(known, static=False), windows=WINDOW, attention="eager"
     ),
@@ -176,7 +175,7 @@ CASES = {
 
 @pytest.mark.parametrize("ability", Ability, ids=lambda ability: ability.value)
 def test_a_plain_call_of_a_plain_model_rules_nothing_out(ability):
-    assert obstacle(ability, OPEN.get(ability, KNOWN)) is None
+    assert why_unsupported(ability, OPEN.get(ability, KNOWN)) is None
 
 
 def test_every_fact_has_a_case():
@@ -193,23 +192,23 @@ def test_a_fact_rules_out_what_its_cells_say(fact, ability):
     assert fact.holds(known)
     if ability in fact.reasons:
         whole = re.sub(r"\\{\w+\\}", ".+", re.escape(fact.reasons[ability]))
-        assert any(re.fullmatch(whole, reason) for reason in obstacles(ability, known))
+        assert any(re.fullmatch(whole, reason) for reason in reasons_against(ability, known))
     elif not any(other.holds(known) for other in FACTS if ability in other.reasons):
-        assert obstacle(ability, known) is None
+        assert why_unsupported(ability, known) is None
 
 
 def test_all_reasons_are_known_and_the_first_is_reported():
     known = call(traits(KNOWN, alibi=True, own_masks=True, windows=WINDOW), rows=3)
-    found = tuple(dict.fromkeys(obstacles(Ability.FIXED_WIDTH, known)))
+    found = tuple(dict.fromkeys(reasons_against(Ability.FIXED_WIDTH, known)))
     assert [reason.partition(";")[0] for reason in found] == [
         "a batch of 3 rows",
         "a text that may become longer than an attention window",
         "a dynamic cache with sdpa, whose arithmetic changes with the length",
         "a model that makes its masks itself",  # once, for two facts
     ]
-    assert obstacle(Ability.FIXED_WIDTH, known) == found[0]
-    assert obstacle(Ability.TREES, known) == "a batch of 3 rows that advance together"
-    assert obstacle(Ability.TREES, replace(known, by_row=True)) == "a model with ALiBi"
+    assert why_unsupported(Ability.FIXED_WIDTH, known) == found[0]
+    assert why_unsupported(Ability.TREES, known) == "a batch of 3 rows that advance together"
+    assert why_unsupported(Ability.TREES, replace(known, ragged=True)) == "a model with ALiBi"
 
 
 @pytest.mark.parametrize(("window", "slides"), [(19, True), (20, False), (21, False)])
@@ -220,17 +219,19 @@ def test_a_text_as_long_as_the_window_is_full_attention(window, slides):
 
 def test_later_facts_are_not_looked_at_for_the_first_reason():
     known = replace(call(KNOWN, rows=2), model=None)  # experts are looked for in the model
-    assert obstacle(Ability.FIXED_WIDTH, known) == "a batch of 2 rows; generate them one by one"
+    assert (
+        why_unsupported(Ability.FIXED_WIDTH, known) == "a batch of 2 rows; generate them one by one"
+    )
 
 
 def test_weights_may_be_quantized_under_a_fixed_width():
     known = replace(FIXED, model=Routed(quantizer="GgufHfQuantizer"))
-    assert obstacle(Ability.FIXED_WIDTH, known) is None
+    assert why_unsupported(Ability.FIXED_WIDTH, known) is None
 
 
 def test_an_argument_without_a_value_is_plain():
     known = replace(KNOWN, kwargs=PLAIN | {"token_type_ids": None, "output_attentions": False})
-    assert obstacle(Ability.PREFILL_DRAFT, known) is None
+    assert why_unsupported(Ability.PREFILL_DRAFT, known) is None
 
 
 def test_the_page_has_the_table():

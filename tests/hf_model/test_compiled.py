@@ -12,7 +12,7 @@ import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding import setup
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compiled import Graphs, bucket_sizes
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
 VOCAB = 97
 GREEDY = {"do_sample": False, "max_new_tokens": 40}

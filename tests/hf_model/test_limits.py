@@ -8,27 +8,12 @@ import pytest
 import torch
 from conftest import tiny_llama
 
-from ngramspec.hf_model.call import CallTraits
-from ngramspec.hf_model.inputs.growth import next_position, prompt_end
-from ngramspec.hf_model.prepared import MAX_PREFILL_DRAFT_TOKENS, DraftLimits
-from ngramspec.hf_model.traits import traits_of
+from ngramspec.hf_model.inputs import next_position
+from ngramspec.hf_model.target import MAX_PREFILL_DRAFT_TOKENS, DraftLimits
+from ngramspec.hf_model.traits import prompt_end, traits_of
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 ONES = torch.ones((1, 9), dtype=torch.int64)
-CALL = CallTraits(
-    rows=1,
-    prompt=10,
-    cached=0,
-    end=10,
-    keeps_cache=False,
-    slides=False,
-    attends=True,
-    gap_obstacle=None,
-    static=False,
-    states=(),
-    hooked=False,
-    unaligned=None,
-)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +38,12 @@ def test_the_next_position():
     assert next_position(torch.zeros((2, 0), dtype=torch.int64)) == 0
 
 
-def limits(call=CALL, next_position=10, **traits):
+def limits(reason=None, next_position=10, **traits):
     """Limits of a model with some traits, behind a prefill of 10 positions."""
     known = traits_of(tiny_llama(), IDS, {})
     known = replace(known, **({"position_limit": None} | traits))
     of_model = known.position_limit, known.thresholds
-    return DraftLimits(*of_model, call.end, next_position, call.unaligned, prefilled=10)
+    return DraftLimits(*of_model, 10, next_position, reason, prefilled=10)
 
 
 def test_nothing_limits_a_draft():
@@ -89,7 +74,7 @@ def test_no_draft_reaches_over_a_threshold():
 
 
 def test_without_aligned_positions_nothing_is_drafted():
-    assert limits(replace(CALL, unaligned="a reason")).longest(0, 8) == 0
+    assert limits("a reason").longest(0, 8) == 0
     some = limits()
     assert not some.no_drafts
     some.no_drafts = "a reason"

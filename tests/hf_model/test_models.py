@@ -13,7 +13,7 @@ from benchmarks import parity, tiny
 from benchmarks.harness import padded
 from ngramspec import Drafter, DraftSession, Speculator, UnsupportedError
 from ngramspec.draft import EMPTY_DRAFT
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_names
+from ngramspec.hf_model.compat.caches import cache_argument, cache_names
 from ngramspec.hf_model.compat.versions import before
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 11, 12, 5, 6, 7, 8, 5]])

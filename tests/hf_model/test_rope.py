@@ -10,7 +10,7 @@ from families import SIZES, VOCAB
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.cache_name import cache_of
+from ngramspec.hf_model.compat.caches import cache_of
 
 TURN = 40  # positions after which longrope takes its long factors
 LONG = {

@@ -13,9 +13,9 @@ from families import ENCODER_DECODER, FAMILIES, VARIED, build
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.costs.steps import StepCosts
-from ngramspec.hf_model.attention.tree_attention import attended, tree_mask, tree_positions
-from ngramspec.hf_model.compat.cache_name import cache_of
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.attention import attended, tree_mask, tree_positions
+from ngramspec.hf_model.compat.caches import cache_of
+from ngramspec.hf_model.target import Target
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 TREES = ("llama", "gemma", "qwen2", "qwen3", "phi3", "gpt2", "mixtral (experts)", "bart decoder")
@@ -40,13 +40,13 @@ def test_every_row_is_plain_generate_s(name, attention):
     kwargs = GREEDY | (VARIED if name in ENCODER_DECODER else {})
     plain = model.generate(**inputs, **kwargs)
     texts = row_texts(inputs, plain, encoded=name in ENCODER_DECODER)
-    for seed in range(2):
-        ours, stats, trees = run(model, inputs, RowTrees(texts, seed=seed), **kwargs)
-        assert torch.equal(plain, ours)
-        if name in TREES:
-            assert not stats.chains
-            assert {event.row for event in trees} == {0, 1, 2, 3}
-            assert stats.drafted > stats.verified > stats.accepted > 40
+    drafter = RowTrees(texts, seed=int(attention == "eager"))
+    ours, stats, trees = run(model, inputs, drafter, **kwargs)
+    assert torch.equal(plain, ours)
+    if name in TREES:
+        assert not stats.chains
+        assert {event.row for event in trees} == {0, 1, 2, 3}
+        assert stats.drafted > stats.verified > stats.accepted > 40
 
 
 def test_chains_and_trees_in_one_forward():
@@ -135,7 +135,8 @@ def test_the_cache_holds_each_row_s_accepted_path(monkeypatch):
     def watch(self):
         mask = self.inputs.kwargs["attention_mask"][:, :-1].bool()
         for row, own in enumerate(mask):
-            layers = [(at.keys[row][:, own], at.values[row][:, own]) for at in self.cache.layers]
+            layers = [each.layer for each in self.cache.attention]
+            layers = [(at.keys[row][:, own], at.values[row][:, own]) for at in layers]
             seen.append((texts[row][: int(own.sum())], layers))
         close(self)
 
@@ -225,14 +226,14 @@ def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
     counts = np.zeros(64)
     torch.manual_seed(0)
     kwargs = {"do_sample": True, "max_new_tokens": 5, "num_return_sequences": 8}
-    for _ in range(250):
+    for _ in range(120):
         out = ngramspec.generate(model, ids, speculator=speculator, **kwargs)
         for a, b, c in out[:, 5:8].tolist():
             counts[16 * a + 4 * b + c] += 1
     assert speculator.stats.drafter_faults == 0
-    assert speculator.stats.accepted > 500
-    assert sum(len(event.parents or ()) == 3 for event in events) > 1900
-    assert chisquare(counts, 2000 * expected).pvalue > 1e-7
+    assert speculator.stats.accepted > 240
+    assert sum(len(event.parents or ()) == 3 for event in events) > 900
+    assert chisquare(counts, 960 * expected).pvalue > 1e-7
 
 
 def of_three(model, ids):

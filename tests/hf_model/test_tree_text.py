@@ -10,9 +10,9 @@ from doubles import ScriptedDrafter, bushy, oracle
 from families import ENCODER_DECODER, FAMILIES, VARIED, VOCAB, build
 
 from ngramspec import Draft, Speculator
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
-from ngramspec.hf_model.model import Target
+from ngramspec.hf_model.target import Target
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -34,10 +34,10 @@ def test_trees_give_plain_text(name, attention):
         model.set_attn_implementation(attention)
     varied = VARIED if name in ENCODER_DECODER else {}
     plain = model.generate(IDS, max_new_tokens=60, **varied)
-    for seed in range(2):
-        speculator = Speculator(bushy(texts_of(name, plain), VOCAB, seed), 17, tree=17)
-        assert torch.equal(plain, run(model, IDS, speculator, **varied))
-        assert speculator.stats.drafter_faults == 0 or speculator.stats.chains
+    trees = bushy(texts_of(name, plain), VOCAB, seed=int(attention == "eager"))
+    speculator = Speculator(trees, 17, tree=17)
+    assert torch.equal(plain, run(model, IDS, speculator, **varied))
+    assert speculator.stats.drafter_faults == 0 or speculator.stats.chains
 
 
 def test_trees_run_where_they_can():
@@ -162,7 +162,7 @@ def test_trees_on_static_caches(name, attention):
                 )
 
 
-def test_a_tree_without_branches_runs_as_a_chain_and_its_drafter_sees_the_tree(monkeypatch):
+def test_a_tree_without_branches_runs_as_a_chain(monkeypatch):
     model = tiny_llama()
     text = model.generate(IDS, max_new_tokens=60)[0].tolist()
     seen = []
@@ -190,8 +190,8 @@ def test_a_tree_without_branches_runs_as_a_chain_and_its_drafter_sees_the_tree(m
     assert branched
     assert all(parents[-1] == -1 and len(parents) > 1 for parents in branched)
     assert len(branched) < len([nodes for nodes, _ in seen if nodes])
-    assert drafter.observed
-    assert all(draft.parents is not None for draft, _, _ in drafter.observed)
+    trees = [draft.parents is not None for draft, _, _ in drafter.observed]
+    assert trees.count(True) == len(branched)  # the others are observed as chains
     assert speculator.stats.drafter_faults == 0
 
 

@@ -10,19 +10,17 @@ import pytest
 from forced_text import tiny_loaded
 
 from ngramspec import Speculator
-from ngramspec.measure.explain import Run, explain
-from ngramspec.measure.explain_advice import advise, reliability, with_store
-from ngramspec.measure.explain_page import first_rejected, page, tree_text
-from ngramspec.measure.explain_predict import (
+from ngramspec.measure.explain import (
+    Run,
     Share,
-    acceptance_of,
-    batches,
     by_depth,
+    curve,
+    explain,
     judged,
     ladder,
     rung_rows,
 )
-from ngramspec.measure.traces import Trace
+from ngramspec.measure.explain_page import first_rejected, page, tree_text
 from ngramspec.stats import DecodeStats, SourceStats
 from ngramspec.theory.walltime import improvement
 
@@ -66,13 +64,13 @@ def ideal_run(alpha=0.7, seed=1, cost=lambda n: 1.0, other=0.0):
         other_seconds=other * STEPS,
         sources={"copy": SourceStats(GAMMA * STEPS, verified, int(counts.sum()))},
     )
-    output = np.tile(np.arange(5, 12, dtype=np.int32), emitted)[: emitted + 1]
     return Run(
         "model",
         {**Speculator("copy+ngram", GAMMA).to_dict(), "new": 9, "repeats": 1},
         {n: ONE * cost(n) for n in (1, 2, 4, 8)},
         100,
-        [Trace("a", "0", np.arange(1, 9, dtype=np.int32), output)],
+        ["a"],
+        [emitted + 1],
         [True],
         [step(0, 0), *steps],
         stats,
@@ -128,7 +126,7 @@ def test_a_plain_step_shorter_than_its_forward_is_not_resolved():
     assert "(noise)" not in rows["acceptance as measured"][2]  # it is counted, not timed
     change = run.measured - rungs["cost(n)"].speed
     assert rows["measured"][2] == f"{change:+.2f} (noise)"
-    html = page(run, ladder(run), [])
+    html = page(run)
     assert "not resolved" in html
     for text in (html, str(rows)):
         assert not re.search(r"-\d+\.\d+ ms", text)
@@ -168,7 +166,7 @@ def test_noise_is_the_range_of_the_rounds():
 def test_every_round_of_a_run_is_kept(monkeypatch):
     """By a clock that goes on by a second at each look."""
     now = count()
-    monkeypatch.setattr("ngramspec.measure.configurations.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("ngramspec.measure.calls.perf_counter", lambda: float(next(now)))
     monkeypatch.setattr(
         "ngramspec.measure.explain.forward_seconds",
         lambda model, context, widths, *rest: dict.fromkeys(widths, 2.0),
@@ -182,12 +180,6 @@ def test_every_round_of_a_run_is_kept(monkeypatch):
     assert found.noise == 0.01
     assert "prompt 2 of 2: whole calls" in stages
     assert not {rung.name: rung.resolved for rung in ladder(found)}["overhead"]
-
-
-def test_costs_between_and_beyond_the_measured():
-    run = ideal_run(cost=lambda n: 1 + 0.1 * (n - 1))
-    cost = run.cost()
-    assert cost[[1, 2, 3, 8, 20]] == pytest.approx([1, 1.1, 1.2, 1.7, 2.9])
 
 
 @pytest.mark.parametrize(
@@ -215,47 +207,11 @@ def test_acceptance_by_depth_counts_steps():
         step(drafted=2, accepted=(1,), emitted=2, parents=[-1, -1]),
     ]
     assert by_depth(steps) == {0: Share(3, 2), 1: Share(1, 1), 2: Share(1, 0)}
-    assert acceptance_of(by_depth(steps)).tolist() == pytest.approx([2 / 3, 1, 0])
 
 
-def test_advice_knows_a_better_gamma_and_its_limits():
-    found = {each.name: each for each in advise(ideal_run())}
-    assert found["gamma=32"].gain > 1.5  # a text of period seven, at a flat cost
-    assert found["gamma=2"].gain < 1
-    assert found["forwards of equal cost at any width"].gain == pytest.approx(1)
-    steep = {each.name: each for each in advise(ideal_run(cost=lambda n: 1 + 0.5 * (n - 1)))}
-    assert steep["forwards of equal cost at any width"].gain == pytest.approx(2.5)
-    assert steep["an oracle for the length of each draft"].basis == "closed form"
-
-
-def test_batches_are_predicted_from_their_own_forwards_and_advice_is_fewer_rows():
-    run = ideal_run()
-    run.row_seconds = {4: {1: 2 * ONE, 4: 5 * ONE}, 2: {1: ONE, 4: 1.25 * ONE}}
-    tokens = run.stats.tokens_per_call
-    found = {each.rows: each for each in batches(run)}
-    assert list(found) == [1, 2, 4]
-    assert found[1].speed == pytest.approx(tokens)
-    assert found[4].speed == pytest.approx(tokens / 2.5)
-    assert found[4].plain == pytest.approx(4 / (2 * ONE))
-    assert found[4].speculative == pytest.approx(4 * tokens / (5 * ONE))
-    gains = {each.name: each.gain for each in advise(run)}
-    assert gains["fewer rows: 2 in place of 4"] == pytest.approx(2)
-    assert gains["fewer rows: 1 in place of 4"] == pytest.approx(2.5)
-    assert not any(name.startswith("fewer rows") for name in {a.name for a in advise(ideal_run())})
-
-
-def test_advice_is_sorted_and_a_store_reads_the_earlier_texts():
-    run = ideal_run()
-    run.traces = [run.traces[0], Trace("b", "1", run.traces[0].prompt + 50, run.traces[0].output)]
-    gains = [each.gain for each in advise(run)]
-    assert gains == sorted(gains, reverse=True)
-    first, second = with_store(run.traces)
-    assert first.prompt.tolist() == run.traces[0].prompt.tolist()
-    assert len(second.prompt) == 2 * len(first.prompt) + len(first.output)
-
-
-def test_reliability_is_of_the_replayed_texts():
-    assert reliability(ideal_run()).sources
+def test_costs_between_and_beyond_the_measured():
+    cost = curve({n: ONE * (1 + 0.1 * (n - 1)) for n in (1, 2, 4, 8)})
+    assert cost[[1, 2, 3, 8, 20]] == pytest.approx([1, 1.1, 1.2, 1.7, 2.9])
 
 
 def test_a_tree_is_told_in_lines():
@@ -274,14 +230,11 @@ def test_a_tree_is_told_in_lines():
 def test_the_page_escapes_and_needs_nothing_else():
     run = ideal_run()
     run.steps[1]["emitted"][0] = "<script>&"
-    html = page(run, ladder(run), advise(run))
+    html = page(run)
     assert "<script" not in html
     assert "&lt;script&gt;&amp;" in html
     for word in ("http://", "https://", "src=", "@import", "url("):
         assert word not in html
-    for word in ("Predicted and measured", "What would help most", "Reliability"):
+    for word in ("Theorem 3.8", "position 3", "✓"):
         assert word in html
-    assert html.count("<svg") == 5
-    assert "Batches" not in html
-    run.row_seconds = {2: run.seconds}
-    assert "<h2>Batches</h2>" in page(run, ladder(run), advise(run))
+    assert html.count("<svg") == 4  # a source and three positions

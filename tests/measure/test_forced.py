@@ -8,9 +8,9 @@ from conftest import tiny_llama
 from forced_text import IDS, TEXT, VOCAB
 
 from ngramspec import generate
-from ngramspec.hf_model.compat.cache_name import cache_argument, cache_of
-from ngramspec.measure.configurations import Caller, Configuration
-from ngramspec.measure.forced import forced_model
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
+from ngramspec.measure.calls import Caller, Configuration
+from ngramspec.measure.forwards import forced_model
 
 
 @pytest.fixture(scope="module")

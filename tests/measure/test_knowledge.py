@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.peers import documents_of
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.known import NullDrafter
-from ngramspec.measure.compare import compare
-from ngramspec.measure.knowledge import Earlier, Knowledge, documents_of
-from ngramspec.measure.replay import Plan
+from ngramspec.measure.knowledge import Earlier, Knowledge
+from ngramspec.measure.replay import Plan, compare
 from ngramspec.measure.traces import Trace
 from ngramspec.stores import Corpus
 

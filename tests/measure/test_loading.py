@@ -10,7 +10,7 @@ import torch
 from byte_model import ByteTokenizer, tiny_model
 
 import ngramspec
-from ngramspec.measure import measurement as measure
+from ngramspec.measure import calls as measure
 from ngramspec.measure import models
 
 

@@ -9,7 +9,7 @@ import torch
 from conftest import tiny_llama
 from forced_text import VOCAB
 
-from ngramspec.hf_model.compat.cache_name import cache_of
+from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.measure.forwards import forward_seconds
 from ngramspec.measure.machine import PeakMemory, machine
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ngramspec.measure.summary import summarize
-from ngramspec.measure.turns import PLAIN
-from ngramspec.measure.whole_calls import Call, Measured, first_difference
+from ngramspec.measure.bench import Call, Measured, summarize
+from ngramspec.measure.calls import PLAIN, first_difference
 
 
 def call(way, seconds, new=11, widths=None, emitted=10, prompt="p", **changes):

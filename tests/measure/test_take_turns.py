@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from ngramspec.measure import turns
-from ngramspec.measure.turns import PLAIN, take_turns
+from ngramspec.measure.calls import PLAIN, take_turns
 
 
 def noted(order, name):
@@ -33,7 +32,7 @@ def test_all_are_called_once_in_each_repeat(first, rounds):
 
 def test_speedups_are_of_the_same_repeat(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(turns, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("ngramspec.measure.calls.perf_counter", lambda: now[0])
     seconds = {PLAIN: iter([1.0, 10.0, 100.0]), "ours": iter([0.5, 2.0, 100.0])}
 
     def call(name):

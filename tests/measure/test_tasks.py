@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from forced_text import Characters, tiny_loaded
+from forced_text import tiny_loaded
 
 from ngramspec.measure.tasks import (
     NOTHING,
     Prompt,
     fit,
-    in_chat_template,
     known_tasks,
-    messages,
     of_length,
     read_tasks,
     sample_prompts,
@@ -24,7 +20,7 @@ from ngramspec.measure.tasks import (
 def test_prompts_of_texts_and_of_ids(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text(
-        '{"group": "chat_turn2", "id": 1, "prompt": [1, 2, 3], "output": [4]}\n\n'
+        '{"group": "chat", "id": 1, "prompt": [1, 2, 3], "output": [4]}\n\n'
         '{"group": "code_edit", "id": "x", "prompt": "ab"}\n'
     )
     found = read_tasks(path, lambda text: [ord(each) for each in text])
@@ -38,19 +34,9 @@ def test_prompts_of_texts_and_of_ids(tmp_path):
         read_tasks(path, list)
 
 
-def test_turns_are_told_by_their_marks():
-    assert messages("def f():") == []
-    assert messages("[INST] One. [/INST] Two.</s>[INST] Three [/INST]") == [
-        {"role": "user", "content": "One."},
-        {"role": "assistant", "content": "Two."},
-        {"role": "user", "content": "Three"},
-    ]
-
-
-def test_lengths_are_those_of_the_task_or_those_given():
-    prompts = [Prompt(task, "", (0,) * n) for task in ("chat", "code_edit") for n in (299, 701)]
-    assert [each.task for each in of_length(prompts)] == ["code_edit"]
-    assert [len(each.ids) for each in of_length(prompts, (299, 299))] == [299, 299]
+def test_prompts_of_a_length_are_chosen():
+    prompts = [Prompt("chat", "", (0,) * n) for n in (299, 300, 701)]
+    assert [len(each.ids) for each in of_length(prompts, 299, 300)] == [299, 300]
 
 
 def test_fitted_prompts_keep_their_end_and_get_others_in_front():
@@ -78,19 +64,3 @@ def test_the_package_s_own_texts_are_one_of_each_task():
     assert known_tasks(prompts, ["chat", "nothing"]) == ["chat", NOTHING]
     with pytest.raises(ValueError, match="unknown task 'poetry'; choose from nothing, summ"):
         known_tasks(prompts, ["poetry"])
-
-
-def test_chats_get_the_model_s_own_template():
-    class Chatty(Characters):
-        chat_template = "messages"
-
-        def decode(self, tokens):
-            return "[INST] Say a [/INST]" if tokens[0] == 1 else "def f():"
-
-        def apply_chat_template(self, messages, **arguments):
-            assert messages == [{"role": "user", "content": "Say a"}]
-            return {"input_ids": [7, 8, 9]}
-
-    loaded = replace(tiny_loaded(), tokenizer=Chatty())
-    assert in_chat_template(Prompt("chat", "0", (1, 2)), loaded) == Prompt("chat", "0", (7, 8, 9))
-    assert in_chat_template(Prompt("code", "0", (2, 2)), loaded) == Prompt("code", "0", (2, 2))

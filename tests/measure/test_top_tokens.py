@@ -13,10 +13,16 @@ from doubles import ids
 import ngramspec
 from ngramspec import Speculator, build_drafter
 from ngramspec.drafters import RecycleDrafter
-from ngramspec.measure.costs import cost_curve
-from ngramspec.measure.replay import Plan, Player
-from ngramspec.measure.top_tokens import RecordingDrafter, replayed
-from ngramspec.measure.traces import Prompt, TopTokens, Trace, read_traces, record, write_traces
+from ngramspec.measure.replay import Plan, Player, cost_curve, replayed
+from ngramspec.measure.traces import (
+    Prompt,
+    RecordingDrafter,
+    TopTokens,
+    Trace,
+    read_traces,
+    record,
+    write_traces,
+)
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 9, 5, 6]
 

@@ -12,17 +12,16 @@ from families import build
 from forced_text import IDS, TEXT, VOCAB, prompt
 
 from ngramspec import Speculator, generate
-from ngramspec.measure.configurations import (
+from ngramspec.measure.bench import EndToEnd, Plan, by_model, forced_texts, summarize, to_dict
+from ngramspec.measure.calls import (
+    PLAIN,
     Caller,
     Configuration,
     forwards_of,
     usual_configurations,
 )
-from ngramspec.measure.forced import forced_model
-from ngramspec.measure.summary import summarize
+from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.tasks import NOTHING, Prompt
-from ngramspec.measure.turns import PLAIN
-from ngramspec.measure.whole_calls import EndToEnd, Plan, by_model, forced_texts, to_dict
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +151,14 @@ def test_trees_that_were_none_are_no_figure():
 
 def test_a_call_that_compiled_is_done_again(model, monkeypatch):
     graphs = iter([0, 0, 5, 6, 7, 7, 8, 8, *[8] * 99])
-    monkeypatch.setattr("ngramspec.measure.whole_calls.compilations", lambda: next(graphs))
+    monkeypatch.setattr("ngramspec.measure.bench.compilations", lambda: next(graphs))
     bench = EndToEnd(model, [Configuration(PLAIN)], Plan(new=9))
     own = prompt(text=None)
     assert len(bench.timed(bench.configurations[0], own).tokens) == 9
     assert bench.measured.compiling == {}
     bench.timed(bench.configurations[0], own)
     assert bench.measured.compiling == {PLAIN: 1}
-    monkeypatch.setattr("ngramspec.measure.whole_calls.compilations", iter(range(99)).__next__)
+    monkeypatch.setattr("ngramspec.measure.bench.compilations", iter(range(99)).__next__)
     with pytest.raises(RuntimeError, match="plain compiles again in each of 16 calls"):
         bench.timed(bench.configurations[0], own)
 

@@ -7,18 +7,14 @@ import importlib
 import random
 
 NAMES = (
-    "automaton",
-    "committed",
     "common",
-    "contexts",
     "copyindex",
-    "count_order",
+    "evidence",
     "ngram",
-    "search",
     "store_corpus",
     "store_reader",
     "store_ring",
-    "store_stream",
+    "text",
     "unigram",
     "value",
 )

@@ -10,9 +10,8 @@ import numpy as np
 
 from ngramspec._native.calibration import Calibration
 from ngramspec._native.store_corpus import CorpusIndex
-from ngramspec._native.store_ring import BORDER, StoreRing
-from ngramspec._native.store_source import StorePair
-from ngramspec._native.store_stream import StoreStream
+from ngramspec._native.store_reader import StorePair
+from ngramspec._native.store_ring import BORDER, StoreRing, StoreStream
 from ngramspec._native.value import ValueEngine
 
 SMALL = (16, 17, 100, 1000)
@@ -126,15 +125,14 @@ class Corpora:
 
     def __init__(self, width: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        sizes = (width * CODES, 4 * CODES, width * CODES, 16 * KEYS, 72 * 3, 4 * 8)
+        sizes = (width * CODES, 4 * CODES, 16 * KEYS)
         self.indexes = []
         for _ in range(2):
             parts = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
             if rng.random() < 0.8:  # codes and places that may be right
                 codes = rng.integers(0, 9, CODES)
                 codes[rng.random(CODES) < 0.05] = (1 << 8 * width) - 1
-                for i in (0, 2):
-                    parts[i] = packed(codes, width)
+                parts[0] = packed(codes, width)
                 parts[1] = rng.integers(0, CODES + 2, CODES).astype("<u4").view(np.uint8)
             self.indexes.append(CorpusIndex(parts, width, 2000))
         self.engine = ValueEngine(Calibration(), True, True, True, 2, StorePair(*self.indexes))
@@ -161,20 +159,19 @@ def look_up(corpora: Corpora, source: Any) -> None:
     assert 0 <= length <= 64
     assert 0 <= first <= len(index)
     assert 0 <= end <= len(index)
-    index.continuations(context, source.rng.choice((1, 8, 128)))
-    for place in (first, end - 1):
-        if 0 <= place < len(index) and index.place(place) >= 0:
-            index.tokens_at(index.place(place), source.rng.choice((0, 9, 5000)))
+    for at, length in index.find(context, source.rng.choice((1, 8, 32))):
+        assert 0 < length <= 64
+        index.tokens_at(at, source.rng.choice((0, 9, 5000)))
 
 
 def look_up_hostile(corpora: Corpora, source: Any) -> None:
-    corpora.indexes[0].continuations(source.hostile(), source.rng.choice((8, 0, 129)))
+    index = corpora.indexes[0]
+    index.find(source.hostile(), source.rng.choice((8, 0, 33)))
+    index.longest(source.hostile())
 
 
 def place_anywhere(corpora: Corpora, source: Any) -> None:
-    at = source.rng.choice((0, 599, 600, 2**62, -1))
-    index = corpora.indexes[1]
-    source.rng.choice((lambda: index.place(at), lambda: index.tokens_at(at, 9)))()
+    corpora.indexes[1].tokens_at(source.rng.choice((0, 599, 600, 2**62, -1)), 9)
 
 
 def draft_from_both(corpora: Corpora, source: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from conftest import tiny_llama
 from serving import VOCAB, letters, listening
 
-from ngramspec.server.sampling import Sampling
+from ngramspec.server.engine import Sampling
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest.importorskip("openai", reason="pip install 'ngramspec[serve]'")

@@ -10,19 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, ask, letters, listening, served
+from serving import VOCAB, ask, letters, listening, refused, served
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 xgrammar = pytest.importorskip("xgrammar", reason="pip install --no-deps xgrammar==0.2.8")
 
 from ngramspec.server import grammar_worker  # noqa: E402
-from ngramspec.server.errors import ApiError  # noqa: E402
-from ngramspec.server.grammar_pool import (  # noqa: E402
+from ngramspec.server.grammars import (  # noqa: E402
     GrammarPool,
     UnusableGrammarError,
     _Kept,
     _Worker,
 )
+from ngramspec.server.responses import ApiError  # noqa: E402
 
 ROUTE = "/v1/chat/completions"
 END = 100
@@ -83,7 +83,7 @@ async def until(condition):
 @pytest.fixture
 def stub(monkeypatch):
     """Worker processes that start at once, and never end what is "endless"."""
-    monkeypatch.setattr("ngramspec.server.grammar_pool.WORKER_MODULE", "stub_grammar_worker")
+    monkeypatch.setattr("ngramspec.server.grammars.WORKER_MODULE", "stub_grammar_worker")
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +106,7 @@ def body_of(schema):
 def test_a_schema_that_compiles_too_long_is_refused(client, monkeypatch):
     pool = client.app.state.service.grammars
     monkeypatch.setattr(pool, "_seconds", 0.1)
-    answer = client.post(ROUTE, json=body_of(NESTED))
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "response_format")
+    error = refused(client, ROUTE, body_of(NESTED), "response_format")
     assert "more than 0.1 seconds" in error["message"]
     assert not pool.workers, "its process is killed"
 
@@ -124,9 +122,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("schema", "reason"), WRONG, ids=str)
 def test_an_error_says_why_without_source_lines(client, schema, reason):
-    answer = client.post(ROUTE, json=body_of(schema))
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "response_format")
+    error = refused(client, ROUTE, body_of(schema), "response_format")
     assert reason in error["message"]
     assert ".cc" not in error["message"]
     assert "/" not in error["message"].replace("#/none", "")

@@ -23,97 +23,43 @@ TEMPLATE = (
     "{% endfor %}assistant:"
 )
 DEEP = 150  # the parser's own bound is 200
+LONG_NAME = '{"%s": 1}' % ("9" * 5000)
+NESTED = '{"a": ' * DEEP + "1" + "}" * DEEP
 VALUES = {  # by JSON type, as JSON text: some of them are not valid JSON
     "null and booleans": ["null", "true", "false"],
     "integers": [
-        "0",
-        "-1",
-        "17",
-        str(2**31 - 1),
-        str(2**31),
-        str(-(2**63) - 1),
-        str(2**63 - 1),
-        str(2**64),
-        "9" * 400,
-        "9" * 5000,
+        *("0", "-1", "17", "9" * 400, "9" * 5000, str(2**31 - 1), str(2**31)),
+        *(str(-(2**63) - 1), str(2**63 - 1), str(2**64)),
     ],
     "numbers": [
-        "1e-38",
-        "1e-320",
-        "-1e-320",
-        "1e308",
-        "1e400",
-        "-1e400",
-        "0.5",
-        "NaN",
-        "Infinity",
-        "-Infinity",
+        *("1e-38", "1e-320", "-1e-320", "1e308", "1e400", "-1e400", "0.5"),
+        *("NaN", "Infinity", "-Infinity"),
     ],
     "strings": [
-        '""',
-        '"x"',
-        r'"\ud800"',
-        r'"a\udc00b"',
-        r'"\u0000"',
-        r'"\ufffe☺\u200f"',
-        '"%s"' % ("x" * 20_000),
-        '"%s"' % ("9" * 5000),
-        '"<|fim_prefix|><tool_call>"',
-        '"{{ 1/0 }}"',
-        '"NaN"',
+        *('""', '"x"', '"{{ 1/0 }}"', '"NaN"', '"<|fim_prefix|><tool_call>"'),
+        *(r'"\ud800"', r'"a\udc00b"', r'"\u0000"', r'"\ufffe☺\u200f"'),
+        *('"%s"' % ("x" * 20_000), '"%s"' % ("9" * 5000)),
     ],
     "arrays": [
-        "[]",
-        "[null]",
-        "[[]]",
-        "[1e400]",
-        "[-1]",
-        f"[{2**31 - 1}]",
-        "[{}]",
-        r'["\ud800"]',
-        '["x", 1]',
-        "[" * DEEP + "]" * DEEP,
-        "[" * 100_000,
+        *("[]", "[null]", "[[]]", "[1e400]", "[-1]", f"[{2**31 - 1}]", "[{}]", '["x", 1]'),
+        *(r'["\ud800"]', "[" * DEEP + "]" * DEEP, "[" * 100_000),
         "[{}]".format(",".join(["[]"] * 3000)),
     ],
     "objects": [
-        "{}",
-        '{"": null}',
-        '{"%s": 1}' % ("9" * 5000),
-        r'{"\ud800": 1}',
-        '{"-1": 1, "x": 1}',
-        '{"0": 1e400}',
-        '{"$ref": "#"}',
+        *("{}", '{"": null}', r'{"\ud800": 1}', '{"-1": 1, "x": 1}', '{"0": 1e400}'),
+        *('{"$ref": "#"}', '{"$ref": "http://localhost/"}', LONG_NAME, NESTED),
         '{"$ref": "#/properties/a", "properties": {"a": {"$ref": "#"}}}',
         '{"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}',
-        '{"$ref": "http://localhost/"}',
         '{"type": "string", "pattern": "(((((a*)*)*)*)*)*("}',
         '{"type": "integer", "minimum": 1e400}',
         '{"type": "object", "properties": null}',
         '{"type": "text", "text": null}',
-        '{"a": ' * DEEP + "1" + "}" * DEEP,
     ],
 }
 NASTIEST = [
-    "null",
-    "-1",
-    "0.5",
-    str(2**64),
-    "9" * 5000,
-    "1e-38",
-    "1e400",
-    "NaN",
-    '""',
-    r'"\ud800"',
-    '"%s"' % ("9" * 5000),
-    "[]",
-    "[null]",
-    "[[]]",
-    r'["\ud800"]',
-    "{}",
-    '{"%s": 1}' % ("9" * 5000),
-    '{"$ref": "#"}',
-    '{"a": ' * DEEP + "1" + "}" * DEEP,
+    *("null", "-1", "0.5", str(2**64), "9" * 5000, "1e-38", "1e400", "NaN", '""', r'"\ud800"'),
+    *('"%s"' % ("9" * 5000), "[]", "[null]", "[[]]", r'["\ud800"]', "{}", '{"$ref": "#"}'),
+    *(LONG_NAME, NESTED),
 ]
 USER = {"role": "user", "content": "x"}
 TOOL = {
@@ -280,7 +226,7 @@ def check(answer):
 
 
 def test_every_place_is_found():
-    from ngramspec.server.openai_types import ChatBody, CompletionBody
+    from ngramspec.server.bodies import ChatBody, CompletionBody
 
     chat = set(Schema(ChatBody).places())
     assert ("messages", 0, "content", 0) in chat

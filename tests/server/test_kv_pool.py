@@ -11,10 +11,9 @@ from conftest import tiny_llama
 
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator
-from ngramspec.hf_model.compat.cache_name import cache_argument
-from ngramspec.server.job import CompletionRequest, Job, ModelRunner
+from ngramspec.hf_model.compat.caches import cache_argument
+from ngramspec.server.engine import CompletionRequest, Job, ModelRunner, Sampling
 from ngramspec.server.kv_pool import CachePool, cache_maker, common_length, why_not_kept
-from ngramspec.server.sampling import Sampling
 from ngramspec.stepwise import open_generation
 
 BIG = 1 << 30

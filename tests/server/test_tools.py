@@ -1,19 +1,190 @@
-"""Tools in ``/v1/chat/completions``: what the model is told, and what is made of its answer."""
+"""Tools in the template, calls in the answer, and calls in an answer's text."""
 
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, ask, events, letters, plain, served
+from serving import VOCAB, ask, events, letters, plain, refused, served
 
-from ngramspec.server.sampling import Sampling
-from ngramspec.server.tool_format import find_format
+from ngramspec.server.engine import Sampling
+from ngramspec.server.tools import Part, TagParser, TemplateParser, find_format, joined
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
-chat = pytest.importorskip("openai.types.chat", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
+
+
+ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+ADDED = ("add", {"a": 1, "b": [2]})
+NOTHING = "<tool_call>{}</tool_call>"
+# An answer, its content, and its calls.
+ANSWERS = [
+    ("", "", []),
+    ("only text < and <tool, \n", "only text < and <tool, \n", []),
+    (ONE, "", [ADDED]),
+    (f"\n\n{ONE}\n{ONE}\n", "", [ADDED, ADDED]),
+    (f"Let me see.\n{ONE}", "Let me see.", [ADDED]),
+    (f"before {ONE} between\n{ONE} behind \n", "beforebetweenbehind \n", [ADDED, ADDED]),
+    (
+        '<tool_call>[{"name": "f"}, {"name": "g", "parameters": {"x": 0}}]</tool_call>',
+        "",
+        [("f", {}), ("g", {"x": 0})],
+    ),
+    ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", {"x": 1})]),
+    (
+        '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>é"}}</tool_call>',
+        "",
+        [("f", {"x": "</tool_call>é"})],
+    ),
+    # What cannot be read stays text, and what is behind it is read.
+    (ONE[:-12], ONE[:-12], []),
+    (ONE[:30], ONE[:30], []),
+    (f"{ONE} {ONE[:-5]}", ONE[:-5], [ADDED]),
+    (f"x {NOTHING} y", f"x {NOTHING} y", []),
+    (f"x {NOTHING} y\n{ONE}", f"x {NOTHING} y", [ADDED]),
+    (f"<tool_call>{ONE}", "<tool_call>", [ADDED]),
+    ('<tool_call>{"name": "f", "arguments": "no object"}</tool_call>', None, []),
+    ('<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', None, []),
+    ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None, []),
+    ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', None, []),
+    ('<tool_call>{"name": "f"} and more</tool_call>', None, []),
+    ("<tool_call>[]</tool_call>", None, []),
+    # What a response cannot hold as JSON: half a character, and a number that is infinite.
+    ('<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>', None, []),
+    ('<tool_call>{"name": "f", "arguments": {"x": 1e999}}</tool_call>', None, []),
+    ("<tool_call>" + "[" * 200_000 + "</tool_call>", None, []),
+    # No calls are looked for in thoughts.
+    (f"<think>{ONE}</think>\n{ONE}", f"<think>{ONE}</think>", [ADDED]),
+    (f"<think>{ONE}", f"<think>{ONE}", []),
+    ("a <think", "a <think", []),
+]
+
+
+def read(parser, text, size):
+    """Content and calls of a text that comes in pieces of about ``size`` characters."""
+    rng, parts, at = random.Random(size), [], 0
+    while at < len(text):
+        end = at + (size if size < 3 else rng.randint(1, size))
+        parts += parser.add(text[at:end])
+        at = end
+    parts += parser.add("", last=True)
+    calls = [(part.call.name, json.loads(part.call.arguments)) for part in parts if part.call]
+    return "".join(part.content for part in parts), calls
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 50, 10**6])
+@pytest.mark.parametrize(("text", "content", "calls"), ANSWERS, ids=lambda each: str(each)[:40])
+def test_calls_are_read_whatever_the_pieces(text, content, calls, size):
+    if len(text) > 10_000:
+        size = max(size, 100_000)
+    assert read(TagParser(), text, size) == (text if content is None else content, calls)
+
+
+def test_text_is_shown_as_soon_as_it_can_be_no_call():
+    parser = TagParser()
+    assert parser.add("Hello ") == [Part("Hello")]
+    assert parser.add("<too") == []
+    assert parser.add("ls>") == [Part(" <tools>")]
+    assert parser.add(f"\n{ONE}"[:-1]) == []
+    assert [part.call.name for part in parser.add(">")] == ["add"]
+
+
+BROKEN = [
+    ('{"name": "f", "arguments": {"x": 1', "</tool_call>"),  # brackets are open
+    ('{"name": "f", "arguments": {"x": 1}}', "}"),  # one too many
+    ('{"name": "f", "arguments": {"x": ', "NaN"),
+    ('{"name": "f", "arguments": {"x": "y', "\n"),  # no line ends in a string
+    ('{"name": "f",', "}"),
+    ("", "<function=f>"),
+    ("\n", "add(1)"),
+    ("{", "'name'"),
+    ('{"name": 3', "}"),  # JSON, but no call
+    ('{"arguments": {}', "}"),
+    ('[{"name": "f"}, 1', "]"),
+    ("[", "]"),
+    ('{"name": "f"}', " and more"),
+    ('{"name": "f"}\n</tool_', "_call>"),
+]
+
+
+@pytest.mark.parametrize(("begun", "clear"), BROKEN)
+def test_a_broken_call_is_shown_as_soon_as_it_is_clear_that_it_is_none(begun, clear):
+    parser = TagParser()
+    assert parser.add("<tool_call>") == []
+    for letter in begun:
+        assert parser.add(letter) == []
+    shown, at = "", 0
+    while not shown:
+        shown, at = "".join(part.content for part in parser.add(clear[at])), at + 1
+    assert f"<tool_call>{begun}{clear[:at]}".startswith(shown)
+    shown += "".join(part.content for part in parser.add(f"{clear[at:]} text."))
+    assert shown == f"<tool_call>{begun}{clear} text."
+    assert [part.call.name for part in parser.add(ONE)] == ["add"]
+
+
+def test_a_prompt_may_end_in_a_thought():
+    assert read(TagParser(thinking=True), f"{ONE}</think>{ONE}", 7) == (f"{ONE}</think>", [ADDED])
+
+
+TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "assistant:",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<call:(?P<name>\w+)>",
+            "close": "</call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{name}", "arguments": "{content}"},
+            },
+        },
+        "content": {"content": "text"},
+    },
+}
+CALLED = '<call:add>{"a": 1, "b": [2]}</call>'
+
+
+def template_parser(prefix="user:x;assistant:"):
+    parsing = pytest.importorskip("transformers.utils.chat_parsing")
+    return TemplateParser(parsing.ResponseParser(TEMPLATE, prefix=prefix), ["</call>"])
+
+
+@pytest.mark.parametrize("size", [1, 3, 9, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("just text", "just text", []),
+        (f"Let me see.\n{CALLED}", "Let me see.", [ADDED]),
+        (f"{CALLED}\n{CALLED}", "", [ADDED, ADDED]),
+        (f"text {CALLED[:-3]}", f"text {CALLED[:-3]}", []),
+        (f"text {CALLED[:-7]}", f"text {CALLED[:-7]}", []),
+        (f"{CALLED}{CALLED[:-9]}", CALLED[:-9], [ADDED]),
+        ("text <call:add>no JSON</call> more", "text <call:add>no JSON</call> more", []),
+        ("text <call:add>[1]</call> more", "text <call:add>[1]</call> more", []),
+        (
+            f"<call:add>no JSON</call>{CALLED}",
+            f"<call:add>no JSON</call>{CALLED}",
+            [],
+        ),
+    ],
+)
+def test_a_response_template_is_read_by_transformers(text, content, calls, size):
+    assert read(template_parser(), text, size) == (content, calls)
+
+
+def test_the_reasoning_of_a_response_template_is_apart():
+    parts = template_parser().add(f"<think>hm, so</think>Yes.{CALLED}", last=True)
+    assert joined(parts)[:2] == [Part(reasoning="hm, so"), Part("Yes.")]
+    begun = template_parser("user:x;assistant:<think>").add("so</think>Yes.", last=True)
+    assert begun == [Part(reasoning="so"), Part("Yes.")]
+
+
+chat = pytest.importorskip("openai.types.chat", reason="pip install 'ngramspec[serve]'")
 END = 100
 ROUTE = "/v1/chat/completions"
 CHAT = (
@@ -215,8 +386,7 @@ def test_a_schema_that_cannot_be_kept_is_refused(caller):
     pytest.importorskip("xgrammar")
     wrong = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "no"}}}}
     body = {"tools": [{"type": "function", "function": wrong}], "tool_choice": "required"}
-    error = caller.post(ROUTE, json=HI | body).json()["error"]
-    assert error["param"] == "tools"
+    error = refused(caller, ROUTE, HI | body, "tools")
     assert "schema" in error["message"]
 
 
@@ -272,8 +442,6 @@ def test_the_form_of_calls_is_found_in_the_template(model, chat, known):
 
 def test_a_models_own_response_template_is_used(model, says):
     pytest.importorskip("transformers.utils.chat_parsing")
-    from test_tool_parsers import TEMPLATE
-
     tokenizer = tokenizer_of(CHAT.replace("<tool_call>", "<call>"))
     tokenizer.response_template = TEMPLATE
     model = tiny_llama(vocab=VOCAB, positions=2048, eos_token_id=END)
@@ -305,8 +473,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("body", "param"), REFUSED, ids=str)
 def test_what_cannot_be_is_refused_by_the_fields_name(caller, body, param):
-    answer = caller.post(ROUTE, json=HI | body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    refused(caller, ROUTE, HI | body, param)
 
 
 PICKY = (
@@ -324,9 +491,7 @@ def test_what_a_template_refuses_is_named(model):
             ("system", TOOLS, "tools"),
         ]:
             body = {"messages": [{"role": role, "content": "hi"}], "tools": tools, "max_tokens": 1}
-            answer = client.post(ROUTE, json=body)
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, blamed)
+            error = refused(client, ROUTE, body, blamed)
             said = "No robots" if blamed == "messages" else "Cannot put tools"
             assert f"refuses them: {said}" in error["message"]
         ask(client, ROUTE, messages=[{"role": "system", "content": "hi"}], max_tokens=1)
@@ -334,21 +499,19 @@ def test_what_a_template_refuses_is_named(model):
 
 
 def test_without_xgrammar_a_form_is_refused_by_the_fields_name(caller, monkeypatch):
-    monkeypatch.setattr("ngramspec.server.grammars.find_spec", lambda name: None)
+    monkeypatch.setattr("ngramspec.server.service.find_spec", lambda name: None)
     strict = [{"type": "function", "function": ADD | {"strict": True}}]
     for body, param in (
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ({"tools": strict}, "tools"),
     ):
-        error = caller.post(ROUTE, json=HI | body).json()["error"]
-        assert error["param"] == param
+        error = refused(caller, ROUTE, HI | body, param)
         assert "xgrammar" in error["message"]
 
 
 def test_a_model_that_knows_no_tools_refuses_them(client):
     for body, param in (({"tools": TOOLS}, "tools"), ({"messages": [SAID]}, "messages")):
-        error = client.post(ROUTE, json=HI | body).json()["error"]
-        assert error["param"] == param
+        error = refused(client, ROUTE, HI | body, param)
         assert "does not support tools" in error["message"]
     ask(client, ROUTE, tools=TOOLS, tool_choice="none", max_tokens=2, **HI)
 
@@ -362,8 +525,6 @@ def test_a_model_that_knows_no_tools_refuses_them(client):
     ],
 )
 def test_kinds_of_tools_that_are_not_supported_are_refused_with_what_to_use(caller, field, words):
-    answer = caller.post(ROUTE, json={"tools": TOOLS} | field | HI)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, next(iter(field)))
+    error = refused(caller, ROUTE, {"tools": TOOLS} | field | HI, next(iter(field)))
     assert words in error["message"]
     assert "validation" not in error["message"]

@@ -12,8 +12,7 @@ import pytest
 from fuzz_stores import shared_file_content
 from hostile_files import first_section, laid_out, sealed, with_number
 
-from ngramspec._native.store_ring import BORDER, StoreRing
-from ngramspec._native.store_stream import StoreStream
+from ngramspec._native.store_ring import BORDER, StoreRing, StoreStream
 from ngramspec.stores import SharedStore, StoreFileError, shared_file
 from ngramspec.stores.shared_file import KIND
 

@@ -6,12 +6,9 @@ The oracle of the native ones. Sorting takes time and memory by the square of th
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Sequence
 
 DEEPEST = 64
-WIDE = 128
-LEADING = 8
 BACKOFFS = 3
 BORDER = 0x7FFFFFFF  # sorts behind every token
 
@@ -61,15 +58,6 @@ class CorpusIndex:
                 break
             found = (length, first, end)
         return found
-
-    def continuations(
-        self, context: Sequence[int], most: int = LEADING
-    ) -> tuple[list[tuple[int, int]], int]:
-        """What follows the longest match, by count, of equals the lower id first; its length."""
-        length, first, end = self.longest(context)
-        counts = Counter(self.text[q] for q in self.places[first:end])
-        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        return (ranked[:most] if length else []), length
 
     def following(self, place: int, most: int) -> list[int]:
         """What follows a place, up to the document's end."""

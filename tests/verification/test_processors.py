@@ -15,9 +15,9 @@ from transformers.generation import logits_process
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.hf_model.compat.classes import BY_ROW, caller_of
+from ngramspec.hf_model.compat.names import BY_ROW, caller_of
 
-MAX_NEW = 24
+MAX_NEW = 18
 LENGTH = 14  # of the prompts, padding included: batch() with three rows
 EOS = [9]
 
@@ -91,6 +91,7 @@ def test_every_class_is_tested_or_listed_with_the_reason():
     assert set(CASES) >= BY_ROW
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", CASES)
@@ -109,7 +110,7 @@ def test_text_is_plain_generate_s(model, name, sample, rows):
     torch.manual_seed(5)
     plain = model.generate(**inputs, logits_processor=processors(), **kwargs)
     texts = row_texts(inputs, plain)
-    for drafter in ("auto", RowOracle(texts, 1.0), RowOracle(texts, 0.6)):
+    for drafter in ("auto", RowOracle(texts, 0.7)):
         torch.manual_seed(5)
         speculator = Speculator(drafter, 5)
         ours = ngramspec.generate(

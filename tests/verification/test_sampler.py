@@ -8,8 +8,7 @@ import torch
 from ngramspec.decoding.batch import Batch, Group
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import TokenSampler
-from ngramspec.verification.stopping import StopRules
+from ngramspec.verification.sampler import StopRules, TokenSampler
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

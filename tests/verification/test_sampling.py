@@ -31,14 +31,14 @@ def both(model, ids, speculator, seed, **kwargs):
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_same_seed_same_text_same_generator_state(settings, seed):
     model = tiny_llama(initializer_range=0.15)
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
     for spec in ["auto", "none", random_drafter(97, seed)]:
         speculator = Speculator(spec, 4)
         plain, state, ours, our_state = both(
-            model, ids, speculator, seed, max_new_tokens=60, **settings
+            model, ids, speculator, seed, max_new_tokens=40, **settings
         )
         assert torch.equal(plain, ours)
         assert torch.equal(state, our_state)
@@ -177,24 +177,6 @@ def test_a_generator_is_left_where_the_scores_end(ahead, new, monkeypatch):
         assert torch.equal(own.get_state(), plain)
 
 
-def test_real_model_samples_the_same_text(smollm2, prompts):
-    for seed, inputs in enumerate(prompts[2:3]):
-        results = []
-        for custom in (None, Speculator(gamma=5)):
-            torch.manual_seed(seed)
-            results.append(
-                smollm2.model.generate(
-                    **inputs,
-                    do_sample=True,
-                    temperature=0.7,
-                    top_p=0.95,
-                    max_new_tokens=24,
-                    custom_generate=custom,
-                )
-            )
-        assert torch.equal(*results)
-
-
 def test_the_sampled_distribution_is_the_target_s():
     """Chi-square over pairs of tokens on a tiny vocabulary; one false alarm in a million runs."""
     from scipy.stats import chisquare
@@ -209,10 +191,10 @@ def test_the_sampled_distribution_is_the_target_s():
     counts = torch.zeros(16)
     speculator = Speculator("copy(min_match=1)", 3)
     torch.manual_seed(0)
-    for _ in range(800):
+    for _ in range(400):
         out = model.generate(ids, do_sample=True, max_new_tokens=2, custom_generate=speculator)
         counts[4 * out[0, 5] + out[0, 6]] += 1
-    assert chisquare(counts.numpy(), 800 * expected / expected.sum()).pvalue > 1e-6
+    assert chisquare(counts.numpy(), 400 * expected / expected.sum()).pvalue > 1e-6
 
 
 @pytest.mark.slow

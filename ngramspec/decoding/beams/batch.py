@@ -23,9 +23,8 @@ from ngramspec.decoding.observer import Section
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.row import Computed
 from ngramspec.draft import Verdict
-from ngramspec.hf_model.compat.hf_private import eos_tokens, pad_token
-from ngramspec.verification.cursor import DraftCursor
-from ngramspec.verification.sampler import SampledTokens, TokenSampler
+from ngramspec.hf_model.compat.names import eos_tokens, pad_token
+from ngramspec.verification.sampler import DraftCursor, SampledTokens, TokenSampler
 
 FULL_CONFIDENCE = np.ones(16, np.float32)  # of a hypothetical draft's tokens
 

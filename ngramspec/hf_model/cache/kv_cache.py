@@ -1,230 +1,178 @@
-"""Rollback of a target's key-value cache, for each kind of layer.
+"""Rollback of a target's key-value cache, and copies of a cache's state at one length.
 
-full attention   rejected positions are cut off, also in the index of an indexed layer
-sliding window   see ``window_layers``
-convolution      see ``recurrent_state``
-recurrent state  see ``recurrent_state``
-static           the length is reduced in place; later positions are masked
-
-A dynamic layer can also return keys and values of a constant length, as a static one does, or grow
-without copies.
+``KINDS`` has the class for each kind of layer. Nothing else tells kinds apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
-from torch.nn.functional import pad
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.inplace_kv import InPlace, close_up, grows_in_place
-from ngramspec.hf_model.cache.kinds import check_kinds
-from ngramspec.hf_model.cache.recurrent_state import Checkpoint
-from ngramspec.hf_model.cache.window_layers import WindowLayers, own_tokens
-from ngramspec.hf_model.compat import layers as fields
-from ngramspec.hf_model.compat.classes import DYNAMIC, INDEXED, STATIC, kind_of
+from ngramspec.hf_model.cache.layers import (
+    Attention,
+    CacheLayer,
+    DynamicAttention,
+    IndexedAttention,
+    Needed,
+    StaticAttention,
+)
+from ngramspec.hf_model.cache.linear import Checkpoint, LinearAttention
+from ngramspec.hf_model.cache.window import WindowAttention
+from ngramspec.hf_model.compat import caches
+
+# The classes of a layer's parts, by the name of transformers' class.
+KINDS: dict[str, tuple[type[CacheLayer], ...]] = {
+    caches.DYNAMIC: (DynamicAttention,),
+    caches.INDEXED: (IndexedAttention,),
+    caches.SLIDING: (WindowAttention,),
+    caches.STATIC: (StaticAttention,),
+    caches.LINEAR: (LinearAttention,),
+    caches.LINEAR_AND_FULL: (Attention, LinearAttention),
+    caches.LINEAR_AND_SLIDING: (WindowAttention, LinearAttention),
+    caches.EMPTY: (),
+}
+# What to do about kinds that cannot be rolled back.
+REMEDIES = {
+    caches.STATIC_SLIDING: "pass cache_implementation='static' instead of a StaticCache, or a"
+    " DynamicCache"
+}
+
+
+def parts_of(cache: Any, *, recurrent: bool = False) -> list[CacheLayer]:
+    """Return the layers of a cache of transformers, or the parts of hybrid ones."""
+    layers = getattr(cache, "layers", ())
+    known = [(layer, KINDS.get(caches.kind_of(layer), ())) for layer in layers]
+    return [kind(layer, recurrent=recurrent) for layer, kinds in known for kind in kinds]
+
+
+def own_tokens(window: int) -> int:
+    """Return how many positions a layer with a window needs if there are no gaps."""
+    return window - 1
 
 
 class KVCache:
-    """The decoder's layers in a cache, all of kinds that can be rolled back.
-
-    Keys and values of a layer are (batch, heads, positions, size) each, in the model's dtype.
-
-    Args:
-        cache: transformers' cache, which the model's forward takes and returns.
-        recurrent: whether its linear layers have a recurrent state in addition to a convolution.
+    """The decoder's layers in a cache of transformers, all of kinds that can be rolled back.
 
     Attributes:
-        layers: those with keys and values, except those of cross-attention.
-        windows: those of ``layers`` that forget positions outside a window.
-        indexed: whether a layer has an index of its keys.
+        layers: all but those of cross-attention, which change only when rows leave.
+        attention: those of ``layers`` that hold keys and values.
+        gap_obstacle: which layers allow no gaps between the cache's positions; None: all do.
         checkpoint: copies of the linear layers' recurrent states; None: they have none.
         capacity: positions that the cache can hold; None: no limit.
     """
 
     def __init__(self, cache: Any, *, recurrent: bool = False) -> None:
         self.cache = cache
-        self._own_layers = len(fields.decoder_cache(cache).layers)
-        layers = fields.storing(fields.decoder_cache(cache))
-        self._cross = fields.cross_layers(cache)  # they change only when rows leave
-        self.layers = [layer for layer in layers if hasattr(layer, "get_seq_length")]
-        self.windows = WindowLayers([layer for layer in self.layers if layer.is_sliding])
-        self._static = [layer for layer in self.layers if kind_of(layer) == STATIC]
-        others = (*self._static, *self.windows.layers)
-        self._dynamic = [layer for layer in self.layers if layer not in others]
-        self.indexed = any(kind_of(layer) == INDEXED for layer in self.layers)
-        self._linear = [layer for layer in layers if fields.is_linear(layer)]
-        self._convolutions = [] if recurrent else self._linear
-        # The flag of these layers that has a window record lets their convolutions record, too.
-        self._recorded = [layer for layer in self.windows.layers if layer in self._linear]
-        self.checkpoint = Checkpoint(self._linear) if recurrent else None
+        own = caches.decoder_cache(cache)
+        self._own_layers = len(own.layers)
+        self.layers = parts_of(own, recurrent=recurrent)
+        self.attention = cast("list[Attention]", [each for each in self.layers if each.attends])
+        self._windows = [each for each in self.layers if isinstance(each, WindowAttention)]
+        self._cross = [Attention(layer) for layer in caches.cross_layers(cache)]
+        self._by_kind: dict[type[CacheLayer], list[Any]] = {}
+        for each in self.layers:
+            self._by_kind.setdefault(type(each), []).append(each)
+        self.indexed = any(each.indexed for each in self.layers)
+        self.slides = bool(self._windows)
+        linear = [each for each in self.layers if each.convolves]
+        self.convolves = bool(linear)
+        obstacles = (each.gap_obstacle for each in (*linear, *self.layers))
+        self.gap_obstacle = next(filter(None, obstacles), None)
+        self.checkpoint = Checkpoint([each.layer for each in linear]) if recurrent else None
+        self._records = self.slides or self.convolves  # so that each forward is truncated
         self._stretched = 0
-        self.capacity = _capacity(self._static)
-        # Layers whose ``update`` is replaced, and what ``replace_update`` returned for each.
-        self._updated: list[tuple[Any, Any]] = []
+        self.capacity = self._capacity()
 
-    @property
-    def gap_obstacle(self) -> str | None:
-        """Which layers do not allow gaps between the cache's positions; None: all do."""
-        if self.checkpoint is not None:
-            return "a recurrent state"
-        if self.convolves:
-            return "convolutions over positions"
-        return "attention with an index of its keys" if self.indexed else None
-
-    @property
-    def convolves(self) -> bool:
-        """Whether a layer keeps the last inputs of a convolution, or a recurrent state."""
-        return bool(self._linear)
-
-    @property
-    def slides(self) -> bool:
-        """Whether a layer forgets positions that have left its window."""
-        return bool(self.windows.layers)
+    def _capacity(self) -> int | None:
+        limits = (each.capacity for each in self.layers)
+        return min((each for each in limits if each is not None), default=None)
 
     @property
     def key_length(self) -> int | None:
         """Positions that a forward attends to, masked ones included; None: the current length."""
         return self._stretched or self.capacity
 
-    def resize(self, capacity: int) -> None:
-        """Make room for ``capacity`` positions in the static layers, which must be empty."""
-        for layer in self._static:
-            fields.resize_static(layer, capacity)
-        self.capacity = _capacity(self._static)
-
-    def stretch(self, length: int) -> None:
-        """Have dynamic layers return ``length`` keys and values, padded with zeros at the end.
-
-        The masks of the forwards must have the same length. It lasts until ``release``.
-        """
-        self._update(self.layers, lambda layer: _stretching(layer.update, length))
-        self._stretched = length
-
-    def grow_in_place(self) -> None:
-        """Have dynamic layers of full attention grow without copies, until ``release``.
-
-        Layers that did so before keep doing so after ``release``.
-        """
-        dynamic = [layer for layer in self.layers if kind_of(layer) == DYNAMIC]
-        layers = [layer for layer in dynamic if not grows_in_place(layer)]
-        self._update(layers, lambda layer: InPlace(layer).update)
-
-    def _update(self, layers: list[Any], make: Callable[[Any], Callable[..., Any]]) -> None:
-        for layer in layers:
-            self._updated.append((layer, fields.replace_update(layer, make(layer))))
+    @property
+    def held(self) -> int | None:
+        """Positions that layers with windows hold; None: there are no such layers."""
+        return max((each.held for each in self._windows if each.held is not None), default=None)
 
     def length(self) -> int:
         """Positions in the longest layer. It costs one host sync if the cache is static."""
-        layers = [each for each in self.layers if each not in self._static]
-        layers += self._static[:1]  # all static layers are equally long
-        return max((int(layer.get_seq_length()) for layer in layers), default=0)
+        kinds = [
+            (kind, each) for kind, each in self._by_kind.items() if issubclass(kind, Attention)
+        ]
+        return max((kind.length_of(layers) for kind, layers in kinds), default=0)
+
+    def resize(self, capacity: int) -> None:
+        """Make room for ``capacity`` positions in the static layers, which must be empty."""
+        for each in self.layers:
+            each.resize(capacity)
+        self.capacity = self._capacity()
+
+    def stretch(self, length: int) -> None:
+        """Have dynamic layers return ``length`` keys and values, padded, until ``release``."""
+        for each in self.attention:
+            each.stretch(length)
+        self._stretched = length
+
+    def grow_in_place(self) -> None:
+        """Have the layers that can do so grow without copies, until ``release``."""
+        for each in self.layers:
+            each.grow_in_place()
+
+    def make_ragged(self) -> None:
+        """Let rows have gaps between their positions, until ``release``; after the prefill."""
+        for each in self.layers:
+            each.make_ragged()
 
     def record(self) -> None:
-        """From the next forward on, keep what leaves the windows until the next ``truncate``."""
-        for layer in (*self.windows.layers, *self._convolutions):
-            layer.activate_past_recording()
+        """From the next forward on, keep what is overwritten until the next ``truncate``."""
+        for each in self.layers:
+            each.record()
 
-    def truncate(self, count: int, needed: Callable[[int], int] = own_tokens) -> None:
+    def truncate(self, count: int, needed: Needed = own_tokens) -> None:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward.
 
-        ``needed`` returns, for the size of a layer's window, how many of the remaining positions
-        that layer needs; the rest is dropped.
+        ``needed`` returns how many of the others a layer with a window needs; the rest is dropped.
         """
-        if count and self._static:
-            fields.shorten_static(self._static, count)
-        for layer in self._dynamic if count else ():
-            self._crop(layer, count)
-        if self.slides:
-            self.windows.truncate(count, needed)
-        for layer in self._convolutions:
-            fields.truncate_convolutions(layer, count)
-        if self.checkpoint is not None:  # it has restored the inputs where positions are dropped
-            for layer in self._recorded:
-                fields.truncate_convolutions(layer, 0)
-
-    def _crop(self, layer: Any, count: int) -> None:
-        """Drop the last ``count`` keys and values of a dynamic layer."""
-        if layer in self._linear:
-            fields.crop_attention(layer, count)
-        else:
-            layer.crop(-count)
+        if count or self._records:
+            needed = functools.cache(needed)
+            for kind, layers in self._by_kind.items():
+                kind.truncate_all(layers, count, needed)
 
     def truncate_to(self, length: int) -> None:
         """Drop all positions from ``length`` on, layer by layer, after an interrupted forward.
 
         Layers that the forward added, as Dory's and one over a DynamicCache() do, are dropped.
-        Convolutions return to their inputs before the forward, and recurrent states to the
-        checkpoint, if there is one.
         """
-        del fields.decoder_cache(self.cache).layers[self._own_layers :]
-        undo = fields.undo_convolutions if length else fields.clear_convolutions
-        for layer in self._convolutions:
-            undo(layer)
+        del caches.decoder_cache(self.cache).layers[self._own_layers :]
         if self.checkpoint is not None:
             self.checkpoint.restore()
-        for layer in self.layers:
-            surplus = max(int(layer.get_seq_length()) - length, 0)
-            if layer in self._static:
-                fields.shorten_static([layer], surplus)
-            elif kind_of(layer) == INDEXED:
-                fields.truncate_indexed(layer, length)
-            elif surplus and not layer.is_sliding:
-                self._crop(layer, surplus)
-        self.windows.truncate_to(length)
+        for each in self.layers:
+            each.truncate_to(length)
 
     def release(self, *, outlives: bool = True) -> None:
-        """Have layers slide and grow again as in the baseline.
-
-        ``outlives``: whether the cache is used after the generation; then spare memory is freed.
-        """
-        self.windows.release()
-        for layer in self._convolutions:
-            fields.stop_recording(layer)  # layers overwrite their inputs in place again
-            if outlives:
-                fields.copy_convolutions(layer)
-        for layer, own in self._updated:
-            fields.restore_update(layer, own)
-            if outlives and not self._stretched:
-                close_up(layer)
-        self._updated, self._stretched = [], 0
+        """Slide and grow again as in the baseline; ``outlives``: the cache is used later."""
+        for each in self.layers:
+            each.release(outlives=outlives)
+        self._stretched = 0
 
     def reorder(self, origins: Sequence[int]) -> None:
         """Let each row continue row ``origins[row]``. Only rows that change are copied."""
         changed = [row for row, origin in enumerate(origins) if row != origin]
-        if not changed:
-            return
-        pairs = torch.tensor([changed, [origins[row] for row in changed]], device="cpu")
-        for states in self._states_by_row():
-            to, source = pairs.to(states.device, non_blocking=True).unbind()
-            states[to] = states[source]
-        for layer in self.layers:
-            fields.reorder_index(layer, origins)
-
-    def _with_keys(self) -> list[Any]:
-        """Layers that hold keys; one that shares another layer's may hold only an index."""
-        return [layer for layer in self.layers if layer.keys is not None]
-
-    def _states_by_row(self) -> Iterator[torch.Tensor]:
-        """Yield all existing states except an index's positions, each (rows, ...)."""
-        for layer in self._with_keys():
-            yield from (layer.keys, layer.values)  # (rows, heads, length, size)
-        for layer in self.layers:
-            index = fields.index_keys(layer)
-            if index is not None:
-                yield index  # (rows, length, size)
-        for layer in self._linear:
-            for states in fields.linear_states(layer):
-                yield from (each for each in states.values() if each is not None)
+        if changed:
+            moves = torch.tensor([changed, [origins[row] for row in changed]], device="cpu")
+            for each in self.layers:
+                each.reorder(origins, moves)
 
     def keep_paths(self, start: int, paths: Sequence[Sequence[int]]) -> None:
-        """Move each row's positions start + path[0], start + path[1], ... to start, start + 1, ...
-
-        Other positions from ``start`` on are overwritten or left over; ``truncate`` drops them. A
-        path lists accepted positions of the forward, ascending.
-        """
+        """Move each row's positions start + path[0], start + path[1], ... to start, ..."""
         moves = [
             (row, start + at, start + node)
             for row, path in enumerate(paths)
@@ -234,55 +182,29 @@ class KVCache:
         if not moves:
             return
         places = torch.tensor(moves, device="cpu").T
-        indices: dict[tuple[torch.device, int], torch.Tensor] = {}
-        for layer in self._with_keys():
-            gone = fields.dropped(layer)
-            for states in (layer.keys, layer.values):  # (rows, heads, length, size)
-                key = states.device, gone
-                if key not in indices:
-                    at = places - torch.tensor([[0], [gone], [gone]]) if gone else places
-                    indices[key] = at.to(states.device, non_blocking=True)
-                row, to, source = indices[key].unbind()
+
+        @functools.cache
+        def moved(device: torch.device, first: int) -> tuple[torch.Tensor, ...]:
+            at = places - torch.tensor([[0], [first], [first]]) if first else places
+            return at.to(device, non_blocking=True).unbind()
+
+        for each in self._with_keys():
+            for states in (each.layer.keys, each.layer.values):  # (rows, heads, length, size)
+                row, to, source = moved(states.device, each.first)
                 states[row, :, to] = states[row, :, source]
 
-    def compact(self, slots: torch.Tensor) -> None:
-        """Keep some positions of each row: int64 (batch, kept) ``slots``, in their new order.
+    def _with_keys(self) -> list[Attention]:
+        return [each for each in self.attention if each.has_keys]
 
-        What a layer with a window no longer holds is masked, or outside every row's window.
-        """
-        for layer in self._with_keys():
-            own = self.windows.kept_of(layer, slots) if layer.is_sliding else slots
-            for name in ("keys", "values"):
-                states = getattr(layer, name)  # (batch, heads, length, size)
-                index = own[:, None, :, None].to(states.device)
-                index = index.expand(-1, states.shape[1], -1, states.shape[3])
-                kept = states.gather(2, index)
-                if not layer.is_sliding:  # in place, to keep the layer's free memory
-                    states[:, :, : kept.shape[2]] = kept
-                    kept = states[:, :, : kept.shape[2]]
-                setattr(layer, name, kept)
+    def compact(self, slots: torch.Tensor) -> None:
+        """Keep some positions of each row: int64 (batch, kept) ``slots``, in their new order."""
+        for each in self._with_keys():
+            each.compact(slots)
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; ``order[place] >= place`` is where a place's row was."""
-        moved = [(place, was) for place, was in enumerate(order) if place != was]
-        for layer in (*self._with_keys(), *self._cross):
-            for name in ("keys", "values"):
-                states = getattr(layer, name)  # (batch, heads, length, size)
-                for place, was in moved:
-                    states[place] = states[was]
-                setattr(layer, name, states[: len(order)])
-
-
-def _capacity(static: Sequence[Any]) -> int | None:
-    return min((int(layer.get_max_length()) for layer in static), default=None)
-
-
-def _stretching(update: Callable[..., Any], length: int) -> Callable[..., Any]:
-    def stretched(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        states = update(*args, **kwargs)  # (batch, heads, positions, size) each
-        return tuple(pad(each, (0, 0, 0, length - each.shape[2])) for each in states)
-
-    return stretched
+        for each in (*self._with_keys(), *self._cross):
+            each.keep_rows(order)
 
 
 def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
@@ -292,5 +214,111 @@ def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
             "the model was given no key-value cache; speculation needs one that can be rolled"
             " back: use a model that generates with a DynamicCache"
         )
-    check_kinds(cache)
+    _check_kinds(cache)
     return KVCache(cache, recurrent=recurrent)
+
+
+def _check_kinds(cache: Any) -> None:
+    """Raise an UnsupportedError if a cache or one of its layers cannot be rolled back."""
+    own = caches.decoder_cache(cache)
+    layers = caches.storing(own)
+    kinds = sorted({caches.kind_of(layer) for layer in layers})
+    names = {caches.kind_of(each) for each in (cache, own)}
+    if caches.is_offloaded(own):
+        names.add("offloading")
+    parts = [(part, layer) for layer in layers for part in KINDS.get(caches.kind_of(layer), ())]
+    linear = any(part.convolves for part, _ in parts)
+    mixed = linear and any(part is StaticAttention for part, _ in parts)
+    cropped = all(kind in KINDS for kind in kinds) and all(
+        part.supports(layer) for part, layer in parts
+    )
+    if names <= caches.KNOWN_CACHES and cropped and not mixed:
+        return
+    remedy = "use a model with attention layers and a dynamic or static cache"
+    if not names <= caches.KNOWN_CACHES or mixed:
+        remedy = "remove cache_implementation, or pass a DynamicCache"
+    else:
+        remedy = next((REMEDIES[kind] for kind in kinds if kind in REMEDIES), remedy)
+    raise UnsupportedError(
+        f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
+        f" rolled back; {remedy}"
+    )
+
+
+def cuts_anywhere(cache: Any) -> bool:
+    """Whether a cache's layers hold every position, so that it can be cropped to any length."""
+    return not any(each.convolves or each.first for each in parts_of(cache))
+
+
+def copies_anywhere(cache: Any) -> bool:
+    """Whether the first positions of a cache, of any number, can be copied."""
+    return all(each.croppable for each in parts_of(cache))
+
+
+def forgets(cache: Any, length: int) -> bool:
+    """Whether a layer of a cache of ``length`` positions does not hold all of them."""
+    return any(each.forgets(length) for each in parts_of(cache))
+
+
+def copy_positions(cache: Any, source: Any, length: int, layers: Sequence[int] = ()) -> None:
+    """Give ``cache``, empty or ``source``, the first positions of some or all layers."""
+    for at, layer in enumerate(source.layers):
+        if (layers and at not in layers) or caches.kind_of(layer) == caches.EMPTY:
+            continue
+        if cache is source:
+            layer.crop(min(length - int(layer.get_seq_length()), 0))
+        elif layer.is_initialized:
+            cache.layers[at].update(layer.keys[:, :, :length], layer.values[:, :, :length])
+
+
+class Snapshot:
+    """The state of a dynamic cache with one row at one length.
+
+    Layers of full attention are not copied: they can be cropped.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self.length = int(cache.get_seq_length())  # positions in the cache
+        kept = {id(each.layer) for each in parts_of(cache) if not each.croppable}
+        self._layers = {
+            at: _copied(layer) for at, layer in enumerate(cache.layers) if id(layer) in kept
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copies."""
+        return sum(map(memory, self._layers.values()))
+
+    def restore(self, cache: Any, source: Any) -> None:
+        """Give ``cache``, empty or ``source``, the first ``length`` positions of ``source``."""
+        for at, layer in self._layers.items():
+            cache.layers[at] = _copied(layer)
+        others = [at for at in range(len(source.layers)) if at not in self._layers]
+        if others:
+            copy_positions(cache, source, self.length, others)
+
+
+def memory(layer: Any) -> int:
+    """Return the bytes of a layer's tensors, including their unused capacity."""
+    return sum(
+        each.untyped_storage().nbytes()
+        for value in vars(layer).values()
+        for each in (value.values() if isinstance(value, dict) else (value,))
+        if isinstance(each, torch.Tensor)
+    )
+
+
+def _copied(layer: Any) -> Any:
+    """Return a copy of a layer that does not record what it overwrites."""
+    twin = copy.copy(layer)
+    for name, value in vars(layer).items():
+        setattr(twin, name, _clone(value))
+    if hasattr(twin, "record_past"):
+        twin.record_past = False
+    return twin
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _clone(each) for key, each in value.items()}
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,7 +1,7 @@
 """Positions for models that count them themselves.
 
 Such a model computes a token's position from the length of its cache. This is wrong for siblings in
-a tree, and for rows with gaps in the cache. Hooks on the modules in ``classes`` let one forward
+a tree, and for rows with gaps in the cache. Hooks on the modules in ``names`` let one forward
 use given positions. They have an effect in one thread only.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding
 
-from ngramspec.hf_model.compat import classes
+from ngramspec.hf_model.compat import names
 
 # Names of a position embedding's parameter for the cache's length.
 LENGTHS = ("cache_length", "past_key_values_length")
@@ -26,10 +26,10 @@ Modules = tuple[list[Any], list[Any]]  # position embeddings, and attentions wit
 
 
 def counting_modules(model: Any) -> Modules:
-    """Return the modules of a model's decoder that compute positions, of the listed classes."""
+    """Return the modules of a model's decoder that compute positions, of the listed names."""
     found = [(each, type(each).__name__) for each in model.get_decoder().modules()]
-    tables = [each for each, name in found if name in classes.POSITION_EMBEDDINGS]
-    biased = [each for each, name in found if name in classes.POSITION_BIASES]
+    tables = [each for each, name in found if name in names.POSITION_EMBEDDINGS]
+    biased = [each for each, name in found if name in names.POSITION_BIASES]
     return tables, [each for each in biased if each.has_relative_attention_bias]
 
 
@@ -47,10 +47,7 @@ _thread = _Thread()
 def placed(modules: Modules, past: torch.Tensor, own: torch.Tensor) -> Iterator[None]:
     """Let this thread's next forward use given positions; other threads may run the same model.
 
-    Args:
-        modules: the ``counting_modules`` of the model.
-        past: int64 (rows, length), of the positions in the cache.
-        own: int64 (rows, width) or (1, width), of the forward's own.
+    ``past``, int64 (rows, length), are those in the cache, ``own``, (rows or 1, width), its own.
     """
     tables, biased = modules
     hooks = [each.register_forward_pre_hook(_count_from_zero, with_kwargs=True) for each in tables]
@@ -66,10 +63,7 @@ def placed(modules: Modules, past: torch.Tensor, own: torch.Tensor) -> Iterator[
 
 
 def given_positions() -> torch.Tensor | None:
-    """Return the positions of this thread's present forward, int64 (rows, width).
-
-    They are None outside of ``placed``.
-    """
+    """Return the positions of this thread's forward in ``placed``, int64 (rows, width), or None."""
     return _thread.own
 
 
@@ -87,7 +81,7 @@ def _count_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
     if _thread.own is None:
         return None
     call = _signature(type(module).forward).bind(module, *args, **kwargs)
-    if type(module).__name__ not in classes.GROWING_EMBEDDINGS:
+    if type(module).__name__ not in names.GROWING_EMBEDDINGS:
         for name in LENGTHS:
             call.arguments.pop(name, None)
         if call.arguments.get("position_ids") is not None:

@@ -1,9 +1,10 @@
-"""Versions that changed transformers' behaviour, and the newest tested one."""
+"""The installed transformers: changes between versions, and its functions for files and logs."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,11 @@ def before(version: str) -> bool:
     from transformers import __version__
 
     return Version(__version__) < Version(version)
+
+
+def has(change: Change) -> bool:
+    """Whether the installed transformers has a change of behaviour."""
+    return not before(change.version)
 
 
 def untested() -> str | None:
@@ -69,6 +75,51 @@ def small_model(vocab: int) -> Any:
         return LlamaForCausalLM(config).eval().float()
 
 
-def has(change: Change) -> bool:
-    """Whether the installed transformers has a change of behaviour."""
-    return not before(change.version)
+# Files, tokenizers and logs
+
+
+def cached_file_or_none(repository: str, name: str, revision: str) -> Path | None:
+    """Return a file of a hub repository, cached or downloaded; None: it does not exist."""
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        repository,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+def is_slow(tokenizer: Any) -> bool:
+    """Whether a tokenizer is written in Python."""
+    from transformers import PreTrainedTokenizer
+
+    return isinstance(tokenizer, PreTrainedTokenizer)
+
+
+def byte_letters() -> dict[int, str]:
+    """Return the letter that represents each byte in a vocabulary of bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters: dict[int, str] = bytes_to_unicode()
+    return letters
+
+
+def response_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
+    """Return the response template that ``transformers serve`` uses for a model, if it has one."""
+    try:
+        from transformers.cli.serving.utils import get_response_template
+    except ImportError:  # older versions of transformers
+        return None
+    template: dict[str, Any] | None = get_response_template(tokenizer, model)
+    return template
+
+
+def silence() -> None:
+    """Have transformers log errors only, and show no progress bars."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

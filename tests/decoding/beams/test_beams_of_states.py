@@ -9,7 +9,7 @@ from layer_states import PROMPT, assert_close, model_of
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.cache_name import cache_of
+from ngramspec.hf_model.compat.caches import cache_of
 
 CROPPED = ("Lfm2ForCausalLM", "Lfm3ForCausalLM", "DeepseekV32ForCausalLM")
 REPLAYED = ("BambaForCausalLM", "Qwen3NextForCausalLM", "ZayaForCausalLM", "Mamba2ForCausalLM")

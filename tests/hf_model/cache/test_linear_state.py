@@ -12,7 +12,7 @@ import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
-from ngramspec.hf_model.compat.cache_name import cache_argument
+from ngramspec.hf_model.compat.caches import cache_argument
 
 # Convolutions beside attention; of keys and values inside it, with windows; an index of the keys.
 CLASSES = ("Lfm2ForCausalLM", "Lfm3ForCausalLM", "InklingForCausalLM", "DeepseekV32ForCausalLM")

@@ -1,0 +1,297 @@
+"""Figures 1 to 5 of Leviathan et al. 2023, and plots of what was measured, as PNG and SVG.
+
+    python -m benchmarks plot --plots FOLDER             # Figures 2 to 5, by the closed forms
+    python -m benchmarks plot FILE --plots FOLDER        # what the file of results has
+
+Of a file of ``ngramspec explain --json``, Figure 1 (a coloured text) and Figure 5 (a trace) are
+drawn. Other files are those of ``ngramspec bench``, ``ngramspec replay`` and the benchmarks alpha
+and drafters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ngramspec.cli.options import Options, UsageError, need, usable, writable
+from ngramspec.measure.explain_page import first_rejected
+from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
+
+WIDTH, HEIGHT, DPI = 9.0, 4.8, 120  # inches; letters of Figure 1 are whole pixels wide
+FORMATS = ("png", "svg")
+# Colours that differ with every kind of colour blindness (Okabe and Ito), without green. Ours are
+# shades of blue, configurations without drafts are grey, and other projects have the rest.
+OURS = ("#0072B2", "#56B4E9", "#003A5C", "#A6D8F5")
+OTHERS = ("#E69F00", "#D55E00", "#CC79A7", "#000000")
+GREY = "#B8BDC3"
+PEERS = ("prompt lookup", "arctic", "twin")  # prefixes of their names
+ACCEPTED, REJECTED, CORRECTED, PLAIN = OURS[0], "#57606a", OTHERS[1], "#8c959f"
+GAMMAS, COSTS = (1, 3, 5, 7, 10), (0.01, 0.02, 0.05, 0.1)
+FONT, FONT_WIDTH = 9, 0.602  # points, and a monospace letter's share of them
+COLUMNS = int(13 * 72 / (FONT * FONT_WIDTH))  # letters of a line of Figure 1, 13 inches wide
+MAX_EARLIER_CHARACTERS = 80  # of the text so far that a line of Figure 1 shows
+MAX_LINES = 24  # steps in Figure 1
+TRACE_ALPHA, TRACE_C, TRACE_TOKENS, TRACE_GAMMAS = 0.75, 0.05, 24, (7, 3)
+
+Raw = Mapping[str, Any]
+Figures = dict[str, Any]  # by the names of their files
+
+
+def add_arguments(options: Options) -> None:
+    options.path("file", "FILE", "results of a measurement", nargs="?")
+    help = "where the files go (default: figures)"
+    options.path("--plots", "FOLDER", help, default=Path("figures"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw the figures; print the names of the files."""
+    need("matplotlib", "the figures need")
+    figures = {} if arguments.file is not None else paper()
+    if arguments.file is not None:
+        with usable():
+            raw = json.loads(arguments.file.read_text(encoding="utf-8"))
+        draw = next((draw for key, draw in KINDS.items() if key in raw), None)
+        if draw is None:
+            raise UsageError(f"{arguments.file} has none of {', '.join(KINDS)}")
+        figures = draw(raw)
+    for name, figure in figures.items():
+        for kind in FORMATS:
+            path = arguments.plots / f"{name}.{kind}"
+            with writable("--plots", path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                metadata = {"Date": None} if kind == "svg" else None
+                figure.savefig(path, dpi=DPI, metadata=metadata)
+            print(path)
+    return 0
+
+
+def new_plot(rows: float = HEIGHT) -> tuple[Any, Any]:
+    """A figure and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, rows), layout="constrained")
+    return figure, figure.subplots()
+
+
+def finish(axes: Any, **settings: Any) -> None:
+    """Set labels, title and limits by name, and add a grid and a legend."""
+    axes.set(**settings)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """The colour of each configuration or drafter; four of ours and of the others are different."""
+    ours, others = cycle(OURS), cycle(OTHERS)
+    return {
+        name: GREY
+        if name in ("plain", "none")
+        else next(others if name.startswith(PEERS) else ours)
+        for name in names
+    }
+
+
+def paper() -> Figures:
+    """Figures 2 to 5 by the closed forms: Equation 1, Theorems 3.8 and 3.11."""
+    two, axes = new_plot()
+    alphas = np.linspace(0, 1, 201)
+    for gamma in GAMMAS:
+        axes.plot(alphas, expected_tokens(alphas, gamma), label=f"gamma {gamma}")
+    endless = alphas[alphas < 0.91]
+    axes.plot(endless, expected_tokens(endless, np.inf), "k--", label="gamma without end")
+    finish(axes, xlabel="alpha", ylabel="expected tokens per step", title="Figure 2: Equation 1")
+    three, axes = new_plot()
+    alphas = np.linspace(0.3, 0.95, 400)
+    for c in COSTS:
+        axes.plot(alphas, optimal_gamma(alphas, c), label=f"c = {c:g}")
+    title = "Figure 3: the best gamma of Theorem 3.8"
+    finish(axes, xlabel="alpha", ylabel="optimal gamma", title=title)
+    four, axes = new_plot()
+    alphas = np.linspace(0.3, 1, 201)
+    for number, gamma in enumerate(GAMMAS[1:]):
+        colour, tokens = f"C{number}", expected_tokens(alphas, gamma)
+        axes.plot(alphas, improvement(alphas, gamma), colour, label=f"speed, gamma {gamma}")
+        work = (gamma + 1) / tokens
+        axes.plot(alphas, work, colour, linestyle="--", label=f"operations, gamma {gamma}")
+    title = "Figure 4: speed and operations"
+    finish(axes, xlabel="alpha", ylabel="relative to the baseline", title=title)
+    five = figure_5(simulated(), "forwards of the target")
+    return {"figure-2": two, "figure-3": three, "figure-4": four, "figure-5": five}
+
+
+Bars = list[tuple[str, float, float]]  # (what, begin, length)
+
+
+def figure_5(rows: Mapping[str, Bars], unit: str) -> Any:
+    """Traces: drafting and the target's forwards over time."""
+    figure, axes = new_plot(0.8 * len(rows) + 1)
+    for number, bars in enumerate(rows.values()):
+        for kind, colour in (("draft", OURS[1]), ("forward", "#8250df")):
+            spans = [(begin, length) for what, begin, length in bars if what == kind]
+            place = (number - 0.35, 0.7)
+            axes.broken_barh(spans, place, facecolors=colour, edgecolor="white", linewidth=0.4)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.set(xlabel=unit, title="Figure 5: drafting (blue) and the target (purple)")
+    return figure
+
+
+def in_a_row(parts: Iterable[tuple[str, float]]) -> Bars:
+    """Parts (what, length) one after another; "other" is a gap."""
+    bars: Bars = []
+    at = 0.0
+    for what, length in parts:
+        bars.append((what, at, length))
+        at += length
+    return bars
+
+
+def simulated() -> dict[str, Bars]:
+    """The paper's diagram, with alpha 0.75 and c 0.05."""
+    hits = np.random.default_rng(0).random(4 * TRACE_TOKENS) < TRACE_ALPHA
+    rows: dict[str, Bars] = {}
+    for gamma in TRACE_GAMMAS:
+        parts: list[tuple[str, float]] = []
+        tokens = 0
+        while tokens < TRACE_TOKENS:
+            parts += [("draft", TRACE_C)] * gamma + [("forward", 1.0)]
+            run = hits[tokens : tokens + gamma]
+            tokens += 1 + (gamma if run.all() else int(run.argmin()))
+        rows[f"gamma {gamma}"] = in_a_row(parts)
+    rows["baseline"] = in_a_row([("forward", 1.0)] * TRACE_TOKENS)
+    return rows
+
+
+def explained(raw: Raw) -> Figures:
+    """Figures 1 and 5 of a run's first prompt."""
+    steps = [step for step in raw["steps"] if step["prompt"] == 0]
+    later = [step for step in steps if step["index"]]
+    kinds = ("draft", "forward", "other")
+    ours = in_a_row((kind, step[f"{kind}_seconds"]) for step in later for kind in kinds)
+    tokens = sum(len(step["emitted"]) for step in later)
+    baseline = in_a_row([("forward", raw["plain_token_seconds"])] * tokens)
+    five = figure_5({"speculative": ours, "baseline": baseline}, "seconds")
+    return {"figure-1": figure_1(steps[:MAX_LINES]), "figure-5": five}
+
+
+def figure_1(steps: Sequence[Raw]) -> Any:
+    """The text of a prompt, a line for each step: accepted, rejected, corrected."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 0.27 * len(steps) + 0.7))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, COLUMNS), ylim=(len(steps) + 0.2, -1.2))
+    axes.axis("off")
+    legend = (("accepted", ACCEPTED), ("rejected", REJECTED), ("the target's own", CORRECTED))
+    _write(axes, -0.7, [(f"{word}  ", colour) for word, colour in legend])
+    text = ""
+    for line, step in enumerate(steps):
+        _write(axes, line, [(text[-MAX_EARLIER_CHARACTERS:], PLAIN), *step_parts(step)])
+        text += "".join(step["emitted"])
+    return figure
+
+
+def step_parts(step: Raw) -> list[tuple[str, str]]:
+    """(text, colour) of the accepted, the rejected and the target's own tokens of a step."""
+    accepted, wrong = len(step["accepted"]), first_rejected(step)
+    parts = [(piece, ACCEPTED) for piece in step["emitted"][:accepted]]
+    parts += [(step["drafted"][wrong], REJECTED)] if wrong is not None else []
+    return parts + [(piece, CORRECTED) for piece in step["emitted"][accepted:]]
+
+
+def _write(axes: Any, line: float, parts: Sequence[tuple[str, str]]) -> None:
+    at = 0
+    for piece, colour in parts:
+        shown = piece.replace("\n", "⏎").replace("\t", " ").replace("$", r"\$")[: COLUMNS - at]
+        axes.text(at, line, shown, color=colour, family="monospace", fontsize=FONT)
+        if colour == REJECTED and shown.strip():
+            axes.plot([at, at + len(shown)], [line - 0.2] * 2, color=colour, linewidth=0.8)
+        at += len(piece)
+        if at >= COLUMNS:
+            break
+
+
+def whole_calls(raw: Raw) -> Figures:
+    """Speedups by task and configuration, for each length of prompts."""
+    values: dict[Any, dict[str, dict[str, float]]] = {}
+    for row in raw["summary"]:
+        of_way = values.setdefault(row["length"], {}).setdefault(row["way"], {})
+        of_way[row["task"]] = row["ratio"]
+    return {
+        f"bench-{length}" if length else "bench": bars(found, "speedup over the baseline")
+        for length, found in values.items()
+    }
+
+
+def replayed(raw: Raw) -> Figures:
+    """Tokens per call by group and drafter, for each curve of costs."""
+    values: dict[str, dict[str, dict[str, float]]] = {}
+    for result in raw["results"]:
+        groups = {**result["groups"], "geometric mean": result["mean"]}
+        of_curve = values.setdefault(result["curve"], {})
+        of_curve[result["drafter"]] = {
+            name: each["tokens_per_call"] for name, each in groups.items()
+        }
+    return {f"replay-{curve}": bars(found, "tokens per call") for curve, found in values.items()}
+
+
+def bars(values: Mapping[str, Mapping[str, float]], label: str) -> Any:
+    """Bars of each configuration's values by group, side by side."""
+    figure, axes = new_plot()
+    groups = list(dict.fromkeys(group for by_group in values.values() for group in by_group))
+    width, colour = 0.8 / len(values), colours(values)
+    for which, (name, by_group) in enumerate(values.items()):
+        at = [group + (which - (len(values) - 1) / 2) * width for group in range(len(groups))]
+        heights = [by_group.get(group, 0.0) for group in groups]
+        axes.bar(at, heights, width, color=colour[name], label=name)
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set_xticks(range(len(groups)), [name.replace("_", "\n") for name in groups])
+    finish(axes, ylabel=label)
+    return figure
+
+
+def alphas(raw: Raw) -> Figures:
+    """Alpha by position in the draft, with standard errors; a figure for each temperature."""
+    found: Figures = {}
+    for temperature in dict.fromkeys(row["temperature"] for row in raw["rows"]):
+        figure, axes = new_plot()
+        for row in raw["rows"]:
+            if row["temperature"] == temperature and row["group"] == "all":
+                means, errors, _ = zip(*(row["alpha"]["by_depth"] or [(0, 0, 0)]), strict=True)
+                at = range(1, len(means) + 1)
+                axes.errorbar(at, means, errors, marker="o", capsize=2, label=row["drafter"])
+        title = f"Temperature {temperature:g}"
+        finish(axes, xlabel="position in the draft", ylabel="alpha", ylim=(0, 1), title=title)
+        found[f"alpha-temperature-{temperature:g}"] = figure
+    return found
+
+
+def structures(raw: Raw) -> Figures:
+    """Median time of a step against the length of the context, a figure for each text."""
+    found: Figures = {}
+    for text in dict.fromkeys(each["text"] for each in raw["readings"]):
+        figure, axes = new_plot()
+        mine = [each for each in raw["readings"] if each["text"] == text]
+        for name, colour in colours(dict.fromkeys(each["drafter"] for each in mine)).items():
+            points = [(e["tokens"], e["step_us"]) for e in mine if e["drafter"] == name]
+            axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=name)
+        axes.set(xscale="log", yscale="log", title=text)
+        finish(axes, xlabel="tokens of context", ylabel="a step (µs, median)")
+        found[f"drafters-{text.replace(' ', '-')}"] = figure
+    return found
+
+
+# What draws a file of results, by a field that only such files have.
+KINDS: dict[str, Callable[[Raw], Figures]] = {
+    "steps": explained,
+    "summary": whole_calls,
+    "results": replayed,
+    "readings": structures,
+    "rows": alphas,
+}

@@ -1,3 +1,0 @@
-from ngramspec._native.store_corpus import CorpusIndex
-
-def check_corpus(corpus: CorpusIndex) -> None: ...

@@ -1,0 +1,392 @@
+"""The committed text of one sequence: its contexts, its places, its frequent and recent tokens.
+
+A context's slot keeps ``LEADERS`` continuations in order of recency. A new one replaces the one
+with the lowest count; on ties, the oldest. At ``FADE_AT`` all its counts are halved. The counts are
+therefore exact for contexts with few continuations, recent for those with many, and a context has a
+fixed size. Contexts are identified by their 64-bit hash only, as in the NGramTable.
+
+A place is where the text may be continued as before. It is followed as long as the sequence
+continues like the text there. The match is the longest of the one followed so far and those at the
+latest occurrences of the last one to three tokens.
+
+Invariant: every token is counted after each of its contexts, a context's counts do not depend on
+the table's layout, and a place is NONE or inside the text. Costs: a committed token four counts, a
+position four look-ups, each with one cache miss and O(1) amortised over growth. Finding the places
+compares at most ``FAR * 3 + NEAR_LENGTH * (BEFORE + AFTER)`` tokens. Memory: 4 bytes per token, and
+32 bytes per context at 3/8 to 3/4 load. The owner prevents concurrent use.
+"""
+
+from libc.stdint cimport int32_t, uint64_t, uint8_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memmove, memset
+
+from ngramspec._native.common cimport NONE, process_salt, reserve, start_of, token_view, xxh64
+
+cdef extern from "stdlib.h" nogil:
+    int posix_memalign(void** p, size_t alignment, size_t size)
+
+cdef enum:
+    FADE_AT = 255
+    LEAST_SLOTS = 64
+    LONGEST = 7
+
+cdef enum:
+    RECENT_SPAN = 2048  # last tokens that are counted; older ones have faded
+    BEFORE = 16         # positions searched before a resumed copy
+    AFTER = 32          # positions searched after it
+    NEAR_LENGTH = 8     # tokens compared at each position
+
+
+cdef inline void use(Recent* r, int32_t token) noexcept nogil:
+    """Count a token and make it the most recent."""
+    cdef int i, at = 0
+    cdef int32_t count = 0
+    while at < r.used and r.token[at] != token:
+        at += 1
+    if at < r.used:
+        count = r.count[at]
+    elif at < RECENT:
+        r.used += 1
+    else:
+        at -= 1
+        for i in range(RECENT - 2, -1, -1):
+            if r.count[i] < r.count[at]:
+                at = i
+    memmove(&r.token[1], &r.token[0], at * sizeof(int32_t))
+    memmove(&r.count[1], &r.count[0], at * sizeof(int32_t))
+    r.token[0] = token
+    r.count[0] = count + 1
+    r.total += 1
+    if r.total == RECENT_FADE_AT:
+        r.total = RECENT_FADE_AT // 2
+        for i in range(r.used):
+            r.count[i] >>= 1
+
+
+cdef class ContextTable:
+    """Leading continuations by context."""
+
+    def __cinit__(self):
+        self.salt = process_salt()
+        if self.grow() < 0:
+            raise MemoryError("context table")
+
+    def __dealloc__(self):
+        free(self.slots)
+
+    def __len__(self):
+        """Contexts known."""
+        return self.used
+
+    def add(self, context, int token, int at, int seed=0):
+        """Count that ``token``, at position ``at``, followed a context (int32, 0..7 tokens)."""
+        if token < 0:
+            raise ValueError(f"token must be >= 0, got {token}")
+        if self.count(self.key_of(context, seed), token, at) < 0:
+            raise MemoryError("context table")
+
+    def get(self, context, int seed=0):
+        """([(token, count), ...] by recency, total, last position), or None if never seen."""
+        cdef const Slot* found = self.find(self.key_of(context, seed))
+        cdef Slot c
+        cdef int i
+        if found == NULL:
+            return None
+        c = found[0]  # making lists may run the garbage collector, which may call ``add``
+        kept = [(c.token[i], c.count[i]) for i in range(LEADERS) if c.token[i] != NONE]
+        return kept, c.total, c.last
+
+    def sizeof(self):
+        """Bytes allocated."""
+        return sizeof(ContextTable) + self.cap * sizeof(Slot)
+
+    def longest_probe(self):
+        """Largest number of slots inspected to find a context; 1 without collisions. O(n)."""
+        cdef Py_ssize_t i, longest = 0
+        for i in range(self.cap):
+            if self.slots[i].total:
+                home = self.slots[i].key & <uint64_t>(self.cap - 1)
+                longest = max(longest, ((i - home) & (self.cap - 1)) + 1)
+        return longest
+
+    def check_integrity(self):
+        """Walk all slots; raise an AssertionError on a broken invariant."""
+        cdef Py_ssize_t i, k
+        cdef Slot* c
+        used = 0
+        for i in range(self.cap):
+            c = &self.slots[i]
+            if c.total == 0:
+                continue
+            used += 1
+            assert self.find(c.key) == c, "a context cannot be found again"
+            assert sum([c.count[k] for k in range(LEADERS)]) <= c.total < FADE_AT
+            for k in range(LEADERS):
+                assert (c.token[k] == NONE) <= (c.count[k] == 0)
+        assert used == self.used and 4 * used <= 3 * self.cap
+
+    cdef uint64_t key_of(self, object context, int seed) except? 0:
+        cdef const int32_t[::1] view = token_view(context, "context")
+        if view.shape[0] > LONGEST:
+            raise ValueError(f"context must have 0..{LONGEST} tokens, got {view.shape[0]}")
+        return xxh64(start_of(view), <int>view.shape[0], <uint64_t>seed, self.salt)
+
+    cdef Py_ssize_t place(self, uint64_t key) noexcept nogil:
+        """The index of a context's slot, or of the empty slot where it would go."""
+        cdef Py_ssize_t i = <Py_ssize_t>(key & <uint64_t>(self.cap - 1))
+        while self.slots[i].total != 0 and self.slots[i].key != key:
+            i = (i + 1) & (self.cap - 1)
+        return i
+
+    cdef const Slot* find(self, uint64_t key) noexcept nogil:
+        """A context's slot, valid until the next count; NULL if it was never seen."""
+        cdef const Slot* c = &self.slots[self.place(key)]
+        return c if c.total else NULL
+
+    cdef int count(self, uint64_t key, int32_t token, int32_t at) noexcept nogil:
+        """Count a continuation: 0, or -1 without memory and with nothing changed."""
+        cdef Slot* c = &self.slots[self.place(key)]
+        cdef int k
+        if c.total == 0:
+            if 4 * (self.used + 1) > 3 * self.cap:
+                if self.grow() < 0:
+                    return -1
+                c = &self.slots[self.place(key)]
+            self.used += 1
+            c.key = key
+            for k in range(LEADERS):
+                c.token[k] = NONE
+                c.count[k] = 0
+        note(c, token, at)
+        return 0
+
+    cdef int grow(self) noexcept nogil:
+        """Double the slots: 0, or -1 without memory and with nothing changed."""
+        cdef Slot* old = self.slots
+        cdef void* grown
+        cdef Py_ssize_t i, old_cap = self.cap, cap = max(2 * self.cap, <Py_ssize_t>LEAST_SLOTS)
+        if posix_memalign(&grown, 64, <size_t>cap * sizeof(Slot)):
+            return -1
+        memset(grown, 0, <size_t>cap * sizeof(Slot))
+        self.slots = <Slot*>grown
+        self.cap = cap
+        for i in range(old_cap):
+            if old[i].total:
+                self.slots[self.place(old[i].key)] = old[i]
+        free(old)
+        return 0
+
+
+cdef void note(Slot* c, int32_t token, int32_t at) noexcept nogil:
+    """Count a continuation in its slot and make it the most recent."""
+    cdef int i, k = 0
+    cdef uint8_t seen
+    while k < LEADERS and c.token[k] != token:
+        k += 1
+    if k == LEADERS:
+        k = LEADERS - 1
+        for i in range(LEADERS - 2, -1, -1):
+            if c.count[i] < c.count[k]:
+                k = i
+        c.count[k] = 0
+    seen = c.count[k] + 1
+    while k > 0:
+        c.token[k] = c.token[k - 1]
+        c.count[k] = c.count[k - 1]
+        k -= 1
+    c.token[0] = token
+    c.count[0] = seen
+    c.last = at
+    c.total += 1
+    if c.total == FADE_AT:
+        c.total = FADE_AT // 2
+        for i in range(LEADERS):
+            c.count[i] >>= 1
+
+
+cdef class CommittedText:
+    """One sequence's own text as a source of candidates."""
+
+    def __cinit__(self, int min_match):
+        cdef int i
+        self.min_match = min_match
+        self.table = ContextTable()
+        self.salt = self.table.salt
+        for i in range(LEADERS):
+            self.unigrams.token[i] = NONE
+        for i in range(PLACES):
+            self.places[i].text = &self.text
+            self.places[i].at = NONE
+
+    def __dealloc__(self):
+        free(self.text.tokens)
+
+    def sizeof(self):
+        """Bytes allocated."""
+        return sizeof(CommittedText) + self.text.cap * sizeof(int32_t) + self.table.sizeof()
+
+    def check_integrity(self):
+        """Raise an AssertionError if an invariant is broken."""
+        cdef int i
+        self.table.check_integrity()
+        for i in range(PLACES):
+            at = self.places[i].at
+            assert at == NONE or 0 <= at < self.places[i].text.n, "a place outside its text"
+
+    cdef int append(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+        """Count ``n`` tokens: 0, or -1 without memory."""
+        cdef Text* text = &self.text
+        cdef Keys next
+        cdef Py_ssize_t i
+        cdef int m
+        if text.n + n > text.cap and reserve(
+            <void**>&text.tokens, &text.cap, 2 * (text.n + n) + 64, sizeof(int32_t)
+        ) < 0:
+            return -1
+        for i in range(n):
+            text.tokens[text.n] = tokens[i]
+            next = keys_of(text.tokens + text.n + 1, text.n + 1, self.salt)
+            self.prefetch(&next)  # needed when the next token is counted
+            for m in range(CONTEXTS):
+                if self.tail.of[m]:
+                    if self.table.count(self.tail.of[m], tokens[i], <int32_t>text.n) < 0:
+                        return -1
+            note(&self.unigrams, tokens[i], <int32_t>text.n)
+            self.tail = next
+            text.n += 1
+        return 0
+
+    cdef void look_up(self, const Keys* keys, const Slot** known) noexcept nogil:
+        """Find a position's contexts: CONTEXTS slots, NULL where one never occurred.
+
+        If a context is unknown, so are the longer ones.
+        """
+        cdef int m
+        for m in range(CONTEXTS):
+            known[m] = NULL
+        for m in range(CONTEXTS):
+            if keys.of[m] and (m == 0 or m == SKIP or known[m - 1] != NULL):
+                known[m] = self.table.find(keys.of[m])
+
+    cdef void prefetch(self, const Keys* keys) noexcept nogil:
+        """Start loading a position's contexts."""
+        cdef int m
+        for m in range(CONTEXTS):
+            self.table.prefetch(keys.of[m])
+
+    cdef void find_places(self, const Slot** known) noexcept nogil:
+        """Find where to copy from, by the contexts at the text's end."""
+        if self.min_match:
+            find_match(self.places, &self.text, known, self.min_match)
+        find_near(self.places, &self.text)
+
+    cdef void follow(self, Py_ssize_t n) noexcept nogil:
+        """Advance the places over the ``n`` tokens last committed."""
+        follow_places(self.places, &self.text, n)
+
+    cdef void count_recent(self) noexcept nogil:
+        """Count the recent tokens up to the text's end."""
+        self.recent_n = max(self.recent_n, self.text.n - RECENT_SPAN)
+        while self.recent_n < self.text.n:
+            use(&self.recent, self.text.tokens[self.recent_n])
+            self.recent_n += 1
+
+
+cdef inline int agreement(const Text* text, Py_ssize_t at, int most) noexcept nogil:
+    """How many tokens before ``at`` equal those at the text's end, at most ``most``."""
+    cdef int n = 0
+    most = <int>min(<Py_ssize_t>most, at)
+    while n < most and text.tokens[at - 1 - n] == text.tokens[text.n - 1 - n]:
+        n += 1
+    return n
+
+
+cdef inline int continued(const Place* place, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+    """How many of ``n`` tokens, from the first, equal those at a place."""
+    cdef int i = 0
+    if place.at == NONE:
+        return 0
+    while (
+        i < n and place.at + i < place.text.n and place.text.tokens[place.at + i] == tokens[i]
+    ):
+        i += 1
+    return i
+
+
+cdef void find_match(
+    Place* places, const Text* text, const Slot** known, int min_match
+) noexcept nogil:
+    """Move the match to the latest occurrence of the last tokens, if more tokens agree there."""
+    cdef Place* match = &places[MATCH]
+    cdef int m, length
+    cdef int32_t at
+    if match.at == NONE:
+        match.length = 0
+    for m in range(ORDERS - 1, -1, -1):
+        if m + 1 < min(min_match, 2) or known[m] == NULL:
+            continue
+        at = known[m].last
+        if at == match.at or at >= text.n or match.length >= FAR:
+            continue
+        length = agreement(text, at, FAR)
+        if length > match.length:
+            match.text = text
+            match.at = at
+            match.length = length
+    if match.length < min_match:
+        match.at = NONE
+        match.length = 0
+
+
+cdef void find_near(Place* places, const Text* text) noexcept nogil:
+    """Set the near place: the longest agreement around the resumed copy; on ties, the nearest."""
+    cdef Place* near = &places[NEAR]
+    cdef int32_t last, resumed = places[RESUME].at
+    cdef Py_ssize_t at
+    cdef int length, distance
+    near.at = NONE
+    near.length = 0
+    if resumed == NONE:
+        return
+    near.text = text
+    last = text.tokens[text.n - 1]
+    for at in range(max(resumed - BEFORE, 1), min(<Py_ssize_t>resumed + AFTER, text.n)):
+        if text.tokens[at - 1] != last or at == resumed or at == places[MATCH].at:
+            continue
+        length = agreement(text, at, NEAR_LENGTH)
+        distance = <int>(at - resumed if at > resumed else resumed - at)
+        if length > near.length or (length == near.length and distance < near.since):
+            near.at = <int32_t>at
+            near.length = length
+            near.since = distance
+
+
+cdef void follow_places(Place* places, const Text* text, Py_ssize_t n) noexcept nogil:
+    """Advance the places over the ``n`` tokens last committed to ``text``."""
+    cdef Place* match = &places[MATCH]
+    cdef Place* resume = &places[RESUME]
+    cdef Place* near = &places[NEAR]
+    cdef const int32_t* new = text.tokens + text.n - n
+    cdef int copied = continued(match, new, n)
+    cdef int nearby = continued(near, new, n)
+    if copied:
+        resume[0] = match[0]
+        resume.length = match.length + copied
+        resume.since = max(<int>n - copied - 1, 0)
+    elif nearby:
+        resume[0] = near[0]
+        resume.length = near.length + nearby
+        resume.since = <int>n - nearby
+    elif resume.at != NONE:
+        resume.since += <int>n
+    if resume.at != NONE:
+        resume.at += <int32_t>n
+        if resume.at >= text.n - n:
+            resume.at = NONE
+    near.at = NONE
+    if copied == n:
+        match.at += <int32_t>n
+        match.length += <int>n
+    else:
+        match.at = NONE
+        match.length = 0

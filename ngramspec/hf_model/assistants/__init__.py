@@ -1,1 +1,0 @@
-"""The transformers side of models that draft."""

@@ -1,1 +1,0 @@
-"""Attention over trees and over grouped queries."""

@@ -1,0 +1,658 @@
+"""transformers' names: classes recognized by them, private attributes, and fields of configs.
+
+Classes are compared by name, so that their modules do not have to be imported. Names that some
+supported versions lack are read with a default. Tests check every name against the installed
+version (``tests/transformers_names.py``). Models and their configs are typed ``Any``, because
+transformers exports no types.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
+from typing import Any
+
+import torch
+
+PACKAGE = "transformers"
+PROCESSOR_MODULE = "generation.logits_process"
+CRITERION_MODULE = "generation.stopping_criteria"
+CAPTURE_MODULE = "utils.output_capturing"
+
+# Models. For those that are refused, the reason is part of the message.
+
+BY_SLOT = frozenset(
+    {
+        "GPTNeoForCausalLM",  # its windows are counted in slots of the cache
+        "GitForCausalLM",  # its mask leaves out the image before the text
+        "GlmImageForConditionalGeneration",  # it counts positions itself
+    }
+)
+# After the prefill, it widens the mask over an image in the cache.
+WIDENS_MASK = frozenset({"GitForCausalLM"})
+# They drop their cache at config.original_max_position_embeddings tokens.
+REREADS = frozenset({"Phi3ForCausalLM", "Phi4MultimodalForCausalLM", "PhimoeForCausalLM"})
+ONE_AT_A_TIME = {
+    "BltForCausalLM": "it divides the bytes of each forward into patches separately",
+    "CpmAntForCausalLM": "it computes relative positions for one new token only",
+    "FlaubertWithLMHeadModel": "it reads a mask token after the text in every step",
+    "FSMTForConditionalGeneration": "new tokens attend to later ones",
+    "MoshiForCausalLM": "its attention window is longer in a wider forward",
+    "ProphetNetForCausalLM": "it accepts one new token",
+    "ProphetNetForConditionalGeneration": "it accepts one new token",
+    "XLMWithLMHeadModel": "it reads a mask token after the text in every step",
+}
+# The same with one value of a setting: the setting, the value and the reason.
+ONE_AT_A_TIME_WITH = {
+    "DoryForCausalLM": (
+        "recurrent_kv_cache_mode",
+        "last_loop",
+        "in earlier loops a token attends to states of these loops for the tokens of its forward"
+        " only; use recurrent_kv_cache_mode='per_loop'",
+    ),
+}
+OWN_CACHE = {
+    "DeepseekV4ForCausalLM": "its compressors merge several tokens into one entry of the cache,"
+    " from which a rejected token cannot be removed",
+    "MiniMaxForCausalLM": "its linear attention adds every token to states in a MiniMaxCache, which"
+    " can be neither truncated nor saved and restored",
+    "xLSTMForCausalLM": "each forward overwrites its states in an xLSTMCache, which cannot be saved"
+    " and restored",
+}
+# Their baseline output differs between a dynamic and a static cache.
+NOT_STATIC = frozenset({"GPTNeoForCausalLM", "LEDForConditionalGeneration"})
+# They apply the decoder's mask in forwards over several tokens only.
+MASKS_SEVERAL = frozenset({"LEDForConditionalGeneration"})
+# Before transformers 5.19 it gives a single token another position than in a wider forward.
+PLACES_ONE_TOKEN_ELSEWHERE = frozenset({"GitForCausalLM"})
+# Its attention under sdpa depends on output_attentions.
+ATTENDS_BY_OUTPUT = frozenset({"FalconForCausalLM"})
+# They pass on positions, which ``generate`` does not give them.
+PASSES_POSITIONS = frozenset(
+    {
+        "EncoderDecoderModel",
+        "MossTranscribeDiarizeForConditionalGeneration",
+        "VibeVoiceAsrForConditionalGeneration",
+    }
+)
+
+# Modules of decoders that compute positions from the cache's length. The growing tables are
+# enlarged when the cache grows.
+
+GROWING_EMBEDDINGS = frozenset(
+    {
+        "Kosmos2TextSinusoidalPositionalEmbedding",
+        "Kosmos2_5TextSinusoidalPositionalEmbedding",
+        "M2M100SinusoidalPositionalEmbedding",
+        "NllbMoeSinusoidalPositionalEmbedding",
+    }
+)
+POSITION_EMBEDDINGS = GROWING_EMBEDDINGS | {
+    "BartLearnedPositionalEmbedding",
+    "BigBirdPegasusLearnedPositionalEmbedding",
+    "BlenderbotLearnedPositionalEmbedding",
+    "BlenderbotSmallLearnedPositionalEmbedding",
+    "MBartLearnedPositionalEmbedding",
+    "MarianSinusoidalPositionalEmbedding",
+    "MvpLearnedPositionalEmbedding",
+    "PLBartLearnedPositionalEmbedding",
+    "PegasusSinusoidalPositionalEmbedding",
+    "PegasusXSinusoidalPositionalEmbedding",
+    "Speech2TextSinusoidalPositionalEmbedding",
+    "TrOCRLearnedPositionalEmbedding",
+    "TrOCRSinusoidalPositionalEmbedding",
+    "WhisperPositionalEmbedding",
+}
+# Attentions that take a position bias for each row.
+POSITION_BIASES = frozenset(
+    {"LongT5Attention", "MT5Attention", "SwitchTransformersAttention", "T5Attention"}
+)
+READS_MASKS = frozenset({"NllbMoeTop2Router"})  # it reads the attention mask as one of padding
+# Modules whose result for a position depends on the others of a forward. Doge's experts mix their
+# routers' logits. torch's dynamic quantization, named by its Python modules, has one scale for all.
+MIXES_POSITIONS = frozenset({"DogeCDMoE"})
+SCALES_TOGETHER = ("torch.ao.nn.intrinsic.quantized.dynamic", "torch.ao.nn.quantized.dynamic")
+WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
+
+# Processors whose result depends on neither the other rows nor the committed tokens.
+HISTORY_FREE = frozenset(
+    {
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinPLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    }
+)
+# Processors whose result for a row does not depend on the other rows.
+BY_ROW = HISTORY_FREE | {
+    "ExponentialDecayLengthPenalty",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor",
+}
+PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
+END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
+MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
+MAX_TIME = "MaxTimeCriteria"  # called without the tokens
+
+# Methods of a model that determine the inputs and outputs of its forwards. A subclass that
+# overrides none of them behaves like its base class.
+STEP_METHODS = (
+    "__call__",
+    "_prefill",
+    "_update_model_kwargs_for_generation",
+    "create_masks_for_generate",
+    "forward",
+    "get_decoder",
+    "prepare_inputs_for_generation",
+)
+ATTENTION_NAME = "_attn_implementation_internal"  # the field of a config
+# Methods of the baseline that the decode loop, its beam search and ``carried_kwargs`` replace.
+LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
+BEAM_METHODS = ("_beam_search",)
+UPDATE_METHODS = ("_update_model_kwargs_for_generation",)
+
+
+def names_of(model: Any) -> frozenset[str]:
+    """Return the names of a model's class and of all its base classes."""
+    return frozenset(kind.__name__ for kind in type(model).__mro__)
+
+
+def stock_name(each: Any, module: str) -> str:
+    """Return the name of an object's class if a module of transformers defines it, or ""."""
+    kind = type(each)
+    return kind.__name__ if kind.__module__ == f"{PACKAGE}.{module}" else ""
+
+
+# Processors and criteria
+
+
+def processor_list() -> Any:
+    """Return an empty LogitsProcessorList."""
+    from transformers import LogitsProcessorList
+
+    return LogitsProcessorList()
+
+
+def all_stock(processors: Iterable[Any] | None, names: Collection[str]) -> bool:
+    """Whether all processors are of the named classes of transformers; True if there are none."""
+    return all(processor_name(each) in names for each in processors or ())
+
+
+def processor_name(processor: Any) -> str:
+    """Return the name of a processor's class if transformers defines it, or ""."""
+    return stock_name(processor, PROCESSOR_MODULE)
+
+
+def caller_of(processors: Any) -> Callable[..., Any]:
+    """Return a function that applies processors without inspecting their signatures each time."""
+    known = processor_name(processors) in PROCESSOR_LIST
+    if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
+        call: Callable[..., Any] = processors
+        return call
+
+    def apply(ids: Any, scores: Any) -> Any:
+        for processor in processors:
+            scores = processor(ids, scores)
+        return scores
+
+    return apply
+
+
+def criterion_name(criterion: Any) -> str:
+    """Return the name of a stopping criterion's class if transformers defines it, or ""."""
+    return stock_name(criterion, CRITERION_MODULE)
+
+
+# Modules of models
+
+
+def indexers_of(model: Any) -> list[Any]:
+    """Return the modules of a model that select keys for its indexed attention."""
+    return [each for each in model.modules() if type(each).__name__.endswith("Indexer")]
+
+
+def routes_tokens(model: Any) -> bool:
+    """Whether a model routes tokens to experts."""
+    return any(
+        name.rpartition(".")[2] == "experts"
+        or any(part in type(module).__name__ for part in ("Expert", "Moe"))
+        for name, module in model.named_modules()
+    )
+
+
+def quantizes_activations(model: Any) -> bool:
+    """Whether a model is quantized, unless it is known that only its weights are."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    return quantizer is not None and type(quantizer).__name__ not in WEIGHT_QUANTIZERS
+
+
+def mixes_positions(model: Any) -> bool:
+    """Whether a model has modules that mix the positions of a forward, of the listed classes."""
+    kinds = {type(each) for each in model.modules()}
+    return any(
+        kind.__name__ in MIXES_POSITIONS or kind.__module__.startswith(SCALES_TOGETHER)
+        for kind in kinds
+    )
+
+
+def routes_by_masks(model: Any) -> bool:
+    """Whether a model's routers skip the tokens that a mask, as they read it, calls padding."""
+    return any(
+        type(each).__name__ in READS_MASKS and not each.router_ignore_padding_tokens
+        for each in model.get_decoder().modules()
+    )
+
+
+def least_capacity(model: Any) -> int | None:
+    """Return how many of a forward's tokens an expert of a decoder takes at least; None: all."""
+    found = []
+    for each in model.get_decoder().modules():
+        if not hasattr(each, "expert_capacity"):
+            continue
+        share = getattr(each, "moe_eval_capacity_token_fraction", 0)
+        if each.training or share <= 0:
+            found.append(each.expert_capacity or 1)
+        elif share < 1:  # of a single token, all are taken
+            found.append(1)
+    return min(found, default=None)
+
+
+def least_step_size(model: Any) -> float:
+    """Return the largest lower bound on step sizes among a model's recurrent layers; 0: none."""
+    bounds = (getattr(module, "time_step_limit", (0.0,))[0] for module in model.modules())
+    return max(bounds, default=0.0)
+
+
+def skips_padding(model: Any) -> bool:
+    """Whether position embeddings of a model count tokens other than padding."""
+    return any(hasattr(each, "create_position_ids_from_input_ids") for each in model.modules())
+
+
+def captures_states(hook: Any) -> bool:
+    """Whether a hook is transformers' own, which captures states in calls that ask for them."""
+    module = getattr(hook, "__module__", None)
+    return bool(module == f"{PACKAGE}.{CAPTURE_MODULE}")
+
+
+# Models
+
+
+def is_stateful(model: Any) -> bool:
+    """Whether a model keeps a recurrent state, which cropping a cache does not restore."""
+    return bool(getattr(model, "_is_stateful", False))
+
+
+def overridden(model: Any, names: Sequence[str]) -> str | None:
+    """Return the first of some methods of the baseline that a model's class overrides, or None."""
+    from transformers.generation.utils import GenerationMixin
+
+    kind = type(model)
+    for name in names:
+        if getattr(kind, name, None) is not getattr(GenerationMixin, name):
+            return name
+    return None
+
+
+def model_class(name: str) -> Any:
+    """Return the class of transformers with this name, or None."""
+    import transformers
+
+    return getattr(transformers, name, None)
+
+
+def overrides_generate(kind: type) -> bool:
+    """Whether a model's class overrides ``generate``."""
+    from transformers.generation.utils import GenerationMixin
+
+    return getattr(kind, "generate", None) is not GenerationMixin.generate
+
+
+def stock_class(model: Any) -> type | None:
+    """Return a model's class or base class in transformers whose step methods it has, or None."""
+    for kind in type(model).__mro__:
+        if kind.__module__.startswith(f"{PACKAGE}.models."):
+            return kind
+        if any(name in vars(kind) for name in STEP_METHODS):
+            return None
+    return None
+
+
+def prepares_inputs(model: Any) -> bool:
+    """Whether a model prepares its inputs itself, and not by the common function."""
+    from transformers.generation.utils import GenerationMixin
+
+    own = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    return own is not GenerationMixin.prepare_inputs_for_generation
+
+
+def prepares_inputs_outside(model: Any) -> bool:
+    """Whether a model's function that prepares its inputs is not one of transformers."""
+    own = type(model).prepare_inputs_for_generation
+    return not own.__module__.startswith(f"{PACKAGE}.")
+
+
+def has_own_masks(model: Any) -> bool:
+    """Whether a model defines ``create_masks_for_generate``."""
+    return getattr(type(model), "create_masks_for_generate", None) is not None
+
+
+def has_standard_masks(model: Any, stock: type | None) -> bool:
+    """Whether a model's masks are made by transformers' own function.
+
+    It is called in the model's own module, or in that of the decoder to which a model of
+    transformers passes its masks. A forward defined elsewhere may change them before.
+    """
+    kinds = (type(model),) if stock is None else (stock, type(model.get_decoder()))
+    return any(hasattr(sys.modules.get(kind.__module__), "create_causal_mask") for kind in kinds)
+
+
+def embedding_count(model: Any) -> int | None:
+    """Number of tokens that a model, or its decoder, has embeddings for; None: unknown."""
+    embedder = model.get_decoder() if model.config.is_encoder_decoder else model
+    weight = getattr(embedder.get_input_embeddings(), "weight", None)
+    return None if weight is None else int(weight.shape[0])
+
+
+def head_size(model: Any) -> int | None:
+    """Number of tokens that a model's output layer computes logits for; None: unknown."""
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point():
+        return int(weight.shape[0])
+    return None
+
+
+def device_mesh(model: Any) -> Any:
+    """Return the torch DeviceMesh that a model was loaded on, or None."""
+    return getattr(model, "_device_mesh", None)
+
+
+# Forwards
+
+
+def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+    """Run a prompt as the baseline does; return the outputs of the last forward."""
+    return model._prefill(input_ids, config, kwargs)
+
+
+def carried_kwargs(
+    model: Any, outputs: Any, kwargs: dict[str, Any], *, encodes: bool
+) -> dict[str, Any]:
+    """Return the keyword arguments of the next forward, over one token, from the last one's."""
+    carried: dict[str, Any] = model._update_model_kwargs_for_generation(
+        outputs, kwargs, is_encoder_decoder=encodes
+    )
+    return carried
+
+
+def decode_context(model: Any) -> AbstractContextManager[Any]:
+    """Return the context in which ``generate`` runs the forwards after the prefill."""
+    context: AbstractContextManager[Any]
+    context = getattr(model, "_optimize_model_for_decode", nullcontext)()
+    return context
+
+
+def compiles_by_default(model: Any, kwargs: dict[str, Any], config: Any) -> bool:
+    """Whether the baseline compiles the forwards of a call."""
+    criteria = getattr(model, "_valid_auto_compile_criteria", None)
+    return criteria is not None and bool(criteria(kwargs, config))
+
+
+def compile_settings(model: Any, config: Any) -> Any:
+    """Return a copy of the CompileConfig of a call, or of the model's default one."""
+    return copy.copy(config.compile_config or model._default_compile_config())
+
+
+def compile_config(**settings: Any) -> Any:
+    """Return a CompileConfig with which ``generate`` compiles on a CPU, too."""
+    from transformers import CompileConfig
+
+    config = CompileConfig(**settings)
+    config._compile_all_devices = True
+    return config
+
+
+def forget_compiled_call(model: Any) -> None:
+    """Drop the compiled forward that ``get_compiled_call`` stored on a model, if there is one."""
+    vars(model).pop("_compiled_call", None)
+
+
+def output_class(*, beams: bool, encodes: bool) -> Any:
+    """Return the class of what ``generate`` returns, for beam search and encoder-decoder models."""
+    from transformers import generation
+
+    search, model = "Beam" if beams else "", "EncoderDecoder" if encodes else "DecoderOnly"
+    return getattr(generation, f"Generate{search}{model}Output")
+
+
+def register_attention(name: str, make: Callable[[Any], Any]) -> bool:
+    """Register ``make(sdpa)`` as an attention; return whether sdpa is transformers' own."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+        AttentionInterface.register(name, make(sdpa_attention_forward))
+    return ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+
+
+# Configs of models
+
+
+def text_config(model: Any) -> Any:
+    """Return the config of a model's decoder."""
+    return model.config.get_text_config(decoder=True)
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether a model is an encoder-decoder model."""
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def layer_count(model: Any) -> int:
+    """Return the number of layers of a model's decoder, or 1 if its config does not have it."""
+    return int(getattr(text_config(model), "num_hidden_layers", 1))
+
+
+def vocab_size(model: Any) -> int:
+    """Return the number of tokens that a model's config states."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def position_limit(config: Any) -> int | None:
+    """Return the number of positions that a config supports, or None if it sets no limit."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    return limit
+
+
+# How far back each type of layers attends: names of the fields of its window and of its chunk.
+LAYER_TYPES: dict[str, tuple[str | None, str | None]] = {
+    "full_attention": (None, None),
+    "sliding_attention": ("sliding_window", None),
+    "chunked_attention": (None, "attention_chunk_size"),
+}
+Limits = tuple[int | None, int | None]  # the sizes of a window and of a chunk
+
+
+def attention_limits(config: Any) -> tuple[dict[str, Limits | None], tuple[str, ...]]:
+    """Return each type of layers with its limits, and the type of each layer.
+
+    The limits are None for an unknown type. A model whose config has no types of layers has one,
+    "", and its layers are not listed. The first result is empty if no layer has a limit.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        window = getattr(config, "sliding_window", None)
+        chunk = None if window is not None else getattr(config, "attention_chunk_size", None)
+        return {} if window is None and chunk is None else {"": (window, chunk)}, ()
+    if not any("sliding" in kind or "chunked" in kind for kind in kinds):
+        return {}, ()
+    found: dict[str, Limits | None] = dict.fromkeys(kinds)
+    for kind in found.keys() & LAYER_TYPES.keys():
+        window, chunk = LAYER_TYPES[kind]
+        found[kind] = getattr(config, window or "", None), getattr(config, chunk or "", None)
+    return found, tuple(kinds)
+
+
+def config_traits(model: Any) -> dict[str, Any]:
+    """Return the fields of ``Traits`` that follow from a model's config."""
+    config = text_config(model)
+    own = getattr(config, "attn_config", None)  # MPT's
+    alibi = getattr(config, "alibi", False) or getattr(own, "alibi", False)
+    at = getattr(model.config, "original_max_position_embeddings", None)
+    known = position_limit(model.config)
+    if not names_of(model) & REREADS or (known is not None and at is not None and at >= known):
+        at = None
+    return {
+        "position_limit": position_limit(config),
+        "alibi": bool(alibi) or config.model_type in ("bloom", "mpt"),
+        "rope_changes_at": rope_changes_at(config),
+        "rope_grows": any(each["rope_type"] == "dynamic" for each in _ropes(config)),
+        "rereads_at": None if at is None else int(at),
+        "streams_first": hasattr(config, "altup_num_inputs"),
+    }
+
+
+def rope_changes_at(config: Any) -> int | None:
+    """Return the length from which on a forward's rotary frequencies are different, or None."""
+    thresholds = [
+        int(each["original_max_position_embeddings"])
+        for each in _ropes(config)
+        if each.get("rope_type") == "longrope" and "original_max_position_embeddings" in each
+    ]
+    return min(thresholds, default=None)
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The rotary parameters of a text config, or of each kind of its layers."""
+    given = getattr(config, "rope_parameters", None) or {}
+    each = [given, *given.values()]
+    return [one for one in each if isinstance(one, dict) and "rope_type" in one]
+
+
+def placeholders(config: Any) -> set[int]:
+    """Token ids of placeholders for an image, audio and the like in a model's configuration."""
+    text = ("bos", "eos", "pad", "decoder_start", "sep", "cls", "mask", "unk")
+    return {
+        value
+        for name, value in vars(config).items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+        if name.removesuffix("_token_id") not in text
+    }
+
+
+def attention_of(model: Any) -> str:
+    """Return the name of the attention implementation of a model's decoder, such as "sdpa"."""
+    name = getattr(text_config(model), "_attn_implementation", "")
+    return "sdpa" if name == "sdpa" else str(name)  # not the name in ``attention``
+
+
+def configs_of(model: Any) -> list[Any]:
+    """Return the different configs of a model's modules that name an attention implementation."""
+    every = (vars(module).get("config") for module in model.modules())
+    found = {id(each): each for each in every if ATTENTION_NAME in getattr(each, "__dict__", ())}
+    return list(found.values())
+
+
+def attention_name(config: Any) -> Any:
+    """Return the name of the attention implementation in one config."""
+    return vars(config)[ATTENTION_NAME]
+
+
+def set_attention_name(config: Any, name: str) -> None:
+    """Set the name of the attention implementation in one config, but not in its parts."""
+    vars(config)[ATTENTION_NAME] = name
+
+
+# Layers for multi-token prediction
+
+
+def mtp_model(model: Any) -> tuple[Any, set[str]]:
+    """Return the class of MTP layers, None before 5.20, and the types of a model's, maybe none."""
+    from transformers import modeling_layers
+
+    kind: Any = getattr(modeling_layers, "MtpModel", None)
+    if not getattr(model.config.get_text_config(), "num_mtp_layers", None):
+        return kind, set()
+    if not hasattr(kind, "forward_layer"):
+        return None, {"full_attention"}
+    kinds = getattr(model.config.get_mtp_config(), "layer_types", None)
+    return kind, set(kinds or ("full_attention",))
+
+
+def mtp_cache(layers: Any) -> Any:
+    """Return an empty cache for MTP layers."""
+    from transformers.cache_utils import MtpCache
+
+    return MtpCache(config=layers.config)
+
+
+def mtp_logits(layers: Any, states: Any) -> Any:
+    """The logits, (batch, n, vocab), of hidden states of a model's MTP layers, (batch, n, d)."""
+    return layers._project_to_logits(states)
+
+
+# Prepared GenerationConfigs
+
+
+def plain_method(config: Any) -> str | None:
+    """Name of the baseline's decoding method under ``config``; None: it is loaded from the hub."""
+    from transformers.generation.utils import GENERATION_MODES_MAPPING
+
+    method = str(GENERATION_MODES_MAPPING[config.get_generation_mode()])
+    return None if "/" in method else method
+
+
+def pad_token(config: Any) -> int | None:
+    """Return the padding token, or None; one host sync."""
+    token = getattr(config, "_pad_token_tensor", None)
+    return None if token is None else int(token)
+
+
+def eos_tokens(config: Any) -> tuple[int, ...]:
+    """Return the end-of-sequence tokens; one host sync."""
+    tokens = getattr(config, "_eos_token_tensor", None)
+    return () if tokens is None else tuple(tokens.tolist())
+
+
+def mask_length(config: Any) -> int | None:
+    """Return the length of the mask of ones that ``generate`` left out, or None."""
+    length = getattr(config, "_mask_length", None)
+    return None if length is None else int(length)
+
+
+def with_longer_mask(config: Any, count: int) -> Any:
+    """Return ``config``, or a copy whose left-out mask is ``count`` positions longer.
+
+    The prefill compares this length with the input's to decide whether the input is the whole
+    sequence or only its new tokens.
+    """
+    length = mask_length(config)
+    if length is None:
+        return config
+    config = copy.copy(config)
+    config._mask_length = length + count
+    return config
+
+
+def commit_hash(config: Any) -> str | None:
+    """Return the commit of the hub repository that a model's config was loaded from, or None."""
+    found: str | None = getattr(config, "_commit_hash", None)
+    return found

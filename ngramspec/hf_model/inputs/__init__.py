@@ -1,1 +1,0 @@
-"""The inputs of the target's forwards."""

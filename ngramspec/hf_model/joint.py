@@ -1,0 +1,203 @@
+"""One forward for several generations of a model, each with its own cache.
+
+The positions of all generations are concatenated in one row. So the model's weights are read once,
+no position is padding, and no cache is copied when a generation begins or ends. Only attention runs
+separately for each generation, over its own keys and values (selective batching: Orca, Yu et al.
+2022, section 3.2).
+
+A model may mix positions outside its attention, or attend to other states than its cache returns.
+This is tested with a few short texts at the first use of a model (``why_not_tried``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.abilities import Ability, why_unsupported
+from ngramspec.hf_model.attention import (
+    Attention,
+    Masks,
+    Windows,
+    attended,
+    available,
+    in_place,
+    split_by,
+    tree_mask,
+    windows_of,
+)
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
+from ngramspec.hf_model.support import TestResults, alike, tested_once
+from ngramspec.hf_model.target import Target, head_inputs
+
+
+def why_not_joint(target: Target) -> str | None:
+    """Why a generation's forwards cannot be joined with those of others; None: they can."""
+    if target.widths:
+        return "forwards of a fixed width"
+    if not available():
+        return "another attention registered as sdpa"
+    return why_unsupported(Ability.JOINT, target.facts())
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardShare:
+    """One generation's share of a joint forward."""
+
+    cache: Any  # of transformers, with one row of keys and values in each layer
+    ids: torch.Tensor  # int64 (1, n), its tokens
+    positions: torch.Tensor  # int64 (..., 1, n), their positions in its text
+    # Bool (1, 1, n, length + n), over its cache and its own positions, or one for each type of
+    # layers; None: it has one position, which attends to all of them.
+    masks: Masks | None
+    windows: Windows | None = None  # of the model's layers
+
+    def mask_of(self, layer: int) -> torch.Tensor | None:
+        """Return the mask of a layer, or None."""
+        if isinstance(self.masks, dict):
+            assert self.windows is not None
+            return self.masks[self.windows.layers[layer]]
+        return self.masks
+
+
+def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> ForwardShare:
+    """Return the share of a generation, from the arguments of its separate forward."""
+    ids, cache, mask = inputs["input_ids"], cache_of(inputs), inputs.get("attention_mask")
+    if mask is None or (isinstance(mask, torch.Tensor) and mask.ndim < 4):
+        width = ids.shape[1]
+        sees, length = attended((), width, ids.device), int(cache.get_seq_length())
+        hides = mask is not None and not bool(mask.all())
+        plain = width == 1 and not hides
+        mask = None if plain else tree_mask(sees, mask if hides else None, length, ids.device)
+    return ForwardShare(cache, ids, inputs["position_ids"], mask, windows)
+
+
+@dataclass(frozen=True, slots=True)
+class JointResult:
+    """One generation's result of a joint forward."""
+
+    logits: torch.Tensor  # (1, n, vocab), in the model's dtype
+    hidden: torch.Tensor | None  # input of the model's head, (1, n, d)
+
+
+class JointForward:
+    """A forward over the shares of several generations of a model; see ``why_not_joint``."""
+
+    def __init__(self, model: Any, shares: Sequence[ForwardShare]) -> None:
+        self._model = model
+        self._shares = shares
+        self._widths = [each.ids.shape[1] for each in shares]
+        # By the id of the keys that a layer passed to ``_update``, and that later ones may share:
+        # these keys, the keys and values of each share in that layer, and its index.
+        self._added: dict[int, tuple[torch.Tensor, list[Any], int]] = {}
+
+    def run(self, hidden: bool = False) -> list[JointResult]:
+        """Run the forward, and return each share's result, with the head's inputs if ``hidden``."""
+        shares = self._shares
+        ids = torch.cat([each.ids for each in shares], dim=1)
+        total, device = ids.shape[1], ids.device
+        model, cache = self._model, new_cache()  # it stores nothing
+        replace_update(cache, self._update)
+        own, split = in_place(model, device), split_by(model, self.attend)
+        with own, split, head_inputs(model, hidden) as states:
+            outputs = model(
+                input_ids=ids,
+                position_ids=torch.cat([each.positions for each in shares], dim=-1),
+                attention_mask=torch.ones((1, 1, total, total), dtype=torch.bool, device=device),
+                **cache_argument(cache),
+                use_cache=True,
+                logits_to_keep=total,
+                return_dict=True,
+            )
+        logits = torch.split(outputs.logits, self._widths, dim=1)
+        read = torch.split(states[-1], self._widths, dim=1) if states else [None] * len(shares)
+        return [JointResult(*each) for each in zip(logits, read, strict=True)]
+
+    def _update(
+        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add a layer's new keys and values, (1, heads, total, size), to every share's cache."""
+        parts = zip(*(torch.split(each, self._widths, dim=2) for each in (key, value)), strict=True)
+        states = [
+            share.cache.update(*own, layer_idx, *args, **kwargs)
+            for share, own in zip(self._shares, parts, strict=True)
+        ]
+        self._added[id(key)] = key, states, layer_idx
+        return key, value
+
+    def attend(
+        self,
+        own: Attention,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Have each share's positions attend to its own keys and values, (1, heads, n, size)."""
+        if id(key) not in self._added:
+            raise UnsupportedError(f"{type(module).__name__} does not attend to its cache's states")
+        _, added, layer = self._added[id(key)]
+        kwargs.pop("is_causal", None)
+        queries = torch.split(query, self._widths, dim=2)
+        found = [
+            own(module, part, *states, share.mask_of(layer), is_causal=False, **kwargs)[0]
+            for part, states, share in zip(queries, added, self._shares, strict=True)
+        ]
+        return torch.cat(found, dim=1)
+
+
+PROBE_TEXTS = ((6, 3), (3, 2), (4, 1))  # of each text, tokens in the cache and in the forward
+
+_found: TestResults = WeakKeyDictionary()
+
+
+def why_not_tried(model: Any) -> str | None:
+    """Why a transformers model's forwards cannot be joined, by a test run once; None: they can."""
+    return tested_once(model, _try, _found)
+
+
+@torch.no_grad()
+def _try(model: Any) -> str | None:
+    try:
+        shares = [_share(model, *sizes) for sizes in PROBE_TEXTS]
+        alone = [_alone(model, share) for share in shares]
+        together = [result.logits for result in JointForward(model, shares).run()]
+    except Exception as error:
+        return f"its joint forward failed: {error}"
+    if alike(together, alone, model.dtype):
+        return None
+    return "its joint forward gives a text other logits than a separate forward"
+
+
+def _share(model: Any, before: int, new: int) -> ForwardShare:
+    """Return the share of a text with ``before`` tokens in its cache and ``new`` further ones."""
+    positions = torch.arange(before + new, device=model.device)[None]
+    tokens = (positions * 7 + before) % (names.embedding_count(model) or 8)
+    cache = new_cache(model.config)
+    model(input_ids=tokens[:, :before], **cache_argument(cache), use_cache=True)
+    ids, places = tokens[:, before:], positions[:, before:]
+    inputs = {"input_ids": ids, "position_ids": places} | cache_argument(cache)
+    windows = windows_of(names.text_config(model))
+    if windows is not None and windows.known:
+        mask = tree_mask(attended((), new, model.device), None, before, model.device)
+        held = kv_cache_for(cache).held
+        held = None if held is None else held + new
+        inputs["attention_mask"] = windows.masks(mask, positions[:, :before], places, held)
+    return share_of(inputs, windows)
+
+
+def _alone(model: Any, share: ForwardShare) -> torch.Tensor:
+    """Return the logits of a separate forward, (1, n, vocab); the share's cache is not changed."""
+    cache = deepcopy(share.cache)
+    places = {"input_ids": share.ids, "position_ids": share.positions}
+    logits: torch.Tensor = model(**cache_argument(cache), use_cache=True, **places).logits
+    return logits

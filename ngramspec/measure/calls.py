@@ -1,0 +1,364 @@
+"""Calls of ``generate`` in several configurations, which take turns and are timed and compared."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from statistics import median
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from ngramspec import DecodeStats, Speculator, StepEvent, generate
+from ngramspec.hf_model.compat.names import compile_config
+from ngramspec.measure.forwards import forwards_of
+from ngramspec.measure.machine import PeakMemory, synchronize
+from ngramspec.measure.models import LoadedModel, set_dtype
+
+Result = TypeVar("Result")
+
+PLAIN = "plain"  # the name of the baseline, ``generate`` without speculation
+
+
+@dataclass(frozen=True, slots=True)
+class Turns(Generic[Result]):
+    """The seconds and the results of each configuration's calls, with an entry for each repeat."""
+
+    seconds: dict[str, list[float]]
+    results: dict[str, list[Result]]
+
+    def last(self, name: str) -> Result:
+        """The result of a configuration's last call."""
+        return self.results[name][-1]
+
+    def median(self, name: str) -> float:
+        """The median of a configuration's seconds."""
+        return median(self.seconds[name])
+
+    def speedups(self, name: str) -> list[float]:
+        """Seconds of the baseline / seconds of a configuration, for each repeat.
+
+        A repeat in which the machine was slow affects both, so these ratios vary less than seconds.
+        """
+        pairs = zip(self.seconds[PLAIN], self.seconds[name], strict=True)
+        return [theirs / own for theirs, own in pairs]
+
+    def speedup(self, name: str) -> float:
+        """The median of ``speedups``."""
+        return median(self.speedups(name))
+
+
+def take_turns(
+    calls: Mapping[str, Callable[[], Result]],
+    repeats: int,
+    *,
+    warm_up: int = 1,
+    first: int | None = None,
+) -> Turns[Result]:
+    """Call every configuration once in each repeat, so that a slow machine slows all of them down.
+
+    A call must end only when its work is done on the device, too. ``warm_up`` rounds precede the
+    counted ones. ``first`` is the configuration that begins the first repeat, modulo their number;
+    the next repeat begins with the next one. None: all repeats begin with the first.
+    """
+    names = list(calls)
+    found: Turns[Result] = Turns({name: [] for name in names}, {name: [] for name in names})
+    for repeat in range(-warm_up, repeats):
+        start = 0 if first is None else (first + repeat) % len(names)
+        for name in names[start:] + names[:start]:
+            began = perf_counter()
+            result = calls[name]()
+            seconds = perf_counter() - began
+            if repeat >= 0:
+                found.seconds[name].append(seconds)
+                found.results[name].append(result)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """How to generate: arguments of ``generate``, and how to speculate, if at all.
+
+    ``speculator`` is one for all calls, or the arguments of a new one for each call. ``compiled``:
+    ``generate`` must compile the forward, on a CPU, too.
+    """
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    speculator: dict[str, Any] | Speculator | None = None
+    compiled: bool = False
+
+    @property
+    def static(self) -> bool:
+        """Whether its forwards run over a static cache, not a dynamic one."""
+        return self.compiled or "cache_implementation" in self.arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one call."""
+
+    tokens: list[int]
+    seconds: float  # of the whole call, prefill included
+    peak: int | None  # most bytes in use
+    widths: dict[int, int]  # forwards after the prefill by their positions; empty: not counted
+    emitted: int  # tokens of those forwards
+    stats: DecodeStats | None = None
+    events: list[StepEvent] = field(default_factory=list)  # its steps, the prefill among them
+
+
+def usual_configurations(
+    *,
+    lookups: Sequence[int] = (3, 10),
+    widths: Sequence[int] = (),
+    trees: Sequence[int] = (),
+    chains: bool = False,
+    speculators: Sequence[dict[str, Any]] = (),
+    compiled: bool = False,
+) -> list[Configuration]:
+    """The baseline, transformers' prompt lookup, and ngramspec with these settings.
+
+    ``widths`` are fixed widths of a verify forward, each with a static cache, and ``trees`` sizes
+    of a draft tree in nodes. ``compiled`` adds the baseline, the default and each width with a
+    static cache and a compiled forward.
+    """
+    static = {"cache_implementation": "static"}
+    found = [Configuration(PLAIN)]
+    if compiled:
+        found.append(Configuration("plain, static", static))
+        found.append(Configuration("plain, compiled", static, compiled=True))
+    found += [Configuration(f"prompt lookup {n}", {"prompt_lookup_num_tokens": n}) for n in lookups]
+    found.append(Configuration("ngramspec", {}, {}))
+    found += [Configuration("ngramspec, chains", {}, {"tree": None})] if chains else []
+    found += [Configuration(f"ngramspec, width {n}", static, {"width": n}) for n in widths]
+    found += [Configuration(f"ngramspec, tree {n}", {}, {"tree": n}) for n in trees]
+    for each in speculators:
+        named = ", ".join(f"{name} {value}" for name, value in each.items())
+        found.append(Configuration(f"ngramspec, {named}", {}, dict(each)))
+    for width in (None, *widths) if compiled else ():
+        name = "ngramspec, compiled" if width is None else f"ngramspec, width {width}, compiled"
+        settings = {"compiled": True} if width is None else {"width": width, "compiled": True}
+        found.append(Configuration(name, static, settings, compiled=True))
+    return found
+
+
+def inputs_of(model: Any, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
+    """One prompt as ``input_ids`` and ``attention_mask``."""
+    ids = torch.tensor([list(prompt)], device=model.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class Caller:
+    """Generates from one prompt at a time with a causal language model, by any configuration.
+
+    ``keep``: all calls of a configuration share a Speculator. Otherwise each call has a new one,
+    unless the configuration brings its own.
+    """
+
+    def __init__(self, model: Any, *, keep: bool = False) -> None:
+        self.model = model
+        self.memory = PeakMemory(model.device)
+        self.keep = keep
+        self._kept: dict[str, Speculator] = {}
+
+    def call(
+        self,
+        configuration: Configuration,
+        ids: Sequence[int],
+        new: int,
+        on_step: Callable[[StepEvent], None] = lambda event: None,
+    ) -> Outcome:
+        """Generate at most ``new`` tokens after a prompt, greedily if the configuration does not.
+
+        ``on_step`` is called with each step of a Speculator.
+        """
+        arguments = {"do_sample": False, "max_new_tokens": new, **inputs_of(self.model, ids)}
+        arguments |= {**configuration.arguments, **self._compiling(configuration)}
+        events: list[StepEvent] = []
+
+        def note(event: StepEvent) -> None:
+            events.append(event)
+            on_step(event)
+
+        call, speculator = self.model.generate, self._speculator(configuration)
+        if speculator is not None:
+            speculator.on_step = note
+            call = partial(generate, self.model, speculator=speculator)
+        self.memory.reset()
+        with forwards_of(self.model, watch="prompt_lookup_num_tokens" in arguments) as seen:
+            synchronize(self.model.device)
+            begin = perf_counter()
+            output = call(**arguments)
+            tokens: list[int] = output[0, len(ids) :].tolist()
+            seconds = perf_counter() - begin
+        peak = self.memory.read()
+        if speculator is None:
+            widths, emitted = _counted(configuration, seen, len(ids), len(tokens))
+            return Outcome(tokens, seconds, peak, widths, emitted)
+        speculator.on_step = None
+        steps = [event for event in events if event.index]
+        widths = dict(Counter(event.width for event in steps))
+        emitted = sum(len(event.verdict.emitted) for event in steps)
+        return Outcome(tokens, seconds, peak, widths, emitted, copy(speculator.stats), events)
+
+    def _speculator(self, configuration: Configuration) -> Speculator | None:
+        given = configuration.speculator
+        if given is None:
+            return None
+        if not isinstance(given, Speculator):
+            given = self._kept.get(configuration.name) or Speculator(**given)
+        if self.keep:
+            self._kept[configuration.name] = given
+        given.reset()
+        return given
+
+    def _compiling(self, configuration: Configuration) -> dict[str, Any]:
+        """The arguments that make ``generate`` compile, or keep a static cache from doing so."""
+        if not configuration.compiled:
+            return {"disable_compile": True} if configuration.static else {}
+        mode = "default" if self.model.device.type == "cpu" else "reduce-overhead"
+        config = compile_config(dynamic=False, mode=mode)  # a changed one compiles again
+        return {"compile_config": config}
+
+
+def _counted(
+    configuration: Configuration, seen: Sequence[tuple[int, int]], prompt: int, new: int
+) -> tuple[dict[int, int], int]:
+    """Widths and emitted tokens of transformers' own forwards after the first."""
+    if "prompt_lookup_num_tokens" not in configuration.arguments:
+        return ({1: new - 1} if new > 1 else {}), new - 1
+    if len(seen) < 2:
+        return {}, 0
+    first = seen[1][1] - prompt + 1
+    return dict(Counter(width for width, _ in seen[1:])), new - first
+
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where speculative text first diverges from the baseline's.
+
+    ``ulps`` is the distance of the two best logits of a baseline forward there, in units in the
+    last place of the larger one in the model's dtype.
+    """
+
+    token: int  # the first new token that differs, counted from 1
+    plain: str  # the baseline's token there, decoded
+    speculative: str
+    ulps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The measurement of one text; rates are generated tokens per second of a whole call."""
+
+    name: str
+    new_tokens: int
+    stats: DecodeStats  # of the last speculative run
+    plain_rate: float  # a median over repeats
+    speculative_rate: float
+    difference: Difference | None
+
+
+class Measurement:
+    """A model, with the baseline and speculation to compare: greedy, one sequence at a time.
+
+    The speculator's statistics are those of the last call, of at most ``max_new_tokens`` >= 1.
+    """
+
+    def __init__(self, loaded: LoadedModel, speculator: Speculator, max_new_tokens: int) -> None:
+        self.model = loaded.model
+        self.tokenizer = loaded.tokenizer
+        self.max_new_tokens = max_new_tokens
+        self._caller = Caller(loaded.model)
+        self._baseline = Configuration(PLAIN)
+        self._speculative = Configuration("speculative", speculator=speculator)
+
+    def watch(self, ids: list[int], show: Callable[[StepEvent], None]) -> DecodeStats:
+        """Generate speculatively and call ``show`` with each step; not timed."""
+        outcome = self._caller.call(self._speculative, ids, self.max_new_tokens, show)
+        assert outcome.stats is not None
+        return outcome.stats
+
+    def prepare(self, dtype: str, ids: list[int]) -> None:
+        """Convert the model to ``dtype``, and warm up what will be measured."""
+        set_dtype(self.model, getattr(torch, dtype))
+        for configuration in (self._baseline, self._speculative):
+            self._caller.call(configuration, ids, WARM_UP_TOKENS)
+
+    def measure(self, name: str, ids: list[int], repeats: int) -> Row:
+        """Generate with the baseline and speculatively in turn, ``repeats`` >= 1 times each."""
+        calls = {
+            each.name: partial(self._caller.call, each, ids, self.max_new_tokens)
+            for each in (self._baseline, self._speculative)
+        }
+        turns = take_turns(calls, repeats, warm_up=0)
+        plain, ours = (turns.results[name] for name in calls)
+        texts = [(one.tokens, other.tokens) for one, other in zip(plain, ours, strict=True)]
+        differences = (self.difference(ids, *both) for both in texts)
+        stats = ours[-1].stats
+        assert stats is not None
+        return Row(
+            name=name,
+            new_tokens=len(ours[-1].tokens),
+            stats=stats,
+            plain_rate=median(len(each.tokens) / each.seconds for each in plain),
+            speculative_rate=median(len(each.tokens) / each.seconds for each in ours),
+            difference=next((each for each in differences if each is not None), None),
+        )
+
+    def speculate(self, ids: list[int]) -> list[int]:
+        """The tokens that speculation generates after ``ids``."""
+        return self._caller.call(self._speculative, ids, self.max_new_tokens).tokens
+
+    def difference(
+        self, ids: list[int], plain: list[int], speculative: list[int]
+    ) -> Difference | None:
+        """Where two continuations of ``ids`` diverge, and how close the two best logits are there.
+
+        One forward over their common prefix gives the logits.
+        """
+        same = first_difference(plain, speculative)
+        if same is None:
+            return None
+        with torch.no_grad():
+            prefix = torch.tensor([ids + plain[:same]], device=self.model.device)
+            logits: Any = self.model(input_ids=prefix, logits_to_keep=1).logits
+        best, second = logits[0, -1].to(self.model.dtype).topk(2).values
+        return Difference(
+            token=same + 1,
+            plain=self.tokenizer.decode(plain[same : same + 1]),
+            speculative=self.tokenizer.decode(speculative[same : same + 1]),
+            ulps=ulps_apart(float(best), float(second), self.model.dtype),
+        )
+
+
+def ulps_apart(left: float, right: float, dtype: torch.dtype) -> float:
+    """The distance of two numbers, in units in the last place of the larger in magnitude.
+
+    Example:
+        >>> ulps_apart(1.0, 1.015625, torch.bfloat16)
+        2.0
+    """
+    apart = abs(left - right)
+    return apart / ulp(max(abs(left), abs(right)), dtype) if math.isfinite(apart) else math.inf
+
+
+def ulp(value: float, dtype: torch.dtype) -> float:
+    """The step between numbers of a floating-point type at a finite number's magnitude."""
+    low = torch.tensor(abs(value), dtype=dtype)
+    return float(torch.nextafter(low, torch.tensor(math.inf, dtype=dtype))) - float(low)
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Index of the first token where two texts diverge or one ends; None: they are the same."""
+    pairs = enumerate(zip_longest(left, right))
+    return next((at for at, (one, other) in pairs if one != other), None)

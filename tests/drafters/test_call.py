@@ -1,0 +1,167 @@
+"""Drafting what is forced, before what another drafter guesses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Proposal
+from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.call import FORCED_SOURCE, Forced, ForcedBefore, ForcedDrafter
+
+
+def ids(*tokens):
+    return np.array(tokens, np.int32)
+
+
+class Script(Forced):
+    """Forces what is written behind a token."""
+
+    def __init__(self, after):
+        self.behind = after
+        self.asked = []
+
+    def after(self, context, most):
+        self.asked.append(tuple(context))
+        found = self.behind.get(context[-1], []) if context else []
+        if isinstance(found, Exception):
+            raise found
+        return found[:most]
+
+
+class Fixed(Drafter):
+    """Proposes one draft, always, and notes what it is told."""
+
+    source_names = ("inner",)
+
+    def __init__(self, draft):
+        self.draft = draft
+        self.told = []
+
+    def start(self, tokens):
+        outer = self
+
+        class Session(DraftSession):
+            def propose(self, gamma, cost=None, *, tree=False):
+                outer.told.append(("propose", gamma, tree))
+                return outer.draft.first(gamma)
+
+            def observe(self, draft, accepted, verified=None):
+                outer.told.append(("observe", draft.tokens.tolist(), list(accepted), verified))
+
+            def extend(self, tokens):
+                outer.told.append(("extend", tokens.tolist()))
+
+        return Session()
+
+
+def session(forced, draft=EMPTY_DRAFT, start=(1,)):
+    inner = Fixed(draft)
+    return ForcedDrafter(inner, forced).start(ids(*start)), inner
+
+
+def test_what_is_forced_is_drafted_with_a_source_of_its_own():
+    found, inner = session(Script({1: [5, 6, 7]}), Draft(ids(5, 9)))
+    draft = found.propose(8)
+    assert draft.tokens.tolist() == [5, 6, 7]
+    assert draft.source.tolist() == [1, 1, 1]
+    assert draft.confidence.tolist() == pytest.approx([0.95, 0.95, 0.5])
+    found.observe(draft, range(3), 3)
+    found.extend(ids(5, 6, 7, 2))
+    assert [each[0] for each in inner.told] == ["propose", "extend"]  # it saw no draft but its own
+    assert len(found.propose(8).tokens) == 2  # nothing behind 2: the inner drafter's
+
+
+def test_evidence_goes_to_the_inner_session_without_the_forced_draft():
+    told = []
+
+    class Asking(Fixed):
+        evidence = EvidenceRequest(top_k=1)
+
+        def start(self, tokens):
+            session = super().start(tokens)
+            session.observe = lambda *arguments: told.append(arguments)
+            return session
+
+    drafter = ForcedDrafter(Asking(Draft(ids(9))), Script({1: [5]}))
+    assert drafter.evidence == Asking.evidence
+    found = drafter.start(ids(1))
+    draft, evidence = found.propose(4), object()
+    found.observe(draft, [0], 1, evidence)
+    found.extend(ids(5, 2))
+    draft = found.propose(4)
+    found.observe(draft, [], 1, evidence)
+    (empty, accepted, _, first), second = told
+    assert (len(empty), accepted, first) == (0, (), evidence)
+    assert second == (draft, [], 1, evidence)
+
+
+def test_an_inner_draft_that_agrees_and_goes_on_is_taken():
+    found, inner = session(Script({1: [5, 6]}), Draft(ids(5, 6, 7)))
+    draft = found.propose(8)
+    assert draft.tokens.tolist() == [5, 6, 7]
+    found.observe(draft, [0], 2)
+    assert inner.told[-1] == ("observe", [5, 6, 7], [0], 2)
+
+
+def test_a_sampled_inner_draft_never_decides_whether_the_forced_one_is_used():
+    proposal = Proposal(np.array([0, 2], np.int32), ids(5, 6), np.array([0.5, 0.5], np.float32))
+    found, _ = session(Script({1: [5]}), Draft(ids(5), proposal=proposal))
+    assert found.propose(8).proposal is None
+
+
+def test_without_anything_forced_trees_and_costs_are_the_inner_drafter_s():
+    found, inner = session(Script({}), Draft(ids(3)))
+    found.propose(4, np.ones(6, np.float32), tree=True)
+    assert inner.told == [("propose", 4, True)]
+
+
+def test_forced_tokens_end_where_costs_say_so():
+    found, _ = session(Script({1: [5, 6, 7]}))
+    flat, steep = np.ones(10, np.float32), np.array([0, 1, 1.1, 1.2, 4, 9], np.float32)
+    assert found.propose(8, flat).tokens.tolist() == [5, 6, 7]
+    assert found.propose(3, steep).tokens.tolist() == [5, 6]
+
+
+def test_acceptance_is_counted_for_the_last_forced_token_apart():
+    found, _ = session(Script({1: [5, 6]}))
+    for _ in range(6):
+        draft = found.propose(8)
+        found.observe(draft, [0], 2)
+        found.extend(ids(5, 1))
+    within, last = found.propose(8).confidence.tolist()
+    assert within == pytest.approx(25 / 26)
+    assert last == pytest.approx(1 / 8)
+
+
+def test_the_context_is_the_last_token():
+    script = Script({})
+    found, _ = session(script, start=())
+    for new in ([], [3, 4], [], [5, 6]):
+        found.extend(ids(*new))
+        found.propose(4)
+    assert script.asked == [(), (4,), (4,), (6,)]
+
+
+def test_a_source_that_fails_is_left_out_and_the_drafter_goes_on(caplog):
+    script = Script({1: RuntimeError("broken")})
+    found, _ = session(script, Draft(ids(3)))
+    for _ in range(3):
+        assert found.propose(4).tokens.tolist() == [3]
+    assert len(script.asked) == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "jump-forward decoding is disabled after an error: RuntimeError"
+    ]
+
+
+def test_the_drafter_of_a_row_changes_only_with_the_current_one():
+    first, second = Fixed(EMPTY_DRAFT), Fixed(EMPTY_DRAFT)
+    current = [first]
+    row = ForcedBefore(lambda: current[0], Script({}))
+    made = row()
+    assert row() is made
+    assert made.source_names == ("inner", FORCED_SOURCE)
+    current[0] = second
+    assert row() is not made
+    second.source_names = ("inner",) * 128  # there is no room for another
+    assert row() is second

@@ -1,0 +1,428 @@
+"""transformers' names: they exist in the installed version, and only compat knows them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import transformers
+from packaging.version import Version
+from transformers import GenerationConfig, cache_utils
+from transformers_names import (
+    CLASS_MODULES,
+    CLASSES,
+    COMMON_FIELDS,
+    FIELDS,
+    MODEL_NAMES,
+    POSITION_FOLDERS,
+    PRIVATE,
+    REPLACED,
+    Name,
+)
+
+import ngramspec
+from ngramspec.decoding.beams import search
+from ngramspec.hf_model.compat import caches, names, versions
+from ngramspec.hf_model.compat.versions import MARKS_CACHES, Change, has
+from ngramspec.options import Options
+
+ROOT = Path(ngramspec.__file__).parent
+COMPAT = ROOT / "hf_model" / "compat"
+KINDS = ROOT / "hf_model" / "cache"  # the kinds of cache layers know the fields of these
+TRANSFORMERS = Path(transformers.__file__).parent
+CHANGES = {name: each for name, each in vars(versions).items() if isinstance(each, Change)}
+FIELD_ROWS = [*FIELDS.values(), *REPLACED.values(), *COMMON_FIELDS.values()]
+FILES = sorted(path for path in ROOT.rglob("*.py") if not path.is_relative_to(COMPAT))
+
+
+def label(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+# The table and the installed version
+
+
+def is_there(row: Name) -> bool:
+    """Whether the installed version is in a row's range."""
+    from_here = row.since is None or not versions.before(row.since)
+    return from_here and (row.until is None or versions.before(row.until))
+
+
+@cache
+def bound_in(module: str) -> set[str]:
+    """Names that a module of transformers binds, or sets on an object, or has as parameters."""
+    found = set()
+    for node in ast.walk(tree_of(TRANSFORMERS / f"{module.replace('.', '/')}.py")):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return found
+
+
+@pytest.mark.parametrize("row", PRIVATE.values(), ids=lambda row: row.name)
+def test_a_private_name_is_where_and_when_the_table_says(row):
+    assert (row.name in bound_in(row.where)) == is_there(row)
+
+
+@cache
+def made(name: str) -> object:
+    """An empty layer or cache."""
+    kind = getattr(cache_utils, name)
+    if name == "EncoderDecoderCache":
+        return kind(made("DynamicCache"), cache_utils.DynamicCache())
+    if name == "StaticCache":
+        return kind(transformers.LlamaConfig(num_hidden_layers=1), max_cache_len=8)
+    known = {"max_cache_len": 8, "sliding_window": 4}
+    wanted = inspect.signature(kind).parameters
+    return kind(**{name: value for name, value in known.items() if name in wanted})
+
+
+@pytest.mark.parametrize("row", FIELD_ROWS, ids=lambda row: row.name)
+def test_a_layer_has_its_fields(row):
+    for name in row.where.split():
+        assert hasattr(made(name), row.name) == is_there(row), name
+
+
+@pytest.mark.parametrize("row", CLASSES, ids=lambda row: row.name)
+def test_a_class_is_where_and_when_the_table_says(row):
+    if row.where.startswith("quantizers"):  # its module needs another package
+        file = TRANSFORMERS / f"{row.where.replace('.', '/')}.py"
+        assert (file.exists() and row.name in bound_in(row.where)) == is_there(row)
+        return
+    module = importlib.import_module(".".join(["transformers", *filter(None, [row.where])]))
+    assert hasattr(module, row.name) == is_there(row)
+
+
+def test_a_class_is_listed_for_one_reason_where_it_is_refused():
+    assert not names.ONE_AT_A_TIME.keys() & names.OWN_CACHE.keys()
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_a_model_has_the_name(name):
+    files = (TRANSFORMERS / "models").rglob("modeling_*.py")
+    assert any(name in path.read_text(encoding="utf-8") for path in files)
+
+
+def test_the_module_that_captures_states_is_there():
+    importlib.import_module(f"transformers.{names.CAPTURE_MODULE}")
+
+
+def test_a_version_is_compared_as_packaging_does(monkeypatch):
+    for installed, before in {
+        "5.18.2": True,
+        "5.19.0.dev0": True,  # a pre-release may lack what 5.19.0 has
+        "5.19.0": False,
+        "5.100.0": False,
+    }.items():
+        monkeypatch.setattr("transformers.__version__", installed)
+        assert versions.before("5.19") is before
+        assert versions.has(Change("5.19", "a test")) is not before
+
+
+def test_no_row_is_older_than_the_oldest_supported_version():
+    pyproject = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")
+    oldest = Version(re.search(r"transformers>=([\d.]+)", pyproject)[1])
+    rows = [*PRIVATE.values(), *FIELD_ROWS, *CLASSES]
+    stated = [each for row in rows for each in (row.since, row.until) if each is not None]
+    stated += [change.version for change in CHANGES.values()]
+    assert len(CHANGES) == 3
+    assert [each for each in stated if Version(each) <= oldest] == []
+
+
+def test_what_a_version_lacks_has_a_default():
+    nothing = SimpleNamespace()
+    assert caches.is_callers(nothing) is not has(MARKS_CACHES)
+    assert names.mask_length(nothing) is None
+    assert names.with_longer_mask(nothing, 3) is nothing
+    assert names.commit_hash(nothing) is None
+    assert names.pad_token(nothing) is None
+    assert names.device_mesh(nothing) is None
+    assert not names.is_stateful(nothing)
+    assert not names.compiles_by_default(nothing, {}, None)
+    with names.decode_context(nothing):
+        names.forget_compiled_call(nothing)
+
+
+def test_a_longer_mask_is_a_copy_s():
+    config = SimpleNamespace(_mask_length=7, max_length=20)
+    longer = names.with_longer_mask(config, 3)
+    assert (names.mask_length(longer), names.mask_length(config)) == (10, 7)
+    assert longer.max_length == 20
+
+
+# Private names of others
+
+PRIVATE_NAME = re.compile(r"_[A-Za-z]\w*")
+OWNERS = {"self", "cls", "other"}
+# Private names that are not of transformers: (file, name) and whose it is.
+OTHERS = {
+    ("measure/forwards.py", "_forced_targets"): "its own buffer on a model",
+    ("cli/__init__.py", "_SubParsersAction"): "argparse's, the class of a list of commands",
+    ("cli/options.py", "_ArgumentGroup"): "argparse's, a type that has no public name",
+    ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",
+    ("hf.py", "_orig_mod"): "the model in a torch.compile wrapper",
+    ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
+    ("hf_model/support.py", "_DropoutNd"): "the base class of torch's dropouts",
+    ("hf_model/cache/layers.py", "_foreach_sub_"): "torch's one launch for all layers",
+    ("hf_model/cache/linear.py", "_foreach_copy_"): "torch's one launch for all states",
+    ("hf_model/traits.py", "_forward_hooks"): "torch's own name of a module's hooks",
+    ("hf_model/traits.py", "_forward_pre_hooks"): "likewise",
+}
+# The same in compat.
+IN_COMPAT = {"_abc_impl", "_token_id", "_token_index"}
+
+
+def private_uses(tree: ast.Module) -> set[str]:
+    """Private names of others that a module uses.
+
+    A private name is one's own where it is read from ``self``, ``cls`` or ``other``, or where the
+    module itself binds it: as a function, a class, a variable, an attribute of ``self`` or ``cls``,
+    or a slot. Names of transformers (``PRIVATE``) are one's own on ``self``, ``cls`` and ``other``
+    only.
+    Looked at: attributes, imports, keyword arguments, and strings that are a private name.
+    """
+    own = bound_names(tree)
+    parts = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
+    used = set()
+    for node in ast.walk(tree):
+        if id(node) in parts:  # the text between the fields of an f-string
+            continue
+        if isinstance(node, ast.Attribute):
+            if not (isinstance(node.value, ast.Name) and node.value.id in OWNERS):
+                used.add(node.attr)
+        elif isinstance(node, ast.Import):
+            used.update(part for each in node.names for part in each.name.split("."))
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("ngramspec"):
+            used.update((node.module or "").split("."))
+            used.update(each.name for each in node.names)
+        elif isinstance(node, ast.keyword) and node.arg is not None:
+            used.add(node.arg)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            used.add(node.value)
+    private = {name for name in used if PRIVATE_NAME.fullmatch(name)}
+    return private - (own - PRIVATE.keys())
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    """Names that a module binds itself."""
+    bound = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+            bound.update(_slots(node, tree))
+        elif isinstance(node, ast.Attribute) and _is_stored_on_self(node):
+            bound.add(node.attr)
+    return bound
+
+
+def _is_stored_on_self(node: ast.Attribute) -> bool:
+    owner = node.value.id if isinstance(node.value, ast.Name) else None
+    return isinstance(node.ctx, ast.Store) and owner in ("self", "cls")
+
+
+def _slots(name: ast.Name, tree: ast.Module) -> set[str]:
+    """The strings that a module assigns to ``__slots__``, if that is the name."""
+    if name.id != "__slots__":
+        return set()
+    assigned = [each for each in ast.walk(tree) if isinstance(each, ast.Assign)]
+    slots = [each.value for each in assigned if name in each.targets]
+    return {each.value for one in slots for each in ast.walk(one) if isinstance(each, ast.Constant)}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("model._prefill(ids)", {"_prefill"}),
+        ("self.model._tp_plan", {"_tp_plan"}),
+        ("getattr(model, '_tp_plan', None)", {"_tp_plan"}),
+        ("vars(model).pop('_tp_plan')", {"_tp_plan"}),
+        ("call(_fast=True)", {"_fast"}),
+        ("from transformers import _x", {"_x"}),
+        ("import torch._dynamo as dynamo", {"_dynamo"}),
+        ("model._sample = 1", {"_sample"}),
+        ("def _sample(): pass\nmodel._sample()", {"_sample"}),
+        ("class A:\n  def f(self, other): return self._x + other._x", set()),
+        ("class A:\n  def f(self): self._x = 1\ndef g(a): return a._x", set()),
+        ("class A:\n  __slots__ = ('_x', 'y')\ndef g(a): return a._x", set()),
+        ("_x = 1\nprint(module._x, '_', '__name__', '_ b')", set()),
+        ("from ngramspec.module import _x", set()),
+    ],
+)
+def test_the_rule_of_private_names(source, found):
+    assert private_uses(ast.parse(source)) == found
+
+
+@pytest.mark.parametrize("path", FILES, ids=label)
+def test_private_names_of_others_are_used_in_compat_only(path):
+    allowed = {name for file, name in OTHERS if file == label(path)}
+    assert private_uses(tree_of(path)) == allowed, "put what is transformers' into hf_model/compat"
+
+
+def test_every_private_name_is_used_in_compat():
+    used = set().union(*(private_uses(tree_of(path)) for path in COMPAT.glob("*.py")))
+    assert used - IN_COMPAT == PRIVATE.keys()
+    assert [file for file, _ in OTHERS if not (ROOT / file).is_file()] == []
+    assert not {name for _, name in OTHERS} & PRIVATE.keys()
+
+
+# Classes, imports, and fields of layers and of configs
+
+# Other things that have the name of a row, by file.
+HOMONYMS = {
+    ("hf_model/compiled.py", "max_cache_len"): "a setting of a GenerationConfig",
+    ("hf.py", "GenerationMixin"): "where its ``generate`` is bound",
+    ("hf.py", "StoppingCriteriaList"): "the stop strings of a call",
+    ("hf.py", "StopStringCriteria"): "likewise",
+}
+# Fields of configs that ``GenerationConfig`` of every version, or a class here, does not have.
+CONFIG_FIELDS = {
+    "dtype": "a model's dtype, which callers state",
+    "get": "of a config file, which is a dict",
+    "ngramspec": "our own entry",
+    "use_mtp": "newer than 5.16",
+}
+
+
+def literals(tree: ast.AST) -> set[str]:
+    """The strings of a module, without docstrings."""
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    }
+
+
+def attributes(tree: ast.AST) -> set[str]:
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def replaced(tree: ast.AST) -> set[str]:
+    """Attributes of other objects than ``self`` that a module assigns."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    }
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """What a module imports from transformers, except its Auto classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if is_transformers(each.name))
+        elif isinstance(node, ast.ImportFrom) and is_transformers(node.module or ""):
+            yield from (each.name for each in node.names if not each.name.startswith("Auto"))
+
+
+def is_transformers(module: str) -> bool:
+    return module.split(".")[0] == "transformers"
+
+
+@cache
+def known_fields() -> set[str]:
+    """Fields of configs that any module may read: those of ``generate`` and our own."""
+    ours = {name for kind in (Options, search.BeamConfig) for name in dir(kind)}
+    ours |= {name for kind in (Options, search.BeamConfig) for name in kind.__annotations__}
+    return {*vars(GenerationConfig()), *dir(GenerationConfig), *ours, *CONFIG_FIELDS}
+
+
+def config_fields(tree: ast.AST) -> set[str]:
+    """Fields of a model's config that a module reads."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_config(node.value):
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and len(node.args) > 1 and is_config(node.args[0]):
+            named = isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr")
+            if named and isinstance(node.args[1], ast.Constant):
+                found.add(node.args[1].value)
+    return found - known_fields()
+
+
+def is_config(node: ast.AST) -> bool:
+    """Whether an expression is called a config, or makes one."""
+    name = getattr(node, "attr", getattr(node, "id", ""))
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    return name == "config" or name.endswith("_config")
+
+
+def uses(tree: ast.AST, *, fields: bool = True) -> set[str]:
+    """Names of the table and fields of models' configs that a module uses, and what it imports."""
+    words = {row.name for row in CLASSES} | MODEL_NAMES.keys()
+    known = MODEL_NAMES.keys() | (FIELDS.keys() if fields else set())
+    found = (attributes(tree) & known) | (replaced(tree) & REPLACED.keys())
+    found |= literals(tree) & (words | known)
+    modules = (names.PROCESSOR_MODULE, names.CRITERION_MODULE, names.CAPTURE_MODULE, "cache_utils")
+    found |= {each for each in modules if f"transformers.{each}" in literals(tree)}
+    return found | set(imported(tree)) | config_fields(tree)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("layer.record_past = False", {"record_past"}),
+        ("getattr(layer, 'indexer_keys', None)", {"indexer_keys"}),
+        ("layer.update = f", {"update"}),
+        ("layer.update(keys); self.update = f", set()),
+        ("'PhimoeForCausalLM' in names", {"PhimoeForCausalLM"}),
+        ("kind.__module__ == 'transformers.cache_utils'", {"cache_utils"}),
+        ("from transformers import __version__", {"__version__"}),
+        ("def f():\n  'record_past'", set()),
+        ("from transformers import AutoTokenizer, DynamicCache", {"DynamicCache"}),
+        ("from transformers.utils import logging", {"logging"}),
+        ("import transformers", {"transformers"}),
+        ("model.config.hidden_size", {"hidden_size"}),
+        ("getattr(self.model.config, 'sliding_window', None)", {"sliding_window"}),
+        ("text_config(model).vocab_size", {"vocab_size"}),
+        ("model.config.get_text_config()", {"get_text_config"}),
+        ("config.num_beams; self.generation_config.do_sample; speculator.config.drafter", set()),
+    ],
+)
+def test_the_rule(source, found):
+    assert uses(ast.parse(source)) == found
+
+
+@pytest.mark.parametrize("path", FILES, ids=label)
+def test_what_is_transformers_is_known_in_compat_only(path):
+    if label(path).startswith("engines/"):  # an engine's own configs
+        pytest.skip("it does not use transformers")
+    found = uses(tree_of(path), fields=not path.is_relative_to(KINDS))
+    allowed = {name for file, name in HOMONYMS if file == label(path)}
+    assert found == allowed, "call a function of hf_model/compat"
+
+
+def test_every_row_is_used():
+    files = [*COMPAT.glob("*.py"), *KINDS.glob("*.py")]
+    used = set().union(*(attributes(tree_of(path)) | literals(tree_of(path)) for path in files))
+    assert sorted(FIELDS.keys() - used) == []
+    assert REPLACED.keys() <= replaced(tree_of(COMPAT / "caches.py"))
+    recognized = tree_of(COMPAT / "names.py")
+    assert sorted(MODEL_NAMES.keys() - attributes(recognized) - literals(recognized)) == []
+    assert POSITION_FOLDERS.keys() == names.POSITION_EMBEDDINGS | names.POSITION_BIASES
+    everywhere = "".join(path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py"))
+    for name in (*CHANGES, *CLASS_MODULES):
+        assert everywhere.count(name) > 1

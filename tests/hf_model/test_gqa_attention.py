@@ -1,0 +1,220 @@
+"""Attention without copies for every query head: the same bits, in our own forwards only."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import tiny_llama
+from doubles import oracle
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.integrations import sdpa_attention
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+import ngramspec
+from ngramspec import Speculator
+from ngramspec.hf_model import attention as attention_module
+from ngramspec.hf_model.attention import MAX_FOLDED_POSITIONS, grouped, in_place
+from ngramspec.hf_model.compat.names import attention_of
+
+CPU = torch.device("cpu")
+NO_MODEL = torch.nn.Module()
+IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    yield
+    AttentionInterface.register("sdpa", before)
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """The numbers of query heads for each of which keys or values were copied."""
+    made = []
+
+    def noting(states, count):
+        made.append(count)
+        return repeat_kv(states, count)
+
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", noting)
+    return made
+
+
+def states(batch, heads, of_keys, n, length, dtype, size=64):
+    make = torch.Generator().manual_seed(n * length)
+    query = torch.randn(batch, heads, n, size, generator=make).to(dtype)
+    key, value = torch.randn(2, batch, of_keys, length, size, generator=make).to(dtype)
+    return query, key, value
+
+
+def masks(n, length):
+    chain = torch.ones(n, length, dtype=torch.bool).tril(length - n)
+    tree = chain & (torch.rand(n, length, generator=torch.Generator().manual_seed(1)) > 0.4)
+    tree[:, 0] = True
+    return chain, tree
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [(9, 3), (32, 8), (8, 1), (4, 4)])
+def test_the_same_bits_as_with_copies(copies, dtype, heads):
+    attend, module = grouped(sdpa_attention_forward), SimpleNamespace(is_causal=True)
+    module.num_key_value_groups = heads[0] // heads[1]
+    for batch in (1, 3):
+        for n in (2, 3, 5, 10, 33):
+            for length in (n, 300):
+                if length < n:
+                    continue
+                given = states(batch, *heads, n, length, dtype)
+                for mask in masks(n, length):
+                    as_float = torch.zeros(n, length, dtype=dtype).masked_fill(~mask, -torch.inf)
+                    for each in (mask[None, None], as_float[None, None].expand(batch, 1, -1, -1)):
+                        theirs, _ = sdpa_attention_forward(module, *given, each, scaling=0.2)
+                        made = len(copies)
+                        with in_place(NO_MODEL, CPU):
+                            ours, weights = attend(module, *given, each, scaling=0.2)
+                        assert len(copies) == made
+                        assert weights is None
+                        folded = (
+                            dtype == torch.bfloat16
+                            and n * heads[0] // heads[1] <= MAX_FOLDED_POSITIONS
+                        )
+                        if folded:  # other processors may round a wider product otherwise
+                            torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=2**-7)
+                        else:
+                            assert torch.equal(ours, theirs)
+                        assert ours.stride() == theirs.stride()
+
+
+def test_our_forwards_copy_nothing_and_those_of_others_are_as_they_were(copies):
+    model = tiny_llama()
+    plain = model.generate(IDS, max_new_tokens=40, do_sample=False)
+    lookup = {"max_new_tokens": 40, "do_sample": False, "prompt_lookup_num_tokens": 4}
+    assert torch.equal(model.generate(IDS, **lookup), plain)
+    made = len(copies)
+    assert made > 0
+    speculator = Speculator(oracle(plain[0].tolist()), 4)
+    ours = ngramspec.generate(model, IDS, speculator=speculator, max_new_tokens=40, do_sample=False)
+    assert torch.equal(ours, plain)
+    assert speculator.stats.drafted > 20
+    assert len(copies) == made
+    assert torch.equal(model.generate(IDS, **lookup), plain)
+    assert len(copies) == 2 * made
+
+
+def test_only_the_thread_that_is_inside(copies):
+    model = tiny_llama(num_hidden_layers=1)
+    block = {"input_ids": IDS, "attention_mask": (IDS != 7).long()}
+    with torch.inference_mode(), in_place(model, CPU):
+        with in_place(model, CPU):
+            model(**block)
+        model(**block)
+        assert not copies
+        other = threading.Thread(target=lambda: model(**block))
+        other.start()
+        other.join()
+        assert copies == [2, 2]
+        with in_place(model, torch.device("meta")):  # a GPU's kernels may need them
+            pass
+    with torch.inference_mode():
+        model(**block)
+    assert copies == [2] * 4
+
+
+def test_what_it_does_not_know_is_the_original_s():
+    seen = []
+
+    def original(module, query, key, value, attention_mask, position_bias=None, **kwargs):
+        seen.append(kwargs | {"position_bias": position_bias})
+        return query, None
+
+    attend, module = grouped(original), SimpleNamespace(num_key_value_groups=3)
+    query, key, value = states(1, 9, 3, 4, 20, torch.float32)
+    mask = masks(4, 20)[0][None, None]
+    with in_place(NO_MODEL, CPU):
+        attend(module, query, key, value, mask, output_attentions=False, softcap=None)
+        assert not seen
+        attend(module, query, key, value, mask, softcap=30.0)
+        attend(module, query, key, value, mask, output_attentions=True)
+        attend(module, query, key, value, mask, position_bias=torch.zeros(1))
+        attend(module, query, key, value, None)
+        attend(module, query[:, :, :1], key, value, mask[:, :, :1])
+        attend(module, query[:, :6], key, value, mask)
+    assert len(seen) == 6
+    attend(module, query, key, value, mask)
+    assert len(seen) == 7
+
+
+def test_a_forward_s_mask_is_made_once_for_all_layers_and_not_kept(monkeypatch):
+    model = tiny_llama(num_hidden_layers=3)
+    made = []
+
+    def attention(*args, attn_mask=None, **kwargs):
+        made.append(attn_mask)
+        return scaled_dot_product_attention(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(attention_module, "scaled_dot_product_attention", attention)
+    with torch.inference_mode():
+        expected = model(input_ids=IDS, attention_mask=(IDS != 7).long()).logits
+        assert not made
+        with in_place(model, CPU):
+            for hidden in (7, 8):
+                mask = torch.ne(IDS, hidden).long()
+                logits = model(input_ids=IDS, attention_mask=mask).logits
+                assert torch.allclose(logits, expected, atol=1e-5) == (hidden == 7)
+    first = [next(at for at, one in enumerate(made) if one is each) for each in made]
+    assert first == [0, 0, 0, 3, 3, 3]
+    assert all(each.dtype == torch.float32 for each in made)
+    assert attention_module._thread.masks == {}
+
+
+def test_the_model_s_config_names_our_function_in_our_forwards_only():
+    model = tiny_llama(num_hidden_layers=1)
+    seen = []
+    model.model.layers[0].self_attn.register_forward_hook(
+        lambda *_: seen.append(repr(model.config._attn_implementation))
+    )
+    speculator = Speculator("copy", 4)
+    ngramspec.generate(model, IDS, speculator=speculator, max_new_tokens=30, do_sample=False)
+    assert speculator.stats.drafted
+    drafted = seen.count(repr("ngramspec"))
+    assert drafted == speculator.stats.target_calls - speculator.stats.plain_steps
+    assert seen.count(repr("sdpa")) == len(seen) - drafted
+    assert type(model.config._attn_implementation) is str
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+
+
+def test_the_name_stays_while_any_thread_needs_it_and_equals_sdpa():
+    model = tiny_llama(num_hidden_layers=1)
+    outer, inner = in_place(model, CPU), in_place(model, CPU)
+    with outer:
+        with inner:
+            pass
+        name = model.config._attn_implementation
+        assert str(name) == "ngramspec"
+        assert name == "sdpa"
+        assert name in ("eager", "sdpa")
+        assert name != "eager"
+        assert attention_of(model) == "sdpa"
+    assert str(model.config._attn_implementation) == "sdpa"
+    with in_place(model, CPU):
+        model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_with_a_function_of_someone_else_nothing_is_named():
+    def mine(*args, **kwargs):
+        return sdpa_attention_forward(*args, **kwargs)
+
+    model = tiny_llama(num_hidden_layers=1)
+    AttentionInterface.register("sdpa", mine)
+    with in_place(model, CPU):
+        assert str(model.config._attn_implementation) == "sdpa"
+    AttentionInterface.register("sdpa", sdpa_attention_forward)
+    with in_place(model, CPU):
+        assert str(model.config._attn_implementation) == "ngramspec"

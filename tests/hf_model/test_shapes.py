@@ -1,0 +1,300 @@
+"""A fixed width: the text, down to the logits' last bit, does not depend on the drafter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import _smollm2, tiny_llama
+from doubles import half_right, liar, oracle, random_drafter
+from families import build
+from prompts import PROMPTS
+
+import ngramspec
+from ngramspec import Speculator, UnsupportedError
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
+from ngramspec.hf_model.compat.names import rope_changes_at
+from ngramspec.hf_model.compiled import least_width, max_positions
+
+IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
+STATIC = {"cache_implementation": "static"}
+COMBINATIONS = [("sdpa", STATIC), ("eager", STATIC), ("eager", {})]
+NAMES = ["static sdpa", "static eager", "dynamic eager"]
+
+
+def drafters(text, vocab):
+    """Good ones, a random one, one that is always wrong."""
+    yield from ("copy", "ngram", "unigram", "auto")
+    yield from (oracle(text), liar(text, vocab), half_right(text, vocab), random_drafter(vocab))
+
+
+def model_of(dtype, attention, **config):
+    model = tiny_llama(hidden_size=64, initializer_range=0.2, **config).to(dtype)
+    model.set_attn_implementation(attention)
+    return model
+
+
+def run(model, ids, drafter, width, **kwargs):
+    speculator = Speculator(drafter, width=width)
+    kwargs = {"max_new_tokens": 50, "do_sample": False} | kwargs
+    out = ngramspec.generate(
+        model,
+        ids,
+        speculator=speculator,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **kwargs,
+    )
+    assert speculator.stats.drafter_faults == 0
+    return out, speculator.stats
+
+
+def same(ours, theirs):
+    logits = zip(ours.logits, theirs.logits, strict=False)
+    return torch.equal(ours.sequences, theirs.sequences) and all(
+        torch.equal(mine, its) for mine, its in logits
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("attention", "kwargs"), COMBINATIONS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("width", "length"), [(8, 150), pytest.param(24, 3, marks=pytest.mark.slow)]
+)
+def test_no_drafter_moves_a_bit(dtype, attention, kwargs, width, length):
+    model = model_of(dtype, attention)
+    torch.manual_seed(0)
+    ids = torch.randint(3, 97, (1, length))
+    none, stats = run(model, ids, "none", width, **kwargs)
+    assert stats.target_calls == 49
+    for drafter in drafters(none.sequences[0].tolist(), 97):
+        ours, stats = run(model, ids, drafter, width, **kwargs)
+        assert same(ours, none)
+    assert same(none, run(model, ids, "none", width, **kwargs)[0])
+
+
+def test_without_it_bits_move():
+    """So the comparison above can see what it looks for."""
+    model = model_of(torch.float32, "sdpa")
+    ids = torch.randint(3, 97, (1, 150), generator=torch.Generator().manual_seed(0))
+    none, _ = run(model, ids, "none", "fit")
+    ours, _ = run(model, ids, oracle(none.sequences[0].tolist()), "fit")
+    assert torch.equal(ours.sequences, none.sequences)
+    assert not same(ours, none)
+
+
+def test_every_forward_is_as_wide_as_asked():
+    model = model_of(torch.float32, "sdpa")
+    text = model.generate(IDS, max_new_tokens=50)[0].tolist()
+    seen = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(
+            (kwargs["input_ids"].shape, kwargs["logits_to_keep"])
+        ),
+        with_kwargs=True,
+    )
+    for drafter in ("none", oracle(text), random_drafter(97)):
+        seen.clear()
+        ours, stats = run(model, IDS, drafter, 16, **STATIC)
+        assert ours.sequences[0].tolist() == text
+        assert seen[0] == (IDS.shape, 1)
+        assert set(seen[1:]) == {((1, 16), 16)}
+        assert len(seen) == 1 + stats.target_calls
+    hook.remove()
+    assert stats.drafted > 100
+
+
+def test_a_wide_draft_costs_nothing_so_drafts_are_as_long_as_they_can_be():
+    model = model_of(torch.float32, "sdpa")
+    text = model.generate(IDS, max_new_tokens=65)[0].tolist()
+    for gamma in ("auto", "heuristic", 15):
+        speculator = Speculator(oracle(text), gamma, width=16)
+        model.generate(IDS, max_new_tokens=65, custom_generate=speculator, **STATIC)
+        assert speculator.stats.target_calls == 4
+
+
+def test_sampled_text_does_not_depend_on_the_drafter_either():
+    model = model_of(torch.bfloat16, "sdpa")
+    texts = []
+    for drafter in ("none", "auto", "unigram", random_drafter(97)):
+        torch.manual_seed(3)
+        texts.append(run(model, IDS, drafter, 8, do_sample=True, top_k=20, **STATIC)[0].sequences)
+    assert all(torch.equal(texts[0], each) for each in texts)
+
+
+def test_left_padding_and_the_last_positions_of_the_model():
+    """The text ends at the model's last position; what pads the forwards lies beyond it."""
+    model = model_of(torch.float32, "sdpa", max_position_embeddings=60)
+    ids = torch.cat((torch.zeros(1, 4, dtype=torch.int64), IDS), dim=1)
+    mask = (ids != 0).long()
+    plain = model.generate(ids, attention_mask=mask, max_new_tokens=50, do_sample=False)
+    for drafter in ("none", "auto", oracle(plain[0].tolist())):
+        ours, _ = run(model, ids, drafter, 16, attention_mask=mask, **STATIC)
+        assert torch.equal(ours.sequences, plain)
+    gpt2 = build("gpt2", n_positions=60)  # its positions are a table
+    plain = gpt2.generate(IDS, max_new_tokens=50, do_sample=False)
+    for drafter in ("none", "auto", oracle(plain[0].tolist())):
+        assert torch.equal(run(gpt2, IDS, drafter, 16, **STATIC)[0].sequences, plain)
+
+
+def test_the_cache_is_left_as_plain_decoding_leaves_it():
+    from transformers import DynamicCache, StaticCache
+
+    model = model_of(torch.float32, "eager")
+    plain = DynamicCache(config=model.config)
+    text = model.generate(IDS, max_new_tokens=50, **cache_argument(plain))[0].tolist()
+    for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=99)):
+        run(model, IDS, half_right(text, 97), 8, **cache_argument(cache))
+        n = int(cache.get_seq_length())
+        assert n == plain.get_seq_length() == 59
+        for mine, its in zip(cache.layers, plain.layers, strict=True):
+            torch.testing.assert_close(mine.keys[:, :, :n], its.keys)
+            torch.testing.assert_close(mine.values[:, :, :n], its.values)
+        longer = torch.cat((torch.tensor([text]), IDS), dim=1)
+        again, _ = run(model, longer, "auto", 8, max_new_tokens=9, **cache_argument(cache))
+        assert torch.equal(again.sequences, model.generate(longer, max_new_tokens=9))
+
+
+def test_a_static_cache_has_room_for_the_padding():
+    from transformers import StaticCache
+
+    model = model_of(torch.float32, "sdpa")
+    for kwargs in ({}, {"max_cache_len": 300}, {"prefill_chunk_size": 4}):
+        out, _ = run(model, IDS, "auto", 32, **STATIC, **kwargs)
+        capacity = cache_of(out).layers[0].keys.shape[2]
+        assert capacity == max(10 + 50 - 2 + 32, kwargs.get("max_cache_len", 0))
+    assert run(model, IDS, "auto", 8, max_new_tokens=1, **STATIC)[0].sequences.shape == (1, 11)
+    small = StaticCache(model.config, max_cache_len=89)
+    with pytest.raises(UnsupportedError, match="width=32 needs a static cache of 90 .* has 89"):
+        run(model, IDS, "auto", 32, **cache_argument(small))
+    enough = StaticCache(model.config, max_cache_len=90)
+    run(model, IDS, liar([5] * 60, 97), 32, **cache_argument(enough))
+    more = torch.cat((IDS, IDS), dim=1)  # a kept cache, with all tokens or only the new ones
+    kept = StaticCache(model.config, max_cache_len=36)
+    model.generate(IDS, max_new_tokens=5, **cache_argument(kept))
+    with pytest.raises(UnsupportedError, match="a static cache of 37 positions"):
+        run(model, more, "auto", 8, max_new_tokens=11, **cache_argument(kept))
+    mask = torch.ones(1, 24, dtype=torch.int64)
+    with pytest.raises(UnsupportedError, match="a static cache of 37 positions"):
+        run(model, IDS, "auto", 8, max_new_tokens=7, **cache_argument(kept), attention_mask=mask)
+    run(model, more, "auto", 8, max_new_tokens=10, **cache_argument(kept))
+
+
+REFUSED = [
+    ("llama", "sdpa", {}, "a dynamic cache with sdpa, .*; use cache_implementation='static' or"),
+    ("mistral sliding", "eager", {}, "a text .* window; use cache_implementation='static'"),
+    ("gemma3 hybrid", "eager", {}, "a text .* window; use cache_implementation='static'"),
+    ("t5", "eager", {}, "an encoder-decoder model; use width='fit'"),
+    ("bloom (alibi)", "eager", {}, "a model that counts its positions itself; use width='fit'"),
+    ("mixtral (experts)", "eager", STATIC, "experts, whose .*; use width='fit'"),
+    ("llama", "flex_attention", STATIC, "attention implementation flex_attention; load the model"),
+]
+
+
+@pytest.mark.parametrize(("name", "attention", "kwargs", "message"), REFUSED)
+def test_combinations_for_which_it_does_not_hold_are_refused_by_name(
+    name, attention, kwargs, message
+):
+    model = build(name)
+    model.config._attn_implementation = attention
+    speculator = Speculator(width=8)
+    with pytest.raises(UnsupportedError, match=f"width=8 is not supported with {message}"):
+        model.generate(IDS, max_new_tokens=5, custom_generate=speculator, **kwargs)
+
+
+def test_batches_quantized_models_and_turning_rotations_are_refused():
+    model = model_of(torch.float32, "sdpa")
+    with pytest.raises(UnsupportedError, match="a batch of 2 rows; generate them one by one"):
+        run(model, IDS.expand(2, -1), "auto", 8, **STATIC)
+    model.hf_quantizer = object()
+    with pytest.raises(UnsupportedError, match="a quantized model, whose scales"):
+        run(model, IDS, "auto", 8, **STATIC)
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = model_of(torch.float32, "sdpa", rope_parameters=rope)
+    with pytest.raises(UnsupportedError, match="rotary positions that change"):
+        run(model, IDS, "auto", 8, **STATIC)
+
+
+def test_refused_requests_may_be_plain():
+    model = model_of(torch.float32, "sdpa")
+    plain = model.generate(IDS, max_new_tokens=20)
+    speculator = Speculator(width=8, unsupported="plain")
+    ours = model.generate(IDS, max_new_tokens=20, custom_generate=speculator)
+    assert torch.equal(ours, plain)
+    assert speculator.stats.target_calls == 0
+
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [3.0] * 8,
+    "original_max_position_embeddings": 32,
+}
+
+
+def test_no_forward_reaches_over_a_turn_of_the_rotary_positions():
+    model = model_of(torch.float32, "sdpa", rope_parameters=LONG)
+    assert rope_changes_at(model.config) == 32
+    plain = model.generate(IDS, max_new_tokens=60, return_dict_in_generate=True)
+    text = plain.sequences[0].tolist()
+    speculator = Speculator(oracle(text), 7)
+    ours = model.generate(
+        IDS, max_new_tokens=60, custom_generate=speculator, return_dict_in_generate=True
+    )
+    assert ours.sequences[0].tolist() == text
+    for mine, its in zip(cache_of(ours).layers, cache_of(plain).layers, strict=True):
+        torch.testing.assert_close(mine.keys, its.keys, rtol=1e-3, atol=1e-3)
+
+
+ARGUMENTS = [
+    ({"width": 0}, ValueError, r"width must be in 8\.\.4096, got 0"),
+    ({"width": 12}, ValueError, "width must be a multiple of 8, got 12"),
+    ({"width": 8.0}, TypeError, "width must be an integer, got 8.0"),
+    ({"width": "fix"}, ValueError, "width must be an integer or 'fit', got 'fix'"),
+    ({"width": 8, "gamma": 8}, ValueError, "gamma must be below width = 8, .* got 8"),
+    ({"width": 8, "tree": 4}, ValueError, "remove them, or use width='fit'"),
+    ({"width": 8, "lenience": 0.5}, ValueError, "remove them, or use width='fit'"),
+    ({"width": 8, "verification": "typical"}, ValueError, "remove them, or use width='fit'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), ARGUMENTS)
+def test_arguments_are_checked(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Speculator(**arguments)
+
+
+def test_width_is_part_of_the_dict():
+    assert Speculator().to_dict()["width"] == "fit"
+    speculator = Speculator("copy", gamma=7, width=8)
+    assert Speculator.from_dict(speculator.to_dict()).width == 8
+
+
+def test_widths():
+    fit, one, few = (), (16,), (1, 2, 4, 8, 11)
+    assert [least_width(each, 5) for each in (fit, one, few)] == [5, 16, 8]
+    assert [least_width(few, 8), least_width(few, 9)] == [8, 11]
+    assert [max_positions(each, None) for each in (fit, one, few)] == [None, 16, 11]
+    assert [max_positions(few, slots) for slots in (1, 3, 7, 10, 11, 99)] == [1, 2, 4, 8, 11, 11]
+    assert max_positions(fit, 7) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("attention", "kwargs"), [COMBINATIONS[0], COMBINATIONS[2]], ids=[NAMES[0], NAMES[2]]
+)
+def test_fifty_real_prompts(dtype, attention, kwargs):
+    real = _smollm2(dtype)
+    real.model.set_attn_implementation(attention)
+    vocab = real.model.config.vocab_size
+    texts = [*PROMPTS, *(text[: len(text) // 2] for text in PROMPTS[: 50 - len(PROMPTS)])]
+    assert len(texts) == len(set(texts)) == 50
+    for text in texts:
+        ids = real.encode(text)["input_ids"]
+        none, _ = run(real.model, ids, "none", 8, max_new_tokens=12, **kwargs)
+        told = none.sequences[0].tolist()
+        for drafter in ("copy", "ngram", "unigram", random_drafter(vocab), liar(told, vocab)):
+            ours, _ = run(real.model, ids, drafter, 8, max_new_tokens=12, **kwargs)
+            assert same(ours, none), text

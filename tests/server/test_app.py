@@ -1,0 +1,319 @@
+"""The application: its document, hosts, keys, and what it refuses by the field's name."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from conftest import tiny_llama
+from serving import VOCAB, ask, letters, refused, served, settings_of
+
+from ngramspec.cli import main
+from ngramspec.server.app import AllowedHosts
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+pytest_plugins = ["server_fixtures"]
+
+
+@pytest.fixture(scope="module")
+def found(client):
+    answer = client.get("/openapi.json")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def values(value):
+    """All objects of a JSON value."""
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            yield from values(each)
+
+
+def test_every_route_is_described_once(client, found):
+    from fastapi.routing import APIRoute
+
+    given = {
+        (route.path_format, method)
+        for route in client.app.routes
+        if isinstance(route, APIRoute) and route.path != "/openapi.json"
+        for method in route.methods - {"HEAD"}
+    }
+    assert given == {(path, way.upper()) for path, ways in found["paths"].items() for way in ways}
+    operations = [each for ways in found["paths"].values() for each in ways.values()]
+    names = [each["operationId"] for each in operations]
+    assert len(set(names)) == len(names)
+    for operation in operations:
+        assert set(operation["responses"]) == {"200", "4XX", "5XX"}, "422 is never an answer"
+
+
+def test_every_reference_can_be_followed(found):
+    schemas = found["components"]["schemas"]
+    names = [each["$ref"] for each in values(found) if "$ref" in each]
+    assert len(names) > 20
+    for name in names:
+        assert name.removeprefix("#/components/schemas/") in schemas
+
+
+def test_a_body_is_described_by_the_type_that_reads_it(client, found):
+    from ngramspec.server.app import BODY_ROUTES
+
+    for path, route in BODY_ROUTES.items():
+        operation = found["paths"][path]["post"]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        name = schema["$ref"].rpartition("/")[2]
+        assert set(found["components"]["schemas"][name]["properties"]) == set(
+            route.kind.model_fields
+        )
+        streams = "text/event-stream" in operation["responses"]["200"]["content"]
+        assert streams == ("stream" in route.kind.model_fields and path != "/apply-template")
+        assert "refused with 400" in operation["requestBody"]["description"]
+
+
+def test_types_of_contents_are_those_of_the_answers(client, found):
+    def types(path, way):
+        return set(found["paths"][path][way]["responses"]["200"]["content"])
+
+    for path in ("/health", "/v1/models", "/models", "/props", "/metrics"):
+        (kind,) = types(path, "get")
+        assert client.get(path).headers["content-type"].startswith(kind)
+    body = {"prompt": "x", "max_tokens": 1}
+    for stream in (False, True):
+        answer = client.post("/v1/completions", json=body | {"stream": stream})
+        kind = answer.headers["content-type"].partition(";")[0]
+        assert kind in types("/v1/completions", "post")
+    assert ask(client, "/tokenize", content="x")
+
+
+def test_an_error_has_the_described_form(client, found):
+    schemas = found["components"]["schemas"]
+    (name,) = (
+        each["$ref"].rpartition("/")[2] for each in values(schemas["Error"]) if "$ref" in each
+    )
+    schema = schemas[name]
+    error = client.post("/v1/completions", json={}).json()["error"]
+    assert set(error) == set(schema["properties"]) == set(schema["required"])
+
+
+def test_keys_are_described_and_needed_for_the_document_too(model, found):
+    assert "security" not in found
+    with served(model, keys={"ann": "key"}, unknown_fields="warn") as client:
+        assert client.get("/openapi.json").status_code == 401
+        document = client.get("/openapi.json", headers={"X-Api-Key": "key"}).json()
+    schemes = document["components"]["securitySchemes"]
+    assert document["security"] == [{name: []} for name in schemes]
+    assert document["paths"]["/health"]["get"]["security"] == []
+    body = document["paths"]["/completion"]["post"]["requestBody"]
+    assert "X-Ignored-Fields" in body["description"]
+
+
+def test_there_is_no_page_that_loads_scripts(client):
+    for path in ("/docs", "/redoc", "/docs/oauth2-redirect"):
+        assert client.get(path).status_code == 404
+
+
+LOCAL = ["localhost", "LocalHost.:8012", "app.localhost:80", "127.0.0.1", "127.0.0.1:8012"]
+LOCAL += ["127.8.9.1:1", "[::1]", "[::1]:8012", "[::ffff:127.0.0.1]:8012", "[0:0:0:0:0:0:0:1]:"]
+OTHER = ["evil.example", "evil.example:8012", "localhost.evil.example", "127.0.0.1.evil.example"]
+OTHER += ["10.0.0.7:8012", "[fe80::7]:8012", "0.0.0.0:8012", "[::]", "notlocalhost"]
+WRONG = ["", ":8012", "localhost:x", "localhost:80:80", "::1", "[::1", "[localhost]"]
+WRONG += ["127.1", "0x7f000001", "2130706433", "a b", "localhost,evil.example", "user@localhost"]
+
+
+def test_by_default_only_this_machines_names_are_allowed():
+    hosts = AllowedHosts([])
+    assert [each for each in LOCAL if not hosts.allow(each)] == []
+    assert [each for each in OTHER + WRONG if hosts.allow(each)] == []
+
+
+def test_names_and_addresses_can_be_allowed():
+    hosts = AllowedHosts(["Code.Example.", "10.0.0.7", "fe80::7"])
+    given = ["code.example", "CODE.example.:80", "10.0.0.7:8012", "[fe80::7]:8012", *LOCAL]
+    assert all(map(hosts.allow, given))
+    others = ["evil.example", "sub.code.example", "10.0.0.8", "[fe80::8]", *WRONG]
+    assert not any(map(hosts.allow, others))
+
+
+@pytest.mark.parametrize("bound", ["0.0.0.0", "::"])
+def test_a_server_bound_to_all_addresses_answers_under_each(bound):
+    hosts = AllowedHosts([bound])
+    given = ["10.0.0.7:8012", "[fe80::7]:8012", "0.0.0.0:8012", *LOCAL]
+    assert all(map(hosts.allow, given))
+    assert not any(map(hosts.allow, ["evil.example", *WRONG])), "a name can be rebound"
+
+
+def test_a_star_allows_every_name():
+    assert all(map(AllowedHosts(["*"]).allow, LOCAL + OTHER + WRONG))
+
+
+@pytest.mark.parametrize("wrong", ["example.com:80", "http://example.com", "", "[::1]:80", "a/b"])
+def test_what_is_no_host_is_refused(wrong, capsys):
+    with pytest.raises(ValueError, match="without a port"):
+        AllowedHosts([wrong])
+    assert main(["serve", "--port", "0", "--allowed-hosts", f"one.example,{wrong}"]) == 2
+    assert "--allowed-hosts" in capsys.readouterr().err
+
+
+def test_a_rebound_name_reads_nothing(client, model):
+    for path in ("/metrics", "/v1/models", "/health", "/props", "/none"):
+        answer = client.get(path, headers={"Host": "evil.example:8012"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (421, "host_not_allowed"), path
+        assert "--allowed-hosts" in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+    body = {"prompt": "x", "max_tokens": 2}
+    refused = client.post("/v1/completions", json=body, headers={"Host": "evil.example"})
+    assert refused.status_code == 421
+    two = [("Host", "localhost"), ("Host", "evil.example")]
+    assert client.get("/health", headers=two).status_code == 421
+    for host in ("127.0.0.1:8012", "[::1]:8012", "localhost:8012"):
+        assert client.get("/v1/models", headers={"Host": host}).status_code == 200
+    with served(model, allowed_hosts=["code.example"]) as other:
+        assert other.get("/health", headers={"Host": "code.example:99"}).status_code == 200
+        assert other.get("/health", headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_the_bound_host_is_allowed():
+    from types import SimpleNamespace
+
+    from ngramspec.cli import build_parser
+    from ngramspec.cli.serve import settings_of
+
+    command = ["serve", "--host", "10.0.0.7", "--allowed-hosts", "a.example, b.example"]
+    command += ["--allowed-hosts", "c.example"]
+    command += ["--shared", "0", "--unknown-fields", "warn", "--grammar-seconds", "3"]
+    arguments = build_parser().parse_args(command)
+    found = settings_of(arguments, SimpleNamespace(name="tiny"), {"ann": "key"}, {})
+    assert (found.unknown_fields, found.limits.grammar_seconds) == ("warn", 3)
+    assert found.allowed_hosts == ["10.0.0.7", "a.example", "b.example", "c.example"]
+
+
+PROMPT = {"prompt": "x"}
+CHATS = {"messages": [{"role": "user", "content": "hi"}]}
+INFILL = {"input_prefix": "x", "input_suffix": "y"}
+LONG = {"type": "content", "content": "x" * (1 << 19)}
+VALUES = [  # of one field, which are refused by its name
+    (PROMPT, "prompt", ["", [], [[]], ["a", 3], [VOCAB], [-1], "x" * 600, None]),
+    (PROMPT, "max_tokens", [600, -1, 0, "many"]),
+    (PROMPT, "n", [0, 99]),
+    (PROMPT, "logit_bias", [{"many": 1}, {str(VOCAB): 1}]),
+    (PROMPT, "prediction", ["text", {"type": "other", "content": "x"}, {"type": "content"}, LONG]),
+    (CHATS, "messages", [[], "hi", [{"role": "user", "content": [{"type": "image_url"}]}]]),
+    (CHATS, "response_format", [{"type": "xml"}, {"type": "json_schema"}]),
+    (INFILL, "logit_bias", [[[VOCAB, 1]], {"x": 1e9}]),
+]
+REFUSED = [
+    *((base | {name: each}, name) for base, name, values in VALUES for each in values),
+    *((PROMPT | {name: -1}, name) for name in ("temperature", "top_p")),
+    ({}, "prompt"),
+    (PROMPT | {"best_of": 4}, "best_of"),
+    (PROMPT | {"stop": ["a"] * 400}, "stop"),
+    (PROMPT | {"logprobs": 50}, "logprobs"),
+    (PROMPT | {"presence_penalty": 9}, "presence_penalty"),
+    (PROMPT | {"echo": True, "suffix": "y"}, "echo"),
+    ({"prompt": [1, 2], "suffix": "y"}, "suffix"),
+    (PROMPT | {"ngramspec": {"stores": ["other"]}}, "ngramspec.stores"),
+    (PROMPT | {"ngramspec": {"wrong": 1}}, "ngramspec.wrong"),
+    (PROMPT | {"ngramspec": {"namespace": "mine"}}, "ngramspec.namespace"),
+    (PROMPT | {"ngramspec": {"speculate": "maybe"}}, "ngramspec.speculate"),
+    (PROMPT | {"stream": True, "max_tokens": 600}, "max_tokens"),
+    (CHATS | {"tools": [{"type": "function"}]}, "tools"),
+    (CHATS | {"max_tokens": 0}, "max_tokens"),
+    (CHATS | {"max_completion_tokens": 999}, "max_completion_tokens"),
+    (CHATS | {"top_logprobs": 2}, "top_logprobs"),
+    (CHATS | {"modalities": ["audio"]}, "modalities"),
+    ({"input_prefix": "x"}, "input_suffix"),
+    (INFILL | {"stream": True, "n_cmpl": 2}, "n_cmpl"),
+    (INFILL | {"grammar": "root"}, "grammar"),
+    (INFILL | {"n_predict": -2}, "n_predict"),
+    (INFILL | {"n_probs": 50}, "n_probs"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), REFUSED, ids=str)
+def test_what_cannot_be_answered_is_refused_by_the_fields_name(client, body, param):
+    routes = {"messages": "/v1/chat/completions", "input_prefix": "/infill"}
+    route = next((to for name, to in routes.items() if name in body), "/v1/completions")
+    answer = client.post(route, json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+MODELED = [
+    ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+    ("/v1/chat/completions", CHATS | {"max_tokens": 1}),
+    ("/infill", {"input_prefix": "x", "input_suffix": "y", "n_predict": 1}),
+    ("/completion", {"prompt": "x", "n_predict": 1}),
+]
+
+
+def test_another_models_name_is_answered_by_the_served_model_or_refused(client, model):
+    for route, body in MODELED:
+        answer = client.post(route, json=body | {"model": "gpt-4"})
+        assert answer.status_code == 200
+        assert answer.json()["model"] == "tiny", "it tells which model answered"
+    assert client.get("/v1/models/gpt-4").status_code == 404
+    with served(model, other_models="refuse") as strict:
+        for route, body in MODELED:
+            for name, status in (("gpt-4", 404), ("tiny", 200), ("", 200), (None, 200)):
+                answer = strict.post(route, json=body | {"model": name})
+                assert answer.status_code == status
+            error = strict.post(route, json=body | {"model": "gpt-4"}).json()["error"]
+            assert (error["param"], error["code"]) == ("model", "model_not_found")
+    with pytest.raises(ValueError, match="other_models"):
+        settings_of(other_models="maybe")
+
+
+def test_what_is_no_request_is_refused_in_the_same_shape(client):
+    def error(answer, status):
+        assert answer.status_code == status, answer.text
+        return answer.json()["error"]["message"]
+
+    headers = {"content-type": "application/json"}
+    broken = client.post("/v1/completions", content='{"prompt": "x', headers=headers)
+    assert "not valid JSON" in error(broken, 400)
+    assert "object" in error(client.post("/v1/completions", json=[1]), 400)
+    large = client.post("/v1/completions", content=b"x" * (5 << 20), headers=headers)
+    assert "4194304 bytes" in error(large, 413)
+    pieces = (b"x" * (1 << 20) for _ in range(5))
+    assert "4194304 bytes" in error(
+        client.post("/v1/completions", content=pieces, headers=headers), 413
+    )
+    assert error(client.get("/nothing"), 404)
+    assert error(client.get("/v1/completions"), 405)
+
+
+def test_a_model_without_special_tokens_or_template_refuses_by_name(model):
+    bare = letters(fim=False)
+    bare.chat_template = None
+    with served(model, bare) as client:
+        for route, body, param in (
+            ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+            ("/infill", {"input_prefix": "x", "input_suffix": "y"}, "input_suffix"),
+            ("/v1/chat/completions", CHATS, "messages"),
+        ):
+            refused(client, route, body, param)
+
+
+def test_a_client_that_leaves_while_it_sends_its_body_is_no_fault_of_the_server():
+    """As ASGI reports it; the answer is not read, but its status is logged and counted."""
+    from ngramspec.server.app import make_app
+
+    app = make_app(tiny_llama(vocab=VOCAB), letters(), settings_of())
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b""}
+    scope |= {"headers": headers, "asgi": {"version": "3.0"}, "http_version": "1.1"}
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    assert [each["status"] for each in sent if "status" in each] == [400]

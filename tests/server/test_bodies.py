@@ -1,0 +1,454 @@
+"""Reading requests: off the event loop, and bounded before the work begins."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import letters, served
+
+from ngramspec.server.bodies import json_shape
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+pytest_plugins = ["server_fixtures"]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='ab"\\[{,\n€'),
+    lambda each: st.lists(each) | st.dictionaries(st.text(alphabet='k"\\[{,'), each),
+)
+
+
+def counted(value):
+    """How many values, and arrays and objects among them, a value is."""
+    if not isinstance(value, list | dict):
+        return 1, 0
+    found = [counted(each) for each in (value.values() if isinstance(value, dict) else value)]
+    return 1 + sum(each[0] for each in found), 1 + sum(each[1] for each in found)
+
+
+def members(value):
+    """How many members the objects of a value have."""
+    if not isinstance(value, list | dict):
+        return 0
+    entries = value.values() if isinstance(value, dict) else value
+    return sum(map(members, entries)) + (len(value) if isinstance(value, dict) else 0)
+
+
+def longest(value):
+    """The most digits of a number in a value."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return 0
+    if isinstance(value, int):
+        return len(str(abs(value)))
+    entries = value.values() if isinstance(value, dict) else value
+    return max(map(longest, entries), default=0)
+
+
+@settings(deadline=None)
+@given(VALUES, st.booleans())
+def test_the_counts_bound_what_is_parsed(value, ascii):
+    values, containers, names, digits = json_shape(json.dumps(value, ensure_ascii=ascii).encode())
+    most, exactly = counted(value)
+    assert containers == exactly
+    assert names == members(value)
+    assert digits == longest(value)
+    assert most <= values <= most + containers  # an empty one counts as if it had an entry
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"", (1, 0, 0, 0)),
+        (b"[]", (2, 1, 0, 0)),
+        (b'{"a": [1, 22, {}]}', (6, 3, 1, 2)),
+        (rb'["\",[{", 1]', (3, 1, 0, 1)),
+        (rb'["\\", [", ["]]', (4, 2, 0, 0)),
+        (b'["[[[', (2, 1, 0, 0)),  # not closed
+        (b'"\\', (1, 0, 0, 0)),  # nothing is escaped
+        (b'[-123.4567e12, "12345"]', (3, 1, 0, 4)),
+    ],
+)
+def test_worked_examples(text, expected):
+    assert json_shape(text) == expected
+
+
+JSON = {"content-type": "application/json"}
+ROUTES = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/completion": {"prompt": "x", "n_predict": 1},
+    "/infill": {"input_prefix": "x", "input_suffix": "y", "n_predict": 1},
+}
+
+
+def refused(answer):
+    assert answer.status_code == 400, answer.text
+    return answer.json()["error"]
+
+
+def test_the_event_loop_goes_on_while_a_request_is_encoded(model, tokenizer):
+    """The encoder waits until another route has answered."""
+    with served(model, tokenizer) as client, ThreadPoolExecutor(1) as pool:
+        service = client.app.state.service
+        entered, leave, encode = threading.Event(), threading.Event(), service.encode_prompt
+
+        def waiting(*given):
+            entered.set()
+            assert leave.wait(60)
+            return encode(*given)
+
+        service.encode_prompt = waiting
+        asked = pool.submit(client.post, "/v1/completions", json={"prompt": "x"})
+        try:
+            assert entered.wait(60)
+            assert client.get("/health").status_code == 200
+            assert not asked.done()
+        finally:
+            leave.set()
+        assert asked.result().status_code == 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, monkeypatch, route):
+    from ngramspec.server import bodies, chat, completions, llama
+
+    threads = []
+
+    def watched(module, name):
+        function = getattr(module, name)
+
+        def called(*args, **named):
+            threads.append(threading.get_ident())
+            return function(*args, **named)
+
+        monkeypatch.setattr(module, name, called)
+
+    for module, name in (
+        (bodies, "from_json"),
+        *((module, "encoded") for module in (chat, completions, llama)),
+        *((module, "answers_of") for module in (chat, completions, llama)),
+        *((reply, "whole") for reply in (chat.ChatReply, completions.CompletionReply)),
+    ):
+        watched(module, name)
+    with served(model, tokenizer) as client:
+        assert client.post(route, json=ROUTES[route]).status_code == 200
+        loop = client.portal.call(threading.get_ident)
+    assert len(threads) >= 2
+    assert loop not in threads
+
+
+ENORMOUS = [
+    ("/v1/completions", {"prompt": "x", "n": 10**9}, "n"),
+    ("/v1/completions", {"prompt": "x", "n": 17}, "n"),
+    ("/v1/completions", {"prompt": ["x"] * 9, "n": 2}, "n"),
+    ("/v1/completions", {"prompt": ["x"] * 17}, "prompt"),
+    ("/v1/completions", {"prompt": [[1]] * 17}, "prompt"),
+    ("/v1/chat/completions", {**ROUTES["/v1/chat/completions"], "n": 10**9}, "n"),
+    ("/v1/chat/completions", {**ROUTES["/v1/chat/completions"], "n": 17}, "n"),
+    ("/completion", {"prompt": "x", "n_cmpl": 10**9}, "n_cmpl"),
+    ("/completion", {"prompt": "x", "n_cmpl": 17}, "n_cmpl"),
+    ("/infill", {**ROUTES["/infill"], "n_cmpl": 10**9}, "n_cmpl"),
+    ("/infill", {**ROUTES["/infill"], "n_cmpl": 17}, "n_cmpl"),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "param"), ENORMOUS)
+def test_too_many_answers_are_refused_before_one_is_made(client, monkeypatch, route, body, param):
+    from ngramspec.server import engine
+
+    def made(**given):
+        raise AssertionError("a completion request was made")
+
+    monkeypatch.setattr(engine, "CompletionRequest", made)
+    service = client.app.state.service
+    monkeypatch.setattr(service, "encode_prompt", lambda *given: pytest.fail("a text was encoded"))
+    error = refused(client.post(route, json=body))
+    given = body.get(param)
+    assert error["param"] == param
+    assert ("128" if given == 10**9 else "16") in error["message"]  # the bound
+    assert str(len(given) if isinstance(given, list) else given) in error["message"]
+
+
+LISTS = [
+    ("/v1/completions", '{"prompt": [%s]}', "null"),
+    ("/v1/completions", '{"prompt": [%s]}', '"a"'),
+    ("/v1/completions", '{"prompt": [%s]}', "[]"),
+    ("/v1/chat/completions", '{"messages": [%s]}', "1"),
+    ("/v1/chat/completions", '{"messages": [%s]}', '{"role": "user", "content": "x"}'),
+    ("/v1/completions", '{"prompt": "x", "ngramspec": {"stores": [%s]}}', '"a"'),
+    ("/v1/completions", '{"prompt": "x", "unknown": [%s]}', "1"),
+    ("/v1/completions", '{"prompt": "x", "unknown": {%s}}', '"a":1'),
+    ("/infill", '{"input_prefix": "x", "input_suffix": "y", "input_extra": [%s]}', '{"text": ""}'),
+]
+
+
+@pytest.mark.parametrize(("route", "form", "entry"), LISTS, ids=str)
+def test_a_body_of_too_many_values_is_not_parsed(client, monkeypatch, route, form, entry):
+    from ngramspec.server import bodies
+
+    limits = client.app.state.service.settings.limits
+    most = max(limits.body // (128 if entry[0] in "[{" else 16), 1024)
+    if entry == '"a":1':
+        most = max(limits.body // 64, 1024)
+    monkeypatch.setattr(bodies, "from_json", lambda raw: pytest.fail("the body was parsed"))
+    body = form % ",".join([entry] * (most + 1))
+    assert len(body) < limits.body
+    message = refused(client.post(route, content=body, headers=JSON))["message"]
+    assert f"at most {most} " in message
+    assert "JSON" in message
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "param", "most"),
+    [
+        ("/v1/completions", {"prompt": ["a"] * 129}, "prompt", 128),
+        ("/v1/completions", {"prompt": "x", "stop": ["a"] * 257}, "stop", 256),
+        ("/v1/completions", {"prompt": "x", "ngramspec": {"stores": ["a"] * 1001}}, "stores", 1000),
+        (
+            "/v1/completions",
+            {"prompt": "x", "logit_bias": {str(each): 0 for each in range(1001)}},
+            "logit_bias",
+            1000,
+        ),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}] * 4097}, "messages", 4096),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{}] * 1001}]},
+            "messages",
+            1000,
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user"}],
+                "tools": [{"type": "function", "function": {"name": "f"}}] * 129,
+            },
+            "tools",
+            128,
+        ),
+        ("/infill", {**ROUTES["/infill"], "input_extra": [{}] * 1001}, "input_extra", 1000),
+        ("/completion", {"prompt": "x", "response_fields": ["a"] * 1001}, "response_fields", 1000),
+    ],
+)
+def test_every_list_has_a_bound(client, route, body, param, most):
+    error = refused(client.post(route, json=body))
+    assert error["param"].endswith(param)
+    assert f"at most {most} items" in error["message"]
+
+
+def test_every_list_of_the_schemas_has_a_bound():
+    """Lists of token ids are bounded by the context, and the number of values of a body."""
+    from ngramspec.server import bodies as types
+
+    unbounded = []
+
+    def walk(schema, path):
+        if isinstance(schema, list):
+            for each in schema:
+                walk(each, path)
+        elif isinstance(schema, dict):
+            if schema.get("type") == "array" and "maxItems" not in schema:
+                tokens = schema["items"].get("exclusiveMaximum") == 2**31
+                unbounded.extend([] if tokens else [path])
+            for name, each in schema.items():
+                walk(each, f"{path}.{name}")
+
+    for kind in (types.CompletionBody, types.ChatBody, types.InfillBody):
+        walk(kind.model_json_schema(), kind.__name__)
+    assert unbounded == []
+
+
+def test_text_that_cannot_fit_is_not_encoded(model, tokenizer):
+    with served(model, tokenizer) as client:
+        service = client.app.state.service
+        service.encode_prompt = lambda *given: pytest.fail("a text was encoded")
+        longest = max(map(len, tokenizer.get_vocab()))
+        most = service.context * longest
+        for route, body, param in (
+            ("/v1/completions", {"prompt": "x" * (most + 1)}, "prompt"),
+            ("/v1/completions", {"prompt": ["a", "x" * (most + 1)]}, "prompt"),
+            ("/v1/completions", {"prompt": "x" * most, "suffix": "y"}, "prompt"),
+            ("/completion", {"prompt": "x" * (most + 1)}, "prompt"),
+            (
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": "x" * most}]},
+                "messages",
+            ),
+        ):
+            if route == "/v1/completions" and isinstance(body["prompt"], list):
+                service.encode_prompt = lambda text, *given: [1] * len(text)
+            error = refused(client.post(route, json=body))
+            assert error["param"] == param
+            assert error["code"] == "context_length_exceeded"
+            assert f"at most {most} characters" in error["message"]
+
+
+def test_the_longest_text_of_a_context_is_encoded(model):
+    """The bound refuses no text that fits: a token of many characters, as often as it fits."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    merged = {"a": 0, "aa": 1, "aaaa": 2, "a" * 8: 3}
+    merges = [("a", "a"), ("aa", "aa"), ("aaaa", "aaaa")]
+    backend = Tokenizer(models.BPE(merged, merges))
+    with served(model, PreTrainedTokenizerFast(tokenizer_object=backend)) as client:
+        service = client.app.state.service
+        ids = service.encode("a" * 8 * (service.context - 1))
+        assert ids == [3] * (service.context - 1)
+        assert refused(client.post("/v1/completions", json={"prompt": "a" * 8 * service.context}))[
+            "message"
+        ].startswith(f"prompt: it must have fewer than {service.context} tokens, got")
+
+
+def test_a_list_of_ids_is_made_of_no_text_that_is_too_long():
+    from ngramspec.server.prompts import TooManyTokensError, without_gil
+
+    class Encoded:
+        ids = property(lambda self: pytest.fail("the list was made"))
+
+        def __len__(self):
+            return 3
+
+    class Backend:
+        def encode_batch_fast(self, texts, add_special_tokens):
+            return [Encoded() for _ in texts]
+
+    with pytest.raises(TooManyTokensError, match="3 tokens"):
+        without_gil(Backend(), "abc", add_special_tokens=False, max_ids=2)
+
+
+def test_files_that_have_no_place_are_not_encoded(tokenizer):
+    from ngramspec.server.bodies import ExtraFile
+    from ngramspec.server.prompts import (
+        MAX_CHARACTERS_PER_TOKEN,
+        FillInTheMiddle,
+        TextEncoder,
+        family_of,
+        shortened,
+    )
+
+    encoder = TextEncoder(tokenizer)
+    fim = FillInTheMiddle(family_of(tokenizer), tokenizer, encoder.encode)
+    files = [ExtraFile(text="x" * 20, filename=f"{each}.py") for each in range(50)]
+    whole = fim.prompt("def f():\n", "\n", files=files[-3:], name="a.py")
+    encoded, encode = [], fim.encode
+
+    def counting(text):
+        encoded.append(text)
+        return encode(text)
+
+    fim.encode = counting
+    assert fim.prompt("def f():\n", "\n", files=files, name="a.py", room=len(whole)) == whole
+    assert sum("x" * 20 in text for text in encoded) <= 4  # the three, and the one that is too much
+    encoded.clear()
+    fim.prompt("a" * 100_000, "b" * 100_000, room=20, files=[ExtraFile(text="c" * 100_000)])
+    assert sum(map(len, encoded)) < 4 * 20 * MAX_CHARACTERS_PER_TOKEN
+    assert shortened("ab€" * 100, -1).endswith("b€")
+    assert len(shortened("€" * 100, 1).encode()) <= MAX_CHARACTERS_PER_TOKEN
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_requests_wait_for_worker_threads_up_to_a_bound(large):
+    import anyio
+
+    from ngramspec.server.bodies import THREADS, Reading
+    from ngramspec.server.responses import ApiError
+    from ngramspec.server.settings import Limits
+
+    async def flood():
+        reading, leave, running = Reading(Limits(waiting=3)), threading.Event(), []
+        request = SimpleNamespace(state=SimpleNamespace(large=large))
+
+        def work():
+            running.append(threading.get_ident())
+            assert leave.wait(60)
+
+        statuses = []
+
+        async def ask():
+            try:
+                await reading.run(request, work)
+                statuses.append(200)
+            except ApiError as error:
+                statuses.append(error.status)
+                leave.set()
+
+        async with anyio.create_task_group() as group:
+            for _ in range(7):
+                group.start_soon(ask)
+        return statuses, len(set(running)), await reading.run(request, lambda: "free")
+
+    statuses, threads, after = anyio.run(flood)
+    most = THREADS[large]
+    assert sorted(statuses) == [200] * (most + 3) + [429] * (4 - most)
+    assert threads <= most
+    assert after == "free"
+
+
+def test_large_bodies_have_a_thread_to_themselves(model, tokenizer, monkeypatch):
+    """A small request is answered while as many large ones as there may be are read."""
+    from ngramspec.server import bodies
+
+    with served(model, tokenizer) as client:
+        monkeypatch.setitem(client.app.state.service.reading.held, True, 10**6)
+        padding = {"user": "x", "unknown": "y" * bodies.LARGE_BODY_BYTES}
+        busy = client.post("/v1/completions", json={"prompt": "x", **padding})
+        assert busy.status_code == 429
+        assert int(busy.headers["Retry-After"]) > 0
+        assert busy.json()["error"]["code"] == "queue_full"
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+
+
+def test_a_number_of_too_many_digits_is_not_parsed(client, monkeypatch):
+    from ngramspec.server import bodies
+
+    monkeypatch.setattr(bodies, "from_json", lambda raw: pytest.fail("the body was parsed"))
+    for number in ("9" * 401, "-1." + "0" * 401, "1e" + "9" * 401):
+        body = f'{{"prompt": "x", "seed": {number}}}'
+        error = refused(client.post("/v1/completions", content=body, headers=JSON))
+        assert "at most 400 digits" in error["message"]
+
+
+def test_depth_and_declared_type_of_a_body(client):
+    deep = '{"prompt": ' + "[" * 1000 + "]" * 1000 + "}"
+    assert (
+        "recursion"
+        in refused(client.post("/v1/completions", content=deep, headers=JSON))["message"]
+    )
+    text = {"content-type": "text/plain"}
+    body = json.dumps(ROUTES["/v1/completions"])
+    error = refused(client.post("/v1/completions", content=body, headers=text))
+    assert "application/json" in error["message"]
+    json_of_some_kind = {"content-type": "Application/Vnd.x+JSON; charset=utf-8"}
+    answer = client.post("/v1/completions", content=body, headers=json_of_some_kind)
+    assert answer.status_code == 200
+
+
+def test_a_body_is_not_read_without_a_key(model, monkeypatch):
+    from ngramspec.server import bodies
+
+    monkeypatch.setattr(bodies, "from_json", lambda raw: pytest.fail("the body was parsed"))
+    with served(model, letters(), keys={"ann": "one"}) as client:
+        for body in ("{", json.dumps(ROUTES["/v1/completions"])):
+            answer = client.post("/v1/completions", content=body, headers=JSON)
+            assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("field", ["ngramspec", "logit_bias", "unknown"])
+def test_an_object_of_very_many_members_is_refused_before_it_is_validated(field):
+    from ngramspec.server.bodies import MAX_MEMBERS, json_value
+    from ngramspec.server.responses import ApiError
+    from ngramspec.server.settings import Limits
+
+    def body(members):
+        return json.dumps({field: {str(each): 1 for each in range(members)}}).encode()
+
+    assert len(json_value(body(MAX_MEMBERS), Limits(), "the body")[field]) == MAX_MEMBERS
+    with pytest.raises(ApiError, match=f"at most {MAX_MEMBERS} members in an object, got"):
+        json_value(body(MAX_MEMBERS + 1), Limits(), "the body")

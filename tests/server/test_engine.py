@@ -1,0 +1,509 @@
+"""Whose turn it is, answers side by side, and an engine that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_llama
+from serving import VOCAB, listening
+
+from ngramspec import Speculator
+from ngramspec.server.engine import (
+    CANCELLED,
+    MAX_TURNS_BEFORE_CHAT,
+    Answers,
+    CompletionRequest,
+    Delta,
+    Engine,
+    ModelRunner,
+    Sampling,
+    Scheduler,
+)
+from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
+from ngramspec.server.responses import ApiError
+from ngramspec.server.settings import Client
+
+pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+
+
+class FakeJob:
+    def __init__(self, name, first=True, ready=True, joins=False):
+        self.name, self.request, self.joins = name, SimpleNamespace(first=first), joins
+        self.cancelled, self.ended, self.ready = False, False, ready
+
+    def __repr__(self):
+        return self.name
+
+
+def turns(scheduler, count):
+    return "".join(str(job) for _ in range(count) for job in scheduler.next())
+
+
+def test_jobs_take_fair_turns():
+    scheduler = Scheduler(4, 4)
+    scheduler.add([FakeJob("a"), FakeJob("b")])
+    scheduler.add([FakeJob("c")])
+    assert turns(scheduler, 6) == "abcabc"
+
+
+def test_completions_come_before_chats_which_are_not_forgotten():
+    scheduler = Scheduler(4, 4)
+    chat, job = FakeJob("x", first=False), FakeJob("a")
+    scheduler.add([chat])
+    assert turns(scheduler, 2) == "xx"
+    scheduler.add([job])
+    assert (
+        turns(scheduler, 2 * MAX_TURNS_BEFORE_CHAT + 2) == ("a" * MAX_TURNS_BEFORE_CHAT + "x") * 2
+    )
+    scheduler.remove(job)
+    assert turns(scheduler, 2) == "xx"
+
+
+def test_a_waiting_completion_gets_the_next_place():
+    scheduler = Scheduler(1, 4)
+    first, chat, job = FakeJob("a"), FakeJob("x", first=False), FakeJob("b")
+    scheduler.add([first])
+    assert turns(scheduler, 1) == "a"
+    scheduler.add([chat])
+    scheduler.add([job])
+    assert (scheduler.active, scheduler.waiting) == (1, 2)
+    scheduler.remove(first)
+    assert turns(scheduler, 2) == "bb"
+
+
+def test_a_cancelled_job_has_the_next_turn_even_if_it_waits():
+    scheduler = Scheduler(1, 4)
+    first, second = FakeJob("a"), FakeJob("b")
+    scheduler.add([first])
+    scheduler.add([second])
+    second.cancelled = True
+    assert scheduler.next() == [second]
+
+
+def test_a_newer_request_of_a_session_cancels_the_older_one():
+    scheduler = Scheduler(4, 4)
+    older, newer, other = FakeJob("a"), FakeJob("b"), FakeJob("c")
+    scheduler.add([older], ("u", "s"))
+    scheduler.add([other], ("v", "s"))
+    scheduler.add([newer], ("u", "s"))
+    assert [job.cancelled for job in (older, newer, other)] == [True, False, False]
+    older.ended = True
+    scheduler.remove(older)
+    scheduler.add([FakeJob("d")], ("u", "s"))
+    assert newer.cancelled
+
+
+def test_too_many_are_refused_whole():
+    scheduler = Scheduler(1, 2)
+    scheduler.add([FakeJob("a"), FakeJob("b")])
+    with pytest.raises(ApiError, match="too many requests"):
+        scheduler.add([FakeJob("c"), FakeJob("d")])
+    assert scheduler.active + scheduler.waiting == 2
+    scheduler.add([FakeJob("e")])
+
+
+def test_a_job_that_is_not_ready_is_passed_over():
+    scheduler = Scheduler(4, 4)
+    second = FakeJob("b", ready=False)
+    scheduler.add([FakeJob("a"), second])
+    assert turns(scheduler, 2) == "aa"
+    second.ready = True
+    assert sorted(turns(scheduler, 2)) == ["a", "b"]
+
+
+def test_steps_that_can_share_a_forward_are_one_turn():
+    scheduler = Scheduler(5, 5)
+    steps = [FakeJob(name, joins=True) for name in "ac"]
+    prefill = FakeJob("b")
+    scheduler.add([steps[0]])
+    scheduler.add([prefill])
+    scheduler.add([steps[1]])
+    assert [scheduler.next() for _ in range(4)] == [steps, [prefill], steps, [prefill]]
+    prefill.joins = True
+    assert scheduler.next() == [*steps, prefill]
+    steps[1].cancelled = True
+    assert scheduler.next() == [steps[1]]
+    scheduler.remove(steps[1])
+    assert sorted(turns(scheduler, 1)) == ["a", "b"]
+
+
+def test_chats_do_not_ride_along_with_completions():
+    scheduler = Scheduler(4, 4)
+    chats = [FakeJob(name, first=False, joins=True) for name in "xy"]
+    job = FakeJob("a", joins=True)
+    scheduler.add([*chats, job])
+    assert [scheduler.next() for _ in range(MAX_TURNS_BEFORE_CHAT + 1)] == [
+        [job]
+    ] * MAX_TURNS_BEFORE_CHAT + [chats]
+
+
+def test_nothing_to_do():
+    assert Scheduler(1, 1).next() == []
+
+
+TEXT = np.random.default_rng(1).integers(1, 97, 300).astype(np.int32)
+LONG = 120  # seconds: only against hanging for ever
+
+
+class Letters:
+    """Token n is the character n + 160."""
+
+    def decode(self, tokens, skip_special_tokens=False):
+        return "".join(chr(token + 160) for token in tokens)
+
+
+class Watched:
+    """A model whose forwards wait for a permit, and are counted."""
+
+    def __init__(self, model):
+        self.model, self.forwards = model, []
+        self.permits = threading.Semaphore(0)
+        self.hook = model.register_forward_pre_hook(self.wait, with_kwargs=True)
+
+    def wait(self, module, args, kwargs):
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        self.forwards.append(ids.shape[1])
+        assert self.permits.acquire(timeout=LONG)
+
+    def let(self, count=1000):
+        for _ in range(count):
+            self.permits.release()
+
+
+@pytest.fixture
+def engine_of(tiny):
+    made = []
+
+    def make(watched=False, active=4, waiting=4, chunk=16):
+        pool = CachePool(cache_maker(tiny), 1 << 30, 1 << 30, why_not_kept(tiny))
+        speculator = Speculator("none")
+        runner = ModelRunner(tiny, Letters(), pool, chunk, lambda user: speculator)
+        engine = Engine(runner, active, waiting, lambda job: None)
+        engine.watched = Watched(tiny) if watched else None
+        engine.start()
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        if engine.watched is not None:
+            engine.watched.let()
+            engine.watched.hook.remove()
+        engine.close()
+
+
+class Heard:
+    """The deltas of one request."""
+
+    def __init__(self, answers=1):
+        self.deltas, self.ends = [], {}
+        self.left, self.ended, self.first = answers, threading.Event(), threading.Event()
+
+    def __call__(self, index, delta):
+        self.deltas.append((index, delta))
+        self.first.set()
+        if delta.ended is not None:
+            self.ends[index] = delta.ended
+            self.left -= 1
+            if not self.left:
+                self.ended.set()
+
+    def wait(self):
+        assert self.ended.wait(LONG)
+        return self
+
+    def text(self, index=0):
+        return "".join(delta.text for at, delta in self.deltas if at == index)
+
+
+def request_for(prompt, count=16, *, first=True, user="a"):
+    greedy = Sampling(temperature=0.0)
+    return CompletionRequest(
+        prompt=prompt, user=user, sampling=greedy, max_tokens=count, first=first
+    )
+
+
+def expected(model, prompt, count=16):
+    ids = torch.tensor(prompt[None].astype(np.int64))
+    settings = {"do_sample": False, "max_new_tokens": count, "attention_mask": torch.ones_like(ids)}
+    return Letters().decode(model.generate(ids, **settings)[0, ids.shape[1] :].tolist())
+
+
+def test_a_cancelled_request_stops_after_the_chunk_that_runs_and_its_work_stays(tiny, engine_of):
+    engine = engine_of(watched=True)
+    heard = Heard()
+    jobs = engine.submit([request_for(TEXT[:290])], heard)
+    engine.watched.let(2)  # two chunks of 4 x 16, as it is alone, and a third one waits
+    while len(engine.watched.forwards) < 3:
+        time.sleep(0.001)
+    engine.cancel(jobs)
+    engine.watched.let(1)
+    assert heard.wait().ends == {0: "cancelled"}
+    assert engine.watched.forwards == [64, 64, 64]
+    engine.watched.let()
+    again = Heard()
+    engine.submit([request_for(TEXT[:290])], again)
+    assert again.wait().text() == expected(tiny, TEXT[:290])
+    assert engine.watched.forwards[3:5] == [64, 290 - 4 * 64]
+
+
+def test_a_prompt_is_read_in_shorter_chunks_while_another_request_takes_turns(engine_of):
+    engine = engine_of(watched=True)
+    one, other = Heard(), Heard()
+    engine.submit([request_for(TEXT[:200], user="a")], one)
+    while not engine.watched.forwards:
+        time.sleep(0.001)
+    engine.submit([request_for(TEXT[::-1][:200], user="b")], other)
+    engine.watched.let()
+    one.wait()
+    other.wait()
+    assert engine.watched.forwards[:4] == [64, 16, 16, 16]
+
+
+def test_a_newer_request_of_the_session_ends_the_older_one(tiny, engine_of):
+    engine = engine_of(watched=True)
+    older, newer = Heard(), Heard()
+    engine.submit([request_for(TEXT[:40], 200)], older, ("a", "editor"))
+    engine.watched.let(5)
+    assert older.first.wait(LONG)
+    engine.submit([request_for(TEXT[:41])], newer, ("a", "editor"))
+    engine.watched.let()
+    assert older.wait().ends == {0: "cancelled"}
+    assert newer.wait().text() == expected(tiny, TEXT[:41])
+    assert len(older.text()) < 20
+
+
+def test_a_completion_does_not_wait_for_a_long_chat(tiny, engine_of):
+    engine = engine_of(watched=True, chunk=64)
+    chat, completion = Heard(), Heard()
+    engine.submit([request_for(TEXT[:20], 150, first=False)], chat)
+    engine.watched.let(3)
+    assert chat.first.wait(LONG)
+    engine.submit([request_for(TEXT[100:120], 10)], completion)
+    engine.watched.let()
+    completion.wait()
+    assert not chat.ended.is_set() or len(chat.text()) == 150
+    at = next(i for i, size in enumerate(engine.watched.forwards[1:], 1) if size > 10)
+    following = engine.watched.forwards[at : at + 10]
+    assert following == [20] + [1] * 9
+    assert chat.wait().text() == expected(tiny, TEXT[:20], 150)
+    assert completion.text() == expected(tiny, TEXT[100:120], 10)
+
+
+def test_requests_of_several_users_get_the_texts_that_they_get_alone(tiny, engine_of):
+    engine = engine_of(active=3)
+    prompts = [TEXT[at : at + 50] for at in (0, 20, 40, 60, 80)]
+    heard = [Heard() for _ in prompts]
+    for index, prompt in enumerate(prompts):
+        engine.submit([request_for(prompt, user="ab"[index % 2])], heard[index])
+    for each, prompt in zip(heard, prompts, strict=True):
+        assert each.wait().text() == expected(tiny, prompt)
+
+
+def test_several_answers_to_one_prompt_read_it_once(tiny, engine_of):
+    engine = engine_of()
+    heard = Heard(3)
+    prompt = TEXT[:200]
+    jobs = engine.submit([request_for(prompt) for _ in range(3)], heard)
+    heard.wait()
+    assert {heard.text(index) for index in range(3)} == {expected(tiny, prompt)}
+    assert [job.progress.reused for job in jobs] == [0, 199, 199]
+    assert engine.pool.copies == 2
+
+
+def test_an_error_ends_its_own_request_only(tiny, engine_of):
+    engine = engine_of()
+    bad, good = Heard(), Heard()
+    engine.submit([request_for(np.array([5, 999], np.int32))], bad)
+    engine.submit([request_for(TEXT[:20])], good)
+    assert isinstance(bad.wait().deltas[-1][1].error, (ValueError, IndexError))
+    assert good.wait().text() == expected(tiny, TEXT[:20])
+    assert engine.load == (0, 0)
+
+
+def test_a_listener_that_raises_does_not_end_the_engine(tiny, engine_of):
+    engine = engine_of()
+
+    def broken(index, delta):
+        raise RuntimeError("the loop is closed")
+
+    engine.submit([request_for(TEXT[:20])], broken)
+    good = Heard()
+    engine.submit([request_for(TEXT[:20])], good)
+    assert good.wait().text() == expected(tiny, TEXT[:20])
+
+
+def test_closing_cancels_answers_and_refuses_others(tiny, engine_of):
+    engine = engine_of(watched=True)
+    cut = Heard()
+    engine.submit([request_for(TEXT[:20], 200)], cut)
+    engine.watched.let(3)
+    assert cut.first.wait(LONG)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    while not engine.closing:
+        time.sleep(0.001)
+    engine.watched.let()
+    closing.join(LONG)
+    assert cut.ends == {0: "cancelled"}
+    with pytest.raises(ApiError, match="shutting down") as refused:
+        engine.submit([request_for(TEXT[:20])], cut)
+    assert refused.value.status == 503
+
+
+def test_too_many_requests_are_refused(tiny, engine_of):
+    engine = engine_of(watched=True, active=1, waiting=1)
+    for _ in range(2):
+        engine.submit([request_for(TEXT[:20])], Heard())
+    with pytest.raises(ApiError, match="too many requests") as refused:
+        engine.submit([request_for(TEXT[:20])], Heard())
+    assert refused.value.status == 429
+
+
+class Held:
+    """A model whose forwards each need a permit."""
+
+    def __init__(self):
+        self.model = tiny_llama(vocab=VOCAB)
+        self.permits = threading.Semaphore(10**6)
+        self.model.register_forward_pre_hook(self._wait)
+
+    def _wait(self, module, inputs):
+        assert self.permits.acquire(timeout=LONG)
+
+    def allow(self, count):
+        """Only so many more."""
+        while self.permits.acquire(blocking=False):
+            pass
+        self.permits.release(count)
+
+
+def asked(address, route, **body):
+    """A connection on which a request was sent."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=LONG)
+    kind = {"Content-Type": "application/json"}
+    connection.request("POST", route, json.dumps(body), kind)
+    return connection
+
+
+def wait(condition):
+    for _ in range(LONG * 100):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+def event_after(stream):
+    """The next line of a stream that is not empty."""
+    line = stream.readline()
+    while line == b"\n":
+        line = stream.readline()
+    return line.decode().removeprefix("data: ").strip()
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "done"),
+    [
+        ("/v1/completions", {"prompt": "one", "max_tokens": 400, "temperature": 0}, ["[DONE]"]),
+        ("/completion", {"prompt": "one", "n_predict": 400, "temperature": 0}, []),
+    ],
+)
+def test_answers_that_take_too_long_end_with_an_error(route, body, done):
+    """The model is stuck in a forward, which nothing on the event loop may wait for."""
+    held = Held()
+    with listening(held.model, drain=0) as (address, app):
+        engine = app.state.service.engine
+        held.allow(4)  # prefill and some steps: less than its answer takes
+        streamed = asked(address, route, stream=True, **body)
+        stream = streamed.getresponse()
+        first = event_after(stream)
+        assert "error" not in json.loads(first)
+        whole = [asked(address, route, **body) for _ in range(2)]
+        wait(lambda: sum(engine.load) == 3)
+        app.state.server.should_exit = True
+        for connection in whole:
+            answer = connection.getresponse()
+            error = json.loads(answer.read())["error"]
+            assert (answer.status, error["code"]) == (503, "shutting_down")
+            assert error["type"] == "service_unavailable_error"
+            assert answer.headers["content-type"] == "application/json"
+        rest = stream.read().decode().split("\n\n")
+        *_, last = [text.removeprefix("data: ") for text in rest if text and "[DONE]" not in text]
+        assert json.loads(last)["error"]["code"] == "shutting_down"
+        assert ["[DONE]"] * rest.count("data: [DONE]") == done
+        assert rest[-1] == ""
+        held.permits.release(10**6)
+    assert engine.load == (0, 0)
+
+
+def test_compiling_a_grammar_ends_too(monkeypatch):
+    pytest.importorskip("xgrammar")
+    monkeypatch.setattr("ngramspec.server.grammars.WORKER_MODULE", "stub_grammar_worker")
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["endless"]}}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "response_format": form}
+    model = tiny_llama(vocab=VOCAB, eos_token_id=100)
+    limits = {"grammar_seconds": LONG}
+    with listening(model, drain=0, limits=limits) as (address, app):
+        connection = asked(address, "/v1/chat/completions", **body)
+        pool = app.state.service.grammars
+        wait(lambda: pool.workers)
+        app.state.server.should_exit = True
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["error"]["code"]) == (503, "shutting_down")
+    assert not pool.workers
+
+
+def test_the_event_loop_does_not_wait_for_the_engine(monkeypatch):
+    with listening(tiny_llama(vocab=VOCAB), drain=0) as (_, app):
+        engine, loops = app.state.service.engine, []
+        own = engine.close
+
+        def close():
+            loops.append(asyncio._get_running_loop())  # of this thread
+            own()
+
+        monkeypatch.setattr(engine, "close", close)
+    assert loops == [None]
+
+
+def test_answers_that_are_quick_enough_are_whole():
+    held = Held()
+    with listening(held.model, drain=LONG) as (address, app):
+        held.allow(2)
+        connection = asked(address, "/v1/completions", prompt="one", max_tokens=8)
+        wait(lambda: sum(app.state.service.engine.load) == 1)
+        app.state.server.should_exit = True
+        wait(lambda: not app.state.server.servers[0].is_serving())
+        held.permits.release(10**6)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert json.loads(answer.read())["usage"]["completion_tokens"] == 8
+
+
+def test_an_engine_that_closes_says_so():
+    """Under servers that do not cancel the tasks of requests."""
+
+    class Engine(SimpleNamespace):
+        def submit(self, requests, put, session):
+            put(0, Delta(ended=CANCELLED))
+            return [SimpleNamespace(ended=True)]
+
+    async def status(closing):
+        try:
+            answers = Answers(Engine(closing=closing), [], Client(""))
+            async for _ in answers.deltas():
+                pass
+        except ApiError as error:
+            return error.status
+        return None
+
+    assert [asyncio.run(status(closing)) for closing in (False, True)] == [499, 503]

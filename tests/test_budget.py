@@ -1,0 +1,175 @@
+"""How large the project is, and how much of it a greedy call uses."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ngramspec"
+SUFFIXES = (".py", ".pyx", ".pxd", ".pyi")
+# Each measure with its required maximum, and with the one that holds until that is reached.
+BUDGET: dict[str, tuple[int, int | None]] = {
+    "shipped lines": (33_000, 42_900),
+    "shipped files": (160, 292),
+    "lines of tests": (41_000, 49_900),
+    "lines of benchmarks": (7_500, 8_500),
+    "modules of a greedy call": (45, 76),
+    "lines of a greedy call": (8_500, 12_400),
+    "types of a greedy step": (18, 34),
+    "calls of an undrafted step": (150, 185),
+    "constants that are not tuned": (20, 72),
+    "import circles": (0, 1),
+}
+GREEDY_CALLS = """
+import json, sys
+from pathlib import Path
+from statistics import median
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from ngramspec import Speculator
+
+torch.manual_seed(0)
+sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=97, num_hidden_layers=1, **sizes)).eval()
+forward, prompt, types = model.forward, torch.arange(5, 15)[None], set()
+greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def calls_by_step(speculator, types=None):
+    # The Python calls after each forward, and the types that steps after the prefill use.
+    counts, inside = [], False
+
+    def count(frame, event, argument):
+        if event != "call":
+            return
+        counts[-1] += not inside
+        owner = type(frame.f_locals.get("self"))
+        if types is not None and 2 < len(counts) < 20 and "ngramspec." in str(owner.__module__):
+            types.add(owner.__qualname__)
+
+    def counted(*args, **kwargs):
+        nonlocal inside
+        inside = True
+        outputs = forward(*args, **kwargs)
+        counts.append(0)
+        inside = False
+        return outputs
+
+    counts.append(0)
+    model.forward = counted
+    sys.setprofile(count)
+    model.generate(prompt, custom_generate=speculator, max_new_tokens=60, **greedy)
+    sys.setprofile(None)
+    return median(counts[3:-1])
+
+
+def loaded():
+    names = [name for name in sys.modules if name.split(".")[0] == "ngramspec"]
+    files = {str(sys.modules[name].__file__) for name in names}
+    return [Path(file) for file in files if file.endswith(".py")]
+
+
+model.generate(prompt, custom_generate=Speculator(), max_new_tokens=16, **greedy)
+files = loaded()
+calls_by_step(Speculator(gamma_max=4), types)
+print(json.dumps({
+    "modules of a greedy call": len(files),
+    "lines of a greedy call": sum(len(file.read_text().splitlines()) for file in files),
+    "types of a greedy step": len(types),
+    "calls of an undrafted step": calls_by_step(Speculator("none")),
+    "calls of a step of the baseline": calls_by_step(None),
+}))
+"""
+
+
+def lines(folder: Path) -> int:
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in sources(folder))
+
+
+def sources(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.suffix in SUFFIXES]
+
+
+@cache
+def greedy_calls() -> dict[str, float]:
+    command = [sys.executable, "-c", GREEDY_CALLS]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def imports() -> dict[str, set[str]]:
+    """The modules of the package that each one imports, except inside functions."""
+    files = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in modules()}
+    found = {}
+    for name, file in files.items():
+        nodes, named = list(ast.parse(file.read_text(encoding="utf-8")).body), set[str]()
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, ast.ImportFrom):
+                named |= {f"{node.module}.{each.name}" for each in node.names} | {str(node.module)}
+            elif isinstance(node, ast.Import):
+                named |= {each.name for each in node.names}
+            elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                nodes += [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
+        found[name] = named & files.keys()
+    return found
+
+
+def modules() -> list[Path]:
+    return [file for file in PACKAGE.rglob("*.py") if file.name != "__init__.py"]
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of modules that import each other, directly or through others."""
+
+    def reached(start: str) -> set[str]:
+        found, left = set[str](), [start]
+        while left:
+            new = graph[left.pop()] - found
+            found |= new
+            left += new
+        return found
+
+    below = {name: reached(name) for name in graph}
+    found = {frozenset(each for each in below[name] if name in below[each]) for name in graph}
+    return [set(each) for each in found if each]
+
+
+MEASURES = {
+    "shipped lines": lambda: lines(PACKAGE),
+    "shipped files": lambda: len(sources(PACKAGE)),
+    "lines of tests": lambda: lines(ROOT / "tests"),
+    "lines of benchmarks": lambda: lines(ROOT / "benchmarks"),
+    "constants that are not tuned": lambda: sum(
+        file.read_text(encoding="utf-8").count("not tuned") for file in sources(PACKAGE)
+    ),
+    "import circles": lambda: len(circles(imports())),
+}
+
+
+@pytest.mark.parametrize("name", BUDGET)
+def test_a_measure_is_within_its_budget(name):
+    required, until_reached = BUDGET[name]
+    found = MEASURES[name]() if name in MEASURES else greedy_calls()[name]
+    assert found <= (required if until_reached is None else until_reached)
+
+
+def test_measures_of_code_that_runs_see_something():
+    found = greedy_calls()
+    assert found["modules of a greedy call"] > 10
+    assert found["types of a greedy step"] > 5
+    assert 40 < found["calls of a step of the baseline"] < found["calls of an undrafted step"]
+
+
+def test_circles_are_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"e"}}
+    assert sorted(map(sorted, circles(graph))) == [["a", "b", "c"], ["e"]]
+    assert any(imports().values())
