@@ -30,16 +30,9 @@ if TYPE_CHECKING:
 class CallStores:
     """The stores and tools of one call, for its rows.
 
-    Args:
-        current: returns the Speculator's drafter.
-        stores: replace that drafter's stores; None: keep them.
-        extra: stores in addition to these.
-        session: the name of the rows' conversation in the namespaces.
-
-    Raises:
-        TypeError: an entry is not a store.
-        OSError: a store's file cannot be read.
-        ValueError: a store's file is broken, or the drafter takes no stores.
+    ``current`` returns the Speculator's drafter. ``stores`` replace that drafter's (None: keep
+    them), and ``extra`` come in addition. ``session`` names the conversation in the namespaces.
+    A TypeError, OSError or ValueError says which entry cannot be used.
     """
 
     def __init__(
@@ -160,15 +153,13 @@ PRIOR_COUNTS, PRIOR_COUNTS_LAST = (19, 20), (1, 2)
 
 
 class Forced(ABC):
-    """The tokens that a call's constraints determine, from the last ``reach`` tokens."""
-
-    reach: int = 1
+    """The tokens that a call's constraints determine."""
 
     @abstractmethod
     def after(self, context: Sequence[int], most: int) -> list[int]:
         """The tokens that have to follow, of which ``most`` >= 1 are needed; empty: a choice.
 
-        ``context`` has the last ``reach`` committed tokens, or all if there are fewer.
+        ``context`` has the last committed token, if there is one.
         """
 
 
@@ -219,7 +210,7 @@ class _ForcedSession(ForwardingSession):
         super().__init__(inner)
         self._forced = drafter.forced
         self._source = len(drafter.source_names) - 1
-        self._context = tokens[-self._forced.reach :].tolist()
+        self._context = tokens[-1:].tolist()
         self._counts = [list(PRIOR_COUNTS), list(PRIOR_COUNTS_LAST)]
         self._broken = False
         self._mine = 0  # forced tokens of the last draft; 0: the inner session drafted it
@@ -276,5 +267,5 @@ class _ForcedSession(ForwardingSession):
             counts[1] += 1
 
     def extend(self, tokens: Int32) -> None:
-        self._context = [*self._context, *tokens.tolist()][-self._forced.reach :]
+        self._context = tokens[-1:].tolist() or self._context
         super().extend(tokens)

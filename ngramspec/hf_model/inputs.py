@@ -134,7 +134,9 @@ class Inputs:
     def _lengthened(self, count: int) -> dict[str, torch.Tensor]:
         """Return the arguments per token with more tokens in every row, from larger blocks."""
         found = {}
-        for name, held in _given(self.kwargs, self._per_token) if count else ():
+        for name in self._per_token if count else ():
+            if (held := self.kwargs.get(name)) is None:
+                continue
             length, more = held.shape[-1] + count, self._extended.get(name)
             if more is None or more.shape[-1] < length:
                 more = self._extended[name] = grow(name, held, count + FREE_COLUMNS)
@@ -208,7 +210,8 @@ class Inputs:
         """
         own = {
             name: value if name.endswith("attention_mask") else value[..., -width:].contiguous()
-            for name, value in _given(kwargs, self._per_token)
+            for name in self._per_token
+            if (value := kwargs.get(name)) is not None
         }
         own["decoder_input_ids" if self._traits.encodes else "input_ids"] = block
         if self._passed_on is not None:

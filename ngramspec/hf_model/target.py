@@ -339,7 +339,8 @@ class Target:
         forward = self._forward
         assert forward is not None
         assert forward.block is not None
-        new, wanted = (each - forward.replayed for each in (forward.width, forward.block.shape[1]))
+        new = forward.width - forward.replayed
+        wanted = forward.block.shape[1] - forward.replayed
         _check_logits(states, new, self.traits.name)
         if states.shape[1] != wanted:
             states = states[:, -new:][:, :wanted]

@@ -21,6 +21,7 @@ from ngramspec import Draft, Speculator, UnsupportedError, generate
 from ngramspec.decoding import distributed as ranks
 from ngramspec.decoding import setup
 from ngramspec.decoding.distributed import FIRST_MESSAGE_NODES, Ranks, ranks_of
+from ngramspec.decoding.row import Row
 
 HERE = Path(__file__).parent
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -62,6 +63,14 @@ def chain(n):
     return Draft(np.arange(n, dtype=np.int32))
 
 
+def rows_of(drafts):
+    """Rows with these drafts."""
+    rows = [Row(None) for _ in drafts]
+    for row, draft in zip(rows, drafts, strict=True):
+        row.draft = draft
+    return rows
+
+
 TREE = Draft(np.array([4, 5, 6], np.int32), np.array([-1, -1, 0], np.int32))
 
 
@@ -79,17 +88,17 @@ def test_every_rank_gets_the_first_one_s_drafts(monkeypatch, drafts, broadcasts)
     wire = Wire()
     monkeypatch.setattr(ranks, "dist", wire)
     drafts[0] = replace(drafts[0], proposal="kept to itself")
-    sent = [SimpleNamespace(draft=draft) for draft in drafts]
-    width = Ranks("group").share(sent, 70)
-    assert [row.draft.proposal for row in sent] == [None] * len(drafts)
+    rows = rows_of(drafts)
+    width = Ranks("group").share(rows, 70)
+    assert [row.draft.proposal for row in rows] == [None] * len(drafts)
     assert wire.count == len(wire.sent) == broadcasts
     wire.rank = 1
-    received = [SimpleNamespace(draft=chain(7)) for _ in drafts]
-    theirs = Ranks("group").share(received, 8)
+    rows = rows_of([chain(7)] * len(drafts))
+    theirs = Ranks("group").share(rows, 8)
     assert (width, theirs) == (70, 70)
     assert wire.count == 2 * broadcasts
     assert not wire.sent  # the second rank has received all of them
-    for mine, theirs in zip([row.draft for row in received], drafts, strict=True):
+    for mine, theirs in zip([row.draft for row in rows], drafts, strict=True):
         assert mine.tokens.tolist() == theirs.tokens.tolist()
         assert mine.tokens.dtype == np.int32
         assert (mine.parents is None) == (theirs.parents is None)

@@ -518,13 +518,14 @@ def config_traits(model: Any) -> dict[str, Any]:
     alibi = getattr(config, "alibi", False) or getattr(own, "alibi", False)
     at = getattr(model.config, "original_max_position_embeddings", None)
     known = position_limit(model.config)
-    rereads = names_of(model) & REREADS and at is not None and (known is None or at < known)
+    if not names_of(model) & REREADS or (known is not None and at is not None and at >= known):
+        at = None
     return {
         "position_limit": position_limit(config),
         "alibi": bool(alibi) or config.model_type in ("bloom", "mpt"),
         "rope_changes_at": rope_changes_at(config),
         "rope_grows": any(each["rope_type"] == "dynamic" for each in _ropes(config)),
-        "rereads_at": int(at) if rereads else None,
+        "rereads_at": None if at is None else int(at),
         "streams_first": hasattr(config, "altup_num_inputs"),
     }
 
