@@ -386,7 +386,7 @@ cdef class ValueEngine:
         min_match: shortest match to copy from, in tokens, >= 1.
         store: a store to draft from in addition to the committed text, or None.
         recycles: whether to draft the target's top-k candidates, see ``recycle``.
-        headed: whether to draft a head's tokens, see ``read_head``.
+        headed: whether to draft a head's tokens, see ``set_head_rows``.
         familiar: what earlier requests of the same conversation learned about the store, or None.
     """
 
@@ -555,7 +555,7 @@ cdef class ValueEngine:
         if failed:
             raise MemoryError("the target's top-k candidates")
 
-    def read_head(
+    def set_head_rows(
         self, before, const int32_t[:, ::1] ids, const float[:, ::1] log_probs, int depth=0
     ):
         """Add a drafting head's rows for the next draft, in place of those from ``depth`` on.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.rows import generous_cost, may_pay, worthwhile_heads
+from ngramspec._native.rows import best_prefix_lengths, generous_cost, may_pay
 from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import likeliest_path, reach_of, worthwhile_nodes
 
@@ -70,7 +70,7 @@ def worthwhile_rows(
             np.minimum.accumulate(reach_of(draft.parents, confidence)).astype(np.float32)
             for draft, confidence in zip(drafts, probabilities, strict=True)
         ]
-    kept = worthwhile_heads(probabilities, curve, chains, lasting, weights, rate)
+    kept = best_prefix_lengths(probabilities, curve, chains, lasting, weights, rate)
     return [
         draft if n == len(draft.tokens) else draft.first(n)
         for draft, n in zip(drafts, kept, strict=True)
