@@ -62,9 +62,9 @@ class Proposal:
         own = slice(int(self.starts[node]), int(self.starts[node + 1]))
         return self.tokens[own], self.probs[own]
 
-    def at(self, nodes: NDArray[np.intp] | slice) -> Proposal:
+    def at(self, nodes: NDArray[np.intp]) -> Proposal:
         """The proposal of some of the nodes, in their order."""
-        own = [self.of(node) for node in np.arange(len(self.starts) - 1)[nodes].tolist()]
+        own = [self.of(node) for node in nodes.tolist()]
         ends = np.cumsum([0, *(len(tokens) for tokens, _ in own)], dtype=np.int32)
         tokens = np.concatenate([NO_TOKENS, *(tokens for tokens, _ in own)])
         probs = np.concatenate([np.empty(0, np.float32), *(probs for _, probs in own)])
@@ -100,7 +100,13 @@ class Draft:
         if n >= len(self):
             return self
         parents = None if self.parents is None else self.parents[:n]
-        return self._of(slice(n), parents)
+        confidence = None if self.confidence is None else self.confidence[:n]
+        source = None if self.source is None else self.source[:n]
+        proposal = self.proposal
+        if proposal is not None:
+            starts = proposal.starts[: n + 1]
+            proposal = Proposal(starts, proposal.tokens[: starts[-1]], proposal.probs[: starts[-1]])
+        return Draft(self.tokens[:n], parents, confidence, proposal, source)
 
     def path(self, nodes: Sequence[int]) -> Draft:
         """A deterministic tree's path as a chain; each of ``nodes`` is the parent of the next."""
@@ -117,7 +123,7 @@ class Draft:
         moved[at + 1] = np.arange(len(at))
         return self._of(at, moved[self.parents[at] + 1])
 
-    def _of(self, at: NDArray[np.intp] | slice, parents: Int32 | None) -> Draft:
+    def _of(self, at: NDArray[np.intp], parents: Int32 | None) -> Draft:
         """The nodes ``at``, in ascending order, with new ``parents``."""
         confidence = None if self.confidence is None else self.confidence[at]
         source = None if self.source is None else self.source[at]

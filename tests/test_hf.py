@@ -425,7 +425,7 @@ def test_blocks_begin_and_end_one_at_a_time(model, step):
 
 
 def test_a_generate_that_was_put_on_the_model_meanwhile_stays(model):
-    """A wrapper around the patched ``generate`` speculates inside the block and is plain after it."""
+    """A wrapper around the patched ``generate`` speculates inside the block only."""
     expected = model.generate(PROMPT, **GREEDY)
     speculators = [Speculator("none"), Speculator("none")]
     calls = []

@@ -160,15 +160,13 @@ PRIOR_COUNTS, PRIOR_COUNTS_LAST = (19, 20), (1, 2)
 
 
 class Forced(ABC):
-    """The tokens that a call's constraints determine, from the last ``reach`` tokens."""
-
-    reach: int = 1
+    """The tokens that a call's constraints determine."""
 
     @abstractmethod
     def after(self, context: Sequence[int], most: int) -> list[int]:
         """The tokens that have to follow, of which ``most`` >= 1 are needed; empty: a choice.
 
-        ``context`` has the last ``reach`` committed tokens, or all if there are fewer.
+        ``context`` has the last committed token, if there is one.
         """
 
 
@@ -219,7 +217,7 @@ class _ForcedSession(ForwardingSession):
         super().__init__(inner)
         self._forced = drafter.forced
         self._source = len(drafter.source_names) - 1
-        self._context = tokens[-self._forced.reach :].tolist()
+        self._context = tokens[-1:].tolist()
         self._counts = [list(PRIOR_COUNTS), list(PRIOR_COUNTS_LAST)]
         self._broken = False
         self._mine = 0  # forced tokens of the last draft; 0: the inner session drafted it
@@ -276,5 +274,5 @@ class _ForcedSession(ForwardingSession):
             counts[1] += 1
 
     def extend(self, tokens: Int32) -> None:
-        self._context = [*self._context, *tokens.tolist()][-self._forced.reach :]
+        self._context = tokens[-1:].tolist() or self._context
         super().extend(tokens)

@@ -23,12 +23,25 @@ MAX_BRANCHES = 4  # continuations of one context in a tree; not tuned
 MAX_CONTINUATIONS = 64  # most frequent continuations of a context that are sampled from; not tuned
 
 
-class NGramSession(DraftSession):
+class _TableSession(DraftSession):
     """One sequence's n-gram table."""
+
+    table: NGramTable
+    tail = NO_TOKENS  # the longest context: the last order - 1 tokens
+
+    def extend(self, tokens: Int32) -> None:
+        self.table.extend(tokens)
+        self.tail = np.concatenate((self.tail, tokens))[1 - self.table.order :]
+
+    def sizeof(self) -> int:
+        return int(self.table.sizeof())
+
+
+class NGramSession(_TableSession):
+    """Drafts the most frequent continuations of the longest known context (backoff)."""
 
     def __init__(self, table: NGramTable, tokens: Int32) -> None:
         self.table = table
-        self.tail = NO_TOKENS  # the longest context: the last order - 1 tokens
         self.extend(tokens)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
@@ -66,21 +79,13 @@ class NGramSession(DraftSession):
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         return Draft(self.table.draft(gamma, drafted)[0])
 
-    def extend(self, tokens: Int32) -> None:
-        self.table.extend(tokens)
-        self.tail = np.concatenate((self.tail, tokens))[1 - self.table.order :]
 
-    def sizeof(self) -> int:
-        return int(self.table.sizeof())
-
-
-class SamplingNGramSession(SamplingSession):
+class SamplingNGramSession(_TableSession, SamplingSession):
     """Samples from the counts of the longest known context (backoff)."""
 
     def __init__(self, table: NGramTable, tokens: Int32, temperature: float | str) -> None:
         super().__init__(temperature)
         self.table = table
-        self.tail = NO_TOKENS  # the longest context: the last order - 1 tokens
         self.extend(tokens)
 
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
@@ -91,13 +96,6 @@ class SamplingNGramSession(SamplingSession):
                 ids, counts = zip(*found, strict=True)
                 return np.array(ids, np.int32), np.array(counts, np.int64)
         return NO_TOKENS, np.empty(0, np.int64)
-
-    def extend(self, tokens: Int32) -> None:
-        self.table.extend(tokens)
-        self.tail = np.concatenate((self.tail, tokens))[1 - self.table.order :]
-
-    def sizeof(self) -> int:
-        return int(self.table.sizeof())
 
 
 class NGramDrafter(Drafter):

@@ -212,7 +212,7 @@ class CallText:
 
     def after(self, call: PartialJson) -> str:
         """The likeliest text that comes next; empty where nothing is known."""
-        frames = [Frame(each.path, each.keys and [*each.keys]) for each in call.frames]
+        frames = [Frame(x.path, None if x.keys is None else [*x.keys]) for x in call.frames]
         call = replace(call, frames=frames, style={}, values=[*call.values])
         text = ""
         while len(text) < MAX_PREDICTED_CHARACTERS:

@@ -18,7 +18,7 @@ from ngramspec.draft import Int32
 BLOCK = 64  # tokens of a prompt that are recognized together; not tuned
 CONVERSATION_BYTES = 6 << 10  # memory of one, with its marks
 MARKS_EACH = 64  # marks of blocks for each conversation that is kept
-MOST_CONVERSATIONS = 4096
+MAX_CONVERSATIONS = 4096
 SHARE = 16  # conversations use at most 1/SHARE of the bytes of a namespace
 
 
@@ -76,7 +76,7 @@ class Conversations:
     """
 
     def __init__(self, namespace_bytes: int) -> None:
-        self.most = min(namespace_bytes // SHARE // CONVERSATION_BYTES, MOST_CONVERSATIONS)
+        self.max_kept = min(namespace_bytes // SHARE // CONVERSATION_BYTES, MAX_CONVERSATIONS)
         self._lock = threading.Lock()
         self._clears = 0
         self.clear()
@@ -86,13 +86,13 @@ class Conversations:
         with self._lock:
             self._ends: OrderedDict[tuple[int, int], Conversation] = OrderedDict()
             self._sessions: OrderedDict[str, Familiar] = OrderedDict()
-            self._marks = np.zeros(self.most * MARKS_EACH, np.uint64)
+            self._marks = np.zeros(self.max_kept * MARKS_EACH, np.uint64)
             self._clears += 1
 
     @property
     def bytes(self) -> int:
         """Maximum memory in bytes."""
-        return self.most * CONVERSATION_BYTES
+        return self.max_kept * CONVERSATION_BYTES
 
     def begin(self, prompt: Int32, session: str | None) -> tuple[Begun, TextHash]:
         """Find what is known of a prompt, int32 (n,), and hash it."""
@@ -107,10 +107,10 @@ class Conversations:
                 self._ends.move_to_end(end)
                 earlier = self._ends[end]
                 familiar = earlier.familiar
-            if session is not None and self.most:
+            if session is not None and self.max_kept:
                 familiar = self._sessions.setdefault(session, familiar)
                 self._sessions.move_to_end(session)
-                _drop_oldest(self._sessions, self.most)
+                _drop_oldest(self._sessions, self.max_kept)
             known = max(self._marked(text.blocks), 0 if end is None else end[0])
             return Begun(end, earlier, familiar, known, self._clears), text
 
@@ -132,7 +132,7 @@ class Conversations:
             if begun.end is not None and self._ends.get(begun.end) is begun.earlier:
                 self._ends.pop(begun.end, None)
             kept = self._ends[end] = Conversation(stream, begun.familiar)
-            _drop_oldest(self._ends, self.most)
+            _drop_oldest(self._ends, self.max_kept)
         return replace(begun, end=end, earlier=kept)
 
     def _marked(self, parts: list[NDArray[np.uint64]]) -> int:
@@ -147,6 +147,6 @@ class Conversations:
 NO_CONVERSATIONS = Conversations(0)  # keeps nothing; of all namespaces too small to keep one
 
 
-def _drop_oldest(entries: OrderedDict[Any, Any], most: int) -> None:
-    while len(entries) > most:
+def _drop_oldest(entries: OrderedDict[Any, Any], limit: int) -> None:
+    while len(entries) > limit:
         entries.popitem(last=False)

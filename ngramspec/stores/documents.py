@@ -68,16 +68,16 @@ def read_texts(
 
 def _content(path: Path, max_file: int) -> bytes:
     """A file's content; a ValueError says if it is empty, binary or too large."""
-    most = max_file << 20
+    max_bytes = max_file << 20
     with open_regular(path) as file:
         content = file.read(BINARY_CHECK_BYTES)
         if not content:
             raise ValueError("empty")
         if b"\0" in content:
             raise ValueError("binary")
-        if os.fstat(file.fileno()).st_size <= most:
-            content += file.read(most + 1 - len(content))  # the file may be growing
-            if len(content) <= most:
+        if os.fstat(file.fileno()).st_size <= max_bytes:
+            content += file.read(max_bytes + 1 - len(content))  # the file may be growing
+            if len(content) <= max_bytes:
                 return content
         raise ValueError(f"larger than --max-file {max_file} MiB")
 

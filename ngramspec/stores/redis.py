@@ -241,14 +241,14 @@ class PublishQueue:
             self._taken = [each for each in self._taken if each not in own or each.tokens is None]
             return dropped + sum(map(len, own))
 
-    def take(self, most: int) -> list[Queued]:
+    def take(self, limit: int) -> list[Queued]:
         """The next pieces. They stay in the queue until ``remove``; call it before the next."""
         with self._lock:
-            for namespace in list(itertools.islice(self._waiting, most)):
-                if len(self._taken) == most:
+            for namespace in list(itertools.islice(self._waiting, limit)):
+                if len(self._taken) == limit:
                     break
                 pieces = self._waiting.pop(namespace)
-                while pieces and len(self._taken) < most:
+                while pieces and len(self._taken) < limit:
                     self._taken.append(pieces.popleft())
                     self._tokens -= len(self._taken[-1])
                 if pieces:

@@ -140,8 +140,8 @@ class SharedRequest(Source):
             self._outlet(NO_TOKENS, end=True)
 
 
-MOST_READ = 8  # other answers that an answer is drafted from; not tuned
-MOST_TOKENS = 1 << 13  # of an answer that the others find: the latest ones
+MAX_ANSWERS_READ = 8  # other answers that an answer is drafted from; not tuned
+MAX_ANSWER_TOKENS = 1 << 13  # of an answer that the others find: the latest ones
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,10 +162,10 @@ class SiblingAnswer(Source):
 
 def sibling_answers(count: int, tokens: int) -> list[SiblingAnswer]:
     """``count`` answers of at most ``tokens`` tokens, at most 28 bytes for each token."""
-    capacity = min(max(tokens, LEAST_CODES), MOST_TOKENS) + 1  # and its border
+    capacity = min(max(tokens, LEAST_CODES), MAX_ANSWER_TOKENS) + 1  # and its border
     rings = [StoreRing(capacity) for _ in range(count)]
     return [
-        SiblingAnswer(ring, (rings[index + 1 :] + rings[:index])[:MOST_READ])
+        SiblingAnswer(ring, (rings[index + 1 :] + rings[:index])[:MAX_ANSWERS_READ])
         for index, ring in enumerate(rings)
     ]
 
@@ -285,7 +285,7 @@ class SharedStore(NotCopied):
         while (len(self._namespaces) + 1) * self.namespace_bytes > self.max_bytes:
             self._free(next(iter(self._namespaces)))
         conversations = Conversations(self.namespace_bytes)
-        if not conversations.most:
+        if not conversations.max_kept:
             conversations = NO_CONVERSATIONS
         ring = StoreRing((self.namespace_bytes - conversations.bytes) // BYTES_PER_CODE)
         self._namespaces[name] = ring, conversations

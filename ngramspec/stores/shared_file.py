@@ -32,7 +32,6 @@ from ngramspec.stores.files import (
     read_header,
     write_file,
 )
-from ngramspec.stores.json_list import elements_of
 
 logger = logging.getLogger("ngramspec")
 
@@ -138,15 +137,15 @@ class SavedStore:
             )
         check_checksums(path, KIND, sections, self._chunks_of)
 
-    def restore(self, ring_of: Callable[[str], StoreRing], most: int) -> None:
-        """Add the most recently used namespaces, at most ``most``, to a store, as far as they fit.
+    def restore(self, ring_of: Callable[[str], StoreRing], limit: int) -> None:
+        """Add the most recently used namespaces, at most ``limit``, to a store, as far as they fit.
 
         Text that does not fit is left out, the oldest first, which is logged. Memory: the store,
         the entries of its namespaces, and one piece of the file. ``ring_of`` returns a
         namespace's text by its name. A StoreFileError is raised if the names or the codes are
         broken, or there are too many names.
         """
-        entries, passed_over = self._last_entries(most)
+        entries, passed_over = self._last_entries(limit)
         codes = _Codes(self._chunks_of(self._text))
         left_out = _count_tokens(codes.take(passed_over))
         for entry in entries:
@@ -167,16 +166,16 @@ class SavedStore:
                 left_out,
             )
 
-    def _last_entries(self, most: int) -> tuple[Sequence[Entry], int]:
-        """The last entries, at most ``most``, and the number of codes before them."""
-        entries: deque[Entry] = deque(maxlen=most)
+    def _last_entries(self, limit: int) -> tuple[Sequence[Entry], int]:
+        """The last entries, at most ``limit``, and the number of codes before them."""
+        entries: deque[Entry] = deque(maxlen=limit)
         total = self._text.size // 4
-        most_known = MEMORY_PER_FILE_BYTE * self._max_bytes // MIN_NAMESPACE_BYTES
+        max_known = MEMORY_PER_FILE_BYTE * self._max_bytes // MIN_NAMESPACE_BYTES
         codes = 0
         for count, entry in enumerate(self._entries(), 1):
-            if count > most_known:
+            if count > max_known:
                 raise StoreFileError(
-                    f"{self._path} must have at most {most_known} namespaces with max_bytes="
+                    f"{self._path} must have at most {max_known} namespaces with max_bytes="
                     f"{self._max_bytes}, got more; pass a larger max_bytes"
                 )
             entries.append(entry)
@@ -231,3 +230,28 @@ def _checked_entry(element: Any) -> Entry:
     if not all(type(each) is int and 0 <= each < MAX_COUNT for each in numbers):
         raise ValueError(f"counts must be integers in 0..{MAX_COUNT - 1}")
     return Entry(name, numbers[0], tuple(numbers[1:]))
+
+
+def elements_of(chunks: Iterator[bytes], longest: int) -> Iterator[Any]:
+    """The elements of a list in the format of ``json.dumps``, from pieces of its text.
+
+    Memory: one chunk and one element, regardless of the length of the list. A ValueError is raised
+    if the text is not such a list, or an element has more than ``longest`` characters.
+    """
+    decode = json.JSONDecoder().raw_decode
+    text, at, before, end = "", 0, "[", "[]"
+    while True:
+        while len(text) - at < longest + len(", ") and (chunk := next(chunks, None)) is not None:
+            text, at = text[at:] + chunk.decode("ascii"), 0
+        if text[at : at + 3] == end:
+            return
+        if not text.startswith(before, at):
+            raise ValueError(f"{before!r} is missing before an element")
+        at += len(before)
+        try:
+            element, size = decode(text[at : at + longest])
+        except RecursionError as error:
+            raise ValueError("an element is nested too deeply") from error
+        at += size
+        yield element
+        before, end = ", ", "]"

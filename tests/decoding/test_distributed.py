@@ -18,9 +18,10 @@ import torch
 from conftest import tiny_llama
 
 from ngramspec import Draft, Speculator, UnsupportedError, generate
-from ngramspec.decoding import call
 from ngramspec.decoding import distributed as ranks
+from ngramspec.decoding import setup
 from ngramspec.decoding.distributed import FIRST_MESSAGE_NODES, Ranks, ranks_of
+from ngramspec.decoding.row import Row
 
 HERE = Path(__file__).parent
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -62,6 +63,14 @@ def chain(n):
     return Draft(np.arange(n, dtype=np.int32))
 
 
+def rows_of(drafts):
+    """Rows with these drafts."""
+    rows = [Row(None) for _ in drafts]
+    for row, draft in zip(rows, drafts, strict=True):
+        row.draft = draft
+    return rows
+
+
 TREE = Draft(np.array([4, 5, 6], np.int32), np.array([-1, -1, 0], np.int32))
 
 
@@ -79,15 +88,17 @@ def test_every_rank_gets_the_first_one_s_drafts(monkeypatch, drafts, broadcasts)
     wire = Wire()
     monkeypatch.setattr(ranks, "dist", wire)
     drafts[0] = replace(drafts[0], proposal="kept to itself")
-    sent, width = Ranks("group").share(drafts, 70)
-    assert [draft.proposal for draft in sent] == [None] * len(drafts)
+    rows = rows_of(drafts)
+    width = Ranks("group").share(rows, 70)
+    assert [row.draft.proposal for row in rows] == [None] * len(drafts)
     assert wire.count == len(wire.sent) == broadcasts
     wire.rank = 1
-    received, theirs = Ranks("group").share([chain(7)] * len(drafts), 8)
+    rows = rows_of([chain(7)] * len(drafts))
+    theirs = Ranks("group").share(rows, 8)
     assert (width, theirs) == (70, 70)
     assert wire.count == 2 * broadcasts
     assert not wire.sent  # the second rank has received all of them
-    for mine, theirs in zip(received, drafts, strict=True):
+    for mine, theirs in zip([row.draft for row in rows], drafts, strict=True):
         assert mine.tokens.tolist() == theirs.tokens.tolist()
         assert mine.tokens.dtype == np.int32
         assert (mine.parents is None) == (theirs.parents is None)
@@ -138,7 +149,7 @@ def test_synced_gpus_without_processes_is_refused_by_name(tiny):
 @pytest.mark.parametrize(("world", "synced_gpus"), [(1, True), (1, None), (2, False), (2, None)])
 def test_a_process_with_a_text_of_its_own_sends_nothing(tiny, monkeypatch, world, synced_gpus):
     wire = Wire(world)
-    for module in (call, ranks):
+    for module in (setup, ranks):
         monkeypatch.setattr(module, "dist", wire)
     for drafter in ("copy", "none"):
         speculator = Speculator(drafter)

@@ -383,6 +383,14 @@ def test_style_and_the_latest_tool_come_from_earlier_calls():
     assert after('{"name": "list_all", "parameters": {}') == "}\n</tool_call>"
 
 
+@pytest.mark.parametrize("text", ["", "\n{", '{"name": "find_flights", "arguments": {', '{"a": ['])
+def test_a_prediction_does_not_change_the_reader(text):
+    calls, reader = CallText(FLIGHTS), PartialJson().read(text)
+    before = copy.deepcopy(reader)
+    calls.after(reader)
+    assert reader == before
+
+
 NAMES = st.sampled_from(["a", "b", 'q"', "é", ""])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

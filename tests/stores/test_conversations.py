@@ -140,12 +140,12 @@ def test_the_number_of_conversations_is_bounded():
     conversations = Conversations(1 << 20)
     assert 0 < conversations.bytes <= 1 << 16
     store = SharedStore(1 << 20, namespace_bytes=1 << 20)
-    for n in range(3 * conversations.most):
+    for n in range(3 * conversations.max_kept):
         turn(store["a"], text(n, 70), text(n + 1000, 5), f"session {n}")
     kept = store.opened("a")[1]
-    assert len(kept._ends) == len(kept._sessions) == kept.most
+    assert len(kept._ends) == len(kept._sessions) == kept.max_kept
     assert store.sizeof() <= 1 << 20
-    assert Conversations(4096).most == 0
+    assert Conversations(4096).max_kept == 0
     small = SharedStore(4096)["a"]
     turn(small, text(0, 70), text(1, 5), "s")
     turn(small, text(0, 70), text(1, 5), "s")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from native_strategies import int32
 import ngramspec
 from ngramspec import SharedStore, Speculator, build_drafter
 from ngramspec._native.store_ring import BYTES_PER_CODE
-from ngramspec.stores.shared import StoreStatistics
+from ngramspec.drafters.call import CallStores
+from ngramspec.stepwise import open_generation
+from ngramspec.stores.shared import MAX_ANSWERS_READ, StoreStatistics, sibling_answers
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26]])
 GREEDY = {"max_new_tokens": 40, "do_sample": False}
@@ -252,3 +256,271 @@ def test_a_tokenizer_that_is_known_is_checked():
     with pytest.raises(ValueError, match="is of another tokenizer: its fingerprint is"):
         store["a"].check_tokenizer(Pieces("acb"))
     SharedStore(1 << 20)["a"].check_tokenizer(Pieces("acb"))
+
+
+@pytest.mark.parametrize("ended", ["by a rule", "well", "early"])
+def test_a_generation_that_its_caller_advances(tiny, ended):
+    store = SharedStore(1 << 20, live=False)
+    speculator = Speculator(stores=[store["a"]])
+    with open_generation(
+        tiny, PROMPT, speculator=speculator, max_new_tokens=30, do_sample=False
+    ) as running:
+        while not running.finished and (ended == "by a rule" or len(running.tokens) < 10):
+            running.step()
+        said = running.tokens
+        if ended == "well":
+            running.finish()
+    _, codes = store.ring("a").codes(0)
+    assert codes[1:].tolist() == ([] if ended == "early" else said)
+
+
+def test_beams_read_and_add_nothing(tiny):
+    store = SharedStore(1 << 20)
+    options = {"num_beams": 3, "max_new_tokens": 20, "do_sample": False}
+    plain = tiny.generate(PROMPT, **options)
+    store["a"].add(plain[0].to(torch.int32).numpy())
+    before = store["a"].statistics()
+    always = Speculator(gamma=4)  # else drafts may not pay, and no session looks anything up
+    out = ngramspec.generate(tiny, PROMPT, speculator=always, stores=[store["a"]], **options)
+    assert out.tolist() == plain.tolist()
+    assert store["a"].statistics().added == before.added
+    assert store["a"].statistics().look_ups > 0
+
+
+RUN = 1000  # each document counts up inside one thousand
+
+
+class Worker(threading.Thread):
+    """Adds documents that count up, looks for their contexts, reads on; what is torn is kept."""
+
+    def __init__(self, store, seed, operations, start):
+        super().__init__()
+        self.store, self.operations, self.begin = store, operations, start
+        self.rng = np.random.default_rng(seed)
+        self.errors: list[str] = []
+        self.done = Counter()
+
+    def run(self):
+        try:
+            self.begin.wait()
+            while self.done.total() < self.operations:
+                self.request(str(self.rng.integers(0, 2)))
+        except Exception as error:
+            self.errors.append(repr(error))
+
+    def request(self, name):
+        request = self.store[name].request()
+        first = RUN * int(self.rng.integers(0, 50))
+        for at in range(first, first + int(self.rng.integers(1, 300)), 8):
+            request.append(np.arange(at, at + 8, dtype=np.int32))
+            self.done["append"] += 1
+            n = int(self.rng.integers(1, 12))
+            begin = RUN * int(self.rng.integers(0, 50)) + int(self.rng.integers(0, 200))
+            places = request.index.find(np.arange(begin, begin + n, dtype=np.int32), 4)
+            self.done["find"] += 1
+            for place, length in places:
+                read = request.index.tokens_at(place, 20)
+                self.done["read"] += 1
+                expected = np.arange(begin + n, begin + n + len(read))
+                if not 1 <= length <= n or read.tolist() != expected.tolist():
+                    self.errors.append(f"{begin}, {n}: {place}, {length}, {read}")
+        if self.rng.random() < 0.9:
+            request.finish()
+        else:
+            request.abort()
+
+
+def stress(operations, threads=4):
+    """So many operations by threads that generate, while one clears, drops and saves."""
+    store = SharedStore(1 << 17, namespace_bytes=1 << 15)
+    start = threading.Event()
+    workers = [Worker(store, seed, operations // threads, start) for seed in range(threads)]
+    for worker in workers:
+        worker.start()
+    start.set()
+    turn = 0
+    while any(worker.is_alive() for worker in workers):
+        turn += 1
+        store["0"].clear() if turn % 3 else store.clear()
+        if turn % 5 == 0 and "1" in store:
+            store.drop("1")
+        for ring in store.rings().values():
+            ring.codes(0)
+        workers[turn % threads].join(0.001)
+    for worker in workers:
+        worker.join()
+    store.check_integrity()
+    return store, workers
+
+
+def test_threads_generate_and_one_clears():
+    store, workers = stress(20_000)
+    assert [worker.errors for worker in workers] == [[]] * 4
+    done = sum((worker.done for worker in workers), Counter())
+    assert done["read"] > 200
+    assert store.sizeof() <= store.max_bytes + 4096
+
+
+@pytest.mark.slow
+def test_a_million_operations():
+    _, workers = stress(1_000_000)
+    assert [worker.errors for worker in workers] == [[]] * 4
+
+
+def test_sessions_of_many_threads_draft_only_what_follows():
+    store = SharedStore(1 << 18)
+    store["a"].add(np.arange(500, dtype=np.int32))
+    drafter = build_drafter("auto", stores=[store["a"]])
+    wrong: list = []
+    drafted: list = []
+
+    def serve(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(40):
+            at = int(rng.integers(0, 300))
+            session = drafter.start(np.arange(at, at + 8, dtype=np.int32))
+            for begin in range(at + 8, at + 60, 4):
+                draft = session.propose(8)
+                said = draft.source == drafter.source_names.index("store")
+                known = len(draft) if said.all() else int(said.argmin())
+                drafted.append(known)
+                tokens = draft.tokens[:known].tolist()
+                if tokens != list(range(begin, begin + known)):
+                    wrong.append((begin, tokens))
+                session.extend(np.arange(begin, begin + 4, dtype=np.int32))
+            session.close()
+
+    threads = [threading.Thread(target=serve, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert sum(drafted) > 1000
+    store.check_integrity()
+    assert store["a"].statistics().added == 500 + 4 * 40 * 52
+
+
+def test_namespaces_are_made_once_by_many_threads():
+    store = SharedStore(1 << 20)
+    rings = []
+    start = threading.Barrier(8)
+
+    def use():
+        start.wait()
+        rings.append(store.ring("a"))
+        store["a"].add(int32([1, 2, 3]))
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, rings))) == 1
+    assert store["a"].statistics().tokens == 24
+
+
+def rows_of(count, tokens=1000):
+    call = CallStores(lambda: build_drafter("copy+ngram"), None, None, print)
+    call.join_equal([int32([1, 2])] * count, tokens)
+    rows = [call.row(100_000, index) for index in range(count)]
+    for row in rows:
+        row.begin(int32([1, 2]))
+    return rows
+
+
+def drafted(row, tokens, gamma=6):
+    return row.drafter().start(int32(tokens)).propose(gamma).tokens.tolist()
+
+
+def test_an_answer_is_drafted_from_the_others_at_once():
+    first, second, third = rows_of(3)
+    first.append(int32(range(100, 110)))
+    assert drafted(second, [1, 2, 100, 101]) == [102, 103, 104, 105, 106, 107]
+    second.append(int32([200, 201, 202]))
+    assert drafted(third, [1, 2, 200]) == [201, 202]
+    assert drafted(second, [1, 2, 200]) == []  # its own text is in the sequence itself
+
+
+def test_rows_with_other_prompts_see_nothing():
+    call = CallStores(lambda: build_drafter("copy+ngram"), None, None, print)
+    call.join_equal([int32(each) for each in ([1, 2], [1, 3], [1, 2])], 100)
+    rows = [call.row(100_000, index) for index in range(3)]
+    rows[0].append(int32(range(100, 110)))
+    assert drafted(rows[1], [1, 3, 100, 101]) == []
+    assert drafted(rows[2], [1, 2, 100, 101], 2) == [102, 103]
+
+
+def test_other_calls_see_nothing():
+    first, _ = rows_of(2)
+    first.append(int32(range(100, 110)))
+    _, other = rows_of(2)
+    assert drafted(other, [1, 2, 100, 101]) == []
+
+
+def test_the_number_of_texts_and_their_length_are_bounded():
+    rows = rows_of(MAX_ANSWERS_READ + 3, tokens=50)
+    rows[0].append(int32(range(100, 300)))
+    assert drafted(rows[-1], [1, 290, 291], 3) == [292, 293, 294]
+    assert drafted(rows[-1], [1, 110, 111], 3) == []
+    assert len(rows[0].drafter().stores) == MAX_ANSWERS_READ
+    assert drafted(rows[1], [1, 290, 291], 3) == []  # too many are nearer
+
+
+@pytest.mark.parametrize("spec", ["ngram(order=3)", "none"])
+def test_drafters_that_take_no_stores(spec):
+    call = CallStores(lambda: build_drafter(spec, policy="priority"), None, None, print)
+    call.join_equal([int32([1])] * 2, 10)
+    row = call.row(100)
+    assert row.drafter() is not None
+    row.append(int32([1, 2, 3]))
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_sampled_rows_of_a_batch_are_joined(tiny, greedy, monkeypatch):
+    """Greedy rows with equal prompts have equal texts, so they would learn nothing."""
+    join, joined = CallStores.join_equal, []
+
+    def counted(stores, prompts, tokens):
+        joined.append(len(prompts))
+        join(stores, prompts, tokens)
+
+    monkeypatch.setattr(CallStores, "join_equal", counted)
+    prompt = torch.tensor([[5, 6, 7, 8, 15, 16]])
+    options = {"max_new_tokens": 60, "do_sample": not greedy}
+    if not greedy:
+        options |= {"num_return_sequences": 4, "temperature": 0.3}
+    prompts = prompt.repeat(4, 1) if greedy else prompt
+    torch.manual_seed(0)
+    speculator = Speculator(gamma=4)
+    out = ngramspec.generate(tiny, prompts, speculator=speculator, **options)
+    if greedy:
+        assert out.tolist() == tiny.generate(prompts, **options).tolist()
+    assert out.shape == (4, 66)
+    assert joined == ([] if greedy else [4])
+    assert speculator.stats.drafter_faults == 0
+
+
+def test_an_answer_that_another_has_given_is_drafted_whole(tiny):
+    """The second answer's drafts come from the first one: its prompt holds nothing of it."""
+    prompt = torch.tensor([[5, 6, 7, 8, 15, 16]])
+    first, second = sibling_answers(2, 60)
+
+    def accepted(stores):
+        speculator = Speculator(gamma=4)
+        with open_generation(
+            tiny,
+            prompt,
+            speculator=speculator,
+            extra_stores=stores,
+            max_new_tokens=60,
+            do_sample=False,
+        ) as run:
+            while not run.finished:
+                run.step()
+        source_names = speculator.stats.sources
+        return source_names["store"].accepted if "store" in source_names else 0
+
+    assert accepted([]) == 0
+    assert accepted([first]) == 0
+    assert accepted([second]) > 5

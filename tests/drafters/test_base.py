@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from ngramspec.draft import Draft, Proposal
-from ngramspec.drafters.base import check_draft, check_source_names, valid_prefix
+from ngramspec.drafters.base import (
+    DraftSession,
+    ForwardingSession,
+    check_draft,
+    check_source_names,
+    valid_prefix,
+)
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
 VOCAB = 97
@@ -245,3 +251,22 @@ def test_tiers_are_names():
     for count in (0, 129):
         with pytest.raises(ValueError, match=rf"1\.\.128 source names, got {count}"):
             check_source_names(("t",) * count)
+
+
+def test_every_method_is_passed_on():
+    """But ``propose_after``, whose default asks ``propose``, which the session may have changed."""
+    methods = {name for name in vars(DraftSession) if not name.startswith("_")}
+    assert methods - vars(ForwardingSession).keys() == {"propose_after"}
+
+
+class Noted:
+    """Answers every call with its name and arguments."""
+
+    def __getattr__(self, name):
+        return lambda *given, **named: (name, given, named)
+
+
+def test_arguments_and_answers_are_passed_on():
+    session = ForwardingSession(Noted())
+    assert session.propose(3, "cost", tree=True) == ("propose", (3, "cost"), {"tree": True})
+    assert session.sizeof() == ("sizeof", (), {})

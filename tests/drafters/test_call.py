@@ -17,8 +17,7 @@ def ids(*tokens):
 class Script(Forced):
     """Forces what is written behind a token."""
 
-    def __init__(self, after, reach=1):
-        self.reach = reach
+    def __init__(self, after):
         self.behind = after
         self.asked = []
 
@@ -135,13 +134,13 @@ def test_acceptance_is_counted_for_the_last_forced_token_apart():
     assert last == pytest.approx(1 / 8)
 
 
-def test_the_context_has_the_length_that_was_asked_for():
-    script = Script({}, reach=3)
-    found, _ = session(script, start=(1, 2, 3, 4))
-    found.propose(4)
-    found.extend(ids(5, 6))
-    found.propose(4)
-    assert script.asked == [(2, 3, 4), (4, 5, 6)]
+def test_the_context_is_the_last_token():
+    script = Script({})
+    found, _ = session(script, start=())
+    for new in ([], [3, 4], [], [5, 6]):
+        found.extend(ids(*new))
+        found.propose(4)
+    assert script.asked == [(), (4,), (4,), (6,)]
 
 
 def test_a_source_that_fails_is_left_out_and_the_drafter_goes_on(caplog):
