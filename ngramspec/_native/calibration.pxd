@@ -3,7 +3,7 @@
 from libc.math cimport exp
 from libc.stdint cimport int16_t, int32_t, int8_t
 
-from ngramspec._native.evidence cimport AGED, CHANCES, HEAD_DEPTHS, LATEST, PROBABILITIES, RANKS
+from ngramspec._native.evidence cimport AGED, CHANCES, LATEST, PROBABILITIES, RANKS
 from ngramspec._native.store_reader cimport STORE_LEADERS
 from ngramspec._native.text cimport CONTEXTS, LEADERS, MATCH, NEAR, PLACES, RESUME
 
@@ -14,48 +14,37 @@ cdef enum:
     SESSION_INPUT = CONTEXTS + PLACES   # the sequence as a whole
     STORE_INPUT = SESSION_INPUT + 1     # the store's longest match
     STORE_OTHER_INPUT = STORE_INPUT + 1     # its shorter matches
-    STORE_RESUME_INPUT = STORE_OTHER_INPUT + 1      # where its last copy would continue
-    TOP_INPUT = STORE_RESUME_INPUT + 1   # the target's top-k candidates after the last token
-    PAIR_INPUT = TOP_INPUT + 1       # and after the last two
-    FAMILIAR_INPUT = PAIR_INPUT + 1     # the store's regions that were right recently
-    NEAREST_INPUT = FAMILIAR_INPUT + 1  # the place nearest to the last copy
+    TOP_INPUT = STORE_OTHER_INPUT + 1   # the target's top-k candidates after the last token
+    NEAREST_INPUT = TOP_INPUT + 1   # the store's place nearest to the last copy
     BIAS = NEAREST_INPUT + 1
     FITTED = BIAS + 1   # inputs with fitted initial weights, see starts.py
     HEAD_INPUT = FITTED         # a drafting head's probabilities
-    HEAD_DEPTH_INPUT = HEAD_INPUT + 1   # and how far from the text they are
-    INPUTS = HEAD_DEPTH_INPUT + 1
+    INPUTS = HEAD_INPUT + 1
     COUNTS = 7          # buckets of a count
     LENGTHS = 12        # buckets of a match's length
-    ACCEPTANCES = 5     # buckets of the sequence's acceptance rate
     AGES = 7            # buckets of the number of other tokens used since
     RESUMED = 6         # buckets of the tokens since a copy was left
     NEAR_SINCE = 8      # the same for a near place
     NEAR_LENGTHS = 9    # buckets of a near place's match length
     DISTANCES = 6       # buckets of a near place's distance
     MATCH_CELLS = CONTEXTS * COUNTS * COUNTS * 2
-    RESUME_CELLS = MATCH_CELLS + LENGTHS * ACCEPTANCES * 2
+    RESUME_CELLS = MATCH_CELLS + LENGTHS * 2
     NEAR_CELLS = RESUME_CELLS + RESUMED * LENGTHS * 2
     SESSION_CELLS = NEAR_CELLS + NEAR_SINCE * NEAR_LENGTHS * DISTANCES * 2
-    RECENT_CELLS = SESSION_CELLS + ACCEPTANCES * LENGTHS
+    RECENT_CELLS = SESSION_CELLS + LENGTHS
     STORE_CELLS = RECENT_CELLS + AGES * COUNTS
     STORE_OTHER_CELLS = STORE_CELLS + LENGTHS * COUNTS * COUNTS
-    STORE_RESUME_CELLS = STORE_OTHER_CELLS + LENGTHS * COUNTS * COUNTS
     # The same again for the text of earlier requests.
-    STORE_BLOCK = 2 * LENGTHS * COUNTS * COUNTS + RESUMED * LENGTHS * 2
+    STORE_BLOCK = 2 * LENGTHS * COUNTS * COUNTS
     TOP_CELLS = STORE_CELLS + 2 * STORE_BLOCK
     TOP_RANKS = 5    # buckets of a rank: 0..2, 3 for more, 4 for none
-    PAIR_CELLS = TOP_CELLS + TOP_RANKS * PROBABILITIES * AGED
-    UNEMITTED_CELLS = PAIR_CELLS + TOP_RANKS * PROBABILITIES * AGED
-    RANKED = 3          # by such a measure, a candidate is at: no place, some place, the best place
-    COPIED_COUNTS = 6   # buckets of the count of right tokens in the best region
+    UNEMITTED_CELLS = TOP_CELLS + TOP_RANKS * PROBABILITIES * AGED
+    RANKED = 3          # a candidate is at: no place, some place, the nearest place
     STORE_DISTANCES = 8  # buckets of the shortest distance
-    FAMILIAR_CELLS = UNEMITTED_CELLS + LATEST * PROBABILITIES * 2
-    NEAREST_CELLS = FAMILIAR_CELLS + 2 * RANKED * COPIED_COUNTS * LENGTHS
+    NEAREST_CELLS = UNEMITTED_CELLS + LATEST * PROBABILITIES * 2
     HEAD_CELLS = NEAREST_CELLS + 2 * RANKED * STORE_DISTANCES * LENGTHS
-    HEAD_RANKS = 3      # the head's first token, another one of it, none
     AGREEMENTS = 4      # what the text or a store says about the candidate
-    HEAD_DEPTH_CELLS = HEAD_CELLS + TOP_RANKS * CHANCES * AGREEMENTS
-    CELLS = HEAD_DEPTH_CELLS + HEAD_RANKS * CHANCES * HEAD_DEPTHS
+    CELLS = HEAD_CELLS + TOP_RANKS * CHANCES * AGREEMENTS
     KNOWN = 3           # the store's match: shorter than the text's; else up to 7 tokens; longer
     STORE_SETS = 1 + 2 * KNOWN  # no match; in a corpus; in the text of earlier requests
     # Sets of weights: by the store's match, match length, and whether the resumed copy agrees.
@@ -67,7 +56,7 @@ cdef enum:
     STANDINGS = 1 + 2 * OWN_STANDINGS * STORE_STANDINGS * LENGTHS   # 0: the store has no match
 
 cdef enum:
-    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 3 * RANKS + 1
+    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 2 * RANKS + 1
 
 cdef struct Cell:       # 12 bytes
     float right         # fading count of right candidates, including the prior

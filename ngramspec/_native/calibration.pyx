@@ -18,7 +18,7 @@ import numpy as np
 
 from ngramspec._native import starts
 
-from ngramspec._native.evidence cimport AGED, CHANCES, HEAD_DEPTHS, LATEST, PROBABILITIES
+from ngramspec._native.evidence cimport AGED, CHANCES, LATEST, PROBABILITIES
 from ngramspec._native.text cimport CONTEXTS
 
 cdef extern from *:
@@ -69,9 +69,8 @@ cdef float PRIOR_HEAD = 16.0    # the same for a head's cells
 cdef float PRIOR_SHARE = 100.0  # tokens that the prior of a recent token's cell counts as
 # Initial values: rounded, measured on other texts (library sources in two releases, answers of a
 # small model). They matter for the first few hundred tokens.
-cdef float[18] WEIGHTS = [
-    0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.05, 0.25, 0.2, 0.2,
-    0.1, 0.4, 0.45, 0.45
+cdef float[INPUTS] WEIGHTS = [
+    0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.25, 0.1, 0.4, 0.45
 ]
 cdef float BESIDE_HEAD = 0.4    # factor on the other weights where a head has a row
 cdef int[7] COUNT_OF = [0, 1, 2, 3, 5, 9, 15]                         # count of a bucket
@@ -79,10 +78,8 @@ cdef int[12] LENGTH_OF = [2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60]
 cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing else is known
 # Odds of the only continuation of a store's match, seen once, by the match's length.
 cdef float[12] STORE_SURE = [0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40]
-# Odds of the token at the most familiar or nearest place by the match's length, and factors by what
-# was right in the region.
+# Odds of the token at the nearest place by the match's length.
 cdef float[12] PLACE_SURE = [0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40]
-cdef float[6] FAMILIAR = [0.5, 0.375, 0.5, 0.75, 1, 1.25]
 # Initial weights where a store has candidates: sums of a row of each of the first three tables. The
 # further weights begin with sums of rows of the last two.
 cdef float[KNOWN][FITTED] BY_KNOWN = starts.BY_KNOWN
@@ -93,8 +90,6 @@ cdef float[LENGTHS][FITTED] BY_STORE_LENGTH = starts.BY_STORE_LENGTH
 # P(right) of a top-k candidate by its probability bucket, of another token by the top one's bucket.
 cdef float[9] TOP = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
 cdef float[9] NO_TOP = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]
-# The same for the candidates after the last two tokens.
-cdef float[9] PAIR = [0.85, 0.75, 0.65, 0.4, 0.2, 0.1, 0.04, 0.03, 0.03]
 # P(right) of a head's candidate by its probability bucket, of another token by the first one's.
 cdef float[12] HEAD = [0.95, 0.88, 0.82, 0.75, 0.65, 0.55, 0.45, 0.33, 0.18, 0.08, 0.03, 0.01]
 cdef float[12] NO_HEAD = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.1, 0.1, 0.1, 0.1]
@@ -129,12 +124,6 @@ cdef float store_prior(int length, int seen, int others):
     return max(0.8 * (count - 0.5) / (count + COUNT_OF[others] + 0.5), faint)
 
 
-cdef float familiar_prior(int rank, int bucket, int length):
-    """P(right) of what a region suggests, by rank, what was right there, and the match's length."""
-    cdef float odds = PLACE_SURE[length] * FAMILIAR[bucket]
-    return 0.03 if rank == 0 else 0.08 + 0.015 * length if rank == 1 else odds / (1 + odds)
-
-
 cdef float nearest_prior(int rank, int bucket, int length):
     """P(right) of the token near the last copy, by rank, distance, and the match's length."""
     cdef float odds = PLACE_SURE[length]
@@ -167,16 +156,16 @@ cdef class Calibration:
                     i = ((m * COUNTS + seen) * COUNTS + others) * 2
                     self.begin(i, older_prior(seen, others))
                     self.begin(i + 1, newest_prior(m, seen, others))
-        for i in range(LENGTHS * ACCEPTANCES):
-            least = LENGTH_OF[i // ACCEPTANCES]
+        for i in range(LENGTHS):
+            least = LENGTH_OF[i]
             self.begin_pair(MATCH_CELLS + 2 * i, 0.15 / least, 1 - 1.0 / least)
         for i in range(RESUMED * LENGTHS):
             self.begin_pair(RESUME_CELLS + 2 * i, 0.25, 0.25)
         for i in range(NEAR_SINCE * NEAR_LENGTHS * DISTANCES):
             least = max(i // DISTANCES % NEAR_LENGTHS, 1)
             self.begin_pair(NEAR_CELLS + 2 * i, 0.06, least / (least + 2.0))
-        for i in range(ACCEPTANCES * LENGTHS):
-            least = min(i % LENGTHS, 3)
+        for i in range(LENGTHS):
+            least = min(i, 3)
             self.begin(SESSION_CELLS + i, 0.1 + 0.08 * least if least else GUESS)
         for i in range(AGES * COUNTS):
             self.begin(RECENT_CELLS + i, recent_prior(i % AGES, i // AGES), PRIOR_SHARE)
@@ -185,26 +174,17 @@ cdef class Calibration:
                 self.begin(STORE_CELLS + s * STORE_BLOCK + i, store_prior(
                     i // (COUNTS * COUNTS) % LENGTHS, i // COUNTS % COUNTS, i % COUNTS
                 ), PRIOR_STORE)
-            for i in range(RESUMED * LENGTHS):
-                self.begin_pair(
-                    STORE_RESUME_CELLS + s * STORE_BLOCK + 2 * i, 0.13, 0.08, PRIOR_STORE
-                )
         for i in range(TOP_RANKS * PROBABILITIES * AGED):
             m = i // AGED % PROBABILITIES
             least = i // (AGED * PROBABILITIES)
             ranked = least < TOP_RANKS - 1
             self.begin(TOP_CELLS + i, TOP[m] if ranked else NO_TOP[m])
-            self.begin(PAIR_CELLS + i, PAIR[m] if ranked else 0.015)
         for i in range(LATEST * PROBABILITIES * 2):
             self.begin(
                 UNEMITTED_CELLS + i,
                 UNEMITTED_SHARE[i // (2 * PROBABILITIES)] * (1 + i % 2),
                 PRIOR_SHARE,
             )
-        for i in range(2 * RANKED * COPIED_COUNTS * LENGTHS):
-            self.begin(FAMILIAR_CELLS + i, familiar_prior(
-                i // (LENGTHS * COPIED_COUNTS) % RANKED, i // LENGTHS % COPIED_COUNTS, i % LENGTHS
-            ), PRIOR_STORE)
         for i in range(2 * RANKED * STORE_DISTANCES * LENGTHS):
             self.begin(NEAREST_CELLS + i, nearest_prior(
                 i // (LENGTHS * STORE_DISTANCES) % RANKED, i // LENGTHS % STORE_DISTANCES,
@@ -214,10 +194,6 @@ cdef class Calibration:
             m = i // AGREEMENTS % CHANCES
             self.begin(HEAD_CELLS + i, head_prior(
                 i // (AGREEMENTS * CHANCES) < TOP_RANKS - 1, m, i % AGREEMENTS
-            ), PRIOR_HEAD)
-        for i in range(3 * CHANCES * HEAD_DEPTHS):
-            self.begin(HEAD_DEPTH_CELLS + i, head_prior(
-                i // (HEAD_DEPTHS * CHANCES) < 2, i // HEAD_DEPTHS % CHANCES, 1
             ), PRIOR_HEAD)
         for s in range(3 * LENGTHS):
             for i in range(INPUTS):
@@ -232,8 +208,7 @@ cdef class Calibration:
         for s in range(HEADLESS_SETS):
             for i in range(FITTED):
                 self.weights[HEADLESS_SETS + s][i] = BESIDE_HEAD * self.weights[s][i]
-            for i in range(HEAD_INPUT, HEAD_DEPTH_INPUT + 1):
-                self.weights[HEADLESS_SETS + s][i] = WEIGHTS[i]
+            self.weights[HEADLESS_SETS + s][HEAD_INPUT] = WEIGHTS[HEAD_INPUT]
 
     cdef void begin_pair(
         self, int cell, float other, float same, float verified=PRIOR

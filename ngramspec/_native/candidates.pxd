@@ -61,8 +61,6 @@ cdef inline int source_of(const Position* at, int32_t token, int otherwise) noex
     for i in range(at.votes.n):
         if token == at.votes.token[i]:
             return FROM_STORE
-    if token == at.votes.resumed:
-        return FROM_STORE
     for i in range(at.recycled, at.candidates.n):
         if token == at.candidates.token[i]:
             return FROM_TOP if i < at.ranked else FROM_HEAD
@@ -93,14 +91,13 @@ cdef class Estimator:
     cdef bint counts, falls_back
     cdef Unemitted unemitted[UNEMITTED]  # top-k tokens that were not emitted before the last tree
     cdef int unemitted_n
-    cdef float acceptance   # decayed share of best candidates that were right in this sequence
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil
     cdef int collect(
-        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head, float least
+        self, Position* at, const Slot** known, const Row* row, const HeadRow* head, float least
     ) noexcept nogil
     cdef void describe(
-        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head
+        self, Position* at, const Slot** known, const Row* row, const HeadRow* head
     ) noexcept nogil
     cdef int collect_store(
         self, const Votes* votes, float least, int32_t* tokens, int count

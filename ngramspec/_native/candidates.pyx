@@ -11,19 +11,17 @@ inputs in ``describe``. One thread at a time.
 from libc.stdint cimport int16_t, int32_t, int8_t
 
 from ngramspec._native.calibration cimport (
-    ACCEPTANCES, AGREEMENTS, COPIED_COUNTS, COUNTS, DISTANCES, FAMILIAR_CELLS, FAMILIAR_INPUT,
-    HEADLESS_SETS, HEAD_CELLS, HEAD_DEPTH_CELLS, HEAD_DEPTH_INPUT, HEAD_INPUT, KNOWN, LENGTHS,
+    AGREEMENTS, COUNTS, DISTANCES, HEADLESS_SETS, HEAD_CELLS, HEAD_INPUT, KNOWN, LENGTHS,
     MATCH_CELLS, MATCH_INPUT, MOST_CANDIDATES, NEAREST_CELLS, NEAREST_INPUT, NEAR_CELLS,
-    NEAR_INPUT, NEAR_LENGTHS, NEAR_SINCE, OWN_STANDINGS, PAIR_CELLS, PAIR_INPUT, RANKED,
-    RESUMED, RESUME_CELLS, RESUME_INPUT, SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS,
-    STORE_DISTANCES, STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_RESUME_CELLS,
-    STORE_RESUME_INPUT, STORE_STANDINGS, TOP_CELLS, TOP_INPUT, TOP_RANKS, Calibration,
-    Candidates, squash,
+    NEAR_INPUT, NEAR_LENGTHS, NEAR_SINCE, OWN_STANDINGS, RANKED, RESUMED, RESUME_CELLS,
+    RESUME_INPUT, SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES,
+    STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_STANDINGS, TOP_CELLS, TOP_INPUT,
+    TOP_RANKS, Calibration, Candidates, squash,
 )
 from ngramspec._native.common cimport NONE
 from ngramspec._native.evidence cimport (
-    AGED, CHANCES, FAINT, FAINT_CHANCE, HEAD_DEPTHS, PROBABILITIES, RANKS, HeadRow, HeadRows,
-    Row, TopTokens, Unemitted, age_bucket, rank_of,
+    AGED, CHANCES, FAINT, FAINT_CHANCE, PROBABILITIES, RANKS, HeadRow, HeadRows, Row, TopTokens,
+    Unemitted, age_bucket, rank_of,
 )
 from ngramspec._native.store_reader cimport StoreReader, Votes
 from ngramspec._native.text cimport (
@@ -39,8 +37,6 @@ cdef extern from *:
     """
     const signed char* OF_LENGTH "ngs_of_length"
 
-cdef float ACCEPTANCE_RATE = 0.15   # weight of the newest outcome in ``acceptance``
-
 
 cdef inline int length_bucket(int n) noexcept nogil:
     """The bucket 0..11 of a length: 0..6 unchanged, then up to 8, 12, 20, 40, and more."""
@@ -50,11 +46,6 @@ cdef inline int length_bucket(int n) noexcept nogil:
 cdef inline int context_cell(int m, int count, int others, bint newest) noexcept nogil:
     """By the counts of the candidate and of others after context ``m``, and which was latest."""
     return newest + 2 * ((m * COUNTS + count_bucket(count)) * COUNTS + count_bucket(others))
-
-
-cdef inline int match_cell(int length, int acceptance) noexcept nogil:
-    """By the match's length and the sequence's acceptance (buckets)."""
-    return MATCH_CELLS + 2 * (ACCEPTANCES * length + acceptance)
 
 
 cdef inline int resume_cell(int since, int length) noexcept nogil:
@@ -69,20 +60,10 @@ cdef inline int near_cell(int since, int length, int distance) noexcept nogil:
     return NEAR_CELLS + 2 * (where * DISTANCES + far)
 
 
-cdef inline int session_cell(int acceptance, int length) noexcept nogil:
-    """By the sequence's acceptance and the match's length (buckets)."""
-    return SESSION_CELLS + LENGTHS * acceptance + length
-
-
 cdef inline int store_cell(int first, int length, int count, int others) noexcept nogil:
     """By the match's length in the store, and the counts of the candidate and of others."""
     cdef int counts = count_bucket(count) * COUNTS + count_bucket(others)
     return first + length_bucket(length) * COUNTS * COUNTS + counts
-
-
-cdef inline int store_resume_cell(int first, int since, int length) noexcept nogil:
-    """By the tokens since the store's copy was left, and how long it was."""
-    return first + 2 * (LENGTHS * min(since, RESUMED - 1) + length_bucket(length))
 
 
 cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:
@@ -91,15 +72,10 @@ cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:
     return 0 if length == 0 else KNOWN * earlier + known
 
 
-cdef inline int top_cell(int first, int rank, int probability, int age) noexcept nogil:
+cdef inline int top_cell(int rank, int probability, int age) noexcept nogil:
     """By rank, bucket of probability (the top one's if there is no rank), and bucket of age."""
     cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
-    return first + (place * PROBABILITIES + probability) * AGED + age
-
-
-cdef inline int copied_bucket(float n) noexcept nogil:
-    """The bucket 0..5 of a count of right tokens: 0, then below 0.5, 2, 5, 12, and more."""
-    return 0 if n <= 0 else 1 if n < 0.5 else 2 if n < 2 else 3 if n < 5 else 4 if n < 12 else 5
+    return TOP_CELLS + (place * PROBABILITIES + probability) * AGED + age
 
 
 cdef inline int distance_bucket(int n) noexcept nogil:
@@ -107,13 +83,6 @@ cdef inline int distance_bucket(int n) noexcept nogil:
     if n <= 32:
         return 0 if n == 0 else 1 if n <= 4 else 2
     return 3 if n <= 256 else 4 if n <= 1024 else 5 if n <= 4096 else 6 if n < 0x7fffffff else 7
-
-
-cdef inline int familiar_cell(bint earlier, int rank, float copied, int length) noexcept nogil:
-    """By the count of right tokens in the best region, and the match's length in the store."""
-    return FAMILIAR_CELLS + length_bucket(length) + LENGTHS * (
-        copied_bucket(copied) + COPIED_COUNTS * (rank + RANKED * earlier)
-    )
 
 
 cdef inline int nearest_cell(bint earlier, int rank, int distance, int length) noexcept nogil:
@@ -127,14 +96,6 @@ cdef inline int head_cell(int rank, int chance, int agreement) noexcept nogil:
     """By the head's rank and probability of the candidate, and by what else suggests it."""
     cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
     return HEAD_CELLS + agreement + AGREEMENTS * (chance + CHANCES * place)
-
-
-cdef inline int head_depth_cell(int rank, int chance, int depth) noexcept nogil:
-    """By the head's rank and probability of the candidate, and the draft tokens before."""
-    cdef int place = 0 if rank == 0 else 2 if rank == RANKS else 1
-    return HEAD_DEPTH_CELLS + min(depth, HEAD_DEPTHS - 1) + HEAD_DEPTHS * (
-        chance + CHANCES * place
-    )
 
 
 cdef inline int standing_of(bint earlier, int own, int store, int length) noexcept nogil:
@@ -209,14 +170,14 @@ cdef inline void add_contexts(Position* at, const Slot** known, int32_t* own) no
 
 
 cdef inline void add_places(
-    Position* at, const Place* places, int acceptance, int length
+    Position* at, const Place* places, int length
 ) noexcept nogil:
-    """Describe whether a place suggests the candidates; ``acceptance``, ``length`` are buckets."""
+    """Describe whether a place suggests the candidates; ``length`` is a bucket."""
     cdef Candidates* all = &at.candidates
     cdef const Place* resume = &places[RESUME]
     cdef const Place* near = &places[NEAR]
     if at.placed[MATCH] != NONE:
-        add_agreeing(all, MATCH_INPUT, match_cell(length, acceptance), at.placed[MATCH])
+        add_agreeing(all, MATCH_INPUT, MATCH_CELLS + 2 * length, at.placed[MATCH])
     if at.placed[RESUME] != NONE:
         add_agreeing(
             all, RESUME_INPUT, resume_cell(resume.since + at.depth, resume.length),
@@ -227,7 +188,7 @@ cdef inline void add_places(
             all, NEAR_INPUT, near_cell(resume.since, near.length + at.depth, near.since),
             at.placed[NEAR],
         )
-    add_agreeing(all, SESSION_INPUT, session_cell(acceptance, length), NONE)
+    add_agreeing(all, SESSION_INPUT, SESSION_CELLS + length, NONE)
 
 
 cdef inline void add_store(Position* at, StoreReader store, const int32_t* own) noexcept nogil:
@@ -246,12 +207,6 @@ cdef inline void add_store(Position* at, StoreReader store, const int32_t* own) 
     if votes.others:
         cell = STORE_OTHER_CELLS + STORE_BLOCK * store.earlier
         add_counts(at, STORE_OTHER_INPUT, cell, votes.other, votes.others, which)
-    if votes.resumed != NONE:
-        cell = store_resume_cell(
-            STORE_RESUME_CELLS + STORE_BLOCK * store.resume_earlier, store.since + at.depth,
-            store.resume.length,
-        )
-        add_agreeing(all, STORE_RESUME_INPUT, cell, votes.resumed)
     if votes.n == 0:
         return
     add_where(at, store.earlier, which)
@@ -277,15 +232,8 @@ cdef inline void add_where(Position* at, bint earlier, const int32_t* which) noe
     """Describe the places in the store that are followed by the candidates."""
     cdef const Votes* votes = &at.votes
     cdef int16_t* cells
-    cdef float copied
     cdef int32_t distance
     cdef int i, rank
-    if votes.familiar != NONE:
-        cells = add_input(&at.candidates, FAMILIAR_INPUT)
-        copied = votes.copied[votes.familiar]
-        for i in range(at.candidates.n):
-            rank = (votes.copied[which[i]] > 0) + (votes.copied[which[i]] == copied)
-            cells[i] = <int16_t>familiar_cell(earlier, rank, copied, votes.length)
     cells = add_input(&at.candidates, NEAREST_INPUT)
     distance = votes.distance[votes.nearest]
     for i in range(at.candidates.n):
@@ -293,21 +241,16 @@ cdef inline void add_where(Position* at, bint earlier, const int32_t* which) noe
         cells[i] = <int16_t>nearest_cell(earlier, rank, distance, votes.length)
 
 
-cdef inline void add_row(
-    Candidates* all, int input, int first, const Row* row, Py_ssize_t n
-) noexcept nogil:
-    """Describe the target's probabilities of the candidates after the preceding tokens.
-
-    ``first`` is the input's first cell, ``n`` the number of tokens of the text.
-    """
-    cdef int16_t* cells = add_input(all, input)
+cdef inline void add_row(Candidates* all, const Row* row, Py_ssize_t n) noexcept nogil:
+    """Describe the target's probabilities after the last token; ``n`` tokens are committed."""
+    cdef int16_t* cells = add_input(all, TOP_INPUT)
     cdef int age = age_bucket(n - row.since)
     cdef int leading = row.probability[0] if row.n else <int>FAINT
     cdef int i, rank
     for i in range(all.n):
         rank = rank_of(row.token, row.n, all.token[i])
         cells[i] = <int16_t>top_cell(
-            first, rank, leading if rank == RANKS else row.probability[rank], age
+            rank, leading if rank == RANKS else row.probability[rank], age
         )
 
 
@@ -315,7 +258,6 @@ cdef inline void add_head(Position* at, const HeadRow* row, const int32_t* own) 
     """Describe a drafting head's probabilities; ``own`` is what the text says."""
     cdef Candidates* all = &at.candidates
     cdef int16_t* cells = add_input(all, HEAD_INPUT)
-    cdef int16_t* deep = add_input(all, HEAD_DEPTH_INPUT)
     cdef int i, k, rank, chance, agrees, first = row.chance[0] if row.n else <int>FAINT_CHANCE
     for i in range(all.n):
         rank = rank_of(row.token, row.n, all.token[i])
@@ -325,7 +267,6 @@ cdef inline void add_head(Position* at, const HeadRow* row, const int32_t* own) 
             if at.votes.token[k] == all.token[i]:
                 agrees = max(agrees, 2 if k == at.votes.leading else 1)
         cells[i] = <int16_t>head_cell(rank, chance, min(agrees, AGREEMENTS - 1))
-        deep[i] = <int16_t>head_depth_cell(rank, chance, at.depth)
 
 
 cdef class Estimator:
@@ -346,7 +287,6 @@ cdef class Estimator:
         self.committed = committed
         self.counts = counts
         self.falls_back = falls_back
-        self.acceptance = 0.5 if store is None else store.familiar.acceptance
 
     cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil:
         """Find the tokens that may come next at a position, and their probabilities.
@@ -357,7 +297,7 @@ cdef class Estimator:
         """
         cdef Candidates* all = &at.candidates
         cdef const Place* places = self.committed.places
-        cdef const Row* rows[2]
+        cdef const Row* row = NULL
         cdef const HeadRow* head = NULL
         cdef int i
         if self.head is not None:
@@ -373,29 +313,25 @@ cdef class Estimator:
             self.store.vote(at.live, at.depth, &at.votes)
         else:
             at.votes.n = at.votes.length = 0
-            at.votes.familiar = at.votes.nearest = at.votes.resumed = NONE
-        rows[0] = rows[1] = NULL
+            at.votes.nearest = NONE
         if self.top_tokens is not None and at.have:
-            rows[0] = self.top_tokens.row_of(at.context[ORDERS - 1])
-            if at.have > 1:
-                rows[1] = self.top_tokens.pair_of(at.context[ORDERS - 2], at.context[ORDERS - 1])
-        all.n = self.collect(at, known, rows, head, least)
+            row = self.top_tokens.row_of(at.context[ORDERS - 1])
+        all.n = self.collect(at, known, row, head, least)
         at.best = all.inputs = 0
         if all.n == 0:
             return
-        self.describe(at, known, rows, head)
+        self.describe(at, known, row, head)
         self.calibration.mix(all)
         for i in range(1, all.n):
             if all.odds[i] > all.odds[at.best]:
                 at.best = i
 
     cdef void describe(
-        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head
+        self, Position* at, const Slot** known, const Row* row, const HeadRow* head
     ) noexcept nogil:
         """Set the inputs of a position's candidates, and the cells and weights of each."""
         cdef Candidates* all = &at.candidates
         cdef int32_t own[MOST_CANDIDATES]
-        cdef int acceptance = min(<int>(ACCEPTANCES * self.acceptance), ACCEPTANCES - 1)
         cdef int32_t resumed = at.placed[RESUME]
         cdef int orders = 0, length, weights
         while orders < ORDERS and known[orders] != NULL:
@@ -414,13 +350,11 @@ cdef class Estimator:
             set_cells(all, resumed, weights + 1, weights + 2, all.set)
         set_cells(all, NONE, 0, 0, all.standing)
         add_contexts(at, known, own)
-        add_places(at, self.committed.places, acceptance, length)
+        add_places(at, self.committed.places, length)
         if self.store is not None:
             add_store(at, self.store, own)
-        if rows[0] != NULL:
-            add_row(all, TOP_INPUT, TOP_CELLS, rows[0], self.committed.text.n)
-        if rows[1] != NULL:
-            add_row(all, PAIR_INPUT, PAIR_CELLS, rows[1], self.committed.text.n)
+        if row != NULL:
+            add_row(all, row, self.committed.text.n)
         if head != NULL:
             add_head(at, head, own)
 
@@ -432,7 +366,7 @@ cdef class Estimator:
             )
 
     cdef int collect(
-        self, Position* at, const Slot** known, const Row** rows, const HeadRow* head, float least
+        self, Position* at, const Slot** known, const Row* row, const HeadRow* head, float least
     ) noexcept nogil:
         """Collect the different tokens that may come next; return their number.
 
@@ -462,10 +396,9 @@ cdef class Estimator:
                         if known[m].count[i] > least * known[m].total:
                             count = with_token(tokens, count, known[m].token[i])
         at.recycled = count
-        for m in range(1, -1, -1):
-            for i in range(rows[m].n if rows[m] != NULL else 0):
-                if i == 0 or (least <= 1 and rows[m].probability[i] < FAINT):
-                    count = with_token(tokens, count, rows[m].token[i])
+        for i in range(row.n if row != NULL else 0):
+            if i == 0 or (least <= 1 and row.probability[i] < FAINT):
+                count = with_token(tokens, count, row.token[i])
         at.ranked = count
         for i in range(1, head.n if head != NULL and least <= 1 else 0):
             if head.chance[i] < FAINT_CHANCE:
@@ -489,10 +422,7 @@ cdef class Estimator:
             count = with_token(tokens, count, votes.token[votes.leading])
             if votes.others:
                 count = with_token(tokens, count, votes.token[votes.leading_other])
-            if votes.familiar != NONE:
-                count = with_token(tokens, count, votes.token[votes.familiar])
-        if votes.resumed != NONE:
-            count = with_token(tokens, count, votes.resumed)
+            count = with_token(tokens, count, votes.token[votes.nearest])
         return count
 
     cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil:
@@ -505,11 +435,6 @@ cdef class Estimator:
             right = all.token[i] == token
             self.calibration.learn(all, i, all.p[i] if tree else squash(all.odds[i]), right)
             any = any or right
-        if all.n and at.leads == NONE:  # it describes the text's own sources
-            right = all.token[at.best] == token
-            self.acceptance += ACCEPTANCE_RATE * (<float>right - self.acceptance)
-            if self.store is not None:
-                self.store.familiar.acceptance = self.acceptance
         if any or not tree or not self.falls_back:
             return
         for i in range(recent.used):

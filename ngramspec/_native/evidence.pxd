@@ -9,8 +9,6 @@ cdef enum:
     PROBABILITIES = 9   # buckets of a probability
     FAINT = 8           # the last bucket: 0.01 or less
     AGED = 3            # buckets of the number of tokens committed since
-    PAIR_BITS = 12
-    PAIRS = 1 << PAIR_BITS      # rows kept by the last two tokens
     LATEST = 4          # last positions of the text whose rows are also kept
     UNEMITTED = LATEST * RANKS
 
@@ -19,10 +17,8 @@ cdef enum:
     FAINT_CHANCE = CHANCES - 1  # the last bucket: 0.01 or less
     HEAD_DEPTHS = 6     # buckets of the number of tokens between the text and the position
 
-cdef struct Row:        # 56 bytes
+cdef struct Row:        # 48 bytes
     int32_t since       # position in the text that it belongs to, or at which the draft began
-    int32_t before      # the last two tokens before it; NONE: not known
-    int32_t last
     int32_t n           # number of tokens in it
     int32_t token[RANKS]        # the most probable first
     int8_t probability[RANKS]   # probability bucket of each
@@ -56,16 +52,9 @@ cdef inline int age_bucket(Py_ssize_t age) noexcept nogil:
     return 0 if age < 32 else 1 if age < 128 else 2
 
 
-cdef inline uint32_t pair_slot(int32_t before, int32_t last) noexcept nogil:
-    """The slot of the row after two tokens."""
-    cdef uint32_t mixed = <uint32_t>before * <uint32_t>0x9E3779B1 + <uint32_t>last
-    return (mixed * <uint32_t>0x85EBCA6B) >> (32 - PAIR_BITS)
-
-
 cdef class TopTokens:
     cdef Row* rows
     cdef int32_t* places        # indexed by token: the place of its row + 1, or 0
-    cdef Row* pairs             # PAIRS rows, indexed by the last two tokens' hash, or NULL
     cdef Row latest[LATEST]     # indexed by the position in the text, modulo LATEST
     cdef Py_ssize_t n, row_cap, place_cap
 
@@ -75,17 +64,8 @@ cdef class TopTokens:
             return NULL
         return &self.rows[self.places[last] - 1]
 
-    cdef inline const Row* pair_of(self, int32_t before, int32_t last) noexcept nogil:
-        """The row after two tokens, or NULL; valid until the next ``put``."""
-        cdef const Row* row
-        if self.pairs == NULL:
-            return NULL
-        row = &self.pairs[pair_slot(before, last)]
-        return row if row.n and row.last == last and row.before == before else NULL
-
     cdef int put(
-        self, int32_t before, int32_t last, const int32_t* ids, const float* log_probs, int k,
-        int32_t since,
+        self, int32_t last, const int32_t* ids, const float* log_probs, int k, int32_t since
     ) noexcept nogil
     cdef void put_latest(self, int32_t last) noexcept nogil
     cdef int unemitted(self, const Text* text, const Recent* recent, Unemitted* into) noexcept nogil

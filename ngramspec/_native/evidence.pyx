@@ -1,10 +1,9 @@
 """The tokens that models find most probable: the target's latest top-k candidates, and a head's.
 
 There is one row of the target for each token, the latest after it (Token Recycling, Luo et al.
-2024). PAIRS slots hold rows after two tokens, the latest of those that collide. The rows of the
-text's last positions are also kept, because tokens that were probable but not emitted there may
-follow soon (LogitSpec, Liu et al. 2025). Memory: 56 bytes for each distinct token seen, 4 bytes for
-each id up to the largest of them, and 224 kB for pairs.
+2024). The rows of the text's last positions are also kept, because tokens that were probable but
+not emitted there may follow soon (LogitSpec, Liu et al. 2025). Memory: 48 bytes for each distinct
+token seen, and 4 bytes for each id up to the largest of them.
 
 A head's row belongs to a path: row i follows the draft tokens ``before`` of the rows 1 to i.
 Positions of a draft whose path is this one have the row's tokens as candidates. In sampled
@@ -17,7 +16,7 @@ owner prevents concurrent use.
 """
 
 from libc.stdint cimport int32_t, int8_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memset
 
 from ngramspec._native.common cimport NONE, reserve
@@ -55,7 +54,6 @@ cdef class TopTokens:
     def __dealloc__(self):
         free(self.rows)
         free(self.places)
-        free(self.pairs)
 
     def __len__(self):
         """Number of tokens that have a row."""
@@ -65,16 +63,9 @@ cdef class TopTokens:
         """([(token, probability bucket), ...], position) of a token's row, or None; for tests."""
         return None if token < 0 else told(self.row_of(token))
 
-    def pair(self, int before, int last):
-        """The same for the row after two tokens."""
-        return told(self.pair_of(before, last))
-
     def sizeof(self):
         """Bytes allocated."""
-        return (
-            sizeof(TopTokens) + self.row_cap * sizeof(Row) + self.place_cap * sizeof(int32_t)
-            + (PAIRS * sizeof(Row) if self.pairs != NULL else 0)
-        )
+        return sizeof(TopTokens) + self.row_cap * sizeof(Row) + self.place_cap * sizeof(int32_t)
 
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
@@ -85,21 +76,13 @@ cdef class TopTokens:
             for j in range(self.rows[i].n):
                 assert self.rows[i].token[j] >= 0, f"row {i}"
                 assert 0 <= self.rows[i].probability[j] < PROBABILITIES, f"row {i}"
-        for i in range(PAIRS if self.pairs != NULL else 0):
-            if self.pairs[i].n:
-                assert pair_slot(self.pairs[i].before, self.pairs[i].last) == i, f"pair {i}"
         for i in range(LATEST):
             assert self.latest[i].n == 0 or self.latest[i].since % LATEST == i, f"latest {i}"
 
     cdef int put(
-        self, int32_t before, int32_t last, const int32_t* ids, const float* log_probs, int k,
-        int32_t since,
+        self, int32_t last, const int32_t* ids, const float* log_probs, int k, int32_t since
     ) noexcept nogil:
-        """Write the row after ``last``, and the one after ``before`` and it, unless that is NONE.
-
-        Returns:
-            0, or -1 without memory: the rows are unchanged, or only the pair's row is missing.
-        """
+        """Write the row after ``last``: 0, or -1 without memory and with the rows unchanged."""
         cdef Py_ssize_t old = self.place_cap
         cdef Row* row
         cdef int i
@@ -115,18 +98,11 @@ cdef class TopTokens:
             self.n += 1
             self.places[last] = <int32_t>self.n
         row = &self.rows[self.places[last] - 1]
-        row.since, row.before, row.last = since, before, last
+        row.since = since
         row.n = min(k, <int>RANKS)
         for i in range(row.n):
             row.token[i] = ids[i]
             row.probability[i] = bucket_of(BOUNDS, FAINT, log_probs[i])
-        if before == NONE:
-            return 0
-        if self.pairs == NULL:
-            self.pairs = <Row*>calloc(PAIRS, sizeof(Row))
-        if self.pairs == NULL:
-            return -1
-        self.pairs[pair_slot(before, last)] = row[0]
         return 0
 
     cdef void put_latest(self, int32_t last) noexcept nogil:

@@ -4,10 +4,6 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 cdef enum:
     SEPARATOR = 0x7fffffff  # not a token
-    REGION_BITS = 11    # logarithm of the positions in a region
-    REGIONS = 256
-    FADING = 16         # tokens after which all counts fade once
-    FULL_LENGTH = 4     # matches of at least this length count fully
 
 cdef enum:
     STORE_PLACES = 32   # places followed at once, bits of ``live``
@@ -21,18 +17,12 @@ cdef struct Found:      # a place to follow
     int64_t at          # position of the next token
     int32_t length      # number of preceding tokens that agree with the context
 
-cdef struct Regions:
-    int64_t at[REGIONS]         # the number of each region
-    float copied[REGIONS]       # fading count of next tokens that were the same as in the text
-    int tokens                  # tokens since the counts last faded
-
 cdef struct Followed:   # a place that is followed
     int64_t at          # position in the store of tokens[0]
     int32_t length      # tokens matched before the next one
     int32_t skip        # index of the next token in tokens[]
     int32_t filled
     bint ends           # nothing follows the buffered tokens
-    float copied        # fading count of tokens that were right in its region
     int32_t distance    # from where the last copy would continue; FAR_OFF without one
     int32_t tokens[AHEAD]
 
@@ -45,13 +35,10 @@ cdef struct Votes:      # the next tokens at the places that a path follows
     int32_t count[STORE_LEADERS + 1]    # count among the longest matches
     int32_t other[STORE_LEADERS + 1]    # count among the shorter matches
     uint64_t places[STORE_LEADERS]  # bits of the places where it is next
-    float copied[STORE_LEADERS + 1]     # the highest ``copied`` of its places
     int32_t distance[STORE_LEADERS + 1]  # the shortest distance of its places
     int leading         # index of the token with the highest count; on ties, the first
     int leading_other   # the same among the shorter matches
-    int familiar        # index of the highest ``copied``, then of the highest count; or NONE
     int nearest         # index of the shortest distance, or NONE
-    int32_t resumed     # the next token at the place that was left, or NONE
 
 
 cdef class StoreSource:
@@ -64,21 +51,16 @@ cdef class StoreSource:
 
 
 cdef class Familiar:    # what a conversation's requests learn about a store, one after another
-    cdef Regions regions        # the regions that were recently right
     cdef int64_t copied_to      # where the last copy would continue, or NONE
-    cdef float acceptance       # decayed share of best candidates that were right
 
 
 cdef class StoreReader:
     cdef StoreSource source
     cdef Familiar familiar
     cdef Followed places[STORE_PLACES]
-    cdef Followed resume        # the place that was last followed, past a substituted token
-    cdef int since              # tokens since it was left, or NONE: there is none
     cdef uint64_t live          # bits of the places that are followed
     cdef int longest            # length of the longest match, 0 without one
     cdef bint earlier           # whether it is in the text of earlier requests
-    cdef bint resume_earlier    # the same of the place that was left
     cdef bint asked             # whether places were looked up for the last draft
     cdef int missed             # consecutive look-ups without a place that was right
     cdef int pause              # tokens until the next look-up
@@ -98,8 +80,7 @@ cdef class StoreReader:
         self, uint64_t live, int depth, const Votes* votes, int32_t token
     ) noexcept nogil
     cdef int continued(self, Followed* place, const int32_t* new, Py_ssize_t n) noexcept nogil
-    cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil
-    cdef void count_right(self, const int* agrees, Py_ssize_t n) noexcept nogil
+    cdef void note_copied(self, const int* agrees, Py_ssize_t n) noexcept nogil
     cdef void follow(self, const int32_t* new, Py_ssize_t n) noexcept nogil
     cdef void credit(self, int n) noexcept nogil
     cdef void count_anew(self) noexcept nogil

@@ -34,39 +34,6 @@ cdef enum:
 cdef int64_t SECOND = <int64_t>1 << 52    # added to the second store's positions
 
 
-cdef inline int place_of(int64_t region) noexcept nogil:
-    """A region's place in the table."""
-    return <int>((<uint64_t>region * <uint64_t>0x9E3779B97F4A7C15) >> 56)
-
-
-cdef inline float copied_from(const Regions* r, int64_t position) noexcept nogil:
-    """The fading count of a position's region: next tokens that were the same as in the text."""
-    cdef int64_t region = position >> REGION_BITS
-    cdef int i = place_of(region)
-    return r.copied[i] if r.at[i] == region else 0
-
-
-cdef inline void count_copied(Regions* r, int64_t position, float n) noexcept nogil:
-    """Add to the count of a position's region."""
-    cdef int64_t region = position >> REGION_BITS
-    cdef int i = place_of(region)
-    if r.at[i] == region:
-        r.copied[i] += n
-    elif r.copied[i] < n:
-        r.at[i] = region
-        r.copied[i] = n
-
-
-cdef inline void fade(Regions* r, int n) noexcept nogil:
-    """Let the counts fade over ``n`` tokens."""
-    cdef int i
-    r.tokens += n
-    while r.tokens >= FADING:
-        r.tokens -= FADING
-        for i in range(REGIONS):
-            r.copied[i] *= <float>0.9
-
-
 cdef inline int take_lowest(uint64_t* bits) noexcept nogil:
     """Remove the lowest bit that is set; return its index."""
     cdef int i = lowest(bits[0])
@@ -176,14 +143,13 @@ cdef class StorePair(StoreSource):
 
 
 cdef class Familiar:
-    """The parts of a store that recently continued like the texts of one conversation.
+    """Where the texts of one conversation last copied from a store.
 
-    Requests of a conversation may use one at the same time, under the GIL. Memory: 3 kB.
+    Requests of a conversation may use one at the same time, under the GIL.
     """
 
     def __cinit__(self):
         self.copied_to = NONE
-        self.acceptance = 0.5
 
 
 cdef class StoreReader:
@@ -195,7 +161,6 @@ cdef class StoreReader:
     def __cinit__(self, StoreSource source not None, Familiar familiar=None):
         self.source = source
         self.familiar = Familiar() if familiar is None else familiar
-        self.since = NONE
 
     def sizeof(self):
         """Bytes allocated."""
@@ -211,9 +176,6 @@ cdef class StoreReader:
         for i in range(STORE_PLACES):
             assert 0 <= self.places[i].filled <= AHEAD and self.places[i].skip >= 0
         assert self.familiar.copied_to == NONE or self.familiar.copied_to >= 0
-        assert 0 <= self.familiar.regions.tokens < FADING
-        for i in range(REGIONS):
-            assert 0 <= self.familiar.regions.copied[i] < 1e6, "more than can be copied"
 
     cdef void judge(self, bint right) noexcept nogil:
         """Record whether any place of the last look-up continued like the sequence."""
@@ -245,14 +207,13 @@ cdef class StoreReader:
         return self.live
 
     cdef void rate(self) noexcept nogil:
-        """Set how familiar the places' regions are, and how near to the last copy they are."""
+        """Set how near to the last copy the places are."""
         cdef Followed* place
         cdef int64_t at
         cdef uint64_t left = self.live
         while left:
             place = &self.places[take_lowest(&left)]
             at = place.at + place.skip
-            place.copied = copied_from(&self.familiar.regions, at)
             place.distance = FAR_OFF
             if self.familiar.copied_to != NONE:
                 at -= self.familiar.copied_to
@@ -291,9 +252,6 @@ cdef class StoreReader:
         cdef int32_t token
         cdef bint longest
         votes.total = votes.others = 0
-        votes.resumed = NONE
-        if self.since != NONE:
-            votes.resumed = self.token(&self.resume, depth)
         while live:
             place = &self.places[lowest(live)]
             bit = live & -live
@@ -314,17 +272,16 @@ cdef class StoreReader:
                     continue
                 n += 1
                 votes.token[k], votes.count[k], votes.other[k] = token, longest, not longest
-                votes.copied[k], votes.distance[k] = place.copied, place.distance
+                votes.distance[k] = place.distance
                 votes.places[k] = bit
                 continue
             votes.count[k] += longest
             votes.other[k] += not longest
-            votes.copied[k] = max(votes.copied[k], place.copied)
             votes.distance[k] = min(votes.distance[k], place.distance)
             votes.places[k] |= bit
         votes.n, votes.length = n, length
         votes.count[n] = votes.other[n] = 0
-        votes.copied[n], votes.distance[n] = 0, NONE
+        votes.distance[n] = NONE
         find_leading(votes)
 
     cdef uint64_t matching(
@@ -350,34 +307,18 @@ cdef class StoreReader:
             i += 1
         return i
 
-    cdef void pass_over(self, Followed* place, Py_ssize_t n) noexcept nogil:
-        """Advance the place that was left over ``n`` tokens, up to its document's end."""
-        cdef int i
-        for i in range(n):
-            if self.token(place, i) == NONE:
-                self.since = NONE
-                return
-        place.skip += <int>n
+    cdef void note_copied(self, const int* agrees, Py_ssize_t n) noexcept nogil:
+        """Note where the last copy would continue: ``agrees[i]`` new tokens are at the i-th place.
 
-    cdef void count_right(self, const int* agrees, Py_ssize_t n) noexcept nogil:
-        """Count the ``n`` new tokens at their places: ``agrees[i]`` of them at the i-th place."""
+        It is the place that agrees longest; on ties, the one nearest to the copy before.
+        """
         cdef Followed* place
-        cdef uint64_t left
-        cdef int i, right = 0, last = NONE
-        fade(&self.familiar.regions, <int>n)
-        left = self.live
-        while left:
-            right += agrees[take_lowest(&left)] > 0
-        left = self.live if right else 0
+        cdef uint64_t left = self.live
+        cdef int i, last = NONE
         while left:
             i = take_lowest(&left)
-            if agrees[i] == 0:
-                continue
             place = &self.places[i]
-            count_copied(&self.familiar.regions, place.at + place.skip, (
-                <float>agrees[i] * min(place.length, <int>FULL_LENGTH) / <float>FULL_LENGTH / right
-            ))
-            if place.length + agrees[i] >= COPIED and (
+            if agrees[i] and place.length + agrees[i] >= COPIED and (
                 last == NONE
                 or agrees[i] > agrees[last]
                 or (agrees[i] == agrees[last] and place.distance < self.places[last].distance)
@@ -392,32 +333,22 @@ cdef class StoreReader:
         """Advance over ``n`` tokens just committed, and drop the places that differ from them."""
         cdef int agrees[STORE_PLACES]
         cdef uint64_t left = self.live, kept = 0
-        cdef int i, best = 0, furthest = 0
+        cdef int i
+        cdef bint right = False
         self.pause = max(self.pause - <int>min(n, LONGEST_PAUSE), 0)
         if n > AHEAD:  # more than any draft
             self.asked = False
             self.live = self.longest = 0
-            self.since = NONE
             self.familiar.copied_to = NONE
             return
-        if self.since != NONE:
-            self.since += <int>n
-            self.pass_over(&self.resume, n)
         while left:
             i = take_lowest(&left)
             agrees[i] = self.continued(&self.places[i], new, n)
             if agrees[i] == n:
                 kept |= <uint64_t>1 << i
-            elif agrees[i] > furthest:
-                furthest, best = agrees[i], i
-        self.count_right(agrees, n)
-        if kept == 0 and furthest:
-            self.resume = self.places[best]
-            self.resume.length += furthest
-            self.resume_earlier = self.source.earlier(self.resume.at)
-            self.since = <int>n - furthest - 1
-            self.pass_over(&self.resume, n)
-        self.judge(kept != 0 or furthest > 0)
+            right = right or agrees[i] > 0
+        self.note_copied(agrees, n)
+        self.judge(right)
         self.live = left = kept
         while left:
             i = take_lowest(&left)
@@ -432,8 +363,6 @@ cdef class StoreReader:
         """Count accepted tokens of the last draft for the store of its longest match."""
         if self.live:
             self.source.credit(self.places[lowest(self.live)].at, n)
-        elif self.since != NONE:
-            self.source.credit(self.resume.at, n)
 
     cdef void count_anew(self) noexcept nogil:
         """Reset the number of look-ups and of failed ones."""
@@ -443,19 +372,13 @@ cdef class StoreReader:
 
 cdef inline void find_leading(Votes* votes) noexcept nogil:
     """Find the leading token of the votes by each measure."""
-    cdef float most = 0
     cdef int k
     votes.leading = votes.leading_other = 0
-    votes.familiar = votes.nearest = NONE
+    votes.nearest = NONE
     for k in range(votes.n):
         if votes.count[k] > votes.count[votes.leading]:
             votes.leading = k
         if votes.other[k] > votes.other[votes.leading_other]:
             votes.leading_other = k
-        if votes.copied[k] > most or (
-            votes.familiar != NONE and votes.copied[k] == most
-            and votes.count[k] > votes.count[votes.familiar]
-        ):
-            votes.familiar, most = k, votes.copied[k]
         if votes.nearest == NONE or votes.distance[k] < votes.distance[votes.nearest]:
             votes.nearest = k

@@ -10,9 +10,6 @@ cdef extern from *:
     """
     void prefetch_line "NGS_PREFETCH" (const void* p) nogil
 
-cdef extern from "stdlib.h" nogil:
-    int posix_memalign(void** p, size_t alignment, size_t size)
-
 cdef enum:
     CONTEXTS = 4            # the last one, two and three tokens, and the token before the last
     ORDERS = CONTEXTS - 1   # those without a gap; the one with index m has m + 1 tokens
@@ -21,9 +18,6 @@ cdef enum:
 
 cdef enum:
     LEADERS = 3         # continuations kept per context
-    SEGMENT = 256       # slots of a segment
-    MOST_BITS = 28      # of a directory's index
-    SPARSEST = 64       # directory entries per segment above which no directory doubles
 
 cdef enum:
     MATCH = 0           # the longest known match of the text's end
@@ -45,12 +39,6 @@ cdef struct Slot:       # 32 bytes, never across two cache lines; empty while to
     uint8_t count[LEADERS]
     uint8_t total               # of all continuations, including those no longer kept
     int32_t last                # position of the most recent continuation
-
-cdef struct Segment:
-    int32_t depth       # number of key bits that all its contexts share
-    int32_t used
-    int32_t aligned[14]
-    Slot slots[SEGMENT]
 
 cdef struct Text:
     int32_t* tokens
@@ -99,27 +87,18 @@ cdef inline int32_t token_at(const Place* place, int depth, bint wraps) noexcept
 
 
 cdef class ContextTable:
-    cdef Segment** directories[MOST_BITS + 1]   # indexed by their bits; NULL before the first
-    cdef Segment** directory                    # the newest
-    cdef int bits
-    cdef Segment** segments     # each once, for freeing
-    cdef Py_ssize_t segment_cap, segment_n
+    cdef Slot* slots            # open addressing on the key's lowest bits, at most 3/4 full
+    cdef Py_ssize_t cap, used
     cdef readonly uint64_t salt
 
     cdef uint64_t key_of(self, object context, int seed) except? 0
+    cdef Py_ssize_t place(self, uint64_t key) noexcept nogil
     cdef const Slot* find(self, uint64_t key) noexcept nogil
     cdef int count(self, uint64_t key, int32_t token, int32_t at) noexcept nogil
-    cdef Segment* take_segment(self, int depth) noexcept nogil
-    cdef int split(self, uint64_t key) noexcept nogil
-    cdef Segment* inherit(self, uint64_t key) noexcept nogil
-
-    cdef inline Segment* segment(self, uint64_t key) noexcept nogil:
-        cdef Segment* s = self.directory[key >> (64 - self.bits)]
-        return s if s != NULL else self.inherit(key)
-
+    cdef int grow(self) noexcept nogil
     cdef inline void prefetch(self, uint64_t key) noexcept nogil:
         """Start loading a context's slot."""
-        prefetch_line(&self.segment(key).slots[key & (SEGMENT - 1)])
+        prefetch_line(&self.slots[key & <uint64_t>(self.cap - 1)])
 
 
 cdef class CommittedText:

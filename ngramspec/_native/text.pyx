@@ -3,16 +3,7 @@
 A context's slot keeps ``LEADERS`` continuations in order of recency. A new one replaces the one
 with the lowest count; on ties, the oldest. At ``FADE_AT`` all its counts are halved. The counts are
 therefore exact for contexts with few continuations, recent for those with many, and a context has a
-fixed size. Slots lie in segments that split:
-
-    directory   2**bits pointers, by the key's highest bits: extendible hashing. A doubled directory
-                begins empty; an entry is copied from the previous one when it is first needed
-    segment     open addressing on the key's lowest bits, at most 3/4 full; splits in two when full
-
-A directory has at most ``2 * SPARSEST`` entries per segment: at most 2 kB per segment of 8 kB. A
-full segment that may not split, because the directory would become too sparse, accepts no new
-context. That needs some 190 contexts whose keys begin alike, which does not happen under a secret
-salt. Contexts are identified by their 64-bit hash only, as in the NGramTable.
+fixed size. Contexts are identified by their 64-bit hash only, as in the NGramTable.
 
 A place is where the text may be continued as before. It is followed as long as the sequence
 continues like the text there. The match is the longest of the one followed so far and those at the
@@ -20,21 +11,23 @@ latest occurrences of the last one to three tokens.
 
 Invariant: every token is counted after each of its contexts, a context's counts do not depend on
 the table's layout, and a place is NONE or inside the text. Costs: a committed token four counts, a
-position four look-ups, each O(1) at worst, where a count splits one segment; no step ever moves the
-whole table. Finding the places compares at most ``FAR * 3 + NEAR_LENGTH * (BEFORE + AFTER)``
-tokens. Memory: 4 bytes per token, and 32 bytes per context at 3/8 to 3/4 load. The owner prevents
-concurrent use.
+position four look-ups, each with one cache miss and O(1) amortised over growth. Finding the places
+compares at most ``FAR * 3 + NEAR_LENGTH * (BEFORE + AFTER)`` tokens. Memory: 4 bytes per token, and
+32 bytes per context at 3/8 to 3/4 load. The owner prevents concurrent use.
 """
 
 from libc.stdint cimport int32_t, uint64_t, uint8_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memmove, memset
 
 from ngramspec._native.common cimport NONE, process_salt, reserve, start_of, token_view, xxh64
 
+cdef extern from "stdlib.h" nogil:
+    int posix_memalign(void** p, size_t alignment, size_t size)
+
 cdef enum:
     FADE_AT = 255
-    FULL = 3 * SEGMENT // 4
+    LEAST_SLOTS = 64
     LONGEST = 7
 
 cdef enum:
@@ -75,28 +68,15 @@ cdef class ContextTable:
 
     def __cinit__(self):
         self.salt = process_salt()
-        self.bits = 1
-        self.directory = self.directories[1] = <Segment**>calloc(2, sizeof(Segment*))
-        if self.directory == NULL:
-            raise MemoryError("context table")
-        self.directory[0] = self.directory[1] = self.take_segment(0)
-        if self.directory[0] == NULL:
+        if self.grow() < 0:
             raise MemoryError("context table")
 
     def __dealloc__(self):
-        cdef Py_ssize_t i
-        for i in range(self.segment_n):
-            free(self.segments[i])
-        free(self.segments)
-        for i in range(MOST_BITS + 1):
-            free(self.directories[i])
+        free(self.slots)
 
     def __len__(self):
         """Contexts known."""
-        cdef Py_ssize_t i, used = 0
-        for i in range(self.segment_n):
-            used += self.segments[i].used
-        return used
+        return self.used
 
     def add(self, context, int token, int at, int seed=0):
         """Count that ``token``, at position ``at``, followed a context (int32, 0..7 tokens)."""
@@ -118,47 +98,32 @@ cdef class ContextTable:
 
     def sizeof(self):
         """Bytes allocated."""
-        return (
-            sizeof(ContextTable)
-            + (2 << self.bits) * sizeof(Segment*)
-            + self.segment_cap * sizeof(Segment*)
-            + self.segment_n * sizeof(Segment)
-        )
+        return sizeof(ContextTable) + self.cap * sizeof(Slot)
 
     def longest_probe(self):
         """Largest number of slots inspected to find a context; 1 without collisions. O(n)."""
-        cdef Py_ssize_t i, j, longest = 0
-        for i in range(self.segment_n):
-            for j in range(SEGMENT):
-                if self.segments[i].slots[j].total:
-                    home = self.segments[i].slots[j].key & (SEGMENT - 1)
-                    longest = max(longest, ((j - home) & (SEGMENT - 1)) + 1)
+        cdef Py_ssize_t i, longest = 0
+        for i in range(self.cap):
+            if self.slots[i].total:
+                home = self.slots[i].key & <uint64_t>(self.cap - 1)
+                longest = max(longest, ((i - home) & (self.cap - 1)) + 1)
         return longest
 
     def check_integrity(self):
-        """Walk all slots and directory entries; raise an AssertionError on a broken invariant."""
-        cdef Py_ssize_t i, j, k
-        cdef Segment* s
+        """Walk all slots; raise an AssertionError on a broken invariant."""
+        cdef Py_ssize_t i, k
         cdef Slot* c
-        assert self.bits == 1 or 1 << self.bits <= 2 * SPARSEST * self.segment_n, "too sparse"
-        for i in range(self.segment_n):
-            s, used = self.segments[i], 0
-            assert s.depth <= self.bits and s.used <= FULL
-            for j in range(SEGMENT):
-                c = &s.slots[j]
-                if c.total == 0:
-                    continue
-                used += 1
-                assert self.find(c.key) == c, "a context cannot be found again"
-                assert sum([c.count[k] for k in range(LEADERS)]) <= c.total < FADE_AT
-                for k in range(LEADERS):
-                    assert (c.token[k] == NONE) <= (c.count[k] == 0)
-            assert used == s.used
-        for i in range(1 << self.bits):
-            s = self.segment(<uint64_t>i << (64 - self.bits))
-            for j in range(SEGMENT):
-                if s.slots[j].total and s.depth:
-                    assert s.slots[j].key >> (64 - s.depth) == <uint64_t>i >> (self.bits - s.depth)
+        used = 0
+        for i in range(self.cap):
+            c = &self.slots[i]
+            if c.total == 0:
+                continue
+            used += 1
+            assert self.find(c.key) == c, "a context cannot be found again"
+            assert sum([c.count[k] for k in range(LEADERS)]) <= c.total < FADE_AT
+            for k in range(LEADERS):
+                assert (c.token[k] == NONE) <= (c.count[k] == 0)
+        assert used == self.used and 4 * used <= 3 * self.cap
 
     cdef uint64_t key_of(self, object context, int seed) except? 0:
         cdef const int32_t[::1] view = token_view(context, "context")
@@ -166,103 +131,50 @@ cdef class ContextTable:
             raise ValueError(f"context must have 0..{LONGEST} tokens, got {view.shape[0]}")
         return xxh64(start_of(view), <int>view.shape[0], <uint64_t>seed, self.salt)
 
+    cdef Py_ssize_t place(self, uint64_t key) noexcept nogil:
+        """The index of a context's slot, or of the empty slot where it would go."""
+        cdef Py_ssize_t i = <Py_ssize_t>(key & <uint64_t>(self.cap - 1))
+        while self.slots[i].total != 0 and self.slots[i].key != key:
+            i = (i + 1) & (self.cap - 1)
+        return i
+
     cdef const Slot* find(self, uint64_t key) noexcept nogil:
         """A context's slot, valid until the next count; NULL if it was never seen."""
-        cdef Segment* s = self.segment(key)
-        cdef int i = <int>(key & (SEGMENT - 1))
-        while s.slots[i].total != 0:
-            if s.slots[i].key == key:
-                return &s.slots[i]
-            i = (i + 1) & (SEGMENT - 1)
-        return NULL
+        cdef const Slot* c = &self.slots[self.place(key)]
+        return c if c.total else NULL
 
     cdef int count(self, uint64_t key, int32_t token, int32_t at) noexcept nogil:
         """Count a continuation: 0, or -1 without memory and with nothing changed."""
-        cdef Segment* s
-        cdef int i, k, failed
-        while True:
-            s = self.segment(key)
-            i = <int>(key & (SEGMENT - 1))
-            while s.slots[i].total != 0 and s.slots[i].key != key:
-                i = (i + 1) & (SEGMENT - 1)
-            if s.slots[i].total != 0:
-                break
-            if s.used < FULL:
-                s.used += 1
-                s.slots[i].key = key
-                for k in range(LEADERS):
-                    s.slots[i].token[k] = NONE
-                    s.slots[i].count[k] = 0
-                break
-            failed = self.split(key)
-            if failed:
-                return -1 if failed < 0 else 0
-        note(&s.slots[i], token, at)
+        cdef Slot* c = &self.slots[self.place(key)]
+        cdef int k
+        if c.total == 0:
+            if 4 * (self.used + 1) > 3 * self.cap:
+                if self.grow() < 0:
+                    return -1
+                c = &self.slots[self.place(key)]
+            self.used += 1
+            c.key = key
+            for k in range(LEADERS):
+                c.token[k] = NONE
+                c.count[k] = 0
+        note(c, token, at)
         return 0
 
-    cdef Segment* take_segment(self, int depth) noexcept nogil:
-        """A new empty segment, or NULL."""
-        cdef Segment* s
-        if reserve(
-            <void**>&self.segments, &self.segment_cap, self.segment_n + 1, sizeof(Segment*)
-        ) < 0 or posix_memalign(<void**>&s, 64, sizeof(Segment)):
-            return NULL
-        memset(s, 0, sizeof(Segment))
-        s.depth = depth
-        self.segments[self.segment_n] = s
-        self.segment_n += 1
-        return s
-
-    cdef Segment* inherit(self, uint64_t key) noexcept nogil:
-        """Copy a key's directory entry from the newest older directory that has it."""
-        cdef int bits = self.bits
-        cdef Segment* s = NULL
-        while s == NULL:
-            bits -= 1
-            s = self.directories[bits][key >> (64 - bits)]
-        self.directory[key >> (64 - self.bits)] = s
-        return s
-
-    cdef int split(self, uint64_t key) noexcept nogil:
-        """Split a key's segment by one more bit: 0, -1 without memory, 1 if it may not split.
-        """
-        cdef Segment* s = self.segment(key)
-        cdef Segment* t
-        cdef Segment old
-        cdef Segment** doubled
-        cdef Py_ssize_t i, half, first
-        if s.depth == self.bits:
-            if self.bits == MOST_BITS or 1 << self.bits > SPARSEST * self.segment_n:
-                return 1
-            doubled = <Segment**>calloc(<size_t>2 << self.bits, sizeof(Segment*))
-            if doubled == NULL:
-                return -1
-            self.bits += 1
-            self.directory = self.directories[self.bits] = doubled
-        t = self.take_segment(s.depth + 1)
-        if t == NULL:
+    cdef int grow(self) noexcept nogil:
+        """Double the slots: 0, or -1 without memory and with nothing changed."""
+        cdef Slot* old = self.slots
+        cdef void* grown
+        cdef Py_ssize_t i, old_cap = self.cap, cap = max(2 * self.cap, <Py_ssize_t>LEAST_SLOTS)
+        if posix_memalign(&grown, 64, <size_t>cap * sizeof(Slot)):
             return -1
-        memcpy(&old, s, sizeof(Segment))
-        memset(s, 0, sizeof(Segment))
-        s.depth = old.depth + 1
-        half = <Py_ssize_t>1 << (self.bits - s.depth)
-        first = <Py_ssize_t>(key >> (64 - self.bits)) & ~(2 * half - 1)
-        for i in range(first, first + half):  # entries of s may not have been copied yet
-            self.directory[i] = s
-            self.directory[i + half] = t
-        for i in range(SEGMENT):
-            if old.slots[i].total:
-                put(t if (old.slots[i].key >> (64 - s.depth)) & 1 else s, &old.slots[i])
+        memset(grown, 0, <size_t>cap * sizeof(Slot))
+        self.slots = <Slot*>grown
+        self.cap = cap
+        for i in range(old_cap):
+            if old[i].total:
+                self.slots[self.place(old[i].key)] = old[i]
+        free(old)
         return 0
-
-
-cdef inline void put(Segment* s, const Slot* c) noexcept nogil:
-    """Copy a slot into a segment that has room and does not contain it."""
-    cdef int i = <int>(c.key & (SEGMENT - 1))
-    while s.slots[i].total != 0:
-        i = (i + 1) & (SEGMENT - 1)
-    s.slots[i] = c[0]
-    s.used += 1
 
 
 cdef void note(Slot* c, int32_t token, int32_t at) noexcept nogil:

@@ -31,7 +31,6 @@ class ValueEngine:
     def recycle(
         self,
         tokens: npt.NDArray[np.int32],
-        parents: npt.NDArray[np.int32],
         ids: npt.NDArray[np.int32],
         log_probs: npt.NDArray[np.float32],
         accepted: Sequence[int] = (),

@@ -515,8 +515,7 @@ cdef class ValueEngine:
             self.store.count_anew()
 
     def recycle(
-        self, tokens, parents, const int32_t[:, ::1] ids, const float[:, ::1] log_probs,
-        accepted=(),
+        self, tokens, const int32_t[:, ::1] ids, const float[:, ::1] log_probs, accepted=()
     ):
         """Keep the target's most probable tokens after the last token and the draft tokens.
 
@@ -524,8 +523,6 @@ cdef class ValueEngine:
 
         Args:
             tokens: int32 (m,), ids >= 0: the token that each row follows.
-            parents: int32 (m,), index of the token before each, below its own; -1: the last token
-                of the text.
             ids: int32 (m, k), >= 0, by descending probability; 8 are kept.
             log_probs: float32 (m, k), the natural logarithms of their probabilities.
             accepted: indices of the rows whose tokens were accepted, in order.
@@ -535,31 +532,23 @@ cdef class ValueEngine:
             MemoryError: the rows before the failure are kept; the engine stays valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
-        cdef const int32_t[::1] above = token_view(parents, "parents")
         cdef Py_ssize_t i, bad, m = view.shape[0], n = self.committed.text.n
         cdef int k = columns_of(ids, log_probs, m)
-        cdef int32_t last = self.committed.text.tokens[n - 2] if n > 1 else NONE
-        cdef int32_t before
         cdef int failed = 0
-        if above.shape[0] != m:
-            raise ValueError(f"parents must have {m} entries, got {above.shape[0]}")
         if self.top_tokens is None or m == 0 or k == 0:
             return
         for i in range(m):
             bad = first_negative(&ids[i, 0], k)
             if view[i] < 0 or bad != NONE:
                 raise_negative(view[i] if view[i] < 0 else ids[i, bad], i)
-            if not -1 <= above[i] < i:
-                raise ValueError(f"parents[{i}] must be in -1..{i - 1}, got {above[i]}")
         kept = [int(each) for each in accepted]
         for each in kept:
             if not 0 <= each < m:
                 raise IndexError(f"accepted must be indices below {m}, got {each}")
         self.idle()
         for depth, i in enumerate([*range(m), *kept], -m):
-            before = last if above[i] == NONE else view[above[i]]
             failed |= self.top_tokens.put(
-                before, view[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>(n + max(depth, 0))
+                view[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>(n + max(depth, 0))
             )
             if depth >= 0 and not failed:
                 self.top_tokens.put_latest(view[i])

@@ -116,7 +116,6 @@ class ValueSession(DraftSession):
         if evidence is not None and len(evidence.tokens):
             self.engine.recycle(
                 evidence.tokens,
-                evidence.parents,
                 evidence.ids,
                 evidence.log_probs,
                 evidence.accepted,

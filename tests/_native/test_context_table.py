@@ -1,4 +1,4 @@
-"""The context table equals its twin, through splits and fading, and keeps its invariants."""
+"""The context table equals its twin, through growth and fading, and keeps its invariants."""
 
 from __future__ import annotations
 

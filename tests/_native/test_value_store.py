@@ -109,16 +109,6 @@ def test_a_document_is_copied_to_its_end_and_no_further(engines):
     assert native.store_counts() == (1, 1)  # reading along needs no other look-up
 
 
-def test_past_a_substituted_token_the_copy_goes_on(engines):
-    document = [7, 8, 9, *range(100, 140)]
-    native, _ = engines([document, [1, 2]])
-    native.extend(ids([7, 8, 9, 100, 101]))
-    native.draft(8)
-    native.extend(ids([102, 103, 999]))
-    drafted = {int(token) for token in native.draft_tree(16)[0]}
-    assert 105 in drafted
-
-
 def between(seed, size=2400):
     """Tokens that occur in no other document."""
     return (np.random.default_rng(seed).permutation(size) + 10_000 * (seed + 1)).tolist()
@@ -136,7 +126,7 @@ def copy_from(part, at, made):
 
 @pytest.mark.parametrize("copied", [0, 1])
 def test_of_equal_matches_that_in_the_part_copied_from_is_drafted(engines, copied):
-    """A region that was right lately, and not the other, 2048 positions and more away."""
+    """The place nearest to the last copy, and not the other, 2048 positions and more away."""
     documents = [[*between(0), 7, 8, 100, 101], [*between(1), 7, 8, 200, 201]]
     native, twin = copy_from(documents[copied], 2000, engines(documents))
     same(native.draft(2), twin.draft(2))

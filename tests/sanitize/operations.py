@@ -167,9 +167,8 @@ def recycle(engine: ValueEngine, source: Source) -> None:
     ids = np.array([[source.rng.choice(source.ids) for _ in range(k)] for _ in tokens], np.int32)
     rows = max(len(tokens) + source.rng.choice((0, 0, 0, 1, -1)), 0)
     log_probs = np.linspace(1, -90, rows * k, dtype=np.float32).reshape(rows, k)
-    parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
     accepted = range(len(tokens) // 2)
-    engine.recycle(tokens, parents, ids.reshape(len(tokens), k), log_probs, accepted)
+    engine.recycle(tokens, ids.reshape(len(tokens), k), log_probs, accepted)
 
 
 def read_head(engine: ValueEngine, source: Source) -> None:

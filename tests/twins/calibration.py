@@ -34,13 +34,9 @@ WEIGHTS = {
     "bias": 0.4,
     "store": 0.4,
     "store other": 0.2,
-    "store resume": 0.05,
     "top": 0.25,
-    "pair": 0.2,
-    "familiar": 0.2,
     "nearest": 0.1,
     "head": 0.45,
-    "head depth": 0.45,
 }
 BESIDE_HEAD = Real(0.4)  # factor on the other weights where a head has a row
 # P(right) of a head's candidate by its probability bucket, of another token by the first one's.
@@ -49,19 +45,16 @@ NO_HEAD = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.1, 0.1, 0.1, 0.1)
 AGREES = (0.7, 1, 1.5, 3)  # factors on its odds by what else suggests the candidate
 # Tested candidates that a situation begins with, PRIOR elsewhere.
 STRENGTH = {"recent": PRIOR_SHARE, "unemitted": PRIOR_SHARE} | dict.fromkeys(
-    ("store", "store other", "store resume", "familiar", "nearest"), PRIOR_STORE
+    ("store", "store other", "nearest"), PRIOR_STORE
 )
-STRENGTH |= {"head": PRIOR_HEAD, "head depth": PRIOR_HEAD}
+STRENGTH |= {"head": PRIOR_HEAD}
 # P(right) of a top-k candidate by its probability bucket; of another token by that of the first.
 TOP = (0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03)
 NO_TOP = (0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03)
-PAIR = (0.85, 0.75, 0.65, 0.4, 0.2, 0.1, 0.04, 0.03, 0.03)
 UNEMITTED_SHARE = (0.015, 0.005, 0.003, 0.002)
 STORE_SURE = (0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40)
-# Odds of what comes at its most familiar or nearest place, by the match's length; and how those go
-# with what was right in the region.
+# Odds of what comes at its nearest place, by the match's length.
 PLACE_SURE = (0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40)
-FAMILIAR = (0.5, 0.375, 0.5, 0.75, 1, 1.25)
 
 LN2 = Real(0.69314718)
 LN = (0.99998116, -0.49947178, 0.32824221, -0.22589801, 0.13467453, -0.05514520, 0.01076451)
@@ -96,28 +89,18 @@ def count_bucket(n: int) -> int:
     return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
 
 
-def copied_bucket(n: Real) -> int:
-    """Of what was right in a region: 0, then below 0.5, 2, 5, 12, and more: 0..5."""
-    return 0 if n <= 0 else next((i for i, most in enumerate((0.5, 2, 5, 12), 1) if n < most), 5)
-
-
 def distance_bucket(n: int) -> int:
     """0, then up to 4, 32, 256, 1024, 4096, and more; 7: not known."""
     known = (0, 4, 32, 256, 1024, 4096, 2**31 - 2)
     return next((i for i, most in enumerate(known) if n <= most), 7)
 
 
-def place_prior(kind: str, rank: int, bucket: int, length: int) -> float:
-    """P(right) of what comes at a familiar or near place, by rank and the match's length."""
+def nearest_prior(rank: int, bucket: int, length: int) -> float:
+    """P(right) of what comes at a near place, by rank, distance and the match's length."""
     if rank < 2:
         return 0.08 + 0.015 * length if rank else 0.03
     odds = Real(PLACE_SURE[length])
-    if kind == "familiar":
-        odds = odds * Real(FAMILIAR[bucket])
-    elif bucket < 3:
-        odds = max(odds, Real(1.5 if bucket < 2 else 1))
-    else:
-        odds = odds * Real(0.625)
+    odds = max(odds, Real(1.5 if bucket < 2 else 1)) if bucket < 3 else odds * Real(0.625)
     return float(odds) / (1 + float(odds))
 
 
@@ -229,26 +212,18 @@ class Calibration:
             return share / 2 if age in (0, OLDEST) else share
         if kind in ("store", "store other"):
             return store_prior(*rest[1:])
-        if kind in ("familiar", "nearest"):
-            return place_prior(kind, *rest[1:])
+        if kind == "nearest":
+            return nearest_prior(*rest[1:])
         if kind == "top":
             rank, bucket, _ = rest
             return NO_TOP[bucket] if rank == 4 else TOP[bucket]
-        if kind == "pair":
-            rank, bucket, _ = rest
-            return 0.015 if rank == 4 else PAIR[bucket]
         if kind == "head":
             rank, bucket, agreement = rest
             return head_prior(rank < 4, bucket, agreement)
-        if kind == "head depth":
-            rank, bucket, _ = rest
-            return head_prior(rank < 2, bucket, 1)
         if kind == "unemitted":
             return float(Real(UNEMITTED_SHARE[rest[0]]) * Real(1 + rest[-1]))
-        if kind == "store resume":
-            return 0.08 if rest[-1] else 0.13
         if kind == "session":
-            return 0.1 + 0.08 * min(rest[1], 3) if rest[1] else GUESS
+            return 0.1 + 0.08 * min(rest[0], 3) if rest[0] else GUESS
         if kind == "resume":
             return 0.25
         if kind == "near":
@@ -261,7 +236,7 @@ class Calibration:
         """The weight of an input in a set; a new one begins as WEIGHTS says, 0.3 elsewhere."""
         if (set, name) in self.weights:
             return self.weights[set, name]
-        if set[3] and name not in ("head", "head depth"):
+        if set[3] and name != "head":
             return BESIDE_HEAD * self.initial((*set[:3], False), name)
         return self.initial(set, name)
 

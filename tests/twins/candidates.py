@@ -10,19 +10,16 @@ from tests.twins.calibration import (
     Candidate,
     Real,
     Situation,
-    copied_bucket,
     count_bucket,
     distance_bucket,
     length_bucket,
 )
 from tests.twins.committed import ORDERS, SKIP, CommittedText
 from tests.twins.contexts import Slot
-from tests.twins.head import DEPTHS, FAINT_CHANCE, HeadRow, HeadRows
+from tests.twins.head import FAINT_CHANCE, HeadRow, HeadRows
 from tests.twins.places import Place
 from tests.twins.store_reader import Followed, StoreReader, Votes
 from tests.twins.top_tokens import FAINT, Row, TopTokens, Unemitted, age_bucket
-
-ACCEPTANCES, ACCEPTANCE_RATE = Real(5), Real(0.15)
 
 
 @dataclass
@@ -71,8 +68,6 @@ class Estimator:
         self.committed = committed
         self.counts = counts
         self.falls_back = falls_back
-        # decayed share of right best candidates
-        self.acceptance = Real(0.5) if store is None else store.familiar.acceptance
         self.unemitted: list[Unemitted] = []  # what the target left unemitted before the last tree
 
     def estimate(self, at: Position, least: Real) -> None:
@@ -88,17 +83,16 @@ class Estimator:
         known = self.committed.known(at.path)
         orders = sum(m < ORDERS for m in known)
         length = length_bucket(max(at.length, orders))
-        acceptance = min(int(ACCEPTANCES * self.acceptance), int(ACCEPTANCES) - 1)
         resumed = at.placed[1]
         at.votes = Votes() if self.store is None else self.store.vote(at.live, depth)
         earlier = self.store is not None and self.store.earlier
         stored = store_class(max(at.length, orders), at.votes.length, earlier)
-        rows = self.find_rows(text)
+        row = self.find_row(text)
         at.head = None if self.head is None else self.head.at(at.path)
-        for token in self.collect(at, known, rows, least):
-            situations = self.situations(token, at, known, acceptance, length)
-            for name, row in rows.items():
-                situations[name] = self.top_situation(name, token, row)
+        for token in self.collect(at, known, row, least):
+            situations = self.situations(token, at, known, length)
+            if row is not None:
+                situations["top"] = self.top_situation(token, row)
             if at.head is not None:
                 situations |= self.head_situations(token, at, at.head, known)
             agrees = None if resumed is None else resumed == token
@@ -109,9 +103,9 @@ class Estimator:
             at.candidates.append(self.calibration.mix(candidate))
 
     def situations(
-        self, token: int, at: Position, known: dict[int, Slot], acceptance: int, length: int
+        self, token: int, at: Position, known: dict[int, Slot], length: int
     ) -> dict[str, Situation]:
-        """A candidate's situation by input; ``acceptance`` and ``length`` are buckets."""
+        """A candidate's situation by input; ``length`` is a bucket."""
         found: dict[str, Situation] = {}
         depth, places = len(at.path), self.committed.places
         for m, slot in known.items():
@@ -121,7 +115,7 @@ class Estimator:
             found[f"context {m}"] = ("context", m, count_bucket(count), others, newest)
         match, resumed, near = (None if other is None else other == token for other in at.placed)
         if match is not None:
-            found["match"] = ("match", length, acceptance, match)
+            found["match"] = ("match", length, match)
         if resumed is not None and places.resume is not None:
             copied = length_bucket(places.resume.length)
             found["resume"] = ("resume", min(places.resume.since + depth, 5), copied, resumed)
@@ -132,7 +126,7 @@ class Estimator:
                 min(length_bucket(places.near.since) // 2, 5),
             )
             found["near"] = ("near", *where, near)
-        found["session"] = ("session", acceptance, length)
+        found["session"] = ("session", length)
         return found | self.store_situations(token, at)
 
     def store_situations(self, token: int, at: Position) -> dict[str, Situation]:
@@ -149,12 +143,6 @@ class Estimator:
         if votes.others:
             rest = count_bucket(votes.others - other)
             found["store other"] = ("store other", earlier, length, count_bucket(other), rest)
-        if votes.resumed is not None:
-            assert self.store.resume is not None
-            earlier = self.store.resume_earlier
-            since = min(self.store.since + len(at.path), 5)
-            copied = length_bucket(self.store.resume.length)
-            found["store resume"] = ("store resume", earlier, since, copied, token == votes.resumed)
         return found | self.place_situations(token, votes, length)
 
     def place_situations(self, token: int, votes: Votes, length: int) -> dict[str, Situation]:
@@ -163,10 +151,6 @@ class Estimator:
         if self.store is None or votes.nearest is None:
             return found
         earlier = self.store.earlier
-        if votes.familiar is not None:
-            most, here = votes.copied[votes.familiar], votes.copied.get(token, 0)
-            rank = 2 if here == most else int(here > 0)
-            found["familiar"] = ("familiar", earlier, rank, copied_bucket(most), length)
         shortest = votes.distance[votes.nearest]
         rank = 2 if votes.distance.get(token) == shortest else int(token in votes.distance)
         found["nearest"] = ("nearest", earlier, rank, distance_bucket(shortest), length)
@@ -206,11 +190,7 @@ class Estimator:
         if token in row.tokens:
             rank = row.tokens.index(token)
             chance = row.chances[rank]
-        place = 0 if rank == 0 else 2 if rank == 8 else 1
-        return {
-            "head": ("head", 4 if rank == 8 else min(rank, 3), chance, own),
-            "head depth": ("head depth", place, chance, min(len(at.path), DEPTHS - 1)),
-        }
+        return {"head": ("head", 4 if rank == 8 else min(rank, 3), chance, own)}
 
     def count_unemitted(self) -> None:
         """List what the target left unemitted, before a tree."""
@@ -218,25 +198,20 @@ class Estimator:
             recent = {token for token, _ in self.committed.recent.leaders}
             self.unemitted = self.top_tokens.unemitted(self.committed.text, recent)
 
-    def find_rows(self, text: list[int]) -> dict[str, Row]:
-        """The target's top-k candidates after the last token and the last two, where known."""
-        if self.top_tokens is None or not text:
-            return {}
-        last = self.top_tokens.rows.get(text[-1])
-        pair = self.top_tokens.pair_of(text[-2], text[-1]) if len(text) > 1 else None
-        rows = {"top": last, "pair": pair}
-        return {name: row for name, row in rows.items() if row is not None}
+    def find_row(self, text: list[int]) -> Row | None:
+        """The target's top-k candidates after the last token, where known."""
+        return self.top_tokens.rows.get(text[-1]) if self.top_tokens is not None and text else None
 
-    def top_situation(self, name: str, token: int, row: Row) -> Situation:
-        """What the target said of a candidate when it last saw the tokens before."""
+    def top_situation(self, token: int, row: Row) -> Situation:
+        """What the target said of a candidate when it last saw the token before."""
         age = age_bucket(len(self.committed.text) - row.since)
         if token in row.tokens:
             rank = row.tokens.index(token)
-            return (name, min(rank, 3), row.buckets[rank], age)
-        return (name, 4, row.buckets[0] if row.buckets else FAINT, age)
+            return ("top", min(rank, 3), row.buckets[rank], age)
+        return ("top", 4, row.buckets[0] if row.buckets else FAINT, age)
 
     def collect(
-        self, at: Position, known: dict[int, Slot], rows: dict[str, Row], least: Real
+        self, at: Position, known: dict[int, Slot], row: Row | None, least: Real
     ) -> list[int]:
         """The different tokens that may come next, in the order of preference among equals."""
         leaders = {m: slot.leader() for m, slot in known.items()} if self.counts else {}
@@ -250,7 +225,7 @@ class Estimator:
                 order += [token for token, count in slot.leaders if count > share]
         tokens = list(dict.fromkeys(token for token in order if token is not None))
         at.recycled = len(tokens)
-        for row in (rows[name] for name in ("pair", "top") if name in rows):
+        if row is not None:
             pairs = enumerate(zip(row.tokens, row.buckets, strict=True))
             fit = [token for i, (token, b) in pairs if i == 0 or (least <= 1 and b < FAINT)]
             tokens = list(dict.fromkeys(tokens + fit))
@@ -277,8 +252,8 @@ class Estimator:
             order.append(votes.leading)
             if votes.others:
                 order.append(votes.leading_other)
-            order.append(votes.familiar)
-        return [*order, votes.resumed]
+            order.append(votes.nearest)
+        return order
 
     def others(self, at: Position) -> list[tuple[int, Situation]]:
         """The recent tokens that are no candidates, with situations; then the unemitted ones."""
@@ -307,7 +282,7 @@ class Estimator:
             return 6
         if token in at.placed:
             return 1
-        if token in at.votes.counts or token == at.votes.resumed:
+        if token in at.votes.counts:
             return 4
         if token in (each.token for each in at.candidates[at.ranked :]):
             return 6
@@ -325,11 +300,6 @@ class Estimator:
         """Compare a position's candidates, in a tree recent tokens too, with what came there."""
         for each in at.candidates:
             self.calibration.learn(each, each.token == token)
-        if at.candidates and at.head is None:
-            right = Real(at.best.token == token)
-            self.acceptance += ACCEPTANCE_RATE * (right - self.acceptance)
-            if self.store is not None:
-                self.store.familiar.acceptance = self.acceptance
         if not tree or not self.falls_back or any(each.token == token for each in at.candidates):
             return
         for other, situation in self.others(at):

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.twins.top_tokens import RANKS
 
-FAINT_CHANCE, DEPTHS = 11, 6
+FAINT_CHANCE = 11
 # ln of 0.97, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.25, 0.12, 0.05 and 0.01.
 BOUNDS = [
     np.float32(bound)

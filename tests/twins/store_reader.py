@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import numpy as np
-
-from tests.twins.regions import FULL_LENGTH, Regions
-
 PLACES, AHEAD, LEADERS, SURE, PATIENCE, LONGEST_PAUSE = 32, 64, 8, 12, 16, 64
 FAR_OFF, COPIED = 2**31 - 1, 3
-Real = np.float32
 
 
 class Source(Protocol):
@@ -35,12 +30,11 @@ class Source(Protocol):
 class Followed:
     """A place that is followed: ``at`` is the position of the next token.
 
-    ``copied`` is what was right in its region, ``distance`` that from where the last copy goes on.
+    ``distance`` is that from where the last copy goes on.
     """
 
     at: int
     length: int
-    copied: np.float32 = field(default_factory=Real)
     distance: int = FAR_OFF
 
     def moved(self, n: int) -> Followed:
@@ -53,18 +47,15 @@ class Votes:
     """What comes next at the places that a path follows.
 
     ``counts`` holds (among the longest matches, among shorter ones) by token, the first
-    ``LEADERS`` tokens only; ``total`` and ``others`` count all places that go on. ``copied`` and
-    ``distance`` hold the most that was right in a region, and the shortest distance, of a token's
-    places.
+    ``LEADERS`` tokens only; ``total`` and ``others`` count all places that go on. ``distance``
+    holds the shortest distance of a token's places.
     """
 
     length: int = 0
     total: int = 0
     others: int = 0
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
-    copied: dict[int, np.float32] = field(default_factory=dict)
     distance: dict[int, int] = field(default_factory=dict)
-    resumed: int | None = None
 
     @property
     def leading(self) -> int:
@@ -77,19 +68,6 @@ class Votes:
         return max(self.counts, key=lambda token: self.counts[token][1])
 
     @property
-    def familiar(self) -> int | None:
-        """The token with the most that was right in a region, if any was.
-
-        Of equals the one with the highest count, then the first.
-        """
-
-        def worth(token: int) -> tuple[np.float32, int]:
-            return self.copied[token], self.counts[token][0]
-
-        best = max(self.copied, key=worth, default=None)
-        return best if best is not None and self.copied[best] > 0 else None
-
-    @property
     def nearest(self) -> int | None:
         """The token at the shortest distance from where the last copy would go on."""
         return min(self.distance, key=lambda token: self.distance[token], default=None)
@@ -99,9 +77,7 @@ class Familiar:
     """What a conversation's requests learn about a store, one after another."""
 
     def __init__(self) -> None:
-        self.regions = Regions()
         self.copied_to: int | None = None  # where the last copy would go on
-        self.acceptance = Real(0.5)
 
 
 class StoreReader:
@@ -111,10 +87,8 @@ class StoreReader:
         self.source = source
         self.familiar = familiar or Familiar()
         self.places: list[Followed] = []
-        self.resume: Followed | None = None
-        self.since = 0
         self.longest = 0
-        self.earlier = self.resume_earlier = False  # of the longest match, and of the place left
+        self.earlier = False  # of the longest match
         self.asked = False
         self.missed = self.pause = self.look_ups = self.hits = 0
 
@@ -127,7 +101,6 @@ class StoreReader:
             self.longest = self.places[0].length if self.places else 0
             self.earlier = bool(self.places) and self.source.earlier(self.places[0].at)
         for place in self.places:
-            place.copied = self.familiar.regions.copied_from(place.at)
             place.distance = FAR_OFF
             if self.familiar.copied_to is not None:
                 place.distance = min(abs(place.at - self.familiar.copied_to), FAR_OFF)
@@ -146,8 +119,6 @@ class StoreReader:
     def vote(self, live: list[Followed], depth: int) -> Votes:
         """Count what comes next at places, ``depth`` tokens behind the text."""
         votes = Votes()
-        if self.resume is not None:
-            votes.resumed = self.token(self.resume, depth)
         for place in live:
             token = self.token(place, depth)
             if token is None:
@@ -159,7 +130,6 @@ class StoreReader:
             if token in votes.counts or len(votes.counts) < LEADERS:
                 count, other = votes.counts.get(token, (0, 0))
                 votes.counts[token] = (count + longest, other + (not longest))
-                votes.copied[token] = max(votes.copied.get(token, Real(0)), place.copied)
                 distance = min(votes.distance.get(token, FAR_OFF), place.distance)
                 votes.distance[token] = distance
         return votes
@@ -173,25 +143,14 @@ class StoreReader:
         n = len(new)
         self.pause = max(self.pause - n, 0)
         if n > AHEAD:
-            self.places, self.longest, self.resume, self.asked = [], 0, None, False
+            self.places, self.longest, self.asked = [], 0, False
             self.familiar.copied_to = None
             return
-        if self.resume is not None:
-            self.since += n
-            self.resume = self.passed(self.resume, n)
-        kept, furthest, best = [], 0, None
         agreements = [self.agreement(place, new) for place in self.places]
-        self.count_right(agreements, n)
-        for place, agrees in zip(self.places, agreements, strict=True):
-            if agrees == n:
-                kept.append(place.moved(n))
-            elif agrees > furthest:
-                furthest, best = agrees, place
-        if not kept and best is not None:
-            self.since = n - furthest - 1
-            self.resume_earlier = self.source.earlier(best.at)
-            self.resume = self.passed(Followed(best.at, best.length + furthest), n)
-        self.judge(bool(kept or furthest))
+        self.note_copied(agreements, n)
+        follow = zip(self.places, agreements, strict=True)
+        kept = [place.moved(n) for place, agrees in follow if agrees == n]
+        self.judge(any(agreements) or bool(kept))
         longest = self.longest + n
         self.longest = longest if kept and kept[0].length == longest else 0
         self.places = kept
@@ -203,16 +162,14 @@ class StoreReader:
             agrees += 1
         return agrees
 
-    def count_right(self, agreements: Sequence[int], n: int) -> None:
-        """Count where the ``n`` new tokens came next: so many of them at each place."""
-        self.familiar.regions.fade(n)
-        right = [each for each in zip(agreements, self.places, strict=True) if each[0]]
+    def note_copied(self, agreements: Sequence[int], n: int) -> None:
+        """Note where the last copy goes on: so many of the ``n`` new tokens came at each place."""
         last: tuple[int, Followed] | None = None
-        for agrees, place in right:
-            share = Real(agrees) * Real(min(place.length, FULL_LENGTH)) / Real(FULL_LENGTH)
-            self.familiar.regions.count_copied(place.at, share / Real(len(right)))
-            if place.length + agrees >= COPIED and (
-                last is None or (agrees, -place.distance) > (last[0], -last[1].distance)
+        for agrees, place in zip(agreements, self.places, strict=True):
+            if (
+                agrees
+                and place.length + agrees >= COPIED
+                and (last is None or (agrees, -place.distance) > (last[0], -last[1].distance))
             ):
                 last = agrees, place
         if last is not None:
@@ -223,12 +180,6 @@ class StoreReader:
     def count_anew(self) -> None:
         """Forget how many look-ups there were, and that they failed."""
         self.missed = self.pause = self.look_ups = self.hits = 0
-
-    def passed(self, place: Followed, n: int) -> Followed | None:
-        """A place that was left, ``n`` tokens on; None past its document's end."""
-        if n and self.token(place, n - 1) is None:
-            return None
-        return Followed(place.at + n, place.length)
 
     def judge(self, right: bool) -> None:
         """Note whether any place of the last look-up went on as the sequence did."""

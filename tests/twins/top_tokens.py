@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 RANKS, FAINT = 8, 8
-PAIR_BITS, LATEST = 12, 4
+LATEST = 4
 MOST_IDS = 1 << 22
 # ln of 0.9, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03 and 0.01.
 BOUNDS = [
@@ -31,12 +31,6 @@ def age_bucket(age: int) -> int:
     return 0 if age < 32 else 1 if age < 128 else 2
 
 
-def pair_slot(before: int, last: int) -> int:
-    """Where the row behind two tokens is kept."""
-    mixed = before * 0x9E3779B1 + last
-    return (mixed * 0x85EBCA6B & 0xFFFFFFFF) >> (32 - PAIR_BITS)
-
-
 @dataclass(frozen=True)
 class Row:
     """Tokens, the buckets of their probabilities, and the position that it is about.
@@ -47,7 +41,6 @@ class Row:
     tokens: tuple[int, ...]
     buckets: tuple[int, ...]
     since: int
-    pair: tuple[int, int]  # the last two tokens before it; -1: not known
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,6 @@ class TopTokens:
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
-        self.pairs: dict[int, Row] = {}  # by slot
         self.latest: dict[int, Row] = {}  # by position, modulo LATEST
 
     def __len__(self) -> int:
@@ -75,24 +67,13 @@ class TopTokens:
         """((token, bucket), ...) and the time of a row, or None."""
         return described(self.rows.get(token))
 
-    def pair(self, before: int, last: int) -> tuple[list[tuple[int, int]], int] | None:
-        """The same, of the row behind two tokens."""
-        return described(self.pair_of(before, last))
-
-    def pair_of(self, before: int, last: int) -> Row | None:
-        """The row behind two tokens."""
-        row = self.pairs.get(pair_slot(before, last))
-        return row if row is not None and row.tokens and row.pair == (before, last) else None
-
-    def put(self, before: int, last: int, ids: Any, log_probs: Any, since: int) -> None:
-        """Write the rows behind ``last``, and behind ``before`` and it, unless that is -1."""
+    def put(self, last: int, ids: Any, log_probs: Any, since: int) -> None:
+        """Write the row behind ``last``."""
         if last >= MOST_IDS:
             return
         tokens = tuple(int(each) for each in ids[:RANKS])
         buckets = tuple(bucket_of(np.float32(each)) for each in log_probs[:RANKS])
-        row = self.rows[last] = Row(tokens, buckets, since, (before, last))
-        if before != -1:
-            self.pairs[pair_slot(before, last)] = row
+        self.rows[last] = Row(tokens, buckets, since)
 
     def put_latest(self, last: int) -> None:
         """Note that the row just written behind ``last`` is of the text itself."""

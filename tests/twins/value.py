@@ -103,18 +103,16 @@ class ValueEngine:
         """Tell the store that tokens of the last draft were accepted: the twin's keeps no count."""
 
     def recycle(
-        self, tokens: Tokens, parents: Any, ids: Any, log_probs: Any, accepted: Sequence[int] = ()
+        self, tokens: Tokens, ids: Any, log_probs: Any, accepted: Sequence[int] = ()
     ) -> None:
         """Keep what the target found most probable after the last token and drafted ones."""
         if self.top_tokens is None:
             return
         nodes, n = committed_ids(tokens), len(self.committed.text)
-        last = self.committed.text[-2] if n > 1 else -1
         rows = [(i, n, False) for i in range(len(nodes))]
         rows += [(i, n + depth, True) for depth, i in enumerate(accepted)]
         for i, since, of_text in rows:
-            before = last if parents[i] == -1 else nodes[parents[i]]
-            self.top_tokens.put(before, nodes[i], committed_ids(ids[i]), log_probs[i], since)
+            self.top_tokens.put(nodes[i], committed_ids(ids[i]), log_probs[i], since)
             if of_text:
                 self.top_tokens.put_latest(nodes[i])
 
