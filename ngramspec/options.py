@@ -11,7 +11,7 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import CALIBRATIONS, POLICIES, build_drafter
 from ngramspec.errors import check_choice, check_int, check_real
 from ngramspec.stats import StepEvent
-from ngramspec.stores.choice import Store, described, open_stores
+from ngramspec.stores.choice import Store, open_stores
 
 FOLDER = "custom_generate"  # transformers' name of the folder with a model's generate
 FILE = "ngramspec.json"
@@ -290,7 +290,8 @@ class Options:
         if drafter.spec is None:
             name = type(drafter).__name__
             raise ValueError(f"drafter {name} has no spec; give it one, or build it from a string")
-        stores = {"stores": described(drafter.stores)} if drafter.stores else {}
+        kept = [store.description() for store in drafter.stores]
+        stores = {"stores": kept} if kept else {}
         return {"drafter": drafter.spec} | {name: getattr(self, name) for name in PLAIN} | stores
 
     def __repr__(self) -> str:

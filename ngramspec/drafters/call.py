@@ -30,16 +30,9 @@ if TYPE_CHECKING:
 class CallStores:
     """The stores and tools of one call, for its rows.
 
-    Args:
-        current: returns the Speculator's drafter.
-        stores: replace that drafter's stores; None: keep them.
-        extra: stores in addition to these.
-        session: the name of the rows' conversation in the namespaces.
-
-    Raises:
-        TypeError: an entry is not a store.
-        OSError: a store's file cannot be read.
-        ValueError: a store's file is broken, or the drafter takes no stores.
+    ``current`` returns the Speculator's drafter. ``stores`` replace that drafter's (None: keep
+    them), and ``extra`` come in addition. ``session`` names the conversation in the namespaces.
+    A TypeError, OSError or ValueError says which entry cannot be used.
     """
 
     def __init__(

@@ -23,16 +23,10 @@ LITERALS = ("true", "false", "null")
 
 @dataclass(slots=True)
 class Frame:
-    """An object or array that is open.
+    """An object or array that is open."""
 
-    Attributes:
-        path: names of the keys that lead to it.
-        keys: keys of the object that were written, the last one that of the current value; None:
-            it is an array.
-    """
-
-    path: tuple[str, ...]
-    keys: list[str] | None
+    path: tuple[str, ...]  # names of the keys that lead to it
+    keys: list[str] | None  # that the object has so far, with the current one; None: an array
 
 
 @dataclass(slots=True)

@@ -12,9 +12,6 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.hf_model.compat.names import position_limit
-from ngramspec.hf_model.compat.versions import silence
-
 if TYPE_CHECKING:
     import torch
 
@@ -65,6 +62,8 @@ class LoadedModel:
     @property
     def max_positions(self) -> int | None:
         """The most positions of a sequence; None if the config does not say."""
+        from ngramspec.hf_model.compat.names import position_limit  # which needs torch
+
         return position_limit(self.model.config)
 
     @property
@@ -109,6 +108,8 @@ def load(
     on_stage(STAGES[0])
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ngramspec.hf_model.compat.versions import silence
 
     silence()
     try:

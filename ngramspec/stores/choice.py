@@ -16,11 +16,6 @@ Store: TypeAlias = "Corpus | Namespace | str | PathLike[str] | Mapping[str, Any]
 OpenStore: TypeAlias = "Corpus | Namespace"
 
 
-def described(stores: Sequence[OpenStore]) -> list[Any]:
-    """The stores as JSON values, without their text. ``open_stores`` makes equal ones from them."""
-    return [store.description() for store in stores]
-
-
 def open_stores(stores: Sequence[Any] | None, name: str = "stores") -> tuple[Any, ...]:
     """Open the stores that a user names, without duplicates; errors begin with ``name``.
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -86,36 +86,28 @@ def wrap(
         "requirements.txt": f"ngramspec>={version('ngramspec')}\n",
         FILE: json.dumps(settings, indent=2) + "\n",
     }
-    with _nothing_left_after_an_error(out_dir):
+    with ExitStack() as undo:
         for name, source in sources.items():
-            _place(source, _cleared(out_dir / name), done, link=not copy)
+            _place(source, _cleared(out_dir / name, undo), done, link=not copy)
         for name, text in texts.items():
-            _cleared(out_dir / FOLDER / name).write_text(text, encoding="utf-8")
+            _cleared(out_dir / FOLDER / name, undo).write_text(text, encoding="utf-8")
+        undo.pop_all()  # no error: keep everything
     return done
 
 
-@contextmanager
-def _nothing_left_after_an_error(folder: Path) -> Iterator[None]:
-    """Remove what the block made in a folder, and the folders around it, if it raises."""
-
-    def found() -> set[Path]:
-        return {*folder.rglob("*"), *(each for each in (folder, *folder.parents) if each.exists())}
-
-    before = found()
-    try:
-        yield
-    except BaseException:
-        for path in sorted(found() - before, reverse=True):  # files before their folders
-            with suppress(OSError):  # report the first error
-                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        raise
-
-
-def _cleared(path: Path) -> Path:
+def _cleared(path: Path, undo: ExitStack) -> Path:
     """A path to write to. A link there is removed, so that its target is not overwritten."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in reversed([each for each in path.parents if not each.exists()]):
+        folder.mkdir(exist_ok=True)
+        undo.callback(_remove, folder)
     path.unlink(missing_ok=True)
+    undo.callback(_remove, path)
     return path
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # report the first error
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -162,7 +162,7 @@ def test_trees_on_static_caches(name, attention):
                 )
 
 
-def test_a_tree_without_branches_runs_as_a_chain_and_its_drafter_sees_the_tree(monkeypatch):
+def test_a_tree_without_branches_runs_as_a_chain(monkeypatch):
     model = tiny_llama()
     text = model.generate(IDS, max_new_tokens=60)[0].tolist()
     seen = []
@@ -190,8 +190,8 @@ def test_a_tree_without_branches_runs_as_a_chain_and_its_drafter_sees_the_tree(m
     assert branched
     assert all(parents[-1] == -1 and len(parents) > 1 for parents in branched)
     assert len(branched) < len([nodes for nodes, _ in seen if nodes])
-    assert drafter.observed
-    assert all(draft.parents is not None for draft, _, _ in drafter.observed)
+    trees = [draft.parents is not None for draft, _, _ in drafter.observed]
+    assert trees.count(True) == len(branched)  # the others are observed as chains
     assert speculator.stats.drafter_faults == 0
 
 

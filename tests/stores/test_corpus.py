@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from native_strategies import CHUNKS, INDICES, QUICK, int32
 
-from ngramspec.stores import Corpus, corpus_build
+from ngramspec.stores import Corpus
 from ngramspec.stores.base import fingerprint
+from ngramspec.stores.corpus import sortable
 from tests.twins.store_corpus import CorpusIndex as Twin
 
 pytest.importorskip("pydivsufsort")
@@ -267,7 +268,7 @@ def test_opening_needs_neither_pydivsufsort_nor_torch(tmp_path):
 def test_sorting_takes_one_two_or_three_bytes_a_token():
     for most, each in ((255, 1), (256, 2), (65535, 2), (65536, 3)):
         text = int32([2**31 - 1, *range(5, 5 + most), 2**31 - 1])
-        content, width = corpus_build.sortable(text)
+        content, width = sortable(text)
         assert (width, len(content)) == (each, each * len(text))
 
 

@@ -21,7 +21,6 @@ from redis_processes import WORDS, Vocabulary, shared
 
 import ngramspec
 from ngramspec import SharedStore, Speculator, build_drafter
-from ngramspec.stores.choice import described, open_stores
 
 pytestmark = pytest.mark.skipif(
     shutil.which("redis-server") is None, reason="redis-server is not installed"
@@ -380,9 +379,9 @@ def test_settings_of_an_engine_name_a_server(server):
     settings = {"namespace": "a", "sync": server.address}
     [namespace] = named_stores([settings], Vocabulary())
     with pytest.raises(ValueError, match="sync has a password"):
-        described(open_stores([namespace]))
+        namespace.description()
     namespace.settings["sync"] = "redis://127.0.0.1"
-    assert described([namespace]) == [namespace.settings]
+    assert namespace.description() == namespace.settings
     namespace.store.sync.close(0)
 
 
