@@ -134,7 +134,7 @@ def documents_of(corpus: Corpus) -> list[Int32]:
     index: Any = corpus.index
     found, at = [], 1
     while at < index.n:
-        pieces = []  # of at most 64 tokens; the last one of a document is empty
+        pieces: list[Int32] = []  # of at most 64 tokens; the last one of a document is empty
         while not pieces or len(pieces[-1]):
             pieces.append(index.tokens_at(at, 64))
             at += len(pieces[-1])
