@@ -132,10 +132,14 @@ class ArcticDrafter(Drafter):
 def documents_of(corpus: Corpus) -> list[Int32]:
     """The documents of a corpus, in order."""
     index: Any = corpus.index
-    found, at, end = [], 1, index.n
-    while at < end:
-        found.append(index.tokens_at(at, end - at).copy())
-        at += len(found[-1]) + 1
+    found, at = [], 1
+    while at < index.n:
+        pieces: list[Int32] = []  # of at most 64 tokens; the last one of a document is empty
+        while not pieces or len(pieces[-1]):
+            pieces.append(index.tokens_at(at, 64))
+            at += len(pieces[-1])
+        found.append(np.concatenate(pieces))
+        at += 1
     return found
 
 

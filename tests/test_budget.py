@@ -16,15 +16,15 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (33_000, 42_900),
-    "shipped files": (160, 292),
-    "lines of tests": (41_000, 49_900),
-    "lines of benchmarks": (7_500, 8_500),
-    "modules of a greedy call": (45, 76),
-    "lines of a greedy call": (8_500, 12_400),
-    "types of a greedy step": (18, 34),
-    "calls of an undrafted step": (150, 185),
-    "constants that are not tuned": (20, 72),
+    "shipped lines": (33_000, 38_000),
+    "shipped files": (160, 182),
+    "lines of tests": (41_000, 48_600),
+    "lines of benchmarks": (7_500, 7_900),
+    "modules of a greedy call": (45, 62),
+    "lines of a greedy call": (8_500, 12_100),
+    "types of a greedy step": (18, 33),
+    "calls of an undrafted step": (150, 175),
+    "constants that are not tuned": (20, 68),
     "import circles": (0, 1),
 }
 GREEDY_CALLS = """

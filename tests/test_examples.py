@@ -37,7 +37,7 @@ SHORT = {  # the tokens that tests of a few seconds generate; the other examples
     "batch": 12,
     "custom_drafter": 24,
     "editor_client": 24,
-    "repository": 32,
+    "repository": 48,
     "streaming": 16,
     "structured_output": 28,
     "summarize": 20,

@@ -54,9 +54,7 @@ cdef enum:
     OWN_STANDINGS = 4   # the text: nothing; it followed; it leads the longest context; the match
     STORE_STANDINGS = 5  # the store: other tokens; also this; leads the others; the longest; both
     STANDINGS = 1 + 2 * OWN_STANDINGS * STORE_STANDINGS * LENGTHS   # 0: the store has no match
-
-cdef enum:
-    MOST_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 2 * RANKS + 1
+    MAX_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 2 * RANKS + 1
 
 cdef struct Cell:       # 12 bytes
     float right         # fading count of right candidates, including the prior
@@ -67,12 +65,12 @@ cdef struct Candidates:     # the candidates of a position
     int32_t n
     int32_t inputs          # number of inputs of the mix, the same for all candidates
     int8_t input[INPUTS - 1]
-    int32_t token[MOST_CANDIDATES]
-    float odds[MOST_CANDIDATES]        # log-odds that it is the next token
-    float p[MOST_CANDIDATES]           # its probability, in a tree
-    int16_t set[MOST_CANDIDATES]       # index of its weights
-    int16_t standing[MOST_CANDIDATES]  # index of its further weights
-    int16_t cell[INPUTS - 1][MOST_CANDIDATES]  # cells by input, in the order of ``input``
+    int32_t token[MAX_CANDIDATES]
+    float odds[MAX_CANDIDATES]        # log-odds that it is the next token
+    float p[MAX_CANDIDATES]           # its probability, in a tree
+    int16_t set[MAX_CANDIDATES]       # index of its weights
+    int16_t standing[MAX_CANDIDATES]  # index of its further weights
+    int16_t cell[INPUTS - 1][MAX_CANDIDATES]  # cells by input, in the order of ``input``
 
 
 cdef inline float squash(float odds) noexcept nogil:

@@ -3,7 +3,7 @@
 The candidates are the token at each place, the leading continuations of each context, and, where
 there are none, the sequence's most frequent token. All candidates of a position have the same
 inputs, in the same order. A cell describes each candidate by each input, and the calibration mixes
-the cells to P(it is next). A position costs at most MOST_CANDIDATES estimates, in a chain nine. To
+the cells to P(it is next). A position costs at most MAX_CANDIDATES estimates, in a chain nine. To
 add a source of candidates, add places or contexts, its cells, its turn in ``collect`` and its
 inputs in ``describe``. One thread at a time.
 """
@@ -12,7 +12,7 @@ from libc.stdint cimport int16_t, int32_t, int8_t
 
 from ngramspec._native.calibration cimport (
     AGREEMENTS, COUNTS, DISTANCES, HEADLESS_SETS, HEAD_CELLS, HEAD_INPUT, KNOWN, LENGTHS,
-    MATCH_CELLS, MATCH_INPUT, MOST_CANDIDATES, NEAREST_CELLS, NEAREST_INPUT, NEAR_CELLS,
+    MATCH_CELLS, MATCH_INPUT, MAX_CANDIDATES, NEAREST_CELLS, NEAREST_INPUT, NEAR_CELLS,
     NEAR_INPUT, NEAR_LENGTHS, NEAR_SINCE, OWN_STANDINGS, RANKED, RESUMED, RESUME_CELLS,
     RESUME_INPUT, SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES,
     STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_STANDINGS, TOP_CELLS, TOP_INPUT,
@@ -195,7 +195,7 @@ cdef inline void add_store(Position* at, StoreReader store, const int32_t* own) 
     """Describe what a store says about the candidates; ``own`` is what the text says."""
     cdef Candidates* all = &at.candidates
     cdef const Votes* votes = &at.votes
-    cdef int32_t which[MOST_CANDIDATES]
+    cdef int32_t which[MAX_CANDIDATES]
     cdef int i, k, says, cell
     for i in range(all.n):
         which[i] = votes.n
@@ -331,7 +331,7 @@ cdef class Estimator:
     ) noexcept nogil:
         """Set the inputs of a position's candidates, and the cells and weights of each."""
         cdef Candidates* all = &at.candidates
-        cdef int32_t own[MOST_CANDIDATES]
+        cdef int32_t own[MAX_CANDIDATES]
         cdef int32_t resumed = at.placed[RESUME]
         cdef int orders = 0, length, weights
         while orders < ORDERS and known[orders] != NULL:

@@ -29,8 +29,6 @@ from ngramspec._native.common cimport (
 
 cdef enum:
     CLONE = 1 << 30
-
-cdef enum:
     ANCESTORS = 8
 
 cdef struct State:      # 16 bytes

@@ -1,6 +1,6 @@
 """The most probable tokens of the target and of a drafting head."""
 
-from libc.stdint cimport int32_t, int8_t, uint32_t
+from libc.stdint cimport int32_t, int8_t
 
 from ngramspec._native.text cimport Recent, Text
 
@@ -11,11 +11,8 @@ cdef enum:
     AGED = 3            # buckets of the number of tokens committed since
     LATEST = 4          # last positions of the text whose rows are also kept
     UNEMITTED = LATEST * RANKS
-
-cdef enum:
     CHANCES = 12        # buckets of a head's probability
     FAINT_CHANCE = CHANCES - 1  # the last bucket: 0.01 or less
-    HEAD_DEPTHS = 6     # buckets of the number of tokens between the text and the position
 
 cdef struct Row:        # 48 bytes
     int32_t since       # position in the text that it belongs to, or at which the draft began

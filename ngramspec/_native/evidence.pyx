@@ -23,7 +23,7 @@ from ngramspec._native.common cimport NONE, reserve
 from ngramspec._native.text cimport Recent, Text
 
 cdef enum:
-    MOST_IDS = 1 << 22      # larger ids are ignored; no vocabulary has them
+    MAX_IDS = 1 << 22      # larger ids are ignored; no vocabulary has them
 
 # ln of 0.9, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03 and 0.01.
 cdef float[FAINT] BOUNDS = [
@@ -86,7 +86,7 @@ cdef class TopTokens:
         cdef Py_ssize_t old = self.place_cap
         cdef Row* row
         cdef int i
-        if last >= MOST_IDS:
+        if last >= MAX_IDS:
             return 0
         if reserve(<void**>&self.places, &self.place_cap, last + 1, sizeof(int32_t)) < 0:
             return -1

@@ -30,11 +30,9 @@ from ngramspec._native.common cimport (
 
 cdef enum:
     TIES = 64  # maximum number of newer ties among which a decremented entry is placed exactly
-
-cdef enum:
     MIN_ORDER = 2
     MAX_ORDER = 8
-    MOST_NEW = 3 * (MAX_ORDER - 1)  # per order: a bucket to forget, two and two entries to count
+    MAX_NEW = 3 * (MAX_ORDER - 1)  # per order: a bucket to forget, two and two entries to count
 
 cdef struct Bucket:     # 24 bytes
     uint64_t key        # the context it belongs to
@@ -552,7 +550,7 @@ cdef class NGramTable(TokenStructure):
         cdef Py_ssize_t slot
         cdef uint64_t key
         cdef int m
-        if self.grow() < 0 or count_order_reserve(&self.counts, MOST_NEW) < 0:
+        if self.grow() < 0 or count_order_reserve(&self.counts, MAX_NEW) < 0:
             return -1
         if self.width and self.n >= self.width:
             self.forget()

@@ -25,7 +25,7 @@ def agreed(
     drafted: npt.NDArray[np.int32], committed: npt.NDArray[np.int32], begin: int, end: int
 ) -> int: ...
 def sound_chain(tokens: Any, confidence: Any, room: int, vocab: int) -> bool: ...
-def worthwhile_heads(
+def best_prefix_lengths(
     confidences: Sequence[npt.NDArray[np.float32]],
     curve: npt.NDArray[np.float32],
     chains: bool = True,

@@ -205,7 +205,7 @@ cdef inline bint same(
     return end <= begin or memcmp(one + begin, other + begin, (end - begin) * sizeof(int32_t)) == 0
 
 
-def worthwhile_heads(
+def best_prefix_lengths(
     confidences, const float[::1] curve not None, bint chains=True, double lasting=1.0,
     weights=None, double rate=NAN,
 ):
@@ -236,7 +236,7 @@ def worthwhile_heads(
     Example:
         >>> import numpy as np
         >>> sure, rare = np.array([0.9, 0.9], np.float32), np.array([0.1], np.float32)
-        >>> worthwhile_heads([sure, rare], np.array([1, 1.2, 1.4, 1.6], np.float32))
+        >>> best_prefix_lengths([sure, rare], np.array([1, 1.2, 1.4, 1.6], np.float32))
         [2, 0]
     """
     cdef Py_ssize_t rows = len(confidences), row, total
@@ -335,7 +335,7 @@ def generous_cost(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k
 
 
 cdef inline double worth(double expected, double cost, double rate) noexcept nogil:
-    """The value of a step, see ``worthwhile_heads``. ``rate`` is the sum over all rows."""
+    """The value of a step, see ``best_prefix_lengths``. ``rate`` is the sum over all rows."""
     return expected / cost if isnan(rate) else expected - rate * cost
 
 

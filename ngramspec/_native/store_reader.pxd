@@ -4,8 +4,6 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 cdef enum:
     SEPARATOR = 0x7fffffff  # not a token
-
-cdef enum:
     STORE_PLACES = 32   # places followed at once, bits of ``live``
     AHEAD = 64          # tokens buffered per place
     CHUNK = 8           # tokens copied from the store at once

@@ -33,6 +33,7 @@ from ngramspec._native.common cimport (
     array_tokens, check_ids, process_salt, start_of, token_view, xxh64,
 )
 from ngramspec._native.store_reader cimport SEPARATOR, Found, StoreSource
+from ngramspec._native.text cimport prefetch_line
 
 cdef extern from *:
     """
@@ -50,14 +51,8 @@ cdef extern from *:
     #else
     static void use_huge_pages(void* memory, size_t bytes) { (void)memory; (void)bytes; }
     #endif
-    #if defined(__GNUC__) || defined(__clang__)
-    #define prefetch(address) __builtin_prefetch(address)
-    #else
-    #define prefetch(address) ((void)(address))
-    #endif
     """
     void use_huge_pages(void* memory, size_t size) noexcept nogil
-    void prefetch(const void* address) noexcept nogil
 
 cdef enum:
     RING_LEVELS = 3     # context lengths that have places
@@ -440,7 +435,7 @@ cdef class StoreRing:
             for level in range(RING_LEVELS):
                 if have >= length_of(level):
                     buckets[level] = self.bucket(level, end)
-                    prefetch(&self.heads[level][buckets[level]])
+                    prefetch_line(&self.heads[level][buckets[level]])
             for level in range(RING_LEVELS - 1, -1, -1):
                 if have >= length_of(level) and n < most:
                     n = self.walk(level, buckets[level], end, have, own, into, n, most)

@@ -15,8 +15,6 @@ cdef enum:
     ORDERS = CONTEXTS - 1   # those without a gap; the one with index m has m + 1 tokens
     SKIP = ORDERS           # index of the one that skips the last token
     SKIP_SEED = 32          # its hash seed; the others use their n-gram's order
-
-cdef enum:
     LEADERS = 3         # continuations kept per context
 
 cdef enum:
@@ -25,8 +23,6 @@ cdef enum:
     NEAR = 2            # the best match around there, after an insertion or a deletion
     PLACES = 3
     FAR = 64            # maximum number of tokens compared to find a match's length
-
-cdef enum:
     RECENT = 64         # tokens kept
     RECENT_FADE_AT = 255
 

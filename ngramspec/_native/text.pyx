@@ -18,7 +18,7 @@ compares at most ``FAR * 3 + NEAR_LENGTH * (BEFORE + AFTER)`` tokens. Memory: 4 
 
 from libc.stdint cimport int32_t, uint64_t, uint8_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memmove, memset
 
 from ngramspec._native.common cimport NONE, process_salt, reserve, start_of, token_view, xxh64
 
@@ -29,8 +29,6 @@ cdef enum:
     FADE_AT = 255
     LEAST_SLOTS = 64
     LONGEST = 7
-
-cdef enum:
     RECENT_SPAN = 2048  # last tokens that are counted; older ones have faded
     BEFORE = 16         # positions searched before a resumed copy
     AFTER = 32          # positions searched after it

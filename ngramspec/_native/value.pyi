@@ -20,7 +20,7 @@ class ValueEngine:
         headed: bool = False,
         familiar: Familiar | None = None,
     ) -> None: ...
-    def read_head(
+    def set_head_rows(
         self,
         before: npt.NDArray[np.int32],
         ids: npt.NDArray[np.int32],

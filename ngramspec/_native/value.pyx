@@ -14,7 +14,7 @@ with a measured cost and a probability for each node.
 Invariants: drafts depend only on the committed text, the calibration and the outcome of earlier
 drafts. No child has more reach than its parent, so the nodes up to the one being expanded keep
 their places in the order. Costs: a committed token four counts, a drafted position four look-ups
-and at most ``MOST_CANDIDATES`` estimates (in a chain nine); a draft expands at most ``limit``
+and at most ``MAX_CANDIDATES`` estimates (in a chain nine); a draft expands at most ``limit``
 nodes, and at most LOOKAHEAD after the best end so far; finding places is bounded (text.pyx).
 Memory: 4 bytes per token, 32 to 85 per context, 2.3 kB per node of the largest draft. One thread
 at a time: a second one gets a RuntimeError while an operation runs without the GIL.
@@ -386,7 +386,7 @@ cdef class ValueEngine:
         min_match: shortest match to copy from, in tokens, >= 1.
         store: a store to draft from in addition to the committed text, or None.
         recycles: whether to draft the target's top-k candidates, see ``recycle``.
-        headed: whether to draft a head's tokens, see ``read_head``.
+        headed: whether to draft a head's tokens, see ``set_head_rows``.
         familiar: what earlier requests of the same conversation learned about the store, or None.
     """
 
@@ -555,7 +555,7 @@ cdef class ValueEngine:
         if failed:
             raise MemoryError("the target's top-k candidates")
 
-    def read_head(
+    def set_head_rows(
         self, before, const int32_t[:, ::1] ids, const float[:, ::1] log_probs, int depth=0
     ):
         """Add a drafting head's rows for the next draft, in place of those from ``depth`` on.

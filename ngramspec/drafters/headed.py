@@ -261,7 +261,7 @@ class HeadedSession(ForwardingSession):
         reader.forget(at)
         ids, log_probs = reader.forward(text[at:], last)
         before = np.array([0, *path], np.int32)[first:]
-        self.engine.read_head(before, ids, log_probs, first)
+        self.engine.set_head_rows(before, ids, log_probs, first)
         self._rows[first:] = list(zip(ids, log_probs, strict=True))
         self._path, self._missed = path, 0.0
         self._paid += reader.model.cost(last)

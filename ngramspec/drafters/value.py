@@ -94,7 +94,7 @@ class ValueSession(DraftSession):
             path, log_probs = self.tools.predict(gamma)
             if len(path):
                 before = np.append(np.int32(0), path[:-1])
-                self.engine.read_head(before, path[:, None], log_probs[:, None])
+                self.engine.set_head_rows(before, path[:, None], log_probs[:, None])
         if tree:
             tokens, parents, confidence, source = self.engine.draft_tree(gamma, cost)
             return Draft(tokens, parents, confidence, None, source)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 Outlet = Callable[..., None]  # publishes a request's tokens, see ``RedisSync.outlet``
 
 if TYPE_CHECKING:
-    from ngramspec._native.store_reader import Familiar, StoreSource
+    from ngramspec._native.store_reader import Familiar
 
 
 class NotCopied:
@@ -31,7 +31,7 @@ class Source(NotCopied):
         familiar: what earlier requests of the conversation learned about it.
     """
 
-    index: StoreSource
+    index: Any  # a StoreSource
     rehearsed = 0
     familiar: Familiar | None = None
 

@@ -441,7 +441,7 @@ class Namespace(Source):
         return self.settings
 
     @property
-    def index(self) -> StoreStream:  # type: ignore[override]
+    def index(self) -> StoreStream:
         """Look-ups for one sequence, without adding text."""
         return StoreStream(self.store.ring(self.name))
 

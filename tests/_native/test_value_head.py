@@ -45,7 +45,7 @@ def test_native_equals_twin(seed, vocab, slope):
             said = text[begin : begin + depth + int(rng.integers(1, 4))].tolist()
             before, found, log_probs = head_rows(rng, said, vocab)
             for engine in (native, twin):
-                engine.read_head(before[depth:], found[depth:], log_probs[depth:], depth)
+                engine.set_head_rows(before[depth:], found[depth:], log_probs[depth:], depth)
             same(native.draft(16, cost), twin.draft(16, cost))
         ours, theirs = native.draft_tree(16, cost), twin.draft_tree(16, cost)
         if begin % 3:
@@ -66,7 +66,7 @@ def test_fixed_tokens_are_drafted_whatever_they_cost():
         before, found, log_probs = head_rows(rng, [3, 1, 4], 12)
         shares = np.array([0.001, 0.2], np.float32)
         for engine in (native, twin):
-            engine.read_head(before, found, log_probs)
+            engine.set_head_rows(before, found, log_probs)
             engine.fix(ids([3, 1]), shares)
         ours, theirs = native.draft(8, costs(8, 0.9)), twin.draft(8, costs(8, 0.9))
         same(ours, theirs)
@@ -84,7 +84,7 @@ def test_a_right_head_is_trusted_and_a_wrong_one_is_not():
         for token in rng.integers(0, 5000, 300).tolist():
             said = token if right else 5001
             tokens = np.array([[said, *range(6000, 6007)]], np.int32)
-            engine.read_head(ids([0]), tokens, np.log(np.full((1, 8), 0.55, np.float32)))
+            engine.set_head_rows(ids([0]), tokens, np.log(np.full((1, 8), 0.55, np.float32)))
             drafted, confidence, _ = engine.draft(1)
             engine.extend(ids([token]))
         assert (len(drafted) == 1 and confidence[0] > 0.9) == right
@@ -95,9 +95,9 @@ def test_a_right_head_is_trusted_and_a_wrong_one_is_not():
 def test_rows_belong_to_one_step_and_one_path():
     engine = ValueEngine(Calibration(), False, False, False, 2, None, False, True)
     log_probs = np.log(np.array([[0.9], [0.9]], np.float32))
-    engine.read_head(ids([0, 5]), ids([[5], [6]]), log_probs)
+    engine.set_head_rows(ids([0, 5]), ids([[5], [6]]), log_probs)
     assert engine.draft(4)[0].tolist() == [5, 6]
-    engine.read_head(ids([7]), ids([[6]]), log_probs[:1], 1)  # the path is not the head's token
+    engine.set_head_rows(ids([7]), ids([[6]]), log_probs[:1], 1)  # the path is not the head's token
     assert engine.draft(4)[0].tolist() == [5]
     engine.extend(ids([5]))
     assert engine.draft(4)[0].tolist() == []
@@ -107,15 +107,15 @@ def test_invalid_rows_are_refused():
     log_probs = np.zeros((1, 1), np.float32)
     engine = ValueEngine(Calibration(), *OPTIONS)
     with pytest.raises(ValueError, match="depth"):
-        engine.read_head(ids([0]), ids([[1]]), log_probs, 1)
+        engine.set_head_rows(ids([0]), ids([[1]]), log_probs, 1)
     with pytest.raises(ValueError, match="one length"):
-        engine.read_head(ids([0, 1]), ids([[1]]), log_probs)
+        engine.set_head_rows(ids([0, 1]), ids([[1]]), log_probs)
     with pytest.raises(ValueError, match="-1"):
-        engine.read_head(ids([0]), ids([[-1]]), log_probs)
+        engine.set_head_rows(ids([0]), ids([[-1]]), log_probs)
     with pytest.raises(ValueError, match="a row and a share"):
         engine.fix(ids([1]), np.ones(1, np.float32))
     with pytest.raises(ValueError, match="depth"):
-        ValueEngine(Calibration()).read_head(ids([0]), ids([[1]]), log_probs)
+        ValueEngine(Calibration()).set_head_rows(ids([0]), ids([[1]]), log_probs)
     engine.check_integrity()
 
 
@@ -130,7 +130,7 @@ def test_native_equals_twin_with_a_store(tmp_path, seed):
     for begin in range(0, 230, 5):
         before, found, log_probs = head_rows(rng, text[begin : begin + 3].tolist(), 30)
         for engine in (native, twin):
-            engine.read_head(before, found, log_probs)
+            engine.set_head_rows(before, found, log_probs)
         if begin % 2:
             same(native.draft(12, costs(12, 0.02)), twin.draft(12, costs(12, 0.02)))
         else:

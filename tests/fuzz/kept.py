@@ -8,6 +8,13 @@ from fuzz.case import PROMPT, Case
 __all__ = ["KEPT", "PROMPT"]
 
 KEPT: dict[str, Case] = {
+    "a failing forward over recurrent states of inference mode": Case(
+        family="LaraMiniForCausalLM",
+        prompts=((29,),),
+        cache="whole",
+        options={"max_new_tokens": 1, "do_sample": True, "num_return_sequences": 2},
+        mode="inputs",
+    ),
     "hidden states with several streams after the positions": Case(
         family="HYV4ForCausalLM",
         prompts=((11,),),

@@ -80,9 +80,9 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
         assert verdict.verified == verified
         assert list(verdict.emitted) == emitted
         assert group.accepted_positions == [0, *(node + 1 for node in accepted)]
-        judged = [node for node, _ in verified_nodes(STRATOS, accepted, verified)]
+        judged = list(verified_nodes(STRATOS, accepted, verified))
         assert len(judged) == verified
-        assert judged == [node for node, _ in verified_nodes(STRATOS, accepted)]
+        assert judged == list(verified_nodes(STRATOS, accepted))
 
 
 def test_a_recovered_token_stands_in_place_of_the_first_sibling():

@@ -171,7 +171,7 @@ def recycle(engine: ValueEngine, source: Source) -> None:
     engine.recycle(tokens, ids.reshape(len(tokens), k), log_probs, accepted)
 
 
-def read_head(engine: ValueEngine, source: Source) -> None:
+def set_head_rows(engine: ValueEngine, source: Source) -> None:
     """Rows of a head along a path, the draft's or another one, in place of earlier ones."""
     before, k = source.tokens(6), source.rng.randrange(11)
     ids = np.array([[source.rng.choice(source.ids) for _ in range(k)] for _ in before], np.int32)
@@ -180,7 +180,7 @@ def read_head(engine: ValueEngine, source: Source) -> None:
     rows = max(len(ids) + source.rng.choice((0, 0, 0, 1, -1)), 0)
     log_probs = np.linspace(1, -90, rows * k, dtype=np.float32).reshape(rows, k)
     depth = source.rng.choice((0, 0, 1, 2, 5, source.rng.choice(HUGE[:3])))
-    engine.read_head(before, ids.reshape(len(ids), k), log_probs, depth)
+    engine.set_head_rows(before, ids.reshape(len(ids), k), log_probs, depth)
 
 
 def fix(engine: ValueEngine, source: Source) -> None:
@@ -299,7 +299,7 @@ KINDS = {
         ),
         (
             *(*EXTENDING, *[draft_value] * 3, *[draft_tree] * 3, value_hostile, measure),
-            *(recycle, read_head, read_head, fix),
+            *(recycle, set_head_rows, set_head_rows, fix),
         ),
         (extend_much, extend_resized),
     ),
@@ -320,7 +320,7 @@ MAY_BE_REFUSED = (
     extend_hostile,
     draft_hostile,
     value_hostile,
-    read_head,
+    set_head_rows,
     fix,
     look_up,
     look_up_hostile,

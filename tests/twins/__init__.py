@@ -1,9 +1,9 @@
 """The plain-Python twin of each native structure: oracle and readable documentation."""
 
 from tests.twins.batch_choice import (
+    best_prefix_lengths,
     generous_cost,
     may_pay,
-    worthwhile_heads,
 )
 from tests.twins.common import context_key
 from tests.twins.copyindex import CopyIndex, longest_repeated_suffix
@@ -16,9 +16,9 @@ __all__ = [
     "NGramTable",
     "TokenText",
     "UnigramCounts",
+    "best_prefix_lengths",
     "context_key",
     "generous_cost",
     "longest_repeated_suffix",
     "may_pay",
-    "worthwhile_heads",
 ]

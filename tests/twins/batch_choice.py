@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def worthwhile_heads(
+def best_prefix_lengths(
     confidences: Sequence[npt.NDArray[np.float32]],
     curve: npt.NDArray[np.float32],
     chains: bool = True,

@@ -10,7 +10,7 @@ import numpy as np
 
 RANKS, FAINT = 8, 8
 LATEST = 4
-MOST_IDS = 1 << 22
+MAX_IDS = 1 << 22
 # ln of 0.9, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03 and 0.01.
 BOUNDS = [
     np.float32(bound)
@@ -69,7 +69,7 @@ class TopTokens:
 
     def put(self, last: int, ids: Any, log_probs: Any, since: int) -> None:
         """Write the row behind ``last``."""
-        if last >= MOST_IDS:
+        if last >= MAX_IDS:
             return
         tokens = tuple(int(each) for each in ids[:RANKS])
         buckets = tuple(bucket_of(np.float32(each)) for each in log_probs[:RANKS])

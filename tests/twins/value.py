@@ -116,7 +116,7 @@ class ValueEngine:
             if of_text:
                 self.top_tokens.put_latest(nodes[i])
 
-    def read_head(self, before: Any, ids: Any, log_probs: Any, depth: int = 0) -> None:
+    def set_head_rows(self, before: Any, ids: Any, log_probs: Any, depth: int = 0) -> None:
         """Add a head's rows in place of those from ``depth`` on."""
         assert self.head is not None
         self.head.read(before, ids, log_probs, depth)

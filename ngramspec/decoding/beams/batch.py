@@ -56,13 +56,10 @@ class Path:
 class BeamGroup(Group):
     """The beams of all prompts of a batch.
 
-    ``prompt`` is (rows, length), each prompt once for each beam. ``branches``: whether to keep the
-    known next tokens of the beams.
+    ``prompt`` is (rows, length), each prompt once for each beam.
 
     Attributes:
         paths: the beams' paths through the last forward.
-        known: for each beam the most probable next tokens after it and after its draft tokens, by
-            the last forward.
     """
 
     def __init__(

@@ -136,8 +136,9 @@ class Checkpoint:
         for layer, saved in zip(self._layers, self._flags, strict=True):
             for flags, values in zip(_flags_of(layer), saved, strict=True):
                 flags.update(values)
-        if there:
-            torch._foreach_copy_(there, [self._copies[key] for key in self._saved])
+        if there:  # states that an earlier call made in inference mode are written to only in it
+            with torch.inference_mode(any(each.is_inference() for each in there)):
+                torch._foreach_copy_(there, [self._copies[key] for key in self._saved])
         return True
 
     def discard(self) -> None:

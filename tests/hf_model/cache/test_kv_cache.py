@@ -10,7 +10,8 @@ from layer_states import assert_close, model_of, new_cache
 from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import Snapshot, kv_cache_for, memory
+from ngramspec.hf_model.cache.kv_cache import KINDS, Snapshot, kv_cache_for, memory
+from ngramspec.hf_model.cache.layers import CacheLayer
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -272,3 +273,10 @@ def test_a_snapshot_of_a_recording_cache_does_not_record(name):
             if isinstance(value, torch.Tensor):
                 assert getattr(own, name).shape == value.shape, name
         assert memory(own) <= memory(used.layers[at]) + memory(other)
+
+
+def test_every_kind_of_layer_can_be_rolled_back():
+    for kind in {kind for kinds in KINDS.values() for kind in kinds}:
+        needed = ("truncate", "truncate_to", "states", "release")
+        assert [each for each in needed if getattr(kind, each) is getattr(CacheLayer, each)] == []
+        assert kind.convolves or (hasattr(kind, "compact") and hasattr(kind, "keep_rows"))

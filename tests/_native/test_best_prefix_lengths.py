@@ -13,9 +13,9 @@ from native_strategies import QUICK
 
 from ngramspec._native import rows
 from ngramspec._native.rows import (
+    best_prefix_lengths,
     generous_cost,
     may_pay,
-    worthwhile_heads,
 )
 from tests import twins as reference
 
@@ -43,8 +43,9 @@ def test_it_does_what_its_twin_does(batch, curve, lasting, weights, rate):
     chains = arrays(batch)
     weights = weights and weights[: len(batch)]
     for each, are_chains in (chains, True), ([np.sort(x)[::-1].copy() for x in chains], False):
-        ours = worthwhile_heads(each, curve, are_chains, lasting, weights, rate)
-        assert ours == reference.worthwhile_heads(each, curve, are_chains, lasting, weights, rate)
+        ours = best_prefix_lengths(each, curve, are_chains, lasting, weights, rate)
+        theirs = reference.best_prefix_lengths(each, curve, are_chains, lasting, weights, rate)
+        assert ours == theirs
 
 
 @QUICK
@@ -66,20 +67,20 @@ def test_no_other_lengths_are_worth_more(batch, curve, rate):
     every = itertools.product(*(range(len(each) + 1) for each in batch))
     best = max(value(lengths) for lengths in every if sum(lengths) < len(curve))
     given = {} if rate is None else {"rate": rate}
-    assert value(worthwhile_heads(arrays(batch), curve, **given)) == pytest.approx(best)
+    assert value(best_prefix_lengths(arrays(batch), curve, **given)) == pytest.approx(best)
 
 
 def test_wrong_input_is_named():
     good, curve = np.ones(2, np.float32), np.ones(5, np.float32)
     for bad in ([0.5], np.ones(2), np.ones((1, 2), np.float32), np.ones(4, np.float32)[::2], None):
         with pytest.raises(TypeError, match="confidences must be"):
-            worthwhile_heads([good, bad], curve)
+            best_prefix_lengths([good, bad], curve)
     with pytest.raises(ValueError, match="curve must have one entry or more, got 0"):
-        worthwhile_heads([good], curve[:0])
+        best_prefix_lengths([good], curve[:0])
     with pytest.raises(ValueError, match="weights must be as many as rows, 1, got 2"):
-        worthwhile_heads([good], curve, True, 1.0, [1.0, 1.0])
-    assert worthwhile_heads([], curve) == []
-    assert worthwhile_heads([good], curve) == [2]
+        best_prefix_lengths([good], curve, True, 1.0, [1.0, 1.0])
+    assert best_prefix_lengths([], curve) == []
+    assert best_prefix_lengths([good], curve) == [2]
 
 
 def test_examples():
