@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.rows import worthwhile_heads
+from ngramspec._native.rows import best_prefix_lengths
 from ngramspec.draft import Draft, Float32
 
 Float64 = NDArray[np.float64]
@@ -355,7 +355,7 @@ def worthwhile_rows(
             np.minimum.accumulate(reach_of(draft.parents, confidence)).astype(np.float32)
             for draft, confidence in zip(drafts, probabilities, strict=True)
         ]
-    kept = worthwhile_heads(probabilities, curve, chains, lasting, weights, rate)
+    kept = best_prefix_lengths(probabilities, curve, chains, lasting, weights, rate)
     return [
         draft if n == len(draft.tokens) else draft.first(n)
         for draft, n in zip(drafts, kept, strict=True)
