@@ -16,9 +16,9 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (33_000, 38_000),
-    "shipped files": (160, 182),
-    "lines of tests": (41_000, 48_600),
+    "shipped lines": (33_000, 37_500),
+    "shipped files": (160, 181),
+    "lines of tests": (41_000, 48_300),
     "lines of benchmarks": (7_500, 7_900),
     "modules of a greedy call": (45, 62),
     "lines of a greedy call": (8_500, 12_100),

@@ -1,4 +1,4 @@
-"""The options of a Speculator: one frozen object behind its attributes, presets and the guide."""
+"""The options of a Speculator: its attributes, presets and the guide's table come from them."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -290,7 +291,7 @@ class CallSetup:
             call.tool_calls(),
         )
         rows = target.prompt.shape[0]
-        if call.generation_config.do_sample and rows > 1:  # equal greedy answers help nobody
+        if call.generation_config.do_sample and rows > 1:  # greedy answers would be equal
             tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
             stores.join_equal([history(row) for row in range(rows)], tokens)
         follower: Drafter | None = None
@@ -302,10 +303,8 @@ class CallSetup:
         def connect(connected: Sequence[Row], vocab: int) -> None:
             for at, row in enumerate(connected):
                 own = stores.row(vocab, at)
-                current: Callable[[], Drafter] = own.drafter
-                if follower is not None:
-                    current = partial(_same, follower)
-                elif call.logits_processor and not beams:
+                current = own.drafter if follower is None else partial(next, repeat(follower))
+                if follower is None and call.logits_processor and not beams:
                     from ngramspec.decoding.forced import forced_by
                     from ngramspec.drafters.call import ForcedBefore
 
@@ -360,10 +359,6 @@ class CallSetup:
 def prefers_one_transfer(device: torch.device) -> bool:
     """Whether a transfer from the device costs more than sampling at unused positions."""
     return device.type != "cpu"
-
-
-def _same(drafter: Drafter) -> Drafter:
-    return drafter
 
 
 def version_fault() -> str | None:

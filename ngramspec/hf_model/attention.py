@@ -11,7 +11,7 @@ Grouped queries on a CPU. A forward over several positions has a mask, and with 
 sdpa attention first repeats a layer's keys and values for all query heads of their group, because
 some GPU kernels need that. torch's CPU kernel reads them in place, with the same arithmetic in the
 same order. The copies take about 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec
-registers a function that makes no copies under a name of its own, with bitwise equal results.
+registers a function that makes no copies under a separate name, with bitwise equal results.
 
 transformers looks up the name in the model's config, and has no argument for it. So the configs of
 the model's layers have our name during our forwards over several positions. Another thread that

@@ -469,7 +469,7 @@ def validated(raw: bytes, kind: type[B], limits: Limits) -> B:
 def json_value(raw: bytes, limits: Limits, place: str) -> Any:
     """The value of a JSON text in UTF-8, parsed only if it has few enough values."""
     values, opened, members, digits = json_shape(raw)
-    # One for every so many bytes of the limit of a body.
+    # Their number is bounded in proportion to the maximum size of a body.
     arrays, scalars, named = (max(limits.body // size, 1024) for size in (128, 16, 64))
     check_count(place, arrays, "JSON arrays and objects", opened)
     check_count(place, scalars, "JSON values", values)

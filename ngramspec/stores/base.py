@@ -36,7 +36,7 @@ class Source(NotCopied):
     familiar: Familiar | None = None
 
     def request(self, limit: int = 0, session: str | None = None) -> Source:
-        """What a request reads: an object of its own if it adds text, too; else the store itself.
+        """What a request reads: a separate object if it also adds text, else the store itself.
 
         Token ids that it reads are below ``limit``; 0: no bound. ``session`` is the name of its
         conversation, or None.

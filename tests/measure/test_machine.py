@@ -48,4 +48,5 @@ def test_memory_is_the_peak_since_it_was_reset():
     assert 150e6 < memory.read() - before < 350e6
     memory.reset()
     assert memory.read() < before + 30e6
-    assert machine()["packages"]["torch"] == torch.__version__
+    installed = machine()["packages"]["torch"]  # without the build, such as +cu130, in some wheels
+    assert torch.__version__.startswith(installed)

@@ -380,7 +380,7 @@ class Held:
         assert self.permits.acquire(timeout=LONG)
 
     def allow(self, count):
-        """Only so many more."""
+        """Allow exactly ``count`` further forwards."""
         while self.permits.acquire(blocking=False):
             pass
         self.permits.release(count)

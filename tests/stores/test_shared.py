@@ -331,7 +331,7 @@ class Worker(threading.Thread):
 
 
 def stress(operations, threads=4):
-    """So many operations by threads that generate, while one clears, drops and saves."""
+    """Many threads generate while another one clears, drops and saves the store."""
     store = SharedStore(1 << 17, namespace_bytes=1 << 15)
     start = threading.Event()
     workers = [Worker(store, seed, operations // threads, start) for seed in range(threads)]

@@ -311,13 +311,13 @@ def test_stop_strings_and_positional_arguments(plain, model):
     tokenizer = letters()
     last = tokenizer.decode(answer(plain, {})[0, 14])
     config = GenerationConfig(max_new_tokens=24, do_sample=False, stop_strings=[last])
-    plainly = plain.generate(PROMPT, config, tokenizer=tokenizer)
-    assert 10 < plainly.shape[1] <= 15
-    assert torch.equal(plainly, model.generate(PROMPT, config, tokenizer=tokenizer))
-    assert torch.equal(plainly, ngramspec.generate(plain, PROMPT, config, tokenizer=tokenizer))
+    expected = plain.generate(PROMPT, config, tokenizer=tokenizer)
+    assert 10 < expected.shape[1] <= 15
+    assert torch.equal(expected, model.generate(PROMPT, config, tokenizer=tokenizer))
+    assert torch.equal(expected, ngramspec.generate(plain, PROMPT, config, tokenizer=tokenizer))
     assert stats_of(model).runs == 1
     with ngramspec.enabled(model) as own:
-        assert torch.equal(plainly, model.generate(PROMPT, config, tokenizer=tokenizer))
+        assert torch.equal(expected, model.generate(PROMPT, config, tokenizer=tokenizer))
     assert (own.stats.runs, stats_of(model).runs) == (1, 1)
     with pytest.raises(TypeError, match="multiple values for argument 'generation_config'"):
         model.generate(PROMPT, config, generation_config=config)
@@ -376,7 +376,7 @@ def test_one_speculator_serves_a_model_s_threads(plain, model):
 
 
 def test_no_request_s_text_is_drafted_in_another(model):
-    """Every drafted token stands in the request's own text, which no others have been in."""
+    """Every drafted token occurs in the request's own text; no other request contributed."""
     drafted = 0
     for begin in (1, 31, 61):
         prompt = torch.arange(begin, begin + 30).repeat(2)[None]

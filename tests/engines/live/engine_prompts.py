@@ -12,5 +12,5 @@ KINDS = (
 
 
 def engine_prompts(count: int) -> list[str]:
-    """So many different ones, the kinds in turn."""
+    """Different prompts, cycling through the kinds."""
     return [KINDS[at % len(KINDS)].format(at) for at in range(count)]
