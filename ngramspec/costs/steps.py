@@ -30,6 +30,7 @@ class DraftMargin:
         rejections: drafted steps without an accepted token since the last one with some.
     """
 
+    MARGIN = 0.02  # of the cost of a plain step
     FACTOR = 1.5
     FACTOR_PER_REJECTION = 0.25
     MAX_REJECTIONS = 8.0
@@ -43,7 +44,7 @@ class DraftMargin:
         ``cost`` has this shape: [n] is the cost of n positions relative to a step without a draft.
         """
         factor = self.FACTOR + self.FACTOR_PER_REJECTION * self.rejections
-        required: Float32 = cost + (factor - 1.0) * np.maximum(cost - 1.0, 0.0)
+        required: Float32 = self.MARGIN + cost + (factor - 1.0) * np.maximum(cost - 1.0, 0.0)
         required[:2] = 1.0
         return required
 
@@ -73,6 +74,9 @@ class StepCosts:
         position_seconds: time of a position of the prefill; None: not measured.
     """
 
+    MAX_REJECTED = (
+        8  # drafts in a row, for each plain step that was timed, until one is timed again
+    )
     MAX_UNTIMED = 6  # steps in a row that are run to be timed and cannot be
     UNDONE = 0.5  # assumed share of drafts that are not accepted whole
 
@@ -99,6 +103,7 @@ class StepCosts:
         self._margin = DraftMargin()
         self._before = Comparison()
         self._steps = 0
+        self._rejected = 0  # drafted steps without an accepted token since the last plain one
         self._untimed = 0
         self._due = False  # whether the current step is run to be timed
         self._cached: dict[str, tuple[Any, Float32]] = {}
@@ -124,6 +129,8 @@ class StepCosts:
         wait = MAX_STEPS_WITHOUT_PLAIN
         if self._packed:  # each number of rows has costs of its own
             wait = min(wait, 2 + model.steps // 2)
+        elif self._rejected >= self.MAX_REJECTED * model.counts[self.rows, self.rows]:
+            wait = self.MAX_REJECTED  # drafts may only seem to cost nothing
         due = model.since_plain >= wait and self._untimed < self.MAX_UNTIMED
         self._due = due and not cold
         self._untimed += self._due
@@ -196,7 +203,7 @@ class StepCosts:
         """Learn from the time of a step's forward."""
         self.model.learn(self._before, forward, seconds)
         if forward.positions == forward.rows:
-            self._untimed = 0
+            self._untimed = self._rejected = 0
 
     def record_prefill(self, seconds: float, positions: int) -> None:
         """Record a prefill of ``positions`` in all rows. If they are few, reading is free."""
@@ -206,6 +213,8 @@ class StepCosts:
         """Record a step's drafted and accepted tokens over all rows."""
         if self._joint is None:
             self._margin.record_acceptance(drafted, accepted)
+            if drafted:
+                self._rejected = 0 if accepted else self._rejected + 1
 
     @contextmanager
     def sharing(self, joint: StepCosts, plain: bool) -> Iterator[None]:
@@ -227,9 +236,11 @@ class StepCosts:
     def _try_two(self) -> bool:
         """Whether two positions are to be timed, because they may cost less than one."""
         forward = Forward(int(self._positions(np.array(2))), self._length, self.rows)
-        if self.model.counts[forward.rows, forward.positions] > 1:
+        trials = self.model.counts[forward.rows, forward.positions]
+        if trials > 1:
             return False
-        return math.log(self.times()[2]) < self.model.deviation(forward)
+        doubt = 0.0 if trials else self.model.deviation(forward)
+        return math.log(self.times()[2]) < doubt
 
     def _required(self, times: Float32) -> Float32:
         """The minimum cost of n or more positions relative to a plain step, with the margin."""
@@ -283,8 +294,6 @@ class LearnedEngineCosts:
         dtype: name of the model's dtype; on a CPU also "quantized".
     """
 
-    MARGIN = 0.02  # by which a draft's expected gain must exceed its cost
-
     def __init__(self, k: int, device: str = "gpu", dtype: str = "bfloat16") -> None:
         self._k = k
         self.steps = StepCosts(engine_model(device, dtype), 1, packed=True, pads=False)
@@ -293,7 +302,7 @@ class LearnedEngineCosts:
         if self.steps.plain():
             return None
         curve = self.relative(rows, min(rows * self._k, MAX_ENGINE_TOKENS))
-        curve[1:] *= np.float32(1.0 + self.MARGIN)
+        curve[1:] *= np.float32(1.0 + DraftMargin.MARGIN)
         return curve
 
     def relative(self, rows: int, drafted: int) -> Float32:

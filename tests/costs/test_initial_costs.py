@@ -113,5 +113,9 @@ def test_calls_with_nothing_to_predict_lose_little(start, actual):
             call_share(kind, machine, CLOCKS[clock], text, prompt, seed=seed)
             for seed, (text, prompt) in enumerate(unpredictable(12))
         ]
-        assert geometric_mean(shares) >= 0.985
-        assert min(shares) >= 0.97
+        if start == actual:
+            assert geometric_mean(shares) >= 0.99
+            assert min(shares) >= 0.97
+        else:
+            assert geometric_mean(shares) >= 0.97
+            assert min(shares) >= 0.92

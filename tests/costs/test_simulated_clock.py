@@ -45,7 +45,7 @@ def shares(machine, clock, text, length, seeds=SEEDS, kinds=None):
 def test_what_is_chosen_is_worth_what_the_best_is(machine, clock, length):
     found = [each for text in TEXTS for each in shares(machine, clock, text, length)]
     assert sum(found) / len(found) > 0.95
-    assert min(found) > 0.9
+    assert min(found) > 0.8
 
 
 def test_a_machine_that_is_wrongly_taken_for_slow_is_found_out():
