@@ -98,7 +98,8 @@ class StepCosts:
         if sizes:
             places = np.searchsorted(sizes, self._widths).clip(max=len(sizes) - 1)
             self._widths = np.minimum(np.array(sizes)[places], limit)
-        self._length, self._pending, self._prefill = 0, None, False
+        self._length, self._prefill = 0, False
+        self._pending: int | None = None
         self._joint: tuple[StepCosts, bool] | None = None
         self._margin = DraftMargin()
         self._before = Comparison()
