@@ -13,28 +13,15 @@ cache sizes are rounded up.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, why_unsupported
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
-from ngramspec.hf_model.traits import CallFacts
+from ngramspec.hf_model.facts import Ability, Facts, why_unsupported
 
 CACHE_SIZE_MULTIPLE = 256  # positions; sizes of compiled calls are rounded up to it; not tuned
-
-
-def least_width(widths: Sequence[int], positions: int) -> int:
-    """Return the least of the allowed widths, ascending, that is >= ``positions``; empty: any."""
-    return widths[bisect_left(widths, positions)] if widths else positions
-
-
-def max_positions(widths: Sequence[int], slots: int | None) -> int | None:
-    """Return the maximum positions of a forward with ``slots`` free ones; None: no limit."""
-    if not widths or slots is None:
-        return widths[-1] if widths else slots
-    return widths[max(bisect_right(widths, slots) - 1, 0)]
 
 
 class ForwardShapes:
@@ -50,7 +37,7 @@ class ForwardShapes:
 
     def __init__(
         self,
-        facts: CallFacts,
+        facts: Facts,
         cache: KVCache,
         *,
         width: int | None,
@@ -71,8 +58,8 @@ class ForwardShapes:
         self.keys: int | None = None
         if self.widths:
             # The last forward begins with the second-to-last token.
-            new = int(config.max_length) - facts.call.prompt
-            needed = facts.call.end + new - 2 + self.widths[-1]
+            new = int(config.max_length) - facts.prompt
+            needed = facts.end + new - 2 + self.widths[-1]
             if cache.capacity is None:
                 self.keys = needed
             else:
@@ -102,13 +89,24 @@ class ForwardShapes:
                 " cache_implementation='static'"
             )
 
+    def least_width(self, positions: int) -> int:
+        """Return the least of the allowed widths that is >= ``positions``."""
+        return self.widths[bisect_left(self.widths, positions)] if self.widths else positions
+
+    def rooms(self, capacity: int | None, slots: int) -> list[int]:
+        """Return the limits of a draft's length, given the cache's capacity and its length."""
+        widths, free = self.widths, None if capacity is None else capacity - slots
+        if widths and free is not None:
+            return [widths[max(bisect_right(widths, free) - 1, 0)] - 1]
+        return [each - 1 for each in (*widths[-1:], free) if each is not None]
+
     @property
     def compiling(self) -> bool:
         """Whether the last forward spent its time compiling."""
         return self._graphs is not None and self._graphs.compiled
 
 
-def should_compile(facts: CallFacts, compiled: bool | None) -> bool:
+def should_compile(facts: Facts, compiled: bool | None) -> bool:
     """Whether a call's forwards are compiled; an UnsupportedError if ``compiled`` cannot be."""
     if compiled is False or facts.config.disable_compile:
         return False

@@ -8,9 +8,8 @@ with a value for each token belongs to the last committed token, which is not in
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,8 +27,7 @@ from ngramspec.hf_model.attention import (
 )
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_argument
-from ngramspec.hf_model.compat.positions import counting_modules, placed
-from ngramspec.hf_model.traits import Traits
+from ngramspec.hf_model.facts import Facts
 
 # Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
 # of models with windows, and not passed to the model.
@@ -39,29 +37,30 @@ PER_TOKEN = (*ONE_PER_TOKEN, TEXT_POSITIONS)
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids", TEXT_POSITIONS)
 ENCODED = "encoder_outputs"
 OF_ENCODER = (ENCODED, "attention_mask")  # of an encoder-decoder model
-# The cache is compacted if the slots that are gaps in every row exceed both limits; not tuned.
+# Bounds on the slots that are gaps in every row: if they exceed both, the cache is compacted.
 MAX_GAP_SHARE = 0.25
 MIN_GAP_SLOTS = 32
-FREE_COLUMNS = 256  # columns by which arguments per token are extended in advance; not tuned
+FREE_COLUMNS = 256  # columns by which arguments per token are extended in advance
 
 
 class Inputs:
     """The keyword arguments of a generation's next forward."""
 
-    def __init__(self, model: Any, traits: Traits, kwargs: dict[str, Any]) -> None:
+    def __init__(self, facts: Facts) -> None:
         # What ``generate`` would pass to the forward over the last committed token.
-        self.kwargs = dict(kwargs)
+        self.kwargs = dict(facts.kwargs)
         self.ragged = False  # whether rows may accept different numbers of tokens
-        self._model = model
-        self._traits = traits
-        self._per_token = PER_DECODER_TOKEN if traits.encodes else PER_TOKEN
+        self._model = facts.model
+        self._facts = facts
+        self._per_token = PER_DECODER_TOKEN if facts.encodes else PER_TOKEN
         self._mask_name, self._positions_name = self._per_token[:2]
         # Names of the arguments with values for each row.
-        self._of_rows = (*self._per_token, *(OF_ENCODER if traits.encodes else ()))
+        self._of_rows = (*self._per_token, *(OF_ENCODER if facts.encodes else ()))
         self._own: OwnSlots | None = None  # of a ragged batch, after the prefill
         self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
         self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
+        self._counting: Any = None  # the model's modules that compute positions, once needed
 
     def with_prefill_draft(self, count: int) -> dict[str, Any]:
         """Return the prefill's arguments for the prompt and ``count`` draft tokens after it."""
@@ -77,7 +76,7 @@ class Inputs:
     def carry(self, outputs: Any) -> None:
         """Update the arguments from the prefill, with its outputs, to the first forward after."""
         self.kwargs = names.carried_kwargs(
-            self._model, outputs, self.kwargs, encodes=self._traits.encodes
+            self._model, outputs, self.kwargs, encodes=self._facts.encodes
         )
 
     def begin(self, prompt: torch.Tensor, slots: int) -> None:
@@ -86,7 +85,7 @@ class Inputs:
         if self.ragged and kwargs.get(self._mask_name) is None:
             kwargs[self._mask_name] = prompt.new_ones(rows, slots + 1)
         given = kwargs.get(self._positions_name) is not None
-        if self._traits.hooked or (self._traits.takes_positions and not given):
+        if self._facts.hooks_positions or (self._facts.takes_positions and not given):
             counted = torch.arange(slots + 1, device=prompt.device)
             kwargs[self._positions_name] = counted.expand(rows if self.ragged else 1, -1)
         self._extended.clear()
@@ -96,7 +95,7 @@ class Inputs:
             return
         if self.ragged:
             self._own = OwnSlots(mask[:, :-1].bool().numpy(force=True))
-        if self._traits.windows is not None:
+        if self._facts.windows is not None:
             self._padding = padding_of(mask)
             if self.ragged:
                 places = torch.arange(mask.shape[1], device=mask.device)
@@ -170,9 +169,9 @@ class Inputs:
         ``slots`` positions are in the cache; layers with windows hold ``held`` of them, None: all.
         The forward attends to ``keys``, None: to these and its own. ``masked``: it needs our masks.
         """
-        positions = block.shape[1]
+        facts, positions = self._facts, block.shape[1]
         grown = self.grown(positions - 1, lengths)
-        branched = any(parents is not None for parents in trees)
+        branched = len(trees) > 0 and any(parents is not None for parents in trees)
         if branched:
             last = self.kwargs[self._positions_name][..., -1:]
             grown[self._positions_name] = tree_positions(last, trees, lengths)
@@ -180,9 +179,13 @@ class Inputs:
             block, grown = self._padded(block, grown, width - positions)
         grown.pop(TEXT_POSITIONS, None)
         masks: Masks | None = None
-        masked = masked or (keys is not None and self._makes_masks(slots))
+        # transformers would copy the cache's length from the device to the host for a mask over a
+        # constant number of keys. A model that drops its cache in this forward makes its own mask;
+        # no draft extends past that point.
+        if keys is not None and facts.takes_masks and not facts.encodes:
+            masked = masked or facts.rereads_at != slots
         # transformers would count a row's gaps as a part of its windows.
-        if branched or masked or (self.ragged and self._traits.windows is not None):
+        if branched or masked or (self.ragged and facts.windows is not None):
             masks = self._masks(block, trees if branched else (), lengths, slots, keys, held)
             # A dict is set below, because the model's preparation takes tensors only.
             grown[self._mask_name] = (
@@ -191,7 +194,7 @@ class Inputs:
         if committed is not None:
             block = torch.cat((committed[:, :-1], block.to(committed.dtype)), dim=1)
         inputs = self._prepared(block, grown, width, fixed=keys is not None)
-        if self._traits.hooked:  # the model's preparation may drop them
+        if facts.hooks_positions:  # the model's preparation may drop them
             inputs[self._positions_name] = grown[self._positions_name][..., -width:]
         if isinstance(masks, dict):
             inputs[self._mask_name] = masks
@@ -213,7 +216,7 @@ class Inputs:
             for name in self._per_token
             if (value := kwargs.get(name)) is not None
         }
-        own["decoder_input_ids" if self._traits.encodes else "input_ids"] = block
+        own["decoder_input_ids" if self._facts.encodes else "input_ids"] = block
         if self._passed_on is not None:
             return self._passed_on | own
         prepare = self._model.prepare_inputs_for_generation
@@ -221,16 +224,17 @@ class Inputs:
         others = {name: value for name, value in made.items() if name not in own}
         cut = all(getattr(made.get(name), "shape", None) == own[name].shape for name in own)
         unchanged = all(name in kwargs and value is kwargs[name] for name, value in others.items())
-        if cut and unchanged and not (fixed or self._traits.reads_text):
+        if cut and unchanged and not (fixed or self._facts.reads_text):
             self._passed_on = others
         return made
 
     def take_positions(self, inputs: dict[str, Any]) -> AbstractContextManager[None]:
         """Remove positions that a model does not take; return a context in which they are used."""
-        if not self._traits.hooked:
-            return nullcontext()
+        from ngramspec.hf_model.compat.positions import counting_modules, placed
+
         own = inputs.pop(self._positions_name)  # (rows, width)
         past = self.kwargs[self._positions_name][:, :-1]
+        self._counting = self._counting or counting_modules(self._model)
         return placed(self._counting, past.expand(len(own), -1), own)
 
     def _padded(
@@ -241,15 +245,6 @@ class Inputs:
             more = value[..., -1:].expand(*value.shape[:-1], count)
             kwargs[name] = torch.cat((value, more), dim=-1)
         return torch.cat((block, block[:, -1:].expand(-1, count)), dim=1), kwargs
-
-    def _makes_masks(self, slots: int) -> bool:
-        """Whether the mask over a constant number of keys is made here instead of by transformers.
-
-        transformers would copy the cache's length from the device to the host for it. A model that
-        drops its cache in this forward makes its own mask; no draft extends past that point.
-        """
-        traits = self._traits
-        return traits.takes_masks and not traits.encodes and traits.rereads_at != slots
 
     def _masks(
         self,
@@ -266,12 +261,12 @@ class Inputs:
         past = self.kwargs.get(self._mask_name)
         mask = tree_mask(sees, past, slots, block.device, keys).expand(rows, -1, -1, -1)
         masks: Masks = mask
-        if self._traits.windows is not None:
+        if self._facts.windows is not None:
             before, last = self._text_positions(slots, block.device)
             queries = query_positions(last, trees, lengths, width)
             held = None if held is None else held + width
-            masks = self._traits.windows.masks(mask, before, queries, held)
-        return masks if self._traits.attention != "eager" else added(masks, self._model.dtype)
+            masks = self._facts.windows.masks(mask, before, queries, held)
+        return masks if self._facts.attention != "eager" else added(masks, self._model.dtype)
 
     def _text_positions(
         self, slots: int, device: torch.device
@@ -284,18 +279,13 @@ class Inputs:
                 places = places - self._padding
         return places[:, :-1], places[:, -1:]
 
-    @functools.cached_property
-    def _counting(self) -> Any:
-        """The model's modules that compute positions."""
-        return counting_modules(self._model)
-
     @property
     def rows_may_leave(self) -> bool:
         """Whether every argument of a forward that depends on rows can be reduced to some rows."""
         known = (*CACHE_NAMES, "cache_position", *self._of_rows)
         others = [value for name, value in self.kwargs.items() if name not in known]
         plain = all(each is None or isinstance(each, bool | int | float | str) for each in others)
-        return self.ragged and plain and not self._traits.reads_text
+        return self.ragged and plain and not self._facts.reads_text
 
     def keep_rows(self, order: Sequence[int]) -> None:
         """Keep some rows of the batch; see ``KVCache.keep_rows``."""

@@ -12,6 +12,7 @@ This is tested with a few short texts at the first use of a model (``why_not_tri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, why_unsupported
 from ngramspec.hf_model.attention import (
     Attention,
     Masks,
@@ -35,8 +35,10 @@ from ngramspec.hf_model.attention import (
 from ngramspec.hf_model.cache.kv_cache import kv_cache_for
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
-from ngramspec.hf_model.support import TestResults, alike, tested_once
-from ngramspec.hf_model.target import Target, head_inputs
+from ngramspec.hf_model.facts import Ability, why_unsupported
+from ngramspec.hf_model.outputs import head_inputs
+from ngramspec.hf_model.target import Target
+from ngramspec.hf_model.trials import TestResults, alike, tested_once
 
 
 def why_not_joint(target: Target) -> str | None:
@@ -45,7 +47,7 @@ def why_not_joint(target: Target) -> str | None:
         return "forwards of a fixed width"
     if not available():
         return "another attention registered as sdpa"
-    return why_unsupported(Ability.JOINT, target.facts())
+    return why_unsupported(Ability.JOINT, target.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ class JointForward:
         model, cache = self._model, new_cache()  # it stores nothing
         replace_update(cache, self._update)
         own, split = in_place(model, device), split_by(model, self.attend)
-        with own, split, head_inputs(model, hidden) as states:
+        collected = head_inputs(model) if hidden else nullcontext([])
+        with own, split, collected as states:
             outputs = model(
                 input_ids=ids,
                 position_ids=torch.cat([each.positions for each in shares], dim=-1),

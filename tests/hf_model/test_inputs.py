@@ -16,9 +16,11 @@ from transformers import GenerationMixin
 
 import ngramspec
 from ngramspec import Speculator, generate
+from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.compat.caches import new_cache
+from ngramspec.hf_model.facts import facts_of
 from ngramspec.hf_model.inputs import FREE_COLUMNS, Inputs, OwnSlots, PresentRows, grow, grow_ragged
 from ngramspec.hf_model.target import Target
-from ngramspec.hf_model.traits import traits_of
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -49,7 +51,8 @@ def inputs():
     model = tiny_llama()
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     kwargs = {"attention_mask": mask, "position_ids": mask.cumsum(1) - 1, "use_cache": True}
-    return Inputs(model, traits_of(model, mask, kwargs), kwargs)
+    cache = kv_cache_for(new_cache(model.config))
+    return Inputs(facts_of(model, mask, model.generation_config, kwargs, cache))
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -1,14 +1,13 @@
-"""Rollback of a target's key-value cache, and copies of a cache's state at one length.
+"""Rollback of a target's key-value cache.
 
 ``KINDS`` has the class for each kind of layer. Nothing else tells kinds apart.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -18,12 +17,15 @@ from ngramspec.hf_model.cache.layers import (
     CacheLayer,
     DynamicAttention,
     IndexedAttention,
+    LinearAttention,
     Needed,
     StaticAttention,
+    WindowAttention,
 )
-from ngramspec.hf_model.cache.linear import Checkpoint, LinearAttention
-from ngramspec.hf_model.cache.window import WindowAttention
 from ngramspec.hf_model.compat import caches
+
+if TYPE_CHECKING:
+    from ngramspec.hf_model.cache.copies import Checkpoint
 
 # The classes of a layer's parts, by the name of transformers' class.
 KINDS: dict[str, tuple[type[CacheLayer], ...]] = {
@@ -64,6 +66,7 @@ class KVCache:
         gap_obstacle: which layers allow no gaps between the cache's positions; None: all do.
         checkpoint: copies of the linear layers' recurrent states; None: they have none.
         capacity: positions that the cache can hold; None: no limit.
+        key_length: positions that a forward attends to, masked ones included; None: the length.
     """
 
     def __init__(self, cache: Any, *, recurrent: bool = False) -> None:
@@ -83,19 +86,17 @@ class KVCache:
         self.convolves = bool(linear)
         obstacles = (each.gap_obstacle for each in (*linear, *self.layers))
         self.gap_obstacle = next(filter(None, obstacles), None)
-        self.checkpoint = Checkpoint([each.layer for each in linear]) if recurrent else None
+        self.checkpoint: Checkpoint | None = None
+        if recurrent:
+            from ngramspec.hf_model.cache.copies import Checkpoint  # few models have such a state
+
+            self.checkpoint = Checkpoint([each.layer for each in linear])
         self._records = self.slides or self.convolves  # so that each forward is truncated
-        self._stretched = 0
-        self.capacity = self._capacity()
+        self.capacity = self.key_length = self._capacity()
 
     def _capacity(self) -> int | None:
         limits = (each.capacity for each in self.layers)
         return min((each for each in limits if each is not None), default=None)
-
-    @property
-    def key_length(self) -> int | None:
-        """Positions that a forward attends to, masked ones included; None: the current length."""
-        return self._stretched or self.capacity
 
     @property
     def held(self) -> int | None:
@@ -113,13 +114,13 @@ class KVCache:
         """Make room for ``capacity`` positions in the static layers, which must be empty."""
         for each in self.layers:
             each.resize(capacity)
-        self.capacity = self._capacity()
+        self.capacity = self.key_length = self._capacity()
 
     def stretch(self, length: int) -> None:
         """Have dynamic layers return ``length`` keys and values, padded, until ``release``."""
         for each in self.attention:
             each.stretch(length)
-        self._stretched = length
+        self.key_length = length
 
     def grow_in_place(self) -> None:
         """Have the layers that can do so grow without copies, until ``release``."""
@@ -161,7 +162,7 @@ class KVCache:
         """Slide and grow again as in the baseline; ``outlives``: the cache is used later."""
         for each in self.layers:
             each.release(outlives=outlives)
-        self._stretched = 0
+        self.key_length = self.capacity
 
     def reorder(self, origins: Sequence[int]) -> None:
         """Let each row continue row ``origins[row]``. Only rows that change are copied."""
@@ -243,82 +244,3 @@ def _check_kinds(cache: Any) -> None:
         f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
         f" rolled back; {remedy}"
     )
-
-
-def cuts_anywhere(cache: Any) -> bool:
-    """Whether a cache's layers hold every position, so that it can be cropped to any length."""
-    return not any(each.convolves or each.first for each in parts_of(cache))
-
-
-def copies_anywhere(cache: Any) -> bool:
-    """Whether the first positions of a cache, of any number, can be copied."""
-    return all(each.croppable for each in parts_of(cache))
-
-
-def forgets(cache: Any, length: int) -> bool:
-    """Whether a layer of a cache of ``length`` positions does not hold all of them."""
-    return any(each.forgets(length) for each in parts_of(cache))
-
-
-def copy_positions(cache: Any, source: Any, length: int, layers: Sequence[int] = ()) -> None:
-    """Give ``cache``, empty or ``source``, the first positions of some or all layers."""
-    for at, layer in enumerate(source.layers):
-        if (layers and at not in layers) or caches.kind_of(layer) == caches.EMPTY:
-            continue
-        if cache is source:
-            layer.crop(min(length - int(layer.get_seq_length()), 0))
-        elif layer.is_initialized:
-            cache.layers[at].update(layer.keys[:, :, :length], layer.values[:, :, :length])
-
-
-class Snapshot:
-    """The state of a dynamic cache with one row at one length.
-
-    Layers of full attention are not copied: they can be cropped.
-    """
-
-    def __init__(self, cache: Any) -> None:
-        self.length = int(cache.get_seq_length())  # positions in the cache
-        kept = {id(each.layer) for each in parts_of(cache) if not each.croppable}
-        self._layers = {
-            at: _copied(layer) for at, layer in enumerate(cache.layers) if id(layer) in kept
-        }
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the copies."""
-        return sum(map(memory, self._layers.values()))
-
-    def restore(self, cache: Any, source: Any) -> None:
-        """Give ``cache``, empty or ``source``, the first ``length`` positions of ``source``."""
-        for at, layer in self._layers.items():
-            cache.layers[at] = _copied(layer)
-        others = [at for at in range(len(source.layers)) if at not in self._layers]
-        if others:
-            copy_positions(cache, source, self.length, others)
-
-
-def memory(layer: Any) -> int:
-    """Return the bytes of a layer's tensors, including their unused capacity."""
-    return sum(
-        each.untyped_storage().nbytes()
-        for value in vars(layer).values()
-        for each in (value.values() if isinstance(value, dict) else (value,))
-        if isinstance(each, torch.Tensor)
-    )
-
-
-def _copied(layer: Any) -> Any:
-    """Return a copy of a layer that does not record what it overwrites."""
-    twin = copy.copy(layer)
-    for name, value in vars(layer).items():
-        setattr(twin, name, _clone(value))
-    if hasattr(twin, "record_past"):
-        twin.record_past = False
-    return twin
-
-
-def _clone(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _clone(each) for key, each in value.items()}
-    return value.clone() if isinstance(value, torch.Tensor) else value

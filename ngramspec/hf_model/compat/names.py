@@ -511,8 +511,8 @@ def attention_limits(config: Any) -> tuple[dict[str, Limits | None], tuple[str, 
     return found, tuple(kinds)
 
 
-def config_traits(model: Any) -> dict[str, Any]:
-    """Return the fields of ``Traits`` that follow from a model's config."""
+def config_facts(model: Any) -> dict[str, Any]:
+    """Return the fields of ``Facts`` that follow from a model's config."""
     config = text_config(model)
     own = getattr(config, "attn_config", None)  # MPT's
     alibi = getattr(config, "alibi", False) or getattr(own, "alibi", False)

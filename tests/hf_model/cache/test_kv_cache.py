@@ -10,7 +10,8 @@ from layer_states import assert_close, model_of, new_cache
 from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import KINDS, Snapshot, kv_cache_for, memory
+from ngramspec.hf_model.cache.copies import Snapshot, memory
+from ngramspec.hf_model.cache.kv_cache import KINDS, kv_cache_for
 from ngramspec.hf_model.cache.layers import CacheLayer
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 

@@ -168,7 +168,7 @@ def test_what_cannot_be_rolled_back_is_refused_with_a_remedy():
 
 def test_before_5_17_an_index_is_refused_under_sdpa(monkeypatch):
     """There a forward under a mask of bools attends to all keys that were not selected."""
-    monkeypatch.setattr("ngramspec.hf_model.support.has", lambda change: False)
+    monkeypatch.setattr("ngramspec.hf_model.facts.has", lambda change: False)
     model = tiny.build(transformers.DeepseekV32ForCausalLM)
     with pytest.raises(UnsupportedError, match=r"DeepseekV32.*attn_implementation='eager'"):
         ngramspec.generate(model, PROMPT, **GREEDY)

@@ -164,7 +164,7 @@ def test_the_hooks_matter(name, monkeypatch):
     model, inputs = build(name), batch(3)
     plain = model.generate(**inputs, **GREEDY)
     texts = row_texts(inputs, plain, encoded=name in ENCODER_DECODER)
-    monkeypatch.setattr("ngramspec.hf_model.inputs.placed", lambda *_: nullcontext())
+    monkeypatch.setattr("ngramspec.hf_model.compat.positions.placed", lambda *_: nullcontext())
     speculator = Speculator(RowTrees(texts), 17, tree=17)
     ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
     assert not torch.equal(plain, ours)
