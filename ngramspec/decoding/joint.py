@@ -25,6 +25,7 @@ from ngramspec.decoding.setup import Caller, CallSetup
 from ngramspec.draft import Draft
 from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.facts import check_request
 from ngramspec.hf_model.joint import (
     ForwardShare,
     JointForward,
@@ -33,7 +34,6 @@ from ngramspec.hf_model.joint import (
     why_not_joint,
     why_not_tried,
 )
-from ngramspec.hf_model.support import check_request
 from ngramspec.stats import DecodeStats
 
 

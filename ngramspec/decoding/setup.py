@@ -32,10 +32,21 @@ from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
-from ngramspec.hf_model.compat.names import HISTORY_FREE, all_stock, pad_token, plain_method
-from ngramspec.hf_model.compat.versions import untested
-from ngramspec.hf_model.facts import Ability, why_unsupported
-from ngramspec.hf_model.support import check_adapter, check_prompt, check_request, drops_out
+from ngramspec.hf_model.compat.names import (
+    HISTORY_FREE,
+    all_stock,
+    pad_token,
+    plain_method,
+    untested,
+)
+from ngramspec.hf_model.facts import (
+    Ability,
+    check_adapter,
+    check_prompt,
+    check_request,
+    drops_out,
+    why_unsupported,
+)
 from ngramspec.hf_model.target import Target
 from ngramspec.options import Options
 from ngramspec.rng import default_generator, seed_of

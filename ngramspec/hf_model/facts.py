@@ -8,20 +8,21 @@ is one. To support a new kind of model or cache, add a row and decide about ever
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import Windows, windows_of
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
-from ngramspec.hf_model.compat.caches import CACHE_NAMES, is_callers
-from ngramspec.hf_model.compat.versions import KEEPS_SELECTION, has
+from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
+from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
 
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
 # Arguments of the prefill that a prompt of plain text has.
@@ -40,9 +41,9 @@ class Facts:
     names: frozenset[str]  # of its class and of all its base classes
     encodes: bool  # whether it is an encoder-decoder model
     attention: str  # name of its decoder's attention implementation, such as "sdpa"
-    standard_masks: bool  # whether its masks are made by transformers' own function
+    # Whether transformers' own function makes its masks, and its attention gets them unchanged.
+    standard_masks: bool
     own_masks: bool  # whether it defines ``create_masks_for_generate``
-    passes_masks: bool  # whether a mask of four dimensions reaches its attention unchanged
     # Of its layers, whose masks hide positions even if its cache keeps them; None: it has none.
     windows: Windows | None
     alibi: bool  # whether its attention adds biases by distance, computed from the 2D mask
@@ -99,7 +100,7 @@ class Facts:
     def takes_masks(self) -> bool:
         """Whether the attention takes a mask of four dimensions, unchanged."""
         standard = self.standard_masks and not self.own_masks and not self.alibi
-        return self.attention in MASKED_ATTENTIONS and standard and self.passes_masks
+        return self.attention in MASKED_ATTENTIONS and standard
 
     @property
     def plain(self) -> bool:
@@ -108,11 +109,6 @@ class Facts:
             name in PLAIN_PREFILL or value is None or value is False
             for name, value in self.kwargs.items()
         )
-
-    @property
-    def overflows(self) -> bool:
-        """Whether experts may drop tokens of the prompts, as they also do in the baseline."""
-        return self.token_capacity is not None and self.rows * self.end > self.token_capacity
 
     @property
     def masks_positions(self) -> bool:
@@ -143,20 +139,17 @@ def facts_of(
             "prefill_chunk_size is not supported with inputs_embeds, which transformers would read"
             " whole in every chunk; remove prefill_chunk_size"
         )
-    stock, own_names = names.stock_class(model), names.names_of(model)
-    encodes = names.is_encoder_decoder(model)
-    prefix, cached = "decoder_" if encodes else "", cache.length()
+    found = names.model_facts(model)
+    encodes, cached = found["encodes"], cache.length()
+    prefix = "decoder_" if encodes else ""
     name = f"{prefix}position_ids"
     given = encodes or kwargs.get(name) is not None
     placed = given and name in inspect.signature(model.forward).parameters
-    placed = placed or (
-        stock is not None
-        and bool(own_names & names.PASSES_POSITIONS)
-        and "position_ids" in inspect.signature(model.get_decoder().forward).parameters
-    )
-    hooks_positions, passes_masks = False, True
-    outside, reads_text = names.prepares_inputs_outside(model), names.prepares_inputs(model)
-    if outside or (placed and reads_text):
+    if found.pop("passes_positions"):
+        placed |= "position_ids" in inspect.signature(model.get_decoder().forward).parameters
+    hooks_positions = False
+    outside = names.prepares_inputs_outside(model)
+    if outside or (placed and found["reads_text"]):
         from ngramspec.hf_model.trials import try_preparation  # most models need no trial
 
         # Phi-3 drops its cache at a length, where the test shows nothing.
@@ -164,36 +157,24 @@ def facts_of(
             length = prompt_end(input_ids, kwargs, prefix=prefix)
             passes_positions, passes_masks = try_preparation(model, input_ids, kwargs, length)
             placed = placed and passes_positions
+            found["standard_masks"] &= passes_masks
     if not (placed or outside):
         from ngramspec.hf_model.compat.positions import counting_modules
 
         hooks_positions = any(counting_modules(model))
     left_out = names.mask_length(config)
     end = prompt_end(input_ids, kwargs, cached=cached, mask_length=left_out, prefix=prefix)
-    unaligned, skips_padding = None, not placed and names.skips_padding(model)
+    unaligned, skips_padding = None, not placed and found["skips_padding"]
     # The baseline runs such a call, so it is run too, without drafts.
     if not encodes and cached > 0 and cached >= end:
         unaligned = "the cache given holds the whole prompt; crop it by one token, cache.crop(-1)"
     elif skips_padding and not hooks_positions:
         unaligned = "the model counts tokens other than padding itself"
     return Facts(
-        model=model,
-        names=own_names,
-        encodes=encodes,
-        attention=names.attention_of(model),
-        standard_masks=names.has_standard_masks(model, stock),
-        own_masks=names.has_own_masks(model),
-        passes_masks=passes_masks,
+        **found | {"skips_padding": skips_padding},
         windows=windows_of(names.text_config(model)),
-        reads_text=reads_text,
-        foreign=reads_text and stock is None,
         takes_positions=placed,
         hooks_positions=hooks_positions,
-        skips_padding=skips_padding,
-        embeddings=names.embedding_count(model),
-        recurrent=names.is_stateful(model),
-        token_capacity=names.least_capacity(model),
-        **names.config_facts(model),
         config=config,
         kwargs=kwargs,
         rows=input_ids.shape[0],
@@ -222,8 +203,7 @@ def prompt_end(
 ) -> int:
     """Return how many positions a row has after the prefill, including those cached before it.
 
-    This is the length of the mask, or of the one that ``generate`` left out, ``mask_length``. A
-    prompt without either is assumed to be new as a whole.
+    ``mask_length`` is that of the mask of ones that ``generate`` left out.
     """
     mask = kwargs.get(f"{prefix}attention_mask")
     if mask is not None:
@@ -248,9 +228,8 @@ def has_hooks(model: Any) -> bool:
     """Whether a module has forward hooks, which may rely on every row of the batch.
 
     Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT). Hooks that ngramspec
-    sets for a single forward do not count; another thread may have set them. transformers' hooks
-    that capture states do not count either. They stay on a model after the first call that asked
-    for states, and do nothing in calls that ask for none.
+    sets for a forward of another thread do not count, and those with which transformers captures
+    states do nothing in calls that ask for none.
     """
     return any(
         not names.captures_states(hook)
@@ -279,18 +258,17 @@ class Ability(Enum):
 
 
 class Fact:
-    """A row of the table. ``remedies`` are by the name of an ability that the fact rules out."""
+    """A row of the table, with a cell for each ability that it rules out, maybe with a remedy."""
 
     def __init__(
         self,
         reason: str,  # "{0.rows}" and the like are replaced by the facts of the call
         holds: Callable[[Facts], object],  # returns a truthy value if the fact is true
-        *rules_out: Ability,
-        **remedies: str,
+        cells: Sequence[Ability | tuple[Ability, str]],
     ) -> None:
         self.reason, self.holds = reason, holds
-        self.cells = dict.fromkeys(rules_out, reason)
-        self.cells |= {Ability[name]: f"{reason}; {each}" for name, each in remedies.items()}
+        pairs = (each if isinstance(each, tuple) else (each, "") for each in cells)
+        self.cells = {each: f"{reason}; {remedy}" if remedy else reason for each, remedy in pairs}
 
 
 def why_unsupported(ability: Ability, facts: Facts) -> str | None:
@@ -314,8 +292,10 @@ def check_facts(facts: Facts) -> None:
 
 _TREES, _RAGGED, _JOINT = Ability.TREES, Ability.RAGGED, Ability.JOINT
 _DRAFTS, _DRAFT, _ONCE = Ability.DRAFTS, Ability.PREFILL_DRAFT, Ability.ONE_PREFILL
-_KEPT = Ability.KEPT
-_FIT, _UNCOMPILED = "use width='fit'", "pass compiled=False"
+_ALL, _KEPT, _WIDTH, _COMPILED = (
+    *(Ability.SPECULATION, Ability.KEPT, Ability.FIXED_WIDTH, Ability.COMPILED),
+)
+_FIT, _UNCOMPILED = (_WIDTH, "use width='fit'"), (_COMPILED, "pass compiled=False")
 _SDPA = "load the model with sdpa or eager"
 _STATIC = "use cache_implementation='static'"
 _NO_ATTENTIONS = "pass output_attentions=False"
@@ -326,210 +306,347 @@ _NO_ATTENTIONS = "pass output_attentions=False"
 FACTS = (
     Fact(
         "a static cache, with which the model decodes differently",
-        lambda facts: facts.static and facts.names & names.NOT_STATIC,
-        SPECULATION="remove cache_implementation, or pass a DynamicCache",
+        lambda f: f.static and f.names & names.NOT_STATIC,
+        ((_ALL, "remove cache_implementation, or pass a DynamicCache"),),
     ),
     Fact(
         f"an index of keys, which sdpa ignores before transformers {KEEPS_SELECTION.version}",
-        lambda facts: (
-            facts.indexed
-            and not facts.recurrent
-            and facts.attention == "sdpa"
-            and not has(KEEPS_SELECTION)
+        lambda f: (
+            f.indexed and not f.recurrent and f.attention == "sdpa" and not has(KEEPS_SELECTION)
         ),
-        SPECULATION="load the model with attn_implementation='eager'",
+        ((_ALL, "load the model with attn_implementation='eager'"),),
     ),
     Fact(
-        "attentions of sliding-window attention",
-        lambda facts: (
-            facts.asks_attentions and (facts.slides or (facts.static and facts.windows is not None))
-        ),
-        SPECULATION=_NO_ATTENTIONS,
+        "attentions asked for, under sliding-window attention",
+        lambda f: f.asks_attentions and (f.slides or (f.static and f.windows is not None)),
+        ((_ALL, _NO_ATTENTIONS),),
     ),
     Fact(
         "attentions under sdpa, with which the model attends differently (Falcon)",
-        lambda facts: (  # the baseline's output changes, too
-            facts.asks_attentions
-            and facts.attention == "sdpa"
-            and facts.names & names.ATTENDS_BY_OUTPUT
+        lambda f: (  # the baseline's output changes, too
+            f.asks_attentions and f.attention == "sdpa" and f.names & names.ATTENDS_BY_OUTPUT
         ),
-        SPECULATION=f"{_NO_ATTENTIONS}, or load it with attn_implementation='eager'",
+        ((_ALL, f"{_NO_ATTENTIONS}, or load it with attn_implementation='eager'"),),
     ),
     Fact(
         "a batch of {0.rows} rows that advance together",
-        lambda facts: facts.rows > 1 and not facts.ragged,
-        _TREES,
+        lambda f: f.rows > 1 and not f.ragged,
+        (_TREES,),
     ),
-    Fact("a dynamic cache", lambda facts: not facts.static, COMPILED=_STATIC),
+    Fact("a dynamic cache", lambda f: not f.static, ((_COMPILED, _STATIC),)),
     Fact(
         "an encoder-decoder model",
-        lambda facts: facts.encodes,
-        *(_JOINT, _DRAFT),
-        FIXED_WIDTH=_FIT,
-        COMPILED="remove it",
+        lambda f: f.encodes,
+        (_JOINT, _DRAFT, _FIT, (_COMPILED, "remove it")),
     ),
     Fact(
         "a batch of {0.rows} rows",
-        lambda facts: facts.rows > 1,
-        *(_JOINT, _DRAFT),
-        FIXED_WIDTH="generate them one by one",
+        lambda f: f.rows > 1,
+        (_JOINT, _DRAFT, (_WIDTH, "generate them one by one")),
     ),
     Fact(
         "a text that may become longer than an attention window",
-        lambda facts: facts.outgrows_windows and not facts.static,
-        FIXED_WIDTH=_STATIC,
+        lambda f: f.outgrows_windows and not f.static,
+        ((_WIDTH, _STATIC),),
     ),
     Fact(
         "{0.gap_obstacle}",
-        lambda facts: facts.gap_obstacle is not None,
-        *(_TREES, _RAGGED, _JOINT, _DRAFT, _ONCE),
-        FIXED_WIDTH=_FIT,
+        lambda f: f.gap_obstacle is not None,
+        (_TREES, _RAGGED, _JOINT, _DRAFT, _ONCE, _FIT),
     ),
     Fact(
         "windows in layers of a type that is not known",
-        lambda facts: facts.windows is not None and not facts.windows.known,
-        *(_TREES, _RAGGED, _JOINT, _DRAFT),
-        FIXED_WIDTH=_FIT,
+        lambda f: f.windows is not None and not f.windows.known,
+        (_TREES, _RAGGED, _JOINT, _DRAFT, _FIT),
     ),
     Fact(
         "recurrent states in a cache without keys",
-        lambda facts: facts.recurrent and not facts.attends,
-        _KEPT,
+        lambda f: f.recurrent and not f.attends,
+        (_KEPT,),
     ),
     Fact(
         "attention implementation {0.attention}",
-        lambda facts: facts.attention not in MASKED_ATTENTIONS,
-        *(_TREES, _JOINT),
-        FIXED_WIDTH=_SDPA,
-        COMPILED=_SDPA,
+        lambda f: f.attention not in MASKED_ATTENTIONS,
+        (_TREES, _JOINT, (_WIDTH, _SDPA), (_COMPILED, _SDPA)),
     ),
     Fact(
         "a dynamic cache with sdpa, whose arithmetic changes with the length",
-        lambda facts: not facts.static and facts.attention == "sdpa",
-        FIXED_WIDTH=f"{_STATIC} or attn_implementation='eager'",
+        lambda f: not f.static and f.attention == "sdpa",
+        ((_WIDTH, f"{_STATIC} or attn_implementation='eager'"),),
     ),
     Fact(
         "attentions or hidden states asked for",
-        lambda facts: facts.states,
-        *(_TREES, _JOINT, _DRAFT, _ONCE),
-        COMPILED="do not ask for them",
+        lambda f: f.states,
+        (_TREES, _JOINT, _DRAFT, _ONCE, (_COMPILED, "do not ask for them")),
     ),
     Fact(
         "hooks on modules, which may rely on all rows of the call",
-        lambda facts: facts.hooked,
-        *(_JOINT, _ONCE),
+        lambda f: f.hooked,
+        (_JOINT, _ONCE),
     ),
     Fact(
         "a model that finds tokens by their slots in the cache",
-        lambda facts: facts.names & names.BY_SLOT,
-        *(_TREES, _RAGGED, _JOINT, _KEPT),
-        FIXED_WIDTH=_FIT,
+        lambda f: f.names & names.BY_SLOT,
+        (_TREES, _RAGGED, _JOINT, _KEPT, _FIT),
     ),
     Fact(
         "attentions asked for, whose shape depends on the cache's size",
-        lambda facts: facts.asks_attentions,
-        FIXED_WIDTH=_NO_ATTENTIONS,
+        lambda f: f.asks_attentions,
+        ((_WIDTH, _NO_ATTENTIONS),),
     ),
     Fact(
         "a model that counts its positions itself",
-        lambda facts: not facts.takes_positions,
-        _JOINT,
-        COMPILED=_UNCOMPILED,
+        lambda f: not f.takes_positions,
+        (_JOINT, _UNCOMPILED),
     ),
-    Fact(
-        "unknown modules that count positions",
-        lambda facts: not facts.placed,
-        *(_TREES, _RAGGED),
-        FIXED_WIDTH=_FIT,
-    ),
-    Fact("a model that gives no positions to padding", lambda facts: facts.skips_padding, _DRAFT),
+    Fact("unknown modules that count positions", lambda f: not f.placed, (_TREES, _RAGGED, _FIT)),
+    Fact("a model that gives no positions to padding", lambda f: f.skips_padding, (_DRAFT,)),
     Fact(
         "rotary positions that change at a length (longrope, Phi-3)",
-        lambda facts: facts.thresholds,
-        COMPILED=_UNCOMPILED,
+        lambda f: f.thresholds,
+        (_UNCOMPILED,),
     ),
     Fact(
         "a prefill whose positions do not match its masks: {0.unaligned}",
-        lambda facts: facts.unaligned is not None,
-        *(_DRAFTS, _JOINT, _DRAFT, _ONCE, Ability.FIXED_WIDTH, Ability.COMPILED),
+        lambda f: f.unaligned is not None,
+        (_DRAFTS, _JOINT, _DRAFT, _ONCE, _WIDTH, _COMPILED),
     ),
-    Fact("a model with ALiBi", lambda facts: facts.alibi, _TREES, _JOINT, FIXED_WIDTH=_FIT),
+    Fact("a model with ALiBi", lambda f: f.alibi, (_TREES, _JOINT, _FIT)),
     Fact(
         "a model that makes or changes its masks itself",
-        lambda facts: not (facts.standard_masks and facts.passes_masks),
-        *(_TREES, _JOINT),
-        FIXED_WIDTH=_FIT,
+        lambda f: not f.standard_masks,
+        (_TREES, _JOINT, _FIT),
     ),
-    Fact("eager attention", lambda facts: facts.attention == "eager", _JOINT),
-    Fact(
-        "a model that overrides create_masks_for_generate",
-        lambda facts: facts.own_masks,
-        _JOINT,
-        FIXED_WIDTH=_FIT,
-    ),
-    Fact("a static cache", lambda facts: facts.static, _RAGGED, _JOINT, _DRAFT, _ONCE),
+    Fact("eager attention", lambda f: f.attention == "eager", (_JOINT,)),
+    Fact("a model that overrides create_masks_for_generate", lambda f: f.own_masks, (_JOINT, _FIT)),
+    Fact("a static cache", lambda f: f.static, (_RAGGED, _JOINT, _DRAFT, _ONCE)),
     Fact(
         "rotary positions that change with the length",
-        lambda facts: facts.thresholds or facts.rope_grows,
-        *(_RAGGED, _JOINT, _DRAFT, _KEPT),
-        FIXED_WIDTH=_FIT,
+        lambda f: f.thresholds or f.rope_grows,
+        (_RAGGED, _JOINT, _DRAFT, _KEPT, _FIT),
     ),
     Fact(
         "input preparation of a model outside transformers",
-        lambda facts: facts.foreign,
-        *(_RAGGED, _JOINT, _KEPT),
+        lambda f: f.foreign,
+        (_RAGGED, _JOINT, _KEPT),
     ),
-    Fact("inputs other than text", lambda facts: not facts.plain, _JOINT, _DRAFT, _ONCE),
-    Fact(
-        "a cache that holds tokens before the prefill", lambda facts: facts.cached, _RAGGED, _ONCE
-    ),
-    Fact("a cache that the caller may use again", lambda facts: facts.keeps_cache, _RAGGED),
+    Fact("inputs other than text", lambda f: not f.plain, (_JOINT, _DRAFT, _ONCE)),
+    Fact("a cache that holds tokens before the prefill", lambda f: f.cached, (_RAGGED, _ONCE)),
+    Fact("a cache that the caller may use again", lambda f: f.keeps_cache, (_RAGGED,)),
     Fact(
         "a model that widens its masks after the prefill (GIT), with masked positions",
-        lambda facts: facts.names & names.WIDENS_MASK and facts.masks_positions,
-        _DRAFT,
+        lambda f: f.names & names.WIDENS_MASK and f.masks_positions,
+        (_DRAFT,),
     ),
-    Fact("a prefill in chunks", lambda facts: facts.config.prefill_chunk_size is not None, _DRAFT),
+    Fact("a prefill in chunks", lambda f: f.config.prefill_chunk_size is not None, (_DRAFT,)),
     Fact(
         "experts, whose batch sizes depend on the routing",
-        lambda facts: names.routes_tokens(facts.model),
-        FIXED_WIDTH=_FIT,
+        lambda f: names.routes_tokens(f.model),
+        (_FIT,),
     ),
     Fact(
         "experts that may have too little capacity for the prompts",
-        lambda facts: facts.overflows,
-        *(_DRAFTS, _RAGGED, _ONCE),
+        # They may drop tokens of the prompts, as they also do in the baseline.
+        lambda f: f.token_capacity is not None and f.rows * f.end > f.token_capacity,
+        (_DRAFTS, _RAGGED, _ONCE),
     ),
     Fact(
         "experts that read the masks (NLLB-MoE)",
-        lambda facts: names.routes_by_masks(facts.model),
-        *(_TREES, _RAGGED, _ONCE),
+        lambda f: names.routes_by_masks(f.model),
+        (_TREES, _RAGGED, _ONCE),
     ),
     Fact(
         "experts that read the masks, with a static cache or the decoder's mask",
-        lambda facts: (
-            (facts.static or facts.kwargs.get("decoder_attention_mask") is not None)
-            and names.routes_by_masks(facts.model)
+        lambda f: (
+            (f.static or f.kwargs.get("decoder_attention_mask") is not None)
+            and names.routes_by_masks(f.model)
         ),
-        _DRAFTS,
+        (_DRAFTS,),
     ),
     Fact(
         "masks applied to several tokens only (LED), with a decoder's mask",
-        lambda facts: (
-            facts.names & names.MASKS_SEVERAL
-            and facts.kwargs.get("decoder_attention_mask") is not None
+        lambda f: (
+            f.names & names.MASKS_SEVERAL and f.kwargs.get("decoder_attention_mask") is not None
         ),
-        *(_DRAFTS, _RAGGED),
+        (_DRAFTS, _RAGGED),
     ),
     Fact(
         "modules that mix the positions of a forward (dynamic int8, Doge's experts)",
-        lambda facts: names.mixes_positions(facts.model),
-        *(_DRAFTS, _RAGGED, _JOINT, _DRAFT, _ONCE, _KEPT),
-        FIXED_WIDTH=_FIT,
+        lambda f: names.mixes_positions(f.model),
+        (_DRAFTS, _RAGGED, _JOINT, _DRAFT, _ONCE, _KEPT, _FIT),
     ),
     Fact(
         "a quantized model, whose scales may depend on all positions",
-        lambda facts: names.quantizes_activations(facts.model),
-        FIXED_WIDTH=_FIT,
+        lambda f: names.quantizes_activations(f.model),
+        (_FIT,),
     ),
 )
+
+# What is refused whatever the facts are
+
+# Arguments of decoding modes that transformers loads from its hub with trust_remote_code=True, and
+# an argument that is refused before transformers sees the call, which it might not accept. The
+# values are those other than None that switch each off.
+REFUSED_AT_ONCE = {
+    "constraints": None,
+    "dola_layers": None,
+    "force_words_ids": None,
+    "num_beam_groups": 1,
+    "penalty_alpha": 0,
+    "assistant_early_exit": None,
+}
+# Arguments of ``generate`` that rule speculation out, and the value that switches each off.
+OFF_VALUES = REFUSED_AT_ONCE | {
+    "cache_implementation": "dynamic",
+    "prompt_lookup_num_tokens": None,
+    "token_healing": False,
+}
+# Parts of the names of attributes that hold a rate: attention_dropout, layerdrop, ...
+RATE_NAME_PARTS = ("drop", "jitter")
+
+
+def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
+    """Raise an UnsupportedError if the model does not support speculation."""
+    if model_kwargs.get("use_cache") is False:
+        raise UnsupportedError("use_cache=False leaves nothing to roll back; pass use_cache=True")
+    reason = next(_reasons_against_model(model), None)
+    if reason is not None:
+        raise UnsupportedError(f"{type(model).__name__} {reason}")
+
+
+def _reasons_against_model(model: Any) -> Iterator[str]:
+    kinds, config = names.names_of(model), getattr(model, "config", None)  # a class has none
+    one_at_a_time = [names.ONE_AT_A_TIME[one] for one in sorted(kinds & {*names.ONE_AT_A_TIME})]
+    for one in sorted(kinds & names.ONE_AT_A_TIME_WITH.keys()):
+        setting, value, reason = names.ONE_AT_A_TIME_WITH[one]
+        if getattr(config, setting, None) == value:
+            one_at_a_time.append(reason)
+    yield from (f"cannot check several tokens: {reason}" for reason in one_at_a_time)
+    for one in sorted(kinds & names.OWN_CACHE.keys()):
+        yield f"cannot roll tokens back: {names.OWN_CACHE[one]}"
+    if kinds & names.PLACES_ONE_TOKEN_ELSEWHERE and not has(PLACES_TOKENS):
+        yield f"cannot check several tokens before transformers {PLACES_TOKENS.version}"
+    forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
+    parameters = {each for forward in forwards for each in inspect.signature(forward).parameters}
+    if names.is_stateful(model):
+        if not parameters & {*cache_names()}:
+            yield (
+                "keeps a recurrent state outside the caches of transformers, where it cannot be"
+                " rolled back"
+            )
+    elif "input_ids" in parameters and cache_names()[0] not in parameters:
+        yield "keeps no key-value cache; speculation needs one"
+    if names.overridden(model, names.UPDATE_METHODS):
+        yield "overrides how its inputs are updated between steps"
+    method = names.overridden(model, names.LOOP_METHODS)
+    if method is not None:
+        yield (
+            f"overrides {method}, which speculation would skip; pass"
+            " Speculator(unsupported='plain') to decode with it"
+        )
+
+
+def check_adapter(model: Any) -> None:
+    """Raise an UnsupportedError if an adapter's effect depends on the width of the forward.
+
+    An adapter that changes weights stores its configuration on the model. One that learned a prompt
+    stores it on a wrapper, which prepares the model's inputs during generation.
+    """
+    wrapper = getattr(model.prepare_inputs_for_generation, "__self__", model)
+    configs = getattr(wrapper, "peft_config", None) or {}
+    for name, own in configs.items():
+        if getattr(own, "is_prompt_learning", False):
+            kind = str(getattr(own.peft_type, "value", own.peft_type))
+            raise UnsupportedError(
+                f"the adapter {name!r} ({kind}) forwards one token at a time after its own prompt;"
+                " use one that changes weights, such as LoRA"
+            )
+        if getattr(own, "alora_invocation_tokens", None):
+            raise UnsupportedError(
+                f"the adapter {name!r} is an activated LoRA, whose start is counted from the end of"
+                " each forward; use a LoRA without alora_invocation_tokens"
+            )
+
+
+def check_request(config: Any, model: Any = None) -> None:
+    """Raise an UnsupportedError that names the settings of ``generate`` that are unsupported."""
+    beams = config.num_beams or 1
+    if beams > 1 and config.do_sample:
+        raise UnsupportedError(
+            f"num_beams={beams} with do_sample=True cannot be combined with a Speculator; pass"
+            " num_beams=1, or do_sample=False"
+        )
+    if beams > 1 and config.low_memory:
+        raise UnsupportedError("low_memory=True is not supported with beams; pass low_memory=False")
+    if beams > 1 and model is not None and names.overridden(model, names.BEAM_METHODS):
+        name = type(model).__name__
+        raise UnsupportedError(
+            f"num_beams={beams}: {name} has its own beam search; pass num_beams=1"
+        )
+    refused = {
+        name: getattr(config, name)
+        for name, off in ({"prompt_lookup_num_tokens": None} | REFUSED_AT_ONCE).items()
+        if getattr(config, name, None) not in (None, off)
+    }
+    if refused:
+        raise UnsupportedError(refusal(refused))
+
+
+def refusal(settings: dict[str, Any]) -> str:
+    """Return the message for settings that rule speculation out, with arguments as the remedy."""
+    shown = (name if value is None else f"{name}={value}" for name, value in settings.items())
+    found = ", ".join(shown)
+    remedy = ", ".join(f"{name}={OFF_VALUES[name]!r}" for name in settings)
+    if "assistant_early_exit" in settings:
+        remedy += ", and a small model as assistant_model if a model should draft"
+    return f"{found} cannot be combined with a Speculator; pass {remedy}"
+
+
+def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Raise a ValueError for an empty prompt, or for ids that the model has no embedding for.
+
+    Placeholders, for example of an image, may be outside the vocabulary, and so may tokens that a
+    given cache holds, for example the padding of an earlier turn.
+    """
+    if model_kwargs.get("inputs_embeds") is not None:
+        return
+    if input_ids.shape[1] == 0:
+        raise ValueError(f"input_ids must hold at least one token, got shape {(*input_ids.shape,)}")
+    vocab = names.embedding_count(model)
+    if vocab is None:
+        return
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= vocab:
+        cache = cache_of(model_kwargs)
+        new = input_ids if cache is None else input_ids[:, int(cache.get_seq_length()) :]
+        wrong = set(new[(new < 0) | (new >= vocab)].tolist())
+        for bad in sorted(wrong - names.placeholders(model.config)):
+            raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad}")
+
+
+def drops_out(model: Any) -> bool:
+    """Whether a module in training mode, such as a new adapter, has a dropout or jitter rate."""
+    return any(
+        isinstance(value, float) and value > 0
+        for module in model.modules()
+        if module.training
+        for name, value in vars(module).items()
+        if any(each in name for each in RATE_NAME_PARTS)
+        or (name == "p" and isinstance(module, _DropoutNd))
+    )
+
+
+def check_prefilled(facts: Facts, cache: KVCache) -> None:
+    """Raise an UnsupportedError if the prefill did not store its positions in the cache.
+
+    Up to transformers 5.23, a layer with gradient checkpointing gets no cache in training mode. In
+    evaluation mode, some models have layers that store nothing.
+    """
+    stored = [layer.length > facts.cached for layer in cache.attention]
+    training = any(module.training for module in facts.model.modules())
+    if stored and not (all(stored) if training else any(stored)):
+        raise UnsupportedError(
+            f"the prefill of {type(facts.model).__name__} stored its keys in {sum(stored)} of"
+            f" {len(stored)} layers of the cache, as with gradient checkpointing in training mode;"
+            " call model.eval()"
+        )

@@ -1,12 +1,9 @@
 """One forward for several generations of a model, each with its own cache.
 
-The positions of all generations are concatenated in one row. So the model's weights are read once,
-no position is padding, and no cache is copied when a generation begins or ends. Only attention runs
-separately for each generation, over its own keys and values (selective batching: Orca, Yu et al.
-2022, section 3.2).
-
-A model may mix positions outside its attention, or attend to other states than its cache returns.
-This is tested with a few short texts at the first use of a model (``why_not_tried``).
+The positions of all generations are concatenated in one row. Only attention runs separately for
+each generation, over its own keys and values (selective batching: Orca, Yu et al. 2022, section
+3.2). A model may mix positions outside its attention, or attend to other states than its cache
+returns. This is tested at the first use of a model (``why_not_tried``).
 """
 
 from __future__ import annotations
@@ -25,14 +22,13 @@ from ngramspec.hf_model.attention import (
     Attention,
     Masks,
     Windows,
-    attended,
     available,
     in_place,
     split_by,
     tree_mask,
     windows_of,
 )
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
 from ngramspec.hf_model.facts import Ability, why_unsupported
@@ -75,10 +71,10 @@ def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> ForwardS
     ids, cache, mask = inputs["input_ids"], cache_of(inputs), inputs.get("attention_mask")
     if mask is None or (isinstance(mask, torch.Tensor) and mask.ndim < 4):
         width = ids.shape[1]
-        sees, length = attended((), width, ids.device), int(cache.get_seq_length())
+        length = int(cache.get_seq_length())
         hides = mask is not None and not bool(mask.all())
         plain = width == 1 and not hides
-        mask = None if plain else tree_mask(sees, mask if hides else None, length, ids.device)
+        mask = None if plain else tree_mask((), width, mask if hides else None, length, ids.device)
     return ForwardShare(cache, ids, inputs["position_ids"], mask, windows)
 
 
@@ -191,8 +187,8 @@ def _share(model: Any, before: int, new: int) -> ForwardShare:
     inputs = {"input_ids": ids, "position_ids": places} | cache_argument(cache)
     windows = windows_of(names.text_config(model))
     if windows is not None and windows.known:
-        mask = tree_mask(attended((), new, model.device), None, before, model.device)
-        held = kv_cache_for(cache).held
+        mask = tree_mask((), new, None, before, model.device)
+        held = KVCache(cache).held
         held = None if held is None else held + new
         inputs["attention_mask"] = windows.masks(mask, positions[:, :before], places, held)
     return share_of(inputs, windows)

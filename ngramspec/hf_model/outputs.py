@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument
+from ngramspec.hf_model.compat.extras import output_class
 from ngramspec.hf_model.facts import Facts
 
 
@@ -29,10 +29,7 @@ class OutputRecorder:
     def keep(
         self, outputs: Any, positions: range, before: int, *, static: bool, whole: bool
     ) -> None:
-        """Keep the states of some positions of a forward after ``before`` ones.
-
-        ``whole``: it read the whole text again, so its states are not of one position.
-        """
+        """Keep states of a forward after ``before`` positions; ``whole``: it read all again."""
         for name, kept in self._kept.items():
             layers = getattr(outputs, name)
             if layers is None or whole:  # None: not computed
@@ -46,10 +43,7 @@ class OutputRecorder:
     def _of_position(
         self, name: str, layer: torch.Tensor, position: int, keys: int | None
     ) -> torch.Tensor:
-        """Return one position's part of a layer's states, as its own forward would.
-
-        Streams of hidden states are (batch, n, streams, size) or (streams, batch, n, size).
-        """
+        """Return one position's part of a layer's states, as its own forward would."""
         if "attentions" in name:
             return layer[:, :, position : position + 1][..., :keys]
         axis = 1 if layer.ndim == 4 and not self._streams_first else -2
@@ -71,7 +65,7 @@ class OutputRecorder:
             for name in ("attentions", "hidden_states"):
                 if kwargs.get(f"output_{name}"):
                     states[f"encoder_{name}"] = encoder.get(name)
-        kind = names.output_class(beams=ranking is not None, encodes=self._encodes)
+        kind = output_class(beams=ranking is not None, encodes=self._encodes)
         return kind(
             **(ranking or {}),
             sequences=sequences,
@@ -86,24 +80,34 @@ class OutputRecorder:
 
 
 @contextmanager
+def _collected(module: Any, found: list[Any], pick: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Collect what ``pick`` finds in the arguments and outputs of a module, in this thread only."""
+    mine = threading.get_ident()  # other threads may run the same model
+
+    def keep(_: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if threading.get_ident() == mine:
+            found.extend(pick(inputs, output))
+
+    hook = module.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
 def head_inputs(model: Any) -> Iterator[list[torch.Tensor]]:
     """Collect the inputs of the model's head, (batch, positions, d), in this thread's forwards."""
     found: list[torch.Tensor] = []
     head = model.get_output_embeddings()
-    if not isinstance(head, torch.nn.Module):
+    own = isinstance(head, torch.nn.Module)
+    with _collected(head, found, lambda inputs, _: inputs[:1]) if own else nullcontext():
         yield found
-        return
-    mine = threading.get_ident()  # other threads may run the same model
 
-    def keep(_: Any, inputs: tuple[Any, ...]) -> None:
-        if threading.get_ident() == mine and inputs:
-            found.append(inputs[0])
 
-    hook = head.register_forward_pre_hook(keep)
-    try:
-        yield found
-    finally:
-        hook.remove()
+def _last_states(_: Any, output: Any) -> list[torch.Tensor]:
+    states = getattr(output, "last_hidden_state", None)
+    return [output[0] if states is None else states]
 
 
 class StateChannel:
@@ -115,28 +119,15 @@ class StateChannel:
         self._found: list[torch.Tensor] = []
         self._last: torch.Tensor | None = None  # (batch, positions, d) of the last forward
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Collect the states of this thread's forwards inside the block."""
         self._found, self._last = [], None
-        mine = threading.get_ident()  # other threads may run the same model
-
-        def keep(_: Any, __: Any, output: Any) -> None:
-            if threading.get_ident() == mine:
-                states = getattr(output, "last_hidden_state", None)
-                self._found.append(output[0] if states is None else states)
-
-        hook = self._decoder.register_forward_hook(keep)
-        try:
-            yield
-        finally:
-            hook.remove()
+        return _collected(self._decoder, self._found, _last_states)
 
     def keep_prompt(self, drafted: int) -> None:
-        """Keep the prompt's states.
+        """Keep the prompt's states; those of its last token and of a draft only if accepted.
 
-        Those of its last token and of ``drafted`` tokens after it are kept only if accepted. There
-        are none if the user compiled the forward before: such a graph calls no hook.
+        There are none if the user compiled the forward before: such a graph calls no hook.
         """
         if not self._found:
             return

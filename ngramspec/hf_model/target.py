@@ -11,18 +11,26 @@ import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import Trees, causal_topk, in_place, windows_of
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.cache.layers import widen_static
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_of, decoder_cache, is_callers
-from ngramspec.hf_model.facts import Ability, check_facts, facts_of, prompt_end, why_unsupported
-from ngramspec.hf_model.inputs import Inputs, PresentRows, next_position
-from ngramspec.hf_model.support import check_model, check_prefilled
+from ngramspec.hf_model.facts import (
+    Ability,
+    check_facts,
+    check_model,
+    check_prefilled,
+    facts_of,
+    prompt_end,
+    why_unsupported,
+)
+from ngramspec.hf_model.inputs import Inputs, next_position
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.cache.copies import Checkpoint, Pending
     from ngramspec.hf_model.compiled import ForwardShapes
     from ngramspec.hf_model.outputs import OutputRecorder, StateChannel
+    from ngramspec.hf_model.ragged import PresentRows, RaggedInputs
 
 MAX_PREFILL_DRAFT_TOKENS = 1 << 20  # for models without a position limit
 
@@ -38,7 +46,6 @@ class Target:
     and the pending ones before it. In a ragged batch it also holds gaps that no row attends to.
 
     Attributes:
-        facts: what is known about the model and the call, for ``why_unsupported``.
         widths: allowed widths of the forwards after the prefill, ascending; empty: any width.
         pending: accepted tokens that the next forward runs again; None: the model is not recurrent.
         no_drafts: why nothing can be drafted; None: drafts are allowed.
@@ -46,7 +53,6 @@ class Target:
         states: the hidden states of committed positions for heads; None: no head reads them.
 
     Args:
-        model_kwargs: what ``generate`` prepared for the model's forward.
         width: positions of every forward after the prefill; None: the draft decides.
         compiled: whether these forwards are compiled; None: if the baseline compiles them.
         beams: beams of each prompt; each prompt is repeated in this number of rows.
@@ -70,7 +76,7 @@ class Target:
             end = prompt_end(input_ids, model_kwargs, mask_length=names.mask_length(config))
             longest = end + int(config.max_length) - input_ids.shape[1] - 1
             widen_static(decoder_cache(cache_of(model_kwargs)), longest)
-        self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=names.is_stateful(model))
+        self.cache = KVCache(cache_of(model_kwargs), recurrent=names.is_stateful(model))
         self.facts = facts = facts_of(model, input_ids, config, model_kwargs, self.cache)
         self.pending: Pending | None = None
         if facts.recurrent:
@@ -81,6 +87,7 @@ class Target:
             self.pending = Pending()
         check_facts(facts)
         self.inputs = Inputs(facts)
+        self._ragged: RaggedInputs | None = None  # these inputs, if rows may diverge
         self._recorder: OutputRecorder | None = None
         if config.return_dict_in_generate:
             from ngramspec.hf_model.outputs import OutputRecorder
@@ -125,8 +132,10 @@ class Target:
 
     def make_ragged(self) -> None:
         """Let rows accept different numbers of tokens; call it before the prefill."""
-        self.inputs.ragged = True
+        from ngramspec.hf_model.ragged import RaggedInputs  # most calls have one row
+
         self.facts = replace(self.facts, ragged=True)
+        self._ragged = self.inputs = RaggedInputs(self.facts)
 
     @property
     def rows(self) -> int:
@@ -136,7 +145,8 @@ class Target:
     @property
     def rows_may_leave(self) -> bool:
         """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
-        return self.inputs.rows_may_leave and not (self.widths or self.facts.hooked)
+        may_leave = self._ragged is not None and self._ragged.rows_may_leave
+        return may_leave and not (self.widths or self.facts.hooked)
 
     @property
     def vocab(self) -> int | None:
@@ -170,10 +180,10 @@ class Target:
     def room(self, new: int) -> int | None:
         """Maximum draft length after ``new`` generated tokens of each row; None: no limit.
 
-        No forward crosses a length at which the model computes its positions differently
-        (``Facts.thresholds``). The first forward after that length may read all tokens again, so it
-        has no draft. Rotary frequencies depend on positions, and reading again on the number of
-        tokens, so both are compared with them.
+        No forward crosses a length at which the model computes its positions differently, and the
+        first one after it, which may read all tokens again, has no draft. Rotary frequencies depend
+        on positions, and reading again on the number of tokens, so both are compared with
+        thresholds.
         """
         if self.no_drafts is not None or (self.pending is not None and self.pending.full):
             return 0
@@ -237,9 +247,9 @@ class Target:
 
     def _use_cache(self) -> None:
         """Use the cache that the model has returned, and make it ready for rollbacks."""
-        self.cache = kv_cache_for(cache_of(self.inputs.kwargs), recurrent=self.facts.recurrent)
+        self.cache = KVCache(cache_of(self.inputs.kwargs), recurrent=self.facts.recurrent)
         self.cache.record()
-        if self.inputs.ragged:
+        if self._ragged is not None:
             self.cache.make_ragged()
         if self._shapes is not None and self._shapes.keys is not None:
             self.cache.stretch(self._shapes.keys)
@@ -271,9 +281,6 @@ class Target:
         committed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run every row's last committed token and its draft in one forward, padded to its width.
-
-        A model may drop its cache and read all tokens again (Phi-3, where its rotary factors
-        change); generation then continues with the cache that it returns.
 
         Args:
             block: int64 (batch, n + 1), on the prompt's device.
@@ -426,10 +433,10 @@ class Target:
             self.cache.truncate(forward.width - stays, self.inputs.needed_slots)
         self._slots += stays
         self._forward = None
-        slots = self.inputs.slots_to_keep(self._slots) if self.inputs.ragged else None
-        if slots is not None:
+        slots = None if self._ragged is None else self._ragged.slots_to_keep(self._slots)
+        if self._ragged is not None and slots is not None:
             self.cache.compact(slots)
-            self.inputs.compact(slots)
+            self._ragged.compact(slots)
             self._slots = slots.shape[1]
 
     def _all_or_none(self, checkpoint: Checkpoint, accepted: int, origins: Sequence[int]) -> int:
@@ -452,11 +459,14 @@ class Target:
 
     def keep_rows(self, rows: Collection[int]) -> None:
         """Run only these present rows later. Values of others are meaningless from then on."""
+        assert self._ragged is not None
         if self._present is None:
+            from ngramspec.hf_model.ragged import PresentRows
+
             self._present = PresentRows(len(self.prompt))
         order = self._present.keep(rows)
         self.cache.keep_rows(order)
-        self.inputs.keep_rows(order)
+        self._ragged.keep_rows(order)
 
     @property
     def _outlives(self) -> bool:

@@ -1,19 +1,17 @@
-"""Trial forwards: what a model does with several tokens that its class does not tell.
-
-Each trial runs on a few tokens. Its result is kept for the model (``tested_once``).
-"""
+"""Trial forwards over a few tokens: what a model does that its class does not tell."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, MutableMapping, Sequence
+from copy import deepcopy
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import parts_of
 from ngramspec.hf_model.cache.layers import states_of
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import (
@@ -26,7 +24,7 @@ from ngramspec.hf_model.compat.caches import (
 
 PREFIX_TOKENS = 4  # tokens in the cache before the forwards that are compared
 PROBE_TOKENS = 3  # tokens of these forwards
-# Bounds on differences relative to the norm, which rounding in wider forwards stays below.
+# Maximum difference relative to the norm, well above what rounding in wider forwards changes.
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
 COARSE_TOLERANCE = 0.1  # in other dtypes
 
@@ -46,10 +44,9 @@ def check_recurrent(model: Any, rows: int) -> None:
 def tested_once(model: Any, test: Callable[[Any], str | None], found: TestResults) -> str | None:
     """Return a model's result in ``found``; if there is none, run ``test`` and store its result.
 
-    A result holds in training mode or in evaluation mode only: in training mode, layers may get no
-    cache. A test that raises an error rules the model out for this call. After a test, the
-    attributes of the model's modules are restored, because a baseline generation may continue with
-    states kept there.
+    In training mode, layers may get no cache, so a result holds in one mode. A test that raises
+    rules the model out for this call. A baseline generation may continue with states kept in
+    attributes of the model's modules, so these are restored.
     """
     training = any(module.training for module in model.modules())
     if found.get(model, (None,))[0] != training:
@@ -75,50 +72,38 @@ def why_not_continued(model: Any, rows: int = 1) -> str | None:
         return f"it clamps their step sizes to at least {least}, but not that of a single token"
     decoder = model.get_decoder()
     cache = new_cache(decoder.config)
-    kv_cache = kv_cache_for(cache, recurrent=True)
-    kv_cache.record()
-    linear = [each.layer for each in kv_cache.layers if each.convolves]
-    checkpoint = kv_cache.checkpoint
-    assert checkpoint is not None
     tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device).expand(rows, -1)
     before, new = tokens[:, :PREFIX_TOKENS], tokens[:, PREFIX_TOKENS:]
     _run(decoder, before, cache)
-    kv_cache.truncate(0)
-    checkpoint.save()
-    recurrent = (state for layer in linear for state in states_of(layer)[1].values())
-    if all(each is None for each in recurrent):
+    recurrent = (states_of(layer)[1].values() for layer in _linear(cache))
+    if all(each is None for states in recurrent for each in states):
         return "its recurrent state is not in its cache"
-    together = [_run(decoder, new, cache)]
-    kv_cache.truncate(0)
-    together += _states(linear)
-    checkpoint.restore()
-    kv_cache.truncate(PROBE_TOKENS)
-    single = []
-    for each in torch.split(new, 1, dim=1):
-        single.append(_run(decoder, each, cache))
-        kv_cache.truncate(0)
-    apart = [torch.cat(single, dim=1), *_states(linear)]
-    if alike(together, apart, model.dtype):
+    other = deepcopy(cache)
+    together = [_run(decoder, new, cache), *_states(cache)]
+    single = [_run(decoder, each, other) for each in torch.split(new, 1, dim=1)]
+    if alike(together, [torch.cat(single, dim=1), *_states(other)], model.dtype):
         return None
     return "its forward over several tokens does not continue from its recurrent state"
 
 
 def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:
     """Return the last hidden states, (rows, n, size), of a forward over n tokens of each row."""
-    known = inspect.signature(decoder.forward).parameters
     kwargs: dict[str, Any] = {"use_cache": True, "return_dict": True}
     kwargs[parameter_of(decoder.forward) or cache_names()[0]] = cache
-    if "position_ids" in known:
+    if "position_ids" in inspect.signature(decoder.forward).parameters:
         kwargs["position_ids"] = tokens
     vocab = int(decoder.get_input_embeddings().weight.shape[0])
     states: torch.Tensor = decoder(input_ids=tokens % vocab, **kwargs).last_hidden_state
     return states
 
 
-def _states(layers: list[Any]) -> list[torch.Tensor]:
-    """Return copies of all states of some layers."""
-    kinds = [states for layer in layers for states in states_of(layer)]
-    return [state.clone() for kind in kinds for state in kind.values() if state is not None]
+def _linear(cache: Any) -> list[Any]:
+    return [each.layer for each in parts_of(cache) if each.convolves]
+
+
+def _states(cache: Any) -> list[torch.Tensor]:
+    kinds = [states for layer in _linear(cache) for states in states_of(layer)]
+    return [state for kind in kinds for state in kind.values() if state is not None]
 
 
 def alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
@@ -138,10 +123,9 @@ def try_preparation(
 ) -> tuple[bool, bool]:
     """Whether a model's input preparation passes on position ids, and masks of four dimensions.
 
-    It prepares two tokens after a prompt of ``length`` ones, over a cache of zeros, as a step does.
-    Both get the same position, like siblings in a tree. A function that counts positions itself
-    never returns equal positions. An UnsupportedError is raised if the method drops one of the
-    tokens, or raises.
+    It prepares two tokens after a prompt of ``length`` ones, over a cache of zeros. Both get the
+    same position, which a function that counts positions itself never returns. An UnsupportedError
+    says that the method drops one of the tokens, or raises.
     """
     prefix = "decoder_" if names.is_encoder_decoder(model) else ""
     rows = input_ids.shape[0]

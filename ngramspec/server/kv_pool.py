@@ -27,7 +27,7 @@ from ngramspec.hf_model.cache.copies import (
     forgets,
     memory,
 )
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for, parts_of
+from ngramspec.hf_model.cache.kv_cache import KVCache, parts_of
 from ngramspec.hf_model.compat.caches import new_cache
 from ngramspec.hf_model.facts import Ability, facts_of, why_unsupported
 
@@ -201,5 +201,5 @@ def cache_maker(model: Any) -> Callable[[], Any]:
 def why_not_kept(model: Any) -> str | None:
     """Why a model's caches cannot be used by later requests, or None."""
     ids, config = torch.ones((1, 1), dtype=torch.int64), model.generation_config
-    cache = kv_cache_for(cache_maker(model)())
+    cache = KVCache(cache_maker(model)())
     return why_unsupported(Ability.KEPT, facts_of(model, ids, config, {}, cache))

@@ -13,7 +13,7 @@ import torch
 from conftest import tiny_llama
 
 from ngramspec.hf_model.attention import Reach, Windows
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, new_cache
 from ngramspec.hf_model.facts import (
     FACTS,
@@ -59,7 +59,7 @@ class Routed(torch.nn.Module):
 
 def known_facts() -> Facts:
     """A call that rules nothing out."""
-    cache, kwargs = kv_cache_for(new_cache()), PLAIN | {"position_ids": IDS}
+    cache, kwargs = KVCache(new_cache()), PLAIN | {"position_ids": IDS}
     found = facts_of(tiny_llama(), IDS, CONFIG, kwargs, cache)
     return replace(found, model=Routed(), kwargs=PLAIN, attends=True, keeps_cache=False)
 
@@ -75,7 +75,9 @@ CASES = {
         "static": True, "names": frozenset({"GPTNeoForCausalLM"}),
     },
     "an index of keys, which sdpa ignores before transformers 5.17": {"indexed": True},
-    "attentions of sliding-window attention": {"states": ("attentions",), "slides": True},
+    "attentions asked for, under sliding-window attention": {
+        "states": ("attentions",), "slides": True,
+    },
     "attentions under sdpa, with which the model attends differently (Falcon)": {
         "states": ("attentions",), "names": frozenset({"FalconForCausalLM"}),
     },
@@ -105,7 +107,7 @@ CASES = {
         "unaligned": "it holds {all}"
     },
     "a model with ALiBi": {"alibi": True},
-    "a model that makes or changes its masks itself": {"passes_masks": False},
+    "a model that makes or changes its masks itself": {"standard_masks": False},
     "eager attention": {"attention": "eager"},
     "a model that overrides create_masks_for_generate": {"own_masks": True},
     "a static cache": {"static": True},

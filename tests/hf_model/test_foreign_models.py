@@ -174,7 +174,9 @@ def test_positions_and_masks_of_a_tree_have_to_arrive(kind, settings, monkeypatc
         ours = ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
         assert ours.tolist() == plain.tolist()
     model.set_attn_implementation("eager")
-    with pytest.raises(UnsupportedError, match="width=8 is not supported with (a model that|unknown)"):
+    with pytest.raises(
+        UnsupportedError, match="width=8 is not supported with (a model that|unknown)"
+    ):
         ngramspec.generate(model, IDS, speculator=Speculator(width=8), **GREEDY)
 
 

@@ -11,7 +11,7 @@ from families import ENCODER_DECODER, FAMILIES, VARIED, VOCAB, build
 
 from ngramspec import Draft, Speculator
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
-from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
+from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 from ngramspec.hf_model.target import Target
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

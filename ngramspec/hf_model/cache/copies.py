@@ -169,10 +169,7 @@ def copy_positions(cache: Any, source: Any, length: int, layers: Sequence[int] =
 
 
 class Snapshot:
-    """The state of a dynamic cache with one row at one length.
-
-    Layers of full attention are not copied: they can be cropped.
-    """
+    """The state of a dynamic cache with one row at one length, but for croppable layers."""
 
     def __init__(self, cache: Any) -> None:
         self.length = int(cache.get_seq_length())  # positions in the cache
@@ -207,15 +204,7 @@ def memory(layer: Any) -> int:
 
 def _copied(layer: Any) -> Any:
     """Return a copy of a layer that does not record what it overwrites."""
-    twin = copy.copy(layer)
-    for name, value in vars(layer).items():
-        setattr(twin, name, _clone(value))
+    twin = copy.deepcopy(layer)
     if hasattr(twin, "record_past"):
         twin.record_past = False
     return twin
-
-
-def _clone(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _clone(each) for key, each in value.items()}
-    return value.clone() if isinstance(value, torch.Tensor) else value

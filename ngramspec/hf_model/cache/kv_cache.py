@@ -1,7 +1,4 @@
-"""Rollback of a target's key-value cache.
-
-``KINDS`` has the class for each kind of layer. Nothing else tells kinds apart.
-"""
+"""Rollback of a target's key-value cache. ``KINDS`` has the class for each kind of layer."""
 
 from __future__ import annotations
 
@@ -52,32 +49,30 @@ def parts_of(cache: Any, *, recurrent: bool = False) -> list[CacheLayer]:
     return [kind(layer, recurrent=recurrent) for layer, kinds in known for kind in kinds]
 
 
-def own_tokens(window: int) -> int:
-    """Return how many positions a layer with a window needs if there are no gaps."""
-    return window - 1
-
-
 class KVCache:
     """The decoder's layers in a cache of transformers, all of kinds that can be rolled back.
+
+    The constructor raises an UnsupportedError for other caches.
 
     Attributes:
         layers: all but those of cross-attention, which change only when rows leave.
         attention: those of ``layers`` that hold keys and values.
         gap_obstacle: which layers allow no gaps between the cache's positions; None: all do.
-        checkpoint: copies of the linear layers' recurrent states; None: they have none.
         capacity: positions that the cache can hold; None: no limit.
         key_length: positions that a forward attends to, masked ones included; None: the length.
     """
 
     def __init__(self, cache: Any, *, recurrent: bool = False) -> None:
+        _check_kinds(cache)
         self.cache = cache
         own = caches.decoder_cache(cache)
         self._own_layers = len(own.layers)
         self.layers = parts_of(own, recurrent=recurrent)
         self.attention = cast("list[Attention]", [each for each in self.layers if each.attends])
         self._windows = [each for each in self.layers if isinstance(each, WindowAttention)]
-        self._cross = [Attention(layer) for layer in caches.cross_layers(cache)]
-        self._by_kind: dict[type[CacheLayer], list[Any]] = {}
+        cross = caches.storing(getattr(cache, "cross_attention_cache", None))
+        self._cross = [Attention(layer) for layer in cross]
+        self._by_kind: dict[Any, list[Any]] = {}
         for each in self.layers:
             self._by_kind.setdefault(type(each), []).append(each)
         self.indexed = any(each.indexed for each in self.layers)
@@ -105,10 +100,8 @@ class KVCache:
 
     def length(self) -> int:
         """Positions in the longest layer. It costs one host sync if the cache is static."""
-        kinds = [
-            (kind, each) for kind, each in self._by_kind.items() if issubclass(kind, Attention)
-        ]
-        return max((kind.length_of(layers) for kind, layers in kinds), default=0)
+        found = (kind.length_of(layers) for kind, layers in self._by_kind.items() if kind.attends)
+        return max(found, default=0)
 
     def resize(self, capacity: int) -> None:
         """Make room for ``capacity`` positions in the static layers, which must be empty."""
@@ -137,10 +130,11 @@ class KVCache:
         for each in self.layers:
             each.record()
 
-    def truncate(self, count: int, needed: Needed = own_tokens) -> None:
+    def truncate(self, count: int, needed: Needed = lambda window: window - 1) -> None:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward.
 
-        ``needed`` returns how many of the others a layer with a window needs; the rest is dropped.
+        ``needed`` returns how many of the others a layer with a window needs, by default those of a
+        text without gaps; the rest is dropped.
         """
         if count or self._records:
             needed = functools.cache(needed)
@@ -208,24 +202,18 @@ class KVCache:
             each.keep_rows(order)
 
 
-def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
-    """Return a KVCache that rolls a model's cache back, or raise an UnsupportedError."""
+def _check_kinds(cache: Any) -> None:
+    """Raise an UnsupportedError if a cache or one of its layers cannot be rolled back."""
     if cache is None:
         raise UnsupportedError(
             "the model was given no key-value cache; speculation needs one that can be rolled"
             " back: use a model that generates with a DynamicCache"
         )
-    _check_kinds(cache)
-    return KVCache(cache, recurrent=recurrent)
-
-
-def _check_kinds(cache: Any) -> None:
-    """Raise an UnsupportedError if a cache or one of its layers cannot be rolled back."""
     own = caches.decoder_cache(cache)
     layers = caches.storing(own)
     kinds = sorted({caches.kind_of(layer) for layer in layers})
     names = {caches.kind_of(each) for each in (cache, own)}
-    if caches.is_offloaded(own):
+    if getattr(own, "offloading", False):  # it moves its layers to the CPU
         names.add("offloading")
     parts = [(part, layer) for layer in layers for part in KINDS.get(caches.kind_of(layer), ())]
     linear = any(part.convolves for part, _ in parts)

@@ -43,9 +43,8 @@ Needed = Callable[[int], int]  # from the size of a window, how many positions i
 class CacheLayer:
     """A layer of transformers' cache, or a part of a hybrid one, and how it is rolled back.
 
-    A new kind of layer is a subclass and a line in ``KINDS`` (``kv_cache.py``). ``truncate``,
-    ``truncate_to``, ``reorder`` and ``release`` are needed, ``compact`` and ``keep_rows`` unless
-    the kind has a ``gap_obstacle``.
+    A new kind of layer is a subclass and a line in ``KINDS`` (``kv_cache.py``). It needs
+    ``compact`` and ``keep_rows`` unless it has a ``gap_obstacle``.
     """
 
     attends: ClassVar[bool] = False  # whether it holds keys and values
@@ -340,10 +339,9 @@ class WindowAttention(Attention):
 
 
 class LinearAttention(CacheLayer):
-    """A convolution, and a recurrent state if the model is ``recurrent``.
+    """Convolutions, and recurrent states if the model is ``recurrent``, each in a dict by an index.
 
-    The states of both are dicts by an index, with None before the first forward. The inputs of a
-    convolution are (batch, channels, positions).
+    The inputs of a convolution are (batch, channels, positions), or None before the first forward.
     """
 
     convolves = True
@@ -439,10 +437,9 @@ def _stretching(update: Update, length: int) -> Update:
 class InPlace:
     """An ``update`` for a dynamic layer, in memory that belongs to this generation alone.
 
-    Only the stride between heads differs. The layer's earlier contents are copied there first, so
-    nothing is written to tensors that a caller may hold. Under ``torch.compile``, and for states
-    that do not fit, it calls the layer's original ``update``. The layer holds its ``update``, so it
-    is referenced weakly: a cycle would keep a dropped cache in memory.
+    The layer's earlier contents are copied there first, so nothing is written to tensors that a
+    caller may hold. The layer holds its ``update``, so it is referenced weakly: a cycle would keep
+    a dropped cache in memory.
     """
 
     def __init__(self, layer: Any) -> None:

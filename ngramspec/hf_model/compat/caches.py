@@ -7,13 +7,13 @@ names against the installed version (``tests/transformers_names.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
+from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 MODULE = "transformers.cache_utils"
 KNOWN_CACHES = frozenset({"DynamicCache", "StaticCache", "EncoderDecoderCache"})
@@ -117,19 +117,9 @@ def decoder_cache(cache: Any) -> Any:
     return getattr(cache, "self_attention_cache", cache)
 
 
-def cross_layers(cache: Any) -> Sequence[Any]:
-    """Return the layers of cross-attention in an encoder-decoder model's cache."""
-    return storing(getattr(cache, "cross_attention_cache", None))
-
-
 def storing(cache: Any) -> list[Any]:
     """Return the layers of a cache that store states of their own; none if it has no layers."""
     return [layer for layer in getattr(cache, "layers", ()) if kind_of(layer) != EMPTY]
-
-
-def is_offloaded(cache: Any) -> bool:
-    """Whether a cache moves its layers to the CPU."""
-    return bool(getattr(cache, "offloading", False))
 
 
 def is_callers(cache: Any) -> bool:

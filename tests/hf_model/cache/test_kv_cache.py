@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.copies import Snapshot, memory
-from ngramspec.hf_model.cache.kv_cache import KINDS, kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import KINDS, KVCache
 from ngramspec.hf_model.cache.layers import CacheLayer
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
@@ -237,9 +237,9 @@ def test_caches_that_cannot_be_rolled_back_are_refused_by_name(tiny):
     from transformers import MistralConfig
 
     sliding = MistralConfig(num_hidden_layers=2, sliding_window=4)
-    assert kv_cache_for(DynamicCache(config=sliding)).slides
+    assert KVCache(DynamicCache(config=sliding)).slides
     with pytest.raises(UnsupportedError, match="no key-value cache"):
-        kv_cache_for(None)
+        KVCache(None)
 
 
 TEXT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26, 11, 3, 2, 14, 30, 31, 7, 8]])

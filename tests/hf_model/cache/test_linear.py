@@ -13,7 +13,7 @@ from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.copies import MAX_PENDING_TOKENS, Checkpoint
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, parameter_of
-from ngramspec.hf_model.compat.versions import before
+from ngramspec.hf_model.compat.names import before
 from ngramspec.hf_model.trials import why_not_continued
 
 ATTENTION = ("BambaForCausalLM", "Qwen3NextForCausalLM", "ZayaForCausalLM")  # beside the state,

@@ -11,7 +11,7 @@ from layer_states import GREEDY, PROMPT, assert_close, cache_after, model_of, ne
 import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument
 
 # Convolutions beside attention; of keys and values inside it, with windows; an index of the keys.
@@ -181,7 +181,7 @@ def test_before_5_17_an_index_is_refused_under_sdpa(monkeypatch):
 def test_layers_that_cannot_record_are_refused():
     """Before transformers 5.20 or so, a layer overwrites what it held."""
     made = new_cache(model_of("Lfm2ForCausalLM"))
-    kv_cache_for(made)
+    KVCache(made)
     made.layers[0].conv_states = None
     with pytest.raises(UnsupportedError, match="LinearAttentionLayer cannot be rolled back"):
-        kv_cache_for(made)
+        KVCache(made)

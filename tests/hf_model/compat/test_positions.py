@@ -17,8 +17,12 @@ from transformers_names import POSITION_FOLDERS
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model.compat.caches import cache_argument
-from ngramspec.hf_model.compat.names import POSITION_EMBEDDINGS
-from ngramspec.hf_model.compat.positions import LENGTHS, counting_modules, placed
+from ngramspec.hf_model.compat.positions import (
+    LENGTHS,
+    POSITION_EMBEDDINGS,
+    counting_modules,
+    placed,
+)
 
 HOOKED = ("bart decoder", "bart", "marian", "pegasus", "m2m100 (no positions of padding)", "t5")
 GREEDY = {"do_sample": False, "max_new_tokens": 40} | VARIED
