@@ -24,7 +24,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,10 +33,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad, scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from ngramspec.draft import Int32
-from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 
 # Trees
@@ -355,68 +353,3 @@ def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tens
 def available() -> bool:
     """Register our function. Return False if "sdpa" is another function than transformers'."""
     return names.register_attention(NAME, grouped)
-
-
-# Indexes of keys
-
-TOPK_FUNCTIONS = (torch.topk, torch.Tensor.topk)
-_indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
-
-
-@contextmanager
-def causal_topk(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Iterator[None]:
-    """Let each position of this thread's next forward select keys as in a separate forward.
-
-    This changes selections among all keys in the modules of ``names.indexers_of``.
-    """
-    positions = inputs["input_ids"].shape[1] if cache.indexed else 1
-    if positions == 1:
-        yield
-        return
-    alone, mine = _Alone(positions, cache.length() + positions), threading.get_ident()
-    entered = ExitStack()
-
-    def enter(*_: Any) -> None:
-        if threading.get_ident() == mine:  # other threads may run the same model
-            entered.enter_context(alone)
-
-    def leave(*_: Any) -> None:
-        if threading.get_ident() == mine:
-            entered.close()
-
-    if model not in _indexers:
-        _indexers[model] = names.indexers_of(model)
-    hooks = [each.register_forward_pre_hook(enter) for each in _indexers[model]]
-    hooks += [each.register_forward_hook(leave, always_call=True) for each in _indexers[model]]
-    try:
-        yield
-    finally:
-        entered.close()  # the hooks do not run after an interrupt
-        for hook in hooks:
-            hook.remove()
-
-
-class _Alone(TorchFunctionMode):
-    """Runs ``topk`` of (batch, positions, keys) for each position on the keys up to its own."""
-
-    def __init__(self, positions: int, keys: int) -> None:
-        super().__init__()
-        self.positions, self.keys = positions, keys
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        found = func(*args, **kwargs)
-        if func in TOPK_FUNCTIONS and args[0].shape[1:] == (self.positions, self.keys):
-            scores, selected = args[0], found[0].shape[-1]
-            for at, seen in enumerate(range(self.keys - self.positions + 1, self.keys)):
-                if seen > selected:  # otherwise it attends to all keys up to its own
-                    own = func(scores[:, at : at + 1, :seen], *args[1:], **kwargs)
-                    for whole, row in zip(found, own, strict=True):
-                        whole[:, at : at + 1] = row
-        return found

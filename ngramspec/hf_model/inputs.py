@@ -95,7 +95,7 @@ class Inputs:
 
     def grown(self, count: int, lengths: Sequence[int] = ()) -> dict[str, Any]:
         """Return the arguments for ``count`` positions after each row's last committed token."""
-        return self.kwargs | self._lengthened(count) if count else dict(self.kwargs)
+        return self.kwargs | self._lengthened(count)
 
     def commit(self, kept: Sequence[int]) -> None:
         """Grow the arguments by the last forward's positions that stay, ``kept`` of each row."""
@@ -132,7 +132,7 @@ class Inputs:
         The forward attends to ``keys``, None: to these and its own. ``masked``: it needs our masks.
         """
         facts, positions = self._facts, block.shape[1]
-        grown = self.grown(positions - 1, lengths)
+        grown = self.grown(positions - 1, lengths) if positions > 1 else dict(self.kwargs)
         branched = len(trees) > 0 and any(parents is not None for parents in trees)
         if branched:
             last = self.kwargs[self._positions_name][..., -1:]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.attention import Trees, causal_topk, in_place, windows_of
+from ngramspec.hf_model.attention import Trees, in_place, windows_of
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.cache.layers import widen_static
 from ngramspec.hf_model.compat import names
@@ -219,9 +219,11 @@ class Target:
             self.cache.record()  # so that a draft or an interrupted prefill can be rolled back
         if self.cache.checkpoint is not None:
             self.cache.checkpoint.save()
-        with self._collecting(self.keep_hidden) as hidden:
+        with ExitStack() as entered:
+            hidden = self._collect(entered, self.keep_hidden)
             outputs = names.prefill(self.model, prompt, config, kwargs)
-        self._check_logits(outputs.logits, 1 + count)
+        if outputs.logits.shape[1] < 1 + count:
+            raise self._missing(outputs.logits, 1 + count)
         if self.states is not None and not self.widths:
             self.states.keep_prompt(count)
         self.hidden = self._copied(hidden[-1][:, -1 - count :]) if hidden else None
@@ -260,18 +262,15 @@ class Target:
         """The context in which ``generate`` runs the forwards after the prefill."""
         return names.decode_context(self.model)
 
-    @contextmanager
-    def _collecting(self, hidden: bool) -> Iterator[list[torch.Tensor]]:
-        """Collect states for heads, and the inputs of the model's head if ``hidden``."""
-        found: list[torch.Tensor] = []
-        with ExitStack() as entered:
-            if self.states is not None and not self.widths:  # a compiled forward has no hooks
-                entered.enter_context(self.states.reading())
-            if hidden:
-                from ngramspec.hf_model.outputs import head_inputs
+    def _collect(self, entered: ExitStack, hidden: bool) -> list[torch.Tensor]:
+        """Collect states for heads, and return the inputs of the model's head if ``hidden``."""
+        if self.states is not None and not self.widths:  # a compiled forward has no hooks
+            entered.enter_context(self.states.reading())
+        if not hidden:
+            return []
+        from ngramspec.hf_model.outputs import head_inputs
 
-                found = entered.enter_context(head_inputs(self.model))
-            yield found
+        return entered.enter_context(head_inputs(self.model))
 
     def forward(
         self,
@@ -291,16 +290,20 @@ class Target:
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
         assert self._forward is not None
-        plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
+        plain = self._forward.width == 1 and not (self.keep_hidden or self._forward.reread)
         if plain and self.states is None and not self.facts.hooks_positions:
             return self.end_forward(self._run(**inputs, return_dict=True))
         with ExitStack() as entered:
             entered.enter_context(in_place(self.model, block.device))
-            if self.cache.indexed:
-                entered.enter_context(causal_topk(self.model, self.cache, inputs))
+            if self.cache.indexed and self._forward.width > 1:
+                from ngramspec.hf_model.compat.extras import causal_topk  # few models have an index
+
+                width = self._forward.width
+                keys = self.cache.length() + width
+                entered.enter_context(causal_topk(self.model, width, keys))
             if self.facts.hooks_positions:
                 entered.enter_context(self.inputs.take_positions(inputs))
-            hidden = entered.enter_context(self._collecting(self.wants_hidden))
+            hidden = self._collect(entered, self.wants_hidden)
             outputs = self._run(**inputs, return_dict=True)
         return self.end_forward(outputs, hidden[-1] if hidden else None)
 
@@ -343,7 +346,7 @@ class Target:
             held=self.cache.held if self.cache.slides and keys is None else None,
             masked=joint and self.facts.outgrows_windows,
         )
-        forward.reread = cache_of(inputs) is None
+        forward.reread = self.facts.reads_text and cache_of(inputs) is None
         return inputs
 
     def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
@@ -365,17 +368,17 @@ class Target:
         assert forward.block is not None
         new = forward.width - self.replayed_positions
         wanted = forward.block.shape[1] - self.replayed_positions
-        self._check_logits(states, new)
+        if states.shape[1] < new:
+            raise self._missing(states, new)
         if states.shape[1] != wanted:
             states = states[:, -new:][:, :wanted]
         return states if self._present is None else self._present.spread(states)
 
-    def _check_logits(self, logits: torch.Tensor, positions: int) -> None:
-        if logits.shape[1] < positions:
-            raise MissingLogitsError(
-                f"{type(self.model).__name__} returns logits of {logits.shape[1]} tokens in a"
-                f" forward over {positions}; pass Speculator('none')"
-            )
+    def _missing(self, logits: torch.Tensor, positions: int) -> MissingLogitsError:
+        return MissingLogitsError(
+            f"{type(self.model).__name__} returns logits of {logits.shape[1]} tokens in a forward"
+            f" over {positions}; pass Speculator('none')"
+        )
 
     def _replace_cache(self, forward: _Forward) -> None:
         """Continue with the cache that a forward made instead of the one that it was given."""
@@ -407,7 +410,7 @@ class Target:
             return
         if self._present is not None:
             paths = self._present.of(paths)
-        kept = [len(path) for path in paths]
+        kept = list(map(len, paths))
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
         stays, complete = max(kept), forward.outputs is not None

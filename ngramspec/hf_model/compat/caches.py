@@ -7,7 +7,7 @@ names against the installed version (``tests/transformers_names.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -53,21 +53,15 @@ def cache_argument(cache: Any) -> dict[str, Any]:
     return {cache_names()[0]: cache}
 
 
-def cache_of(arguments: Mapping[str, Any]) -> Any:
+def cache_of(arguments: Mapping[str, Any], names: Sequence[str] = ()) -> Any:
     """Return the cache in the arguments or the outputs of a model's forward, or None."""
-    return _first(arguments, cache_names())
+    found = (arguments.get(name) for name in names or cache_names())
+    return next((each for each in found if each is not None), None)
 
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:
     """Return the cache in a caller's arguments of ``generate``, under any name, or None."""
-    return _first(arguments, CACHE_NAMES)
-
-
-def _first(arguments: Mapping[str, Any], names: Iterable[str]) -> Any:
-    for name in names:
-        if (found := arguments.get(name)) is not None:
-            return found
-    return None
+    return cache_of(arguments, CACHE_NAMES)
 
 
 def kind_of(each: Any) -> str:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 # Classes of models and of outputs
 
@@ -87,6 +92,68 @@ def mtp_cache(layers: Any) -> Any:
 def mtp_logits(layers: Any, states: Any) -> Any:
     """The logits, (batch, n, vocab), of hidden states of a model's MTP layers, (batch, n, d)."""
     return layers._project_to_logits(states)
+
+
+# Indexes of keys
+
+TOPK_FUNCTIONS = (torch.topk, torch.Tensor.topk)
+_indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
+
+
+@contextmanager
+def causal_topk(model: Any, positions: int, keys: int) -> Iterator[None]:
+    """Let each position of this thread's next forward select keys as in a separate forward.
+
+    This changes selections among all ``keys`` in the modules that select for indexed attention.
+    """
+    alone, mine = _Alone(positions, keys), threading.get_ident()
+    entered = ExitStack()
+
+    def enter(*_: Any) -> None:
+        if threading.get_ident() == mine:  # other threads may run the same model
+            entered.enter_context(alone)
+
+    def leave(*_: Any) -> None:
+        if threading.get_ident() == mine:
+            entered.close()
+
+    if model not in _indexers:
+        named = [(each, type(each).__name__) for each in model.modules()]
+        _indexers[model] = [each for each, name in named if name.endswith("Indexer")]
+    hooks = [each.register_forward_pre_hook(enter) for each in _indexers[model]]
+    hooks += [each.register_forward_hook(leave, always_call=True) for each in _indexers[model]]
+    try:
+        yield
+    finally:
+        entered.close()  # the hooks do not run after an interrupt
+        for hook in hooks:
+            hook.remove()
+
+
+class _Alone(TorchFunctionMode):
+    """Runs ``topk`` of (batch, positions, keys) for each position on the keys up to its own."""
+
+    def __init__(self, positions: int, keys: int) -> None:
+        super().__init__()
+        self.positions, self.keys = positions, keys
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if func in TOPK_FUNCTIONS and args[0].shape[1:] == (self.positions, self.keys):
+            scores, selected = args[0], found[0].shape[-1]
+            for at, seen in enumerate(range(self.keys - self.positions + 1, self.keys)):
+                if seen > selected:  # otherwise it attends to all keys up to its own
+                    own = func(scores[:, at : at + 1, :seen], *args[1:], **kwargs)
+                    for whole, row in zip(found, own, strict=True):
+                        whole[:, at : at + 1] = row
+        return found
 
 
 # Files, tokenizers and logs

@@ -218,11 +218,6 @@ def criterion_name(criterion: Any) -> str:
 # Modules of models
 
 
-def indexers_of(model: Any) -> list[Any]:
-    """Return the modules of a model that select keys for its indexed attention."""
-    return [each for each in model.modules() if type(each).__name__.endswith("Indexer")]
-
-
 def routes_tokens(model: Any) -> bool:
     """Whether a model routes tokens to experts."""
     return any(
