@@ -24,10 +24,9 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -221,61 +220,29 @@ class _Name(str):
 
 NAME = _Name("ngramspec")
 _thread = _Thread()
-_lock = threading.Lock()
-_configs: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model, of its modules
-_uses: dict[int, int] = {}  # by the ``id`` of a config, the running forwards that need our name
 
 
-@contextmanager
-def in_place(model: Any, device: torch.device) -> Iterator[None]:
+def in_place(model: Any, device: torch.device) -> AbstractContextManager[None]:
     """Let this thread's forwards on a CPU attend without copies inside the block."""
-    if device.type != "cpu":
-        yield
-        return
-    before = _thread.on
-    _thread.on = True
-    try:
-        with _named(model):
-            yield
-    finally:
-        _thread.on = before
-        _thread.masks.clear()
+    return _attending(model, "on", True) if device.type == "cpu" else nullcontext()
 
 
-@contextmanager
-def split_by(model: Any, splits: Splits) -> Iterator[None]:
+def split_by(model: Any, splits: Splits) -> AbstractContextManager[None]:
     """Split this thread's attention by sequences inside the block; see ``available``."""
-    before, _thread.splits = _thread.splits, splits
-    try:
-        with _named(model):
-            yield
-    finally:
-        _thread.splits = before
+    return _attending(model, "splits", splits)
 
 
 @contextmanager
-def _named(model: Any) -> Iterator[None]:
-    """Let the layers of a model that use "sdpa" use our function inside the block."""
-    if not available():
-        yield
-        return
-    if model not in _configs:
-        _configs[model] = names.configs_of(model)
-    configs = [each for each in _configs[model] if names.attention_name(each) == "sdpa"]
-    with _lock:
-        for config in configs:
-            _uses[id(config)] = _uses.get(id(config), 0) + 1
-            names.set_attention_name(config, NAME)
+def _attending(model: Any, state: str, value: Any) -> Iterator[None]:
+    """Change this thread's state, and let layers that use "sdpa" use our function."""
+    before = getattr(_thread, state)
+    setattr(_thread, state, value)
     try:
-        yield
+        with names.attention_renamed(model, "sdpa", NAME) if available() else nullcontext():
+            yield
     finally:
-        with _lock:
-            for config in configs:
-                _uses[id(config)] -= 1
-                if not _uses[id(config)]:
-                    del _uses[id(config)]
-                    if names.attention_name(config) is NAME:
-                        names.set_attention_name(config, "sdpa")
+        setattr(_thread, state, before)
+        _thread.masks.clear()
 
 
 def grouped(original: Attention) -> Attention:

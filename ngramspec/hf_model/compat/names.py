@@ -10,10 +10,12 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from packaging.version import Version
@@ -511,21 +513,33 @@ def attention_of(model: Any) -> str:
     return "sdpa" if name == "sdpa" else str(name)  # not the name in ``attention``
 
 
-def configs_of(model: Any) -> list[Any]:
-    """Return the different configs of a model's modules that name an attention implementation."""
-    every = (vars(module).get("config") for module in model.modules())
-    found = {id(each): each for each in every if ATTENTION_NAME in getattr(each, "__dict__", ())}
-    return list(found.values())
+_configs: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model, of its modules
+_uses: dict[int, int] = {}  # by the ``id`` of a config, the running blocks that renamed it
+_lock = threading.Lock()
 
 
-def attention_name(config: Any) -> Any:
-    """Return the name of the attention implementation in one config."""
-    return vars(config)[ATTENTION_NAME]
-
-
-def set_attention_name(config: Any, name: str) -> None:
-    """Set the name of the attention implementation in one config, but not in its parts."""
-    vars(config)[ATTENTION_NAME] = name
+@contextmanager
+def attention_renamed(model: Any, old: str, new: str) -> Iterator[None]:
+    """Let the layers of a model that use one attention use another one inside the block."""
+    if model not in _configs:
+        every = (vars(module).get("config") for module in model.modules())
+        own = {id(each): each for each in every if ATTENTION_NAME in getattr(each, "__dict__", ())}
+        _configs[model] = list(own.values())
+    configs = [each for each in _configs[model] if vars(each)[ATTENTION_NAME] == old]
+    with _lock:
+        for config in configs:
+            _uses[id(config)] = _uses.get(id(config), 0) + 1
+            vars(config)[ATTENTION_NAME] = new  # but not in its parts
+    try:
+        yield
+    finally:
+        with _lock:
+            for config in configs:
+                _uses[id(config)] -= 1
+                if not _uses[id(config)]:
+                    del _uses[id(config)]
+                    if vars(config)[ATTENTION_NAME] is new:
+                        vars(config)[ATTENTION_NAME] = old
 
 
 # Prepared GenerationConfigs
