@@ -237,7 +237,6 @@ class MtpHead:
 
     @property
     def length(self) -> int:
-        """Tokens read."""
         return len(self._tokens)
 
     @property
@@ -276,7 +275,6 @@ class MtpHead:
         self._run_now = 0
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens read."""
         del self._tokens[length:]
         if self._known:
             self._settle(max(length - self._committed, -1) + 1)

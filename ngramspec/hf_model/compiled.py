@@ -93,7 +93,6 @@ class ForwardShapes:
 
     @property
     def compiling(self) -> bool:
-        """Whether the last forward spent its time compiling."""
         return self._graphs is not None and self._graphs.compiled
 
 

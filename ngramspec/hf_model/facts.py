@@ -126,7 +126,6 @@ class Facts:
 
     @property
     def asks_attentions(self) -> bool:
-        """Whether attentions are requested."""
         return any("attentions" in name for name in self.states)
 
 

@@ -89,7 +89,6 @@ class Inputs:
         return window - 1
 
     def replace_cache(self, cache: Any) -> None:
-        """Use another cache in later forwards."""
         self.kwargs |= cache_argument(cache)
         self._passed_on = None
 

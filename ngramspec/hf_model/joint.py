@@ -9,7 +9,7 @@ returns. This is tested at the first use of a model (``why_not_tried``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,6 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import (
     Attention,
-    Masks,
     Windows,
     available,
     in_place,
@@ -53,17 +52,9 @@ class ForwardShare:
     cache: Any  # of transformers, with one row of keys and values in each layer
     ids: torch.Tensor  # int64 (1, n), its tokens
     positions: torch.Tensor  # int64 (..., 1, n), their positions in its text
-    # Bool (1, 1, n, length + n), over its cache and its own positions, or one for each type of
-    # layers; None: it has one position, which attends to all of them.
-    masks: Masks | None
-    windows: Windows | None = None  # of the model's layers
-
-    def mask_of(self, layer: int) -> torch.Tensor | None:
-        """Return the mask of a layer, or None."""
-        if isinstance(self.masks, dict):
-            assert self.windows is not None
-            return self.masks[self.windows.layers[layer]]
-        return self.masks
+    # Bool (1, 1, n, length + n), over its cache and its own positions, or one for each layer; None:
+    # it has one position, which attends to all of them.
+    masks: torch.Tensor | list[torch.Tensor] | None
 
 
 def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> ForwardShare:
@@ -75,7 +66,9 @@ def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> ForwardS
         hides = mask is not None and not bool(mask.all())
         plain = width == 1 and not hides
         mask = None if plain else tree_mask((), width, mask if hides else None, length, ids.device)
-    return ForwardShare(cache, ids, inputs["position_ids"], mask, windows)
+    if isinstance(mask, dict):  # by type of layers
+        mask = [mask[kind] for kind in windows.layers] if windows is not None else None
+    return ForwardShare(cache, ids, inputs["position_ids"], mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +98,9 @@ class JointForward:
         model, cache = self._model, new_cache()  # it stores nothing
         replace_update(cache, self._update)
         own, split = in_place(model, device), split_by(model, self.attend)
-        collected = head_inputs(model) if hidden else nullcontext([])
+        collected: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
+        if hidden:
+            collected = head_inputs(model)
         with own, split, collected as states:
             outputs = model(
                 input_ids=ids,
@@ -147,9 +142,11 @@ class JointForward:
         _, added, layer = self._added[id(key)]
         kwargs.pop("is_causal", None)
         queries = torch.split(query, self._widths, dim=2)
+        masks = [each.masks for each in self._shares]
+        masks = [each[layer] if isinstance(each, list) else each for each in masks]
         found = [
-            own(module, part, *states, share.mask_of(layer), is_causal=False, **kwargs)[0]
-            for part, states, share in zip(queries, added, self._shares, strict=True)
+            own(module, part, *states, mask, is_causal=False, **kwargs)[0]
+            for part, states, mask in zip(queries, added, masks, strict=True)
         ]
         return torch.cat(found, dim=1)
 

@@ -72,7 +72,6 @@ class RaggedInputs(Inputs):
         return plain and not self._facts.reads_text
 
     def keep_rows(self, order: Sequence[int]) -> None:
-        """Keep some rows of the batch; see ``KVCache.keep_rows``."""
         self._extended.clear()
         self._passed_on = None
         self.kwargs |= self._selected(order)
@@ -149,7 +148,6 @@ class OwnSlots:
         self._mask = np.arange(slots) >= slots - np.array(self.used)[:, None]
 
     def keep_rows(self, order: Sequence[int]) -> None:
-        """Keep some rows of the batch; see ``KVCache.keep_rows``."""
         self._mask, self._unfinished = self._mask[list(order)], self._unfinished[list(order)]
         self.used = [self.used[place] for place in order]
 

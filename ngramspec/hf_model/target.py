@@ -496,7 +496,6 @@ class Target:
         logits: list[torch.Tensor] | None,
         ranking: dict[str, Any] | None = None,
     ) -> Any:
-        """Build the return value of ``generate``, with the output fields of a beam search."""
         if self._recorder is None:
             return sequences
         kwargs, cache = self.inputs.kwargs, self.cache.cache

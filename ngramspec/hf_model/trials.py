@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import parts_of
-from ngramspec.hf_model.cache.layers import states_of
+from ngramspec.hf_model.cache.layers import parts_of, states_of
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import (
     cache_argument,

@@ -27,7 +27,8 @@ from ngramspec.hf_model.cache.copies import (
     forgets,
     memory,
 )
-from ngramspec.hf_model.cache.kv_cache import KVCache, parts_of
+from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat.caches import new_cache
 from ngramspec.hf_model.facts import Ability, facts_of, why_unsupported
 

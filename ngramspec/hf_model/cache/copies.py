@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.cache.kv_cache import parts_of
-from ngramspec.hf_model.cache.layers import states_of
+from ngramspec.hf_model.cache.layers import parts_of, states_of
 from ngramspec.hf_model.compat import caches
 
 # Tokens. Once this number is pending, the next step has no draft and accepts all of them.
@@ -36,11 +35,9 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes used by the copies."""
         return sum(each.numel() * each.element_size() for each in self._copies.values())
 
     def save(self) -> None:
-        """Copy the current states."""
         self._saved, states = [], []
         for key, state in self._states():
             if key not in self._copies or self._copies[key].shape != state.shape:
@@ -74,7 +71,6 @@ class Checkpoint:
         return True
 
     def discard(self) -> None:
-        """Drop the copy."""
         self._flags = []
 
     def _states(self) -> Iterator[tuple[tuple[int, int, int], torch.Tensor]]:
@@ -180,7 +176,6 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the copies."""
         return sum(map(memory, self._layers.values()))
 
     def restore(self, cache: Any, source: Any) -> None:

@@ -1,4 +1,4 @@
-"""Rollback of a target's key-value cache. ``KINDS`` has the class for each kind of layer."""
+"""Rollback of a target's key-value cache, layer by layer."""
 
 from __future__ import annotations
 
@@ -10,31 +10,18 @@ import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.layers import (
+    KINDS,
     Attention,
-    CacheLayer,
-    DynamicAttention,
-    IndexedAttention,
-    LinearAttention,
     Needed,
     StaticAttention,
     WindowAttention,
+    parts_of,
 )
 from ngramspec.hf_model.compat import caches
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.cache.copies import Checkpoint
 
-# The classes of a layer's parts, by the name of transformers' class.
-KINDS: dict[str, tuple[type[CacheLayer], ...]] = {
-    caches.DYNAMIC: (DynamicAttention,),
-    caches.INDEXED: (IndexedAttention,),
-    caches.SLIDING: (WindowAttention,),
-    caches.STATIC: (StaticAttention,),
-    caches.LINEAR: (LinearAttention,),
-    caches.LINEAR_AND_FULL: (Attention, LinearAttention),
-    caches.LINEAR_AND_SLIDING: (WindowAttention, LinearAttention),
-    caches.EMPTY: (),
-}
 # What to do about kinds that cannot be rolled back.
 REMEDIES = {
     caches.STATIC_SLIDING: "pass cache_implementation='static' instead of a StaticCache, or a"
@@ -42,17 +29,11 @@ REMEDIES = {
 }
 
 
-def parts_of(cache: Any, *, recurrent: bool = False) -> list[CacheLayer]:
-    """Return the layers of a cache of transformers, or the parts of hybrid ones."""
-    layers = getattr(cache, "layers", ())
-    known = [(layer, KINDS.get(caches.kind_of(layer), ())) for layer in layers]
-    return [kind(layer, recurrent=recurrent) for layer, kinds in known for kind in kinds]
-
-
 class KVCache:
     """The decoder's layers in a cache of transformers, all of kinds that can be rolled back.
 
-    The constructor raises an UnsupportedError for other caches.
+    The constructor raises an UnsupportedError for other caches. What methods without a docstring do
+    is described in ``CacheLayer`` and ``Attention``.
 
     Attributes:
         layers: all but those of cross-attention, which change only when rows leave.
@@ -104,29 +85,24 @@ class KVCache:
         return max(found, default=0)
 
     def resize(self, capacity: int) -> None:
-        """Make room for ``capacity`` positions in the static layers, which must be empty."""
         for each in self.layers:
             each.resize(capacity)
         self.capacity = self.key_length = self._capacity()
 
     def stretch(self, length: int) -> None:
-        """Have dynamic layers return ``length`` keys and values, padded, until ``release``."""
         for each in self.attention:
             each.stretch(length)
         self.key_length = length
 
     def grow_in_place(self) -> None:
-        """Have the layers that can do so grow without copies, until ``release``."""
         for each in self.layers:
             each.grow_in_place()
 
     def make_ragged(self) -> None:
-        """Let rows have gaps between their positions, until ``release``; after the prefill."""
         for each in self.layers:
             each.make_ragged()
 
     def record(self) -> None:
-        """From the next forward on, keep what is overwritten until the next ``truncate``."""
         for each in self.layers:
             each.record()
 
@@ -153,7 +129,6 @@ class KVCache:
             each.truncate_to(length)
 
     def release(self, *, outlives: bool = True) -> None:
-        """Slide and grow again as in the baseline; ``outlives``: the cache is used later."""
         for each in self.layers:
             each.release(outlives=outlives)
         self.key_length = self.capacity
@@ -192,12 +167,10 @@ class KVCache:
         return [each for each in self.attention if each.has_keys]
 
     def compact(self, slots: torch.Tensor) -> None:
-        """Keep some positions of each row: int64 (batch, kept) ``slots``, in their new order."""
         for each in self._with_keys():
             each.compact(slots)
 
     def keep_rows(self, order: Sequence[int]) -> None:
-        """Keep some rows of the batch; ``order[place] >= place`` is where a place's row was."""
         for each in (*self._with_keys(), *self._cross):
             each.keep_rows(order)
 

@@ -21,15 +21,8 @@ from weakref import ref
 import torch
 from torch.nn.functional import pad
 
-from ngramspec.hf_model.compat.caches import (
-    STATIC,
-    STATIC_SLIDING,
-    Update,
-    kind_of,
-    new_static_layer,
-    replace_update,
-    restore_update,
-)
+from ngramspec.hf_model.compat import caches
+from ngramspec.hf_model.compat.caches import Update, kind_of, replace_update, restore_update
 
 # Free positions in a layer's newly allocated memory: the greater of the two.
 MIN_FREE_POSITIONS = 128
@@ -43,7 +36,7 @@ Needed = Callable[[int], int]  # from the size of a window, how many positions i
 class CacheLayer:
     """A layer of transformers' cache, or a part of a hybrid one, and how it is rolled back.
 
-    A new kind of layer is a subclass and a line in ``KINDS`` (``kv_cache.py``). It needs
+    A new kind of layer is a subclass and a line in ``KINDS``. It needs
     ``compact`` and ``keep_rows`` unless it has a ``gap_obstacle``.
     """
 
@@ -404,6 +397,26 @@ class LinearAttention(CacheLayer):
                     self.layer.conv_states[at] = inputs.clone()
 
 
+# The classes of a layer's parts, by the name of transformers' class.
+KINDS: dict[str, tuple[type[CacheLayer], ...]] = {
+    caches.DYNAMIC: (DynamicAttention,),
+    caches.INDEXED: (IndexedAttention,),
+    caches.SLIDING: (WindowAttention,),
+    caches.STATIC: (StaticAttention,),
+    caches.LINEAR: (LinearAttention,),
+    caches.LINEAR_AND_FULL: (Attention, LinearAttention),
+    caches.LINEAR_AND_SLIDING: (WindowAttention, LinearAttention),
+    caches.EMPTY: (),
+}
+
+
+def parts_of(cache: Any, *, recurrent: bool = False) -> list[CacheLayer]:
+    """Return the layers of a cache of transformers, or the parts of hybrid ones."""
+    layers = getattr(cache, "layers", ())
+    known = [(layer, KINDS.get(kind_of(layer), ())) for layer in layers]
+    return [kind(layer, recurrent=recurrent) for layer, kinds in known for kind in kinds]
+
+
 def states_of(layer: Any) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the inputs of a linear layer's convolutions, and its recurrent states."""
     return layer.conv_states, layer.recurrent_states
@@ -412,11 +425,11 @@ def states_of(layer: Any) -> tuple[dict[int, Any], dict[int, Any]]:
 def widen_static(cache: Any, capacity: int) -> None:
     """Replace layers with windows in an empty static cache by ones that overwrite nothing."""
     # All layers get one length, because transformers makes their masks for the first layer's.
-    full = [layer.max_cache_len for layer in cache.layers if kind_of(layer) == STATIC]
+    full = [layer.max_cache_len for layer in cache.layers if kind_of(layer) == caches.STATIC]
     capacity = max(full, default=capacity)
     for at, layer in enumerate(cache.layers):
-        if kind_of(layer) == STATIC_SLIDING:
-            cache.layers[at] = new_static_layer(capacity)
+        if kind_of(layer) == caches.STATIC_SLIDING:
+            cache.layers[at] = caches.new_static_layer(capacity)
             _allocate_like(cache.layers[at], layer)
 
 

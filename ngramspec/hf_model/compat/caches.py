@@ -17,7 +17,7 @@ from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 MODULE = "transformers.cache_utils"
 KNOWN_CACHES = frozenset({"DynamicCache", "StaticCache", "EncoderDecoderCache"})
-# Layers; ``KINDS`` in ``cache/kv_cache.py`` has the class that rolls each of them back.
+# Layers; ``KINDS`` in ``cache/layers.py`` has the class that rolls each of them back.
 DYNAMIC = "DynamicLayer"
 INDEXED = "DynamicIndexedLayer"
 SLIDING = "DynamicSlidingWindowLayer"

@@ -13,8 +13,8 @@ from transformers import DynamicCache
 import ngramspec
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import KINDS, KVCache
-from ngramspec.hf_model.cache.layers import CacheLayer
+from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.cache.layers import KINDS, CacheLayer
 from ngramspec.hf_model.compat.caches import cache_argument
 
 
