@@ -234,10 +234,11 @@ class Target:
         check_prefilled(self.facts, self.cache)
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
-        else:
-            self._forward = _Forward(count, is_prefill=True, outputs=outputs)
-        self._slots = self._prefilled = (self.cache.length() or self.facts.end) - count
+        self._slots = (self.cache.length() or self.facts.end) - count
         self.inputs.begin(self.prompt, self._slots)
+        self._prefilled = self._slots
+        if draft is not None:
+            self._forward = _Forward(count, is_prefill=True, outputs=outputs)
         if self._recorder is not None:
             self._recorder.keep_prefill(outputs)
         self._unordered = self._copies == 1  # the rows of a given cache may differ
@@ -290,7 +291,8 @@ class Target:
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
         assert self._forward is not None
-        plain = self._forward.width == 1 and not (self.keep_hidden or self._forward.reread)
+        plain = self._forward.width == 1 and not self._forward.reread
+        plain = plain and not (self.keep_hidden and self.wants_hidden)
         if plain and self.states is None and not self.facts.hooks_positions:
             return self.end_forward(self._run(**inputs, return_dict=True))
         with ExitStack() as entered:
