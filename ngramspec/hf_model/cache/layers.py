@@ -387,12 +387,14 @@ class LinearAttention(CacheLayer):
             yield from (each for each in states.values() if each is not None)
 
     def release(self, *, outlives: bool) -> None:
-        """See CacheLayer. Calls outside inference mode may write to a cache that outlives it."""
-        if self._recurrent:
-            return
-        self.layer.record_past = False
+        """See CacheLayer. Calls outside inference mode may write to a cache that outlives it.
+
+        A hybrid layer that recorded for its window made new inputs of the convolution, too.
+        """
+        if not self._recurrent:
+            self.layer.record_past = False
         for at, inputs in self.layer.conv_states.items() if outlives else ():
-            if inputs is not None:
+            if inputs is not None and (inputs.is_inference() or not self._recurrent):
                 with torch.inference_mode(False):
                     self.layer.conv_states[at] = inputs.clone()
 
