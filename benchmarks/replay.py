@@ -18,12 +18,12 @@ import numpy as np
 
 from benchmarks.harness import show
 from benchmarks.peers import add_peers, installed, print_skipped
+from ngramspec._native.rows import generous_cost
 from ngramspec.cli import replay
 from ngramspec.cli.options import Options, usable
 from ngramspec.cli.output import write_json
 from ngramspec.costs.policies import (
     common_length,
-    generous_cost,
     urgencies,
     worthwhile_rows,
 )
