@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_right
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -130,7 +129,7 @@ class CostModel:
         saved: SavedCosts | None = None,
     ) -> None:
         self.steps, self.since_plain = 0, MAX_STEPS_WITHOUT_PLAIN
-        self.counts: Counter[tuple[int, int]] = Counter()
+        self.counts: dict[tuple[int, int], int] = {}
         self._table, self._saved, self._token = extended(table), saved, token
         self._corrections = Corrections(_covariance(spread), FORGOTTEN_PER_STEP, REVIVED_SHARE)
         self._lock = threading.Lock()
@@ -157,6 +156,10 @@ class CostModel:
         found: Float64 = logs + max(surcharge, 0.0) if branches else logs
         return found
 
+    def count(self, rows: int, positions: int) -> int:
+        """The number of steps of such forwards that were learned from."""
+        return self.counts.get((rows, positions), 0)
+
     def surcharge(self, length: int) -> float:
         """Factor on the cost of a forward whose draft has branches, >= 1."""
         short, long = self._corrections.mean[BRANCHES : BRANCHES + 2].tolist()
@@ -180,7 +183,8 @@ class CostModel:
         Returned is the probability that the time was not affected by a change of the machine's
         speed.
         """
-        self.counts[forward.rows, forward.positions] += 1
+        kind = forward.rows, forward.positions
+        self.counts[kind] = self.count(*kind) + 1
         self.steps += 1
         self.since_plain = self.since_plain + 1 if forward.positions > forward.rows else 0
         with self._lock:

@@ -105,6 +105,7 @@ class StepCosts:
         self._before = Comparison()
         self._steps = 0
         self._rejected = 0  # drafted steps without an accepted token since the last plain one
+        self._tried: dict[int, bool] = {}  # by the number of trials of two positions: once more?
         self._untimed = 0
         self._due = False  # whether the current step is run to be timed
         self._cached: dict[str, tuple[Any, Float32]] = {}
@@ -130,7 +131,7 @@ class StepCosts:
         wait = MAX_STEPS_WITHOUT_PLAIN
         if self._packed:  # each number of rows has costs of its own
             wait = min(wait, 2 + model.steps // 2)
-        elif self._rejected >= self.MAX_REJECTED * model.counts[self.rows, self.rows]:
+        elif self._rejected >= self.MAX_REJECTED * model.count(self.rows, self.rows):
             wait = self.MAX_REJECTED  # drafts may only seem to cost nothing
         due = model.since_plain >= wait and self._untimed < self.MAX_UNTIMED
         self._due = due and not cold
@@ -181,11 +182,12 @@ class StepCosts:
             return positions
         if positions == 1 and (self._due or self._try_two()):
             return 1 if self._due else 2
-        times, counts, rows = self.times(), self.model.counts, self.rows
-        of = self._positions(np.arange(last + 1)).tolist()
-        widths = [each for each in range(positions + 1, last + 1) if counts[rows, of[each]] > 1]
-        best = min(widths, key=lambda each: times[each], default=positions)
-        return best if times[best] < times[positions] else positions
+        step, timed = 1 if self._packed else self.rows, [positions]
+        for (rows, forward), count in self.model.counts.items():
+            width = 1 + (forward - rows) // step
+            if rows == self.rows and count > 1 and positions < width <= last:
+                timed.append(width)
+        return timed[int(self.times()[timed].argmin())] if len(timed) > 1 else positions
 
     def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
         """Record the time of a step whose forward had ``width`` positions, and maybe a tree mask.
@@ -195,9 +197,9 @@ class StepCosts:
         if self._joint is not None or self._steps < 2:  # caches are cold after a prefill
             return
         width = int(self._widths[min(width, self.limit)])
-        relative = float(self.times()[width]) * self.rows
+        relative = self.rows * (float(self.times()[width]) if width > 1 else 1.0)
         self.plain_seconds = averaged(self.plain_seconds, seconds / relative)
-        positions = int(self._positions(np.array(width)))
+        positions = int(self._positions(width))
         self.learn(Forward(positions, self._length, self.rows, tree), seconds)
 
     def learn(self, forward: Forward, seconds: float) -> None:
@@ -236,12 +238,13 @@ class StepCosts:
 
     def _try_two(self) -> bool:
         """Whether two positions are to be timed, because they may cost less than one."""
-        forward = Forward(int(self._positions(np.array(2))), self._length, self.rows)
-        trials = self.model.counts[forward.rows, forward.positions]
-        if trials > 1:
-            return False
-        doubt = 0.0 if trials else self.model.deviation(forward)
-        return math.log(self.times()[2]) < doubt
+        step = 1 if self._packed else self.rows
+        trials = self.model.count(self.rows, self.rows + step)
+        if trials < 2 and trials not in self._tried:
+            forward = Forward(self.rows + step, self._length, self.rows)
+            doubt = 0.0 if trials else self.model.deviation(forward)
+            self._tried[trials] = math.log(self.times()[2]) < doubt
+        return trials < 2 and self._tried[trials]
 
     def _required(self, times: Float32) -> Float32:
         """The minimum cost of n or more positions relative to a plain step, with the margin."""

@@ -349,7 +349,9 @@ class Batch:
         drafts = [row.draft for row in self.rows]
         positions = 1 + max([len(draft.tokens) for draft in drafts])
         costs = self.costs
-        if costs is None or any(draft.parents is not None for draft in drafts):
+        if costs is None or any([draft.parents is not None for draft in drafts]):
+            return positions
+        if costs.width(positions, costs.limit) == positions:
             return positions
         room = min(self.draft_limits(group)[0] for group in self.groups if not group.stopped)
         return costs.width(positions, 1 + room)

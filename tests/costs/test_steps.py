@@ -344,7 +344,7 @@ def test_forwards_of_a_few_widths_count_at_those():
     costs.plain(), costs.plain()
     for width, seconds in [*[(1, 0.02)] * 5, (2, 0.08), (4, 0.08)]:
         costs.record_time(width, seconds)
-    assert [costs.model.counts[1, width] for width in (1, 2, 4, 16)] == [5, 0, 2, 0]
+    assert [costs.model.count(1, width) for width in (1, 2, 4, 16)] == [5, 0, 2, 0]
     cost = costs.cost()
     assert cost[4] > 1.2
     assert cost[2] == cost[3] == cost[4] > 1
