@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from hostile_files import SPECIAL, Use, attack
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ValueEngine
 from ngramspec.stores import Corpus, SharedStore, StoreFileError, shared_file
 from ngramspec.stores import corpus as corpus_module
 from ngramspec.stores.files import FileKind

@@ -192,7 +192,10 @@ def test_transformers_is_imported_lazily_and_only_at_the_boundary(path):
 
 TESTS = Path(__file__).parent
 SOURCES = sorted(
-    path for root in (ROOT, TESTS) for path in root.rglob("*.py*") if path.suffix in (".py", ".pyx")
+    path
+    for root in (ROOT, TESTS)
+    for path in root.rglob("*.p*")
+    if path.suffix in (".py", ".pyx", ".pxi")
 )
 MOST_LINES, MOST_OF_FUNCTION = 700, 80
 # Files and functions that may be longer, each with the reason.
@@ -213,7 +216,7 @@ def _path(path: Path) -> str:
 def _functions(path: Path) -> list[tuple[str, int]]:
     """The functions of a file and their lines, signature and decorators included."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".pyx":
+    if path.suffix != ".py":
         return _cython_functions(text.splitlines())
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, functions)]

@@ -1,6 +1,6 @@
 """Initial weights of candidates where a store has a match.
 
-A weight of the mix is the sum of two, see calibration.pxd. The first starts as the sum of a row of
+A weight of the mix is the sum of two, see calibration.pxi. The first starts as the sum of a row of
 
 - ``BY_KNOWN``: the store's match is shorter than the text's; else up to 7 tokens; longer;
 - ``BY_LENGTH``: the length bucket of the text's longest match or context;

@@ -20,9 +20,8 @@ from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 
 import numpy as np
 
-from ngramspec._native.common cimport NONE, check_ids, start_of, token_view
-from ngramspec._native.store_reader cimport SEPARATOR, Found, StoreSource
-from ngramspec._native.text cimport prefetch_line
+from ngramspec._native.common cimport NONE, check_ids, prefetch_line, start_of, token_view
+from ngramspec._native.store_source cimport SEPARATOR, Found, StoreSource
 
 cdef extern from *:
     """

@@ -30,10 +30,9 @@ from libc.string cimport memcpy, memmove
 import numpy as np
 
 from ngramspec._native.common cimport (
-    array_tokens, check_ids, process_salt, start_of, token_view, xxh64,
+    array_tokens, check_ids, prefetch_line, process_salt, start_of, token_view, xxh64,
 )
-from ngramspec._native.store_reader cimport SEPARATOR, Found, StoreSource
-from ngramspec._native.text cimport prefetch_line
+from ngramspec._native.store_source cimport SEPARATOR, Found, StoreSource
 
 cdef extern from *:
     """

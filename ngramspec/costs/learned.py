@@ -23,7 +23,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.corrections import Comparison, Corrections
+from ngramspec._native import Comparison, Corrections
 
 __all__ = ["Comparison", "Corrections", "Forward"]
 

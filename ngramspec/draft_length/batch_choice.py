@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.rows import best_prefix_lengths, generous_cost, may_pay
+from ngramspec._native import best_prefix_lengths, generous_cost, may_pay
 from ngramspec.draft import Draft, Float32
 from ngramspec.draft_length.optimal import likeliest_path, reach_of, worthwhile_nodes
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.rows import sound_chain
+from ngramspec._native import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32, Proposal
 from ngramspec.stores.base import fingerprint
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ngramspec._native.common import MOST_TOKENS
-from ngramspec._native.copyindex import CopyIndex
+from ngramspec._native import MOST_TOKENS, CopyIndex
 from ngramspec.draft import NO_TOKENS, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.priority import pack

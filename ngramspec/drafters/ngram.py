@@ -11,9 +11,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.common import MOST_TOKENS
-from ngramspec._native.ngram import NGramTable
-from ngramspec._native.unigram import UnigramCounts
+from ngramspec._native import MOST_TOKENS, NGramTable, UnigramCounts
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession, LearningDrafter, verified_count
 from ngramspec.drafters.stochastic import SamplingSession, check_temperature

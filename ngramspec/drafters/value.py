@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.common import MOST_TOKENS
-from ngramspec._native.store_reader import StorePair, StoreSource
-from ngramspec._native.value import ValueEngine
+from ngramspec._native import MOST_TOKENS, Calibration, StorePair, StoreSource, ValueEngine
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.errors import check_bool, check_int

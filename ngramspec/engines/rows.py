@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ngramspec._native.rows import TokenText, agreed, text_hash
+from ngramspec._native import TokenText, agreed, text_hash
 from ngramspec.costs.engine_rows import EngineCosts
 from ngramspec.decoding.row import OnFault, Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 Outlet = Callable[..., None]  # publishes a request's tokens, see ``RedisSync.outlet``
 
 if TYPE_CHECKING:
-    from ngramspec._native.store_reader import Familiar
+    from ngramspec._native import Familiar
 
 
 class NotCopied:

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.common import salt
-from ngramspec._native.store_reader import Familiar
-from ngramspec._native.store_ring import StoreStream
+from ngramspec._native import Familiar, StoreStream, salt
 from ngramspec.draft import Int32
 
 BLOCK = 64  # tokens of a prompt that are recognized together; not tuned

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 
-from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing, StoreStream
+from ngramspec._native import BYTES_PER_CODE, StoreRing, StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_int
 from ngramspec.stores.base import Outlet, fingerprint, vocabulary_size

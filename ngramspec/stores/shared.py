@@ -13,13 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from ngramspec._native.store_ring import (
-    BYTES_PER_CODE,
-    LEAST_CODES,
-    WRITTEN_AGAIN,
-    StoreRing,
-    StoreStream,
-)
+from ngramspec._native import BYTES_PER_CODE, LEAST_CODES, WRITTEN_AGAIN, StoreRing, StoreStream
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import check_bool, check_choice, check_int
 from ngramspec.stores import shared_file

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ngramspec._native.store_ring import BORDER, BYTES_PER_CODE, StoreRing, StoreStream
+from ngramspec._native import BORDER, BYTES_PER_CODE, StoreRing, StoreStream
 from ngramspec.draft import Int32
 from ngramspec.stores.files import (
     FileKind,

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from native_strategies import QUICK
 
 from ngramspec._native import rows
-from ngramspec._native.rows import (
-    best_prefix_lengths,
-    generous_cost,
-    may_pay,
-)
+from ngramspec._native.rows import best_prefix_lengths, generous_cost, may_pay
 from tests import twins as reference
 
 # Eighths and quarters: all sums are exact, so that equal values are equal for both.

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from native_strategies import LAST_ID, MISALIGNED, int32
 
-from ngramspec._native.calibration import Calibration
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec._native.ngram import NGramTable
 from ngramspec._native.unigram import UnigramCounts
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ValueEngine
 
 STRUCTURES = pytest.mark.parametrize(
     ("make", "ask"),

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from native_strategies import MISALIGNED
-from ngramspec._native.text import ContextTable
 
+from ngramspec._native.value import ContextTable
 from tests.twins.contexts import ContextTable as ContextTableTwin
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from value_play import costs, noisy_repetition
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ValueEngine
 from tests.twins.calibration import Calibration as CalibrationTwin
 from tests.twins.calibration import log, squash
 from tests.twins.value import ValueEngine as ValueTwin

@@ -11,10 +11,9 @@ from native_strategies import CHUNKS, QUICK, int32, salted
 from value_play import ids, noisy_repetition, same
 
 from ngramspec._native import common, store_ring
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.store_reader import Familiar, StorePair
 from ngramspec._native.store_ring import StoreRing, StoreStream
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.store_source import StorePair
+from ngramspec._native.value import Calibration, Familiar, ValueEngine
 from tests.twins import store_ring as twin_module
 from tests.twins.calibration import Calibration as CalibrationTwin
 from tests.twins.store_reader import Familiar as FamiliarTwin

@@ -8,8 +8,7 @@ from native_strategies import MISALIGNED
 from value_play import costs, ids, noisy_repetition, play
 
 from ngramspec import build_drafter
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ValueEngine
 
 
 def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():

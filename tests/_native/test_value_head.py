@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from value_play import costs, ids, noisy_repetition, same
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ValueEngine
 from ngramspec.stores import Corpus
 from tests.twins.calibration import Calibration as CalibrationTwin
 from tests.twins.store_corpus import CorpusIndex as CorpusTwin

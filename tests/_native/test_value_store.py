@@ -10,10 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from native_strategies import CHUNKS, QUICK, int32
 from value_play import costs, ids, noisy_repetition, same
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.store_reader import StorePair
 from ngramspec._native.store_ring import StoreRing, StoreStream
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.store_source import StorePair
+from ngramspec._native.value import Calibration, ValueEngine
 from ngramspec.stores import Corpus
 from tests.twins.calibration import Calibration as CalibrationTwin
 from tests.twins.store_corpus import CorpusIndex as CorpusTwin

@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from native_strategies import QUICK
 from value_play import costs, ids, noisy_repetition, same
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ValueEngine
 from tests.twins.calibration import Calibration as CalibrationTwin
 from tests.twins.value import ValueEngine as ValueTwin
 

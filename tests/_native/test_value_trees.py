@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 from value_play import costs, ids, noisy_repetition, play, play_trees
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ValueEngine
 
 
 def test_nodes_come_in_order_of_their_reach():

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from value_play import costs, ids, noisy_repetition, play, same
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ValueEngine
 from ngramspec.draft import Draft
 from ngramspec.drafters.base import check_draft
 from tests.twins.calibration import Calibration as CalibrationTwin

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ngramspec._native.text import ContextTable
 
-from ngramspec._native.calibration import Calibration
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec._native.ngram import NGramTable
 from ngramspec._native.unigram import UnigramCounts
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ContextTable, ValueEngine
 from sanitize import stores
 
 Operation = Callable[[Any, "Source"], object]

@@ -20,8 +20,7 @@ from hostile_files import (
     with_number,
 )
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ValueEngine
 from ngramspec.stores import Corpus, SharedStore, StoreFileError
 from ngramspec.stores.corpus import KIND
 from ngramspec.stores.files import aligned, checksum

@@ -25,7 +25,7 @@ class NGramTable(Twin):
 
     Equal counts are ordered by their last occurrence, newest first, always. The native table
     guarantees that without a window. With one, a continuation that lost a count is placed exactly
-    only among 64 newer equals (``TIES`` in count_order.pyx), so that with more equals their order
+    only among 64 newer equals (``TIES`` in ngram.pyx), so that with more equals their order
     may differ.
 
     Args:
