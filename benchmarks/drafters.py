@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from benchmarks.texts import TEXTS, natural
 from ngramspec.cli.options import Options, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
-from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.value import SOURCES_OF_ENGINE, ValueSession
+from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.value import ValueDrafter, ValueSession
 from ngramspec.errors import check_int
 from ngramspec.measure.replay import accepted_path
 from tests.twins.calibration import Calibration
@@ -125,21 +126,20 @@ def _resident() -> int:
 class TwinSession(ValueSession):
     """One sequence of the value engine's twin, which does not report its size."""
 
+    engine_type = ValueEngine
+
     def sizeof(self) -> None:
         return None
 
 
-class TwinDrafter(Drafter):
+class TwinDrafter(ValueDrafter):
     """The ValueDrafter in plain Python."""
 
-    source_names = SOURCES_OF_ENGINE[:4]
-    estimates = True
+    def forget(self) -> None:
+        self.calibration: Any = Calibration()
 
-    def __init__(self) -> None:
-        self.calibration = Calibration()
-
-    def start(self, tokens: Int32) -> DraftSession:
-        return TwinSession(ValueEngine(self.calibration), tokens)
+    def start(self, tokens: Int32) -> ValueSession:
+        return TwinSession(self, tokens)
 
 
 def add_arguments(options: Options) -> None:

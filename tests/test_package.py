@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "errors": set(),
     "lazy_names": {"errors"},
     "rng": set(),
-    "_native": set(),
+    "_native": {"lazy_names"},
     "theory": set(),
     "draft": {"errors"},
     "stats": {"draft", "errors"},

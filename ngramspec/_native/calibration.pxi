@@ -172,11 +172,6 @@ cdef float newest_prior(int m, int seen, int others):
     return max((count - 0.8) / (count + COUNT_OF[others]), 0.18)
 
 
-cdef float older_prior(int seen, int others):
-    """P(right) of an older continuation of a context, by buckets of counts."""
-    return 0.02 if seen == 0 else 0.6 - 0.04 * others
-
-
 cdef float store_prior(int length, int seen, int others):
     """P(right) of what followed a store's match, by buckets of its length and counts."""
     cdef float count = COUNT_OF[seen], faint = 0.06 if length < 8 else 0.02
@@ -221,7 +216,7 @@ cdef class Calibration:
             for seen in range(COUNTS):
                 for others in range(COUNTS):
                     i = ((m * COUNTS + seen) * COUNTS + others) * 2
-                    self.begin(i, older_prior(seen, others))
+                    self.begin(i, 0.02 if seen == 0 else 0.6 - 0.04 * others)
                     self.begin(i + 1, newest_prior(m, seen, others))
         for i in range(LENGTHS):
             least = LENGTH_OF[i]
@@ -267,9 +262,15 @@ cdef class Calibration:
                 self.weights[s][i] = WEIGHTS[i]
             self.weights[s][MATCH_INPUT] += 0.05 * (s // 3)
         for s in range(3 * LENGTHS, HEADLESS_SETS):
-            self.begin_known(s)
+            for i in range(FITTED):  # where a store has candidates
+                self.weights[s][i] = (
+                    BY_KNOWN[(s // (3 * LENGTHS) - 1) % KNOWN][i] + BY_LENGTH[s // 3 % LENGTHS][i]
+                    + BY_AGREEMENT[s % 3][i]
+                )
         for s in range(1, STANDINGS):
-            self.begin_further(s)
+            m = (s - 1) // LENGTHS % (OWN_STANDINGS * STORE_STANDINGS)
+            for i in range(FITTED):
+                self.further[s][i] = BY_STANDING[m][i] + BY_STORE_LENGTH[(s - 1) % LENGTHS][i]
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
         for s in range(HEADLESS_SETS):
@@ -288,21 +289,6 @@ cdef class Calibration:
         self.cells[cell].right = verified * prior
         self.cells[cell].verified = verified
         self.cells[cell].stretch = stretch(self.cells[cell].right, self.cells[cell].verified)
-
-    cdef void begin_known(self, int s) noexcept:
-        """Initialize a set of weights for where a store has candidates."""
-        cdef const float* known = BY_KNOWN[(s // (3 * LENGTHS) - 1) % KNOWN]
-        cdef const float* length = BY_LENGTH[s // 3 % LENGTHS]
-        cdef int i
-        for i in range(FITTED):
-            self.weights[s][i] = known[i] + length[i] + BY_AGREEMENT[s % 3][i]
-
-    cdef void begin_further(self, int s) noexcept:
-        """Initialize a set of further weights."""
-        cdef const float* length = BY_STORE_LENGTH[(s - 1) % LENGTHS]
-        cdef int i, standing = (s - 1) // LENGTHS % (OWN_STANDINGS * STORE_STANDINGS)
-        for i in range(FITTED):
-            self.further[s][i] = BY_STANDING[standing][i] + length[i]
 
     def to_array(self):
         """Every count and weight, float32 (n,), for tests and to inspect what is stored."""

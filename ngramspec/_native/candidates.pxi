@@ -41,11 +41,7 @@ cdef struct Position:       # after the committed text and a path of draft token
 
 
 cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
-    cdef int i
-    for i in range(at.candidates.n):
-        if at.candidates.token[i] == token:
-            return True
-    return False
+    return index_of(at.candidates.token, at.candidates.n, token) != NONE
 
 
 cdef inline int source_of(const Position* at, int32_t token, int otherwise) noexcept nogil:
@@ -58,9 +54,8 @@ cdef inline int source_of(const Position* at, int32_t token, int otherwise) noex
     for i in range(1, PLACES):
         if token == at.placed[i]:
             return FROM_RESUME
-    for i in range(at.votes.n):
-        if token == at.votes.token[i]:
-            return FROM_STORE
+    if index_of(at.votes.token, at.votes.n, token) != NONE:
+        return FROM_STORE
     for i in range(at.recycled, at.candidates.n):
         if token == at.candidates.token[i]:
             return FROM_TOP if i < at.ranked else FROM_HEAD
@@ -126,7 +121,7 @@ cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:
 
 cdef inline int top_cell(int rank, int probability, int age) noexcept nogil:
     """By rank, bucket of probability (the top one's if there is no rank), and bucket of age."""
-    cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
+    cdef int place = TOP_RANKS - 1 if rank == NONE else min(rank, TOP_RANKS - 2)
     return TOP_CELLS + (place * PROBABILITIES + probability) * AGED + age
 
 
@@ -146,7 +141,7 @@ cdef inline int nearest_cell(bint earlier, int rank, int distance, int length) n
 
 cdef inline int head_cell(int rank, int chance, int agreement) noexcept nogil:
     """By the head's rank and probability of the candidate, and by what else suggests it."""
-    cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
+    cdef int place = TOP_RANKS - 1 if rank == NONE else min(rank, TOP_RANKS - 2)
     return HEAD_CELLS + agreement + AGREEMENTS * (chance + CHANCES * place)
 
 
@@ -170,10 +165,9 @@ cdef inline void set_where(
     const Candidates* all, int32_t of, int value, int32_t* into
 ) noexcept nogil:
     """Set the value of the candidate ``of``, if it is a candidate."""
-    cdef int i
-    for i in range(all.n):
-        if all.token[i] == of:
-            into[i] = value
+    cdef int i = index_of(all.token, all.n, of)
+    if i != NONE:
+        into[i] = value
 
 
 cdef inline int16_t* add_input(Candidates* all, int input) noexcept nogil:
@@ -243,54 +237,45 @@ cdef inline void add_places(
     add_agreeing(all, SESSION_INPUT, SESSION_CELLS + length, NONE)
 
 
-cdef inline void add_store(Position* at, StoreReader store, const int32_t* own) noexcept nogil:
-    """Describe what a store says about the candidates; ``own`` is what the text says."""
-    cdef Candidates* all = &at.candidates
-    cdef const Votes* votes = &at.votes
-    cdef int32_t which[MAX_CANDIDATES]
-    cdef int i, k, says, cell
-    for i in range(all.n):
-        which[i] = votes.n
-    for k in range(votes.n):
-        set_where(all, votes.token[k], k, which)
-    if votes.total:
-        cell = STORE_CELLS + STORE_BLOCK * store.earlier
-        add_counts(at, STORE_INPUT, cell, votes.count, votes.total, which)
-    if votes.others:
-        cell = STORE_OTHER_CELLS + STORE_BLOCK * store.earlier
-        add_counts(at, STORE_OTHER_INPUT, cell, votes.other, votes.others, which)
-    if votes.n == 0:
-        return
-    add_where(at, store.earlier, which)
-    for i in range(all.n):
-        k = which[i]
-        says = (k < votes.n) + (k == votes.leading_other) + 2 * (k == votes.leading)
-        all.standing[i] = <int16_t>standing_of(store.earlier, own[i], says, votes.length)
-
-
 cdef inline void add_counts(
     Position* at, int input, int first, const int32_t* counts, int total, const int32_t* which
 ) noexcept nogil:
     """Describe how many of a store's places are followed by each candidate."""
     cdef int16_t* cells = add_input(&at.candidates, input)
-    cdef int i
+    cdef int i, count
     for i in range(at.candidates.n):
-        cells[i] = <int16_t>store_cell(
-            first, at.votes.length, counts[which[i]], total - counts[which[i]]
-        )
+        count = counts[which[i]]
+        cells[i] = <int16_t>store_cell(first, at.votes.length, count, total - count)
 
 
-cdef inline void add_where(Position* at, bint earlier, const int32_t* which) noexcept nogil:
-    """Describe the places in the store that are followed by the candidates."""
+cdef inline void add_store(Position* at, bint earlier, const int32_t* own) noexcept nogil:
+    """Describe what a store says about the candidates; ``own`` is what the text says."""
+    cdef Candidates* all = &at.candidates
     cdef const Votes* votes = &at.votes
     cdef int16_t* cells
-    cdef int32_t distance
-    cdef int i, rank
-    cells = add_input(&at.candidates, NEAREST_INPUT)
-    distance = votes.distance[votes.nearest]
-    for i in range(at.candidates.n):
-        rank = (which[i] < votes.n) + (votes.distance[which[i]] == distance)
-        cells[i] = <int16_t>nearest_cell(earlier, rank, distance, votes.length)
+    cdef int32_t which[MAX_CANDIDATES]
+    cdef int32_t shortest
+    cdef int i, k, says, first = STORE_BLOCK * earlier
+    for i in range(all.n):
+        which[i] = votes.n
+    for k in range(votes.n):
+        set_where(all, votes.token[k], k, which)
+    if votes.total:
+        add_counts(at, STORE_INPUT, STORE_CELLS + first, votes.count, votes.total, which)
+    if votes.others:
+        first += STORE_OTHER_CELLS
+        add_counts(at, STORE_OTHER_INPUT, first, votes.other, votes.others, which)
+    if votes.n == 0:
+        return
+    cells = add_input(all, NEAREST_INPUT)
+    shortest = votes.distance[votes.nearest]
+    for i in range(all.n):
+        k = which[i]
+        cells[i] = <int16_t>nearest_cell(
+            earlier, (k < votes.n) + (votes.distance[k] == shortest), shortest, votes.length
+        )
+        says = (k < votes.n) + (k == votes.leading_other) + 2 * (k == votes.leading)
+        all.standing[i] = <int16_t>standing_of(earlier, own[i], says, votes.length)
 
 
 cdef inline void add_row(Candidates* all, const Row* row, Py_ssize_t n) noexcept nogil:
@@ -300,10 +285,8 @@ cdef inline void add_row(Candidates* all, const Row* row, Py_ssize_t n) noexcept
     cdef int leading = row.probability[0] if row.n else <int>FAINT
     cdef int i, rank
     for i in range(all.n):
-        rank = rank_of(row.token, row.n, all.token[i])
-        cells[i] = <int16_t>top_cell(
-            rank, leading if rank == RANKS else row.probability[rank], age
-        )
+        rank = index_of(row.token, row.n, all.token[i])
+        cells[i] = <int16_t>top_cell(rank, leading if rank == NONE else row.probability[rank], age)
 
 
 cdef inline void add_head(Position* at, const int32_t* own) noexcept nogil:
@@ -313,12 +296,12 @@ cdef inline void add_head(Position* at, const int32_t* own) noexcept nogil:
     cdef int16_t* cells = add_input(all, HEAD_INPUT)
     cdef int i, k, rank, chance, agrees, first = row.chance[0] if row.n else <int>FAINT_CHANCE
     for i in range(all.n):
-        rank = rank_of(row.token, row.n, all.token[i])
-        chance = first if rank == RANKS else row.chance[rank]
+        rank = index_of(row.token, row.n, all.token[i])
+        chance = first if rank == NONE else row.chance[rank]
         agrees = own[i]
-        for k in range(at.votes.n):
-            if at.votes.token[k] == all.token[i]:
-                agrees = max(agrees, 2 if k == at.votes.leading else 1)
+        k = index_of(at.votes.token, at.votes.n, all.token[i])
+        if k != NONE:
+            agrees = max(agrees, 2 if k == at.votes.leading else 1)
         cells[i] = <int16_t>head_cell(rank, chance, min(agrees, AGREEMENTS - 1))
 
 
@@ -355,14 +338,13 @@ cdef class Estimator:
         with a higher share than ``least`` is a candidate; > 1: only leaders.
         """
         cdef Candidates* all = &at.candidates
-        cdef const Place* places = self.committed.places
         cdef int i
         at.head = NULL
         if self.head is not None:
             at.head = self.head.at(at.headed, at.depth)
         at.leads = at.head.token[0] if at.head != NULL and at.head.n else NONE
         for i in range(PLACES):
-            at.placed[i] = token_at(&places[i], at.depth, i == MATCH) if at.follows[i] else NONE
+            at.placed[i] = self.committed.token_at(i, at.depth) if at.follows[i] else NONE
         if at.follows[MATCH]:
             at.context[ORDERS] = at.placed[MATCH]
             at.copied = keys_of(at.context + ORDERS + 1, at.have + 1, self.committed.table.salt)
@@ -409,18 +391,11 @@ cdef class Estimator:
         add_contexts(at, own)
         add_places(at, self.committed.places, length)
         if self.store is not None:
-            add_store(at, self.store, own)
+            add_store(at, self.store.earlier, own)
         if at.row != NULL:
             add_row(all, at.row, self.committed.text.n)
         if at.head != NULL:
             add_head(at, own)
-
-    cdef void count_unemitted(self) noexcept nogil:
-        """List the top-k tokens that the target did not emit, before a tree."""
-        if self.top_tokens is not None:
-            self.unemitted_n = self.top_tokens.unemitted(
-                &self.committed.text, &self.committed.recent, self.unemitted
-            )
 
     cdef int collect(self, Position* at, float least) noexcept nogil:
         """Collect the different tokens that may come next; return their number.
@@ -487,6 +462,7 @@ cdef class Estimator:
         """Compare a position's candidates, in a tree also recent tokens, with the next token."""
         cdef const Recent* recent = &self.committed.recent
         cdef const Candidates* all = &at.candidates
+        cdef const Unemitted* each
         cdef int i, age = 0
         cdef bint right, any = False
         for i in range(all.n):
@@ -501,8 +477,12 @@ cdef class Estimator:
             if not is_candidate(at, recent.token[i]) and not self.is_unemitted(at, recent.token[i]):
                 right = recent.token[i] == token
                 self.calibration.learn_share(recent_cell(recent.count[i], age), right)
-        if at.depth == 0:
-            self.learn_unemitted(at, token)
+        for i in range(self.unemitted_n if at.depth == 0 else 0):
+            each = &self.unemitted[i]
+            if not is_candidate(at, each.token):
+                self.calibration.learn_share(
+                    unemitted_cell(each.back, each.probability, each.recent), each.token == token
+                )
 
     cdef inline bint is_unemitted(self, const Position* at, int32_t token) noexcept nogil:
         """Whether a token is offered at a position as an unemitted top-k token."""
@@ -513,23 +493,10 @@ cdef class Estimator:
                     return True
         return False
 
-    cdef void learn_unemitted(self, const Position* at, int32_t token) noexcept nogil:
-        """Compare the unemitted top-k tokens with the next token of the text."""
-        cdef const Unemitted* each
-        cdef int i
-        for i in range(self.unemitted_n):
-            each = &self.unemitted[i]
-            if not is_candidate(at, each.token):
-                self.calibration.learn_share(
-                    unemitted_cell(each.back, each.probability, each.recent), each.token == token
-                )
-
 
 cdef inline int with_token(int32_t* tokens, int n, int32_t token) noexcept nogil:
     """Append a token unless it is among the ``n`` tokens; the new number of tokens."""
-    cdef int i
-    for i in range(n):
-        if tokens[i] == token:
-            return n
+    if index_of(tokens, n, token) != NONE:
+        return n
     tokens[n] = token
     return n + 1

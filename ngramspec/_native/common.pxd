@@ -57,6 +57,15 @@ cdef inline Py_ssize_t first_negative(const int32_t* tokens, Py_ssize_t n) noexc
     return NONE
 
 
+cdef inline int index_of(const int32_t* tokens, int n, int32_t token) noexcept nogil:
+    """Index of the first of ``n`` tokens that is ``token``, or NONE."""
+    cdef int i
+    for i in range(n):
+        if tokens[i] == token:
+            return i
+    return NONE
+
+
 cdef inline int reserve(
     void** array, Py_ssize_t* capacity, Py_ssize_t needed, size_t width
 ) noexcept nogil:

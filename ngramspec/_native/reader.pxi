@@ -214,18 +214,24 @@ cdef class StoreReader:
             votes.places[k] |= bit
         votes.n, votes.length = n, length
         votes.count[n] = votes.other[n] = 0
-        votes.distance[n] = NONE
-        find_leading(votes)
+        votes.distance[n] = votes.nearest = NONE
+        votes.leading = votes.leading_other = 0
+        for k in range(n):
+            if votes.count[k] > votes.count[votes.leading]:
+                votes.leading = k
+            if votes.other[k] > votes.other[votes.leading_other]:
+                votes.leading_other = k
+            if votes.nearest == NONE or votes.distance[k] < votes.distance[votes.nearest]:
+                votes.nearest = k
 
     cdef uint64_t matching(
         self, uint64_t live, int depth, const Votes* votes, int32_t token
     ) noexcept nogil:
         """The places in ``live`` where ``token`` is next, as ``vote`` counted them."""
         cdef uint64_t left = 0
-        cdef int i
-        for i in range(votes.n):
-            if votes.token[i] == token:
-                return votes.places[i]
+        cdef int i = index_of(votes.token, votes.n, token)
+        if i != NONE:
+            return votes.places[i]
         if votes.n < STORE_LEADERS:  # every token is kept
             return 0
         for i in range(STORE_PLACES):
@@ -301,17 +307,3 @@ cdef class StoreReader:
         """Reset the number of look-ups and of failed ones."""
         self.look_ups = self.hits = 0
         self.missed = self.pause = 0
-
-
-cdef inline void find_leading(Votes* votes) noexcept nogil:
-    """Find the leading token of the votes by each measure."""
-    cdef int k
-    votes.leading = votes.leading_other = 0
-    votes.nearest = NONE
-    for k in range(votes.n):
-        if votes.count[k] > votes.count[votes.leading]:
-            votes.leading = k
-        if votes.other[k] > votes.other[votes.leading_other]:
-            votes.leading_other = k
-        if votes.nearest == NONE or votes.distance[k] < votes.distance[votes.nearest]:
-            votes.nearest = k

@@ -19,19 +19,8 @@ Fitted to completions inside 40 Python packages, and rounded.
 STEP = 0.05  # unit of the tables' integers
 SAYS = 5  # number of things that a store can say about a candidate
 INPUTS = (  # columns of a table
-    "context 0",
-    "context 1",
-    "context 2",
-    "context 3",
-    "match",
-    "resume",
-    "near",
-    "session",
-    "store",
-    "store other",
-    "top",
-    "nearest",
-    "bias",
+    *("context 0", "context 1", "context 2", "context 3", "match", "resume", "near", "session"),
+    *("store", "store other", "top", "nearest", "bias"),
 )
 
 

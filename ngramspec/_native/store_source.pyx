@@ -16,12 +16,7 @@ cdef class StoreSource:
     """Text that outlives a request."""
 
     def find(self, context, int most=STORE_PLACES):
-        """Places after a context: [(position, matched tokens), ...], the longest first.
-
-        Args:
-            context: int32 (n,).
-            most: maximum number of places, 1..32.
-        """
+        """Places after a context, int32 (n,): [(position, matched tokens), ...], longest first."""
         cdef const int32_t[::1] view = token_view(context, "context")
         cdef Found found[STORE_PLACES]
         cdef int i, n
@@ -47,10 +42,7 @@ cdef class StoreSource:
     cdef int look(
         self, const int32_t* end, Py_ssize_t have, Found* into, int most
     ) noexcept nogil:
-        """Find at most ``most`` places after a context, the longest agreement first; how many.
-
-        The context is the ``have`` tokens before ``end``.
-        """
+        """Find places after the ``have`` tokens before ``end``, the longest first; how many."""
         return 0
 
     cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:

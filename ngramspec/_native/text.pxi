@@ -47,7 +47,6 @@ cdef struct Text:
     Py_ssize_t cap, n
 
 cdef struct Place:
-    const Text* text    # the text that it is in
     int32_t at          # position of the next token, or NONE: no place
     int32_t length      # tokens that matched before it; for a resumed copy, before it was left
     int32_t since       # resumed: tokens since the copy was left; near: distance from there
@@ -77,15 +76,6 @@ cdef inline int leader(const Slot* c) noexcept nogil:
             best = i
     return best
 
-
-cdef inline int32_t token_at(const Place* place, int depth, bint wraps) noexcept nogil:
-    """The token ``depth`` after the next one; at the text's end NONE, or from the place again."""
-    cdef Py_ssize_t at = place.at + depth
-    if at < place.text.n:
-        return place.text.tokens[at]
-    if wraps:
-        return place.text.tokens[place.at + depth % (place.text.n - place.at)]
-    return NONE
 
 cdef enum:
     FADE_AT = 255
@@ -291,7 +281,6 @@ cdef class CommittedText:
         for i in range(LEADERS):
             self.unigrams.token[i] = NONE
         for i in range(PLACES):
-            self.places[i].text = &self.text
             self.places[i].at = NONE
 
     def __dealloc__(self):
@@ -307,7 +296,7 @@ cdef class CommittedText:
         self.table.check_integrity()
         for i in range(PLACES):
             at = self.places[i].at
-            assert at == NONE or 0 <= at < self.places[i].text.n, "a place outside its text"
+            assert at == NONE or 0 <= at < self.text.n, "a place outside its text"
 
     cdef int append(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
         """Count ``n`` tokens: 0, or -1 without memory."""
@@ -350,15 +339,99 @@ cdef class CommittedText:
         for m in range(CONTEXTS):
             self.table.prefetch(keys.of[m])
 
-    cdef void find_places(self, const Slot** known) noexcept nogil:
-        """Find where to copy from, by the contexts at the text's end."""
-        if self.min_match:
-            find_match(self.places, &self.text, known, self.min_match)
-        find_near(self.places, &self.text)
+    cdef int32_t token_at(self, int which, int depth) noexcept nogil:
+        """The token ``depth`` after the next one at a place; NONE at the end, if no match's."""
+        cdef Py_ssize_t at = self.places[which].at, after = at + depth
+        if after < self.text.n:
+            return self.text.tokens[after]
+        return self.text.tokens[at + depth % (self.text.n - at)] if which == MATCH else NONE
+
+    cdef int agreement(self, Py_ssize_t at, int most) noexcept nogil:
+        """How many tokens before ``at`` equal those at the text's end, at most ``most``."""
+        cdef const int32_t* tokens = self.text.tokens
+        cdef int n = 0
+        most = <int>min(<Py_ssize_t>most, at)
+        while n < most and tokens[at - 1 - n] == tokens[self.text.n - 1 - n]:
+            n += 1
+        return n
+
+    cdef int continued(self, int32_t at, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+        """How many of ``n`` tokens, from the first, equal those at a place."""
+        cdef int i = 0
+        if at == NONE:
+            return 0
+        while i < n and at + i < self.text.n and self.text.tokens[at + i] == tokens[i]:
+            i += 1
+        return i
+
+    cdef void find_match(self, const Slot** known) noexcept nogil:
+        """Move the match to the latest occurrence of the last tokens, if more tokens agree there.
+
+        ``known`` are the contexts at the text's end.
+        """
+        cdef Place* match = &self.places[MATCH]
+        cdef int m, length
+        cdef int32_t at
+        if match.at == NONE:
+            match.length = 0
+        for m in range(ORDERS - 1, -1, -1):
+            if m + 1 < min(self.min_match, 2) or known[m] == NULL:
+                continue
+            at = known[m].last
+            if at == match.at or at >= self.text.n or match.length >= FAR:
+                continue
+            length = self.agreement(at, FAR)
+            if length > match.length:
+                match.at, match.length = at, length
+        if match.length < self.min_match:
+            match.at, match.length = NONE, 0
+
+    cdef void find_near(self) noexcept nogil:
+        """Set the near place: the longest agreement around the resumed copy, then the nearest."""
+        cdef Place* near = &self.places[NEAR]
+        cdef int32_t last, resumed = self.places[RESUME].at
+        cdef Py_ssize_t at
+        cdef int length, distance
+        near.at, near.length = NONE, 0
+        if resumed == NONE:
+            return
+        last = self.text.tokens[self.text.n - 1]
+        for at in range(max(resumed - BEFORE, 1), min(<Py_ssize_t>resumed + AFTER, self.text.n)):
+            if self.text.tokens[at - 1] != last or at == resumed or at == self.places[MATCH].at:
+                continue
+            length = self.agreement(at, NEAR_LENGTH)
+            distance = <int>(at - resumed if at > resumed else resumed - at)
+            if length > near.length or (length == near.length and distance < near.since):
+                near.at, near.length, near.since = <int32_t>at, length, distance
 
     cdef void follow(self, Py_ssize_t n) noexcept nogil:
         """Advance the places over the ``n`` tokens last committed."""
-        follow_places(self.places, &self.text, n)
+        cdef Place* match = &self.places[MATCH]
+        cdef Place* resume = &self.places[RESUME]
+        cdef Place* near = &self.places[NEAR]
+        cdef const int32_t* new = self.text.tokens + self.text.n - n
+        cdef int copied = self.continued(match.at, new, n)
+        cdef int nearby = self.continued(near.at, new, n)
+        if copied:
+            resume[0] = match[0]
+            resume.length += copied
+            resume.since = max(<int>n - copied - 1, 0)
+        elif nearby:
+            resume[0] = near[0]
+            resume.length += nearby
+            resume.since = <int>n - nearby
+        elif resume.at != NONE:
+            resume.since += <int>n
+        if resume.at != NONE:
+            resume.at += <int32_t>n
+            if resume.at >= self.text.n - n:
+                resume.at = NONE
+        near.at = NONE
+        if copied == n:
+            match.at += <int32_t>n
+            match.length += <int>n
+        else:
+            match.at, match.length = NONE, 0
 
     cdef void count_recent(self) noexcept nogil:
         """Count the recent tokens up to the text's end."""
@@ -366,103 +439,3 @@ cdef class CommittedText:
         while self.recent_n < self.text.n:
             use(&self.recent, self.text.tokens[self.recent_n])
             self.recent_n += 1
-
-
-cdef inline int agreement(const Text* text, Py_ssize_t at, int most) noexcept nogil:
-    """How many tokens before ``at`` equal those at the text's end, at most ``most``."""
-    cdef int n = 0
-    most = <int>min(<Py_ssize_t>most, at)
-    while n < most and text.tokens[at - 1 - n] == text.tokens[text.n - 1 - n]:
-        n += 1
-    return n
-
-
-cdef inline int continued(const Place* place, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
-    """How many of ``n`` tokens, from the first, equal those at a place."""
-    cdef int i = 0
-    if place.at == NONE:
-        return 0
-    while (
-        i < n and place.at + i < place.text.n and place.text.tokens[place.at + i] == tokens[i]
-    ):
-        i += 1
-    return i
-
-
-cdef void find_match(
-    Place* places, const Text* text, const Slot** known, int min_match
-) noexcept nogil:
-    """Move the match to the latest occurrence of the last tokens, if more tokens agree there."""
-    cdef Place* match = &places[MATCH]
-    cdef int m, length
-    cdef int32_t at
-    if match.at == NONE:
-        match.length = 0
-    for m in range(ORDERS - 1, -1, -1):
-        if m + 1 < min(min_match, 2) or known[m] == NULL:
-            continue
-        at = known[m].last
-        if at == match.at or at >= text.n or match.length >= FAR:
-            continue
-        length = agreement(text, at, FAR)
-        if length > match.length:
-            match.text = text
-            match.at = at
-            match.length = length
-    if match.length < min_match:
-        match.at = NONE
-        match.length = 0
-
-
-cdef void find_near(Place* places, const Text* text) noexcept nogil:
-    """Set the near place: the longest agreement around the resumed copy; on ties, the nearest."""
-    cdef Place* near = &places[NEAR]
-    cdef int32_t last, resumed = places[RESUME].at
-    cdef Py_ssize_t at
-    cdef int length, distance
-    near.at = NONE
-    near.length = 0
-    if resumed == NONE:
-        return
-    near.text = text
-    last = text.tokens[text.n - 1]
-    for at in range(max(resumed - BEFORE, 1), min(<Py_ssize_t>resumed + AFTER, text.n)):
-        if text.tokens[at - 1] != last or at == resumed or at == places[MATCH].at:
-            continue
-        length = agreement(text, at, NEAR_LENGTH)
-        distance = <int>(at - resumed if at > resumed else resumed - at)
-        if length > near.length or (length == near.length and distance < near.since):
-            near.at = <int32_t>at
-            near.length = length
-            near.since = distance
-
-
-cdef void follow_places(Place* places, const Text* text, Py_ssize_t n) noexcept nogil:
-    """Advance the places over the ``n`` tokens last committed to ``text``."""
-    cdef Place* match = &places[MATCH]
-    cdef Place* resume = &places[RESUME]
-    cdef Place* near = &places[NEAR]
-    cdef const int32_t* new = text.tokens + text.n - n
-    cdef int copied = continued(match, new, n)
-    cdef int nearby = continued(near, new, n)
-    if copied:
-        resume[0] = match[0]
-        resume.length = match.length + copied
-        resume.since = max(<int>n - copied - 1, 0)
-    elif nearby:
-        resume[0] = near[0]
-        resume.length = near.length + nearby
-        resume.since = <int>n - nearby
-    elif resume.at != NONE:
-        resume.since += <int>n
-    if resume.at != NONE:
-        resume.at += <int32_t>n
-        if resume.at >= text.n - n:
-            resume.at = NONE
-    near.at = NONE
-    if copied == n:
-        match.at += <int32_t>n
-        match.length += <int>n
-    else:
-        match.at = NONE
-        match.length = 0

@@ -46,15 +46,6 @@ cdef struct HeadRow:
     float share         # P(accepted) of ``fixed``
 
 
-cdef inline int rank_of(const int32_t* row, int n, int32_t token) noexcept nogil:
-    """The rank of a token among the ``n`` tokens of a row, from 0; RANKS if it is not there."""
-    cdef int i
-    for i in range(n):
-        if row[i] == token:
-            return i
-    return RANKS
-
-
 cdef inline int age_bucket(Py_ssize_t age) noexcept nogil:
     """The bucket 0..2 of an age: below 32 tokens, below 128, or more."""
     return 0 if age < 32 else 1 if age < 128 else 2
@@ -103,7 +94,12 @@ cdef class TopTokens:
 
     def row(self, int token):
         """([(token, probability bucket), ...], position) of a token's row, or None; for tests."""
-        return None if token < 0 else told(self.row_of(token))
+        cdef const Row* row = NULL
+        if token >= 0:
+            row = self.row_of(token)
+        if row == NULL:
+            return None
+        return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
 
     def sizeof(self):
         """Bytes allocated."""
@@ -181,29 +177,15 @@ cdef class TopTokens:
                 into[n].token = row.token[i]
                 into[n].back = back
                 into[n].probability = row.probability[i]
-                into[n].recent = is_recent(recent, row.token[i])
+                into[n].recent = index_of(recent.token, recent.used, row.token[i]) != NONE
                 n += 1
         return n
-
-
-cdef object told(const Row* row):
-    if row == NULL:
-        return None
-    return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
 
 
 cdef inline bint among(const Unemitted* unemitted, int n, int32_t token) noexcept nogil:
     cdef int i
     for i in range(n):
         if unemitted[i].token == token:
-            return True
-    return False
-
-
-cdef inline bint is_recent(const Recent* recent, int32_t token) noexcept nogil:
-    cdef int i
-    for i in range(recent.used):
-        if recent.token[i] == token:
             return True
     return False
 

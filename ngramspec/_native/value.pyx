@@ -32,7 +32,7 @@ cimport numpy as cnp
 
 from ngramspec._native.common cimport (
     MAX_DRAFT, MAX_TOKENS, NONE, array_floats, array_tokens, check_ids, first_negative, gamma_of,
-    prefetch_line, process_salt, raise_negative, reserve, start_of, token_view, xxh64,
+    index_of, prefetch_line, process_salt, raise_negative, reserve, start_of, token_view, xxh64,
 )
 from ngramspec._native.store_source cimport AHEAD, STORE_PLACES, Found, StoreSource
 
@@ -56,8 +56,6 @@ cdef extern from *:
 cdef enum:
     LOOKAHEAD = 12      # nodes inspected after the best end so far
     LOOKAHEAD_TOP = 32      # the same in a tree where top-k candidates are known
-
-cdef enum:
     FEW = 64            # tokens committed without releasing the GIL
     REHEARSED = 16      # tokens per chain that is drafted along known text
 
@@ -160,7 +158,10 @@ cdef class DraftSearch(Estimator):
         self.tree = tree
         if tree:
             self.committed.count_recent()
-            self.count_unemitted()
+            if self.top_tokens is not None:
+                self.unemitted_n = self.top_tokens.unemitted(
+                    &self.committed.text, &self.committed.recent, self.unemitted
+                )
             self.set_bounds()
         return 0
 
@@ -219,7 +220,9 @@ cdef class DraftSearch(Estimator):
             root.context[ORDERS - have + i] = text.tokens[text.n - have + i]
         root.have = have
         self.committed.look_up(&self.committed.tail, root.known)
-        self.committed.find_places(root.known)
+        if self.committed.min_match:
+            self.committed.find_match(root.known)
+        self.committed.find_near()
         root.depth = 0
         root.reach = 1
         for i in range(PLACES):
@@ -228,9 +231,7 @@ cdef class DraftSearch(Estimator):
         root.live = 0
         root.headed = True
         if self.store is not None:
-            root.live = self.store.find(
-                text.tokens + text.n, text.n, STORE_PLACES
-            )
+            root.live = self.store.find(text.tokens + text.n, text.n, STORE_PLACES)
             if root.live:
                 self.least = min(self.least, MIN_REACH_STORE)
         self.position_n = 1
@@ -253,23 +254,18 @@ cdef class DraftSearch(Estimator):
         p.follows[NEAR] = above.follows[NEAR] and node.token == above.placed[NEAR]
         p.length = above.length + 1 if p.follows[MATCH] else 0
         p.live = 0
-        p.headed = above.headed and self.reads(p.depth, node.token)
+        p.headed = (
+            above.headed and self.head is not None and p.depth < self.head.n
+            and self.head.rows[p.depth].before == node.token
+        )
         if above.live:
-            p.live = self.store.matching(
-                above.live, above.depth, &above.votes, node.token
-            )
+            p.live = self.store.matching(above.live, above.depth, &above.votes, node.token)
         if p.follows[MATCH]:
             keys = above.copied
         else:
             keys = keys_of(p.context + ORDERS, p.have, self.committed.table.salt)
         self.committed.look_up(&keys, p.known)
         self.branch(p, k)
-
-    cdef bint reads(self, int depth, int32_t token) noexcept nogil:
-        """Whether the head has a row at a depth, after ``token``."""
-        if self.head is None or depth >= self.head.n:
-            return False
-        return self.head.rows[depth].before == token
 
     cdef void branch(self, Position* at, int parent) noexcept nogil:
         """Estimate a position and offer its best candidate in a chain, all of them in a tree.
@@ -301,8 +297,9 @@ cdef class DraftSearch(Estimator):
             self.offer_recent(at, parent, rest)
 
     cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil:
-        """Offer the recent tokens that are not candidates, with their shares of ``rest``."""
+        """Offer recent and unemitted tokens that are not candidates, with shares of ``rest``."""
         cdef const Recent* recent = &self.committed.recent
+        cdef const Unemitted* each
         cdef float p
         cdef int i, age = 0
         for i in range(recent.used):
@@ -313,15 +310,7 @@ cdef class DraftSearch(Estimator):
             p = rest * self.calibration.share(recent_cell(recent.count[i], age))
             if at.reach * p > self.least_node and not is_candidate(at, recent.token[i]):
                 self.offer(at, parent, recent.token[i], p, FROM_UNIGRAM)
-        if at.depth == 0:
-            self.offer_unemitted(at, parent, rest)
-
-    cdef void offer_unemitted(self, const Position* at, int parent, float rest) noexcept nogil:
-        """Offer unemitted top-k tokens that are not candidates, with their shares of ``rest``."""
-        cdef const Unemitted* each
-        cdef float p
-        cdef int i
-        for i in range(self.unemitted_n):
+        for i in range(self.unemitted_n if at.depth == 0 else 0):
             each = &self.unemitted[i]
             p = rest * self.calibration.share(
                 unemitted_cell(each.back, each.probability, each.recent)
@@ -381,45 +370,31 @@ cdef class ValueEngine(DraftSearch):
         return self.committed.text.n
 
     def draft(self, Py_ssize_t gamma, cost=None):
-        """Draft a chain of at most ``gamma`` tokens.
+        """Draft a chain: (tokens int32, confidence float32, source int8), each (n,), n <= gamma.
 
-        Args:
-            gamma: maximum number of tokens, 0..65536.
-            cost: float32 (gamma + 2,) or longer; cost[n] is the cost of a forward of n positions.
-                None: the draft ends at gamma, or where a path is too improbable.
-
-        Returns:
-            (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
-            for a resumed copy, 2 for n-gram counts, 3 for the most frequent token, 4 for the store,
-            5 for the target's top-k candidates, 6 for the head.
+        ``cost``, float32 (gamma + 2,) or longer, has the cost of a forward of n positions at n.
+        None: the draft ends at gamma, or where a path is too improbable. A source is one of
+        ``FROM_COPY`` to ``FROM_HEAD``.
         """
         return self.drafted(self.propose(gamma, cost, False))
 
     def draft_tree(self, Py_ssize_t gamma, cost=None):
-        """Draft a tree of at most ``gamma`` tokens, in order of reach.
+        """Draft a tree in order of reach: as ``draft``, with parents int32 after the tokens.
 
-        Args:
-            gamma, cost: as in ``draft``.
-
-        Returns:
-            (tokens int32, parents int32, confidence float32, source int8), each (n,): parents[i]
-            is -1 for the last committed token, else below i.
+        parents[i] is -1 for the last committed token, else below i.
         """
         cdef cnp.npy_intp i, n = self.propose(gamma, cost, True)
         tokens, confidence, source = self.drafted(n)
         parents = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
         for i in range(n):
-            (<int32_t*>cnp.PyArray_DATA(parents))[i] = ranked(
-                &self.frontier, <int>i
-            ).parent
+            (<int32_t*>cnp.PyArray_DATA(parents))[i] = ranked(&self.frontier, <int>i).parent
         return tokens, parents, confidence, source
 
     def extend(self, tokens):
         """Append committed tokens, int32 (n,), and learn which of the last candidates were right.
 
-        Raises:
-            TypeError, ValueError: not an int32 array, or a negative id; nothing was appended.
-            MemoryError: the tokens before the failure were appended; the engine stays valid.
+        After a TypeError or ValueError nothing was appended; after a MemoryError the tokens before
+        the failure were, and the engine stays valid.
         """
         cdef const int32_t[::1] view  # holds the array while the GIL is released
         cdef Py_ssize_t count = 0, old
@@ -458,9 +433,6 @@ cdef class ValueEngine(DraftSearch):
         The tokens are treated as if they were generated: a chain of at most ``REHEARSED`` tokens
         is drafted, its matching tokens and one more are committed, and so on. Look-ups in a store
         are not counted, and failed ones do not make later look-ups less frequent.
-
-        Raises:
-            The same as ``extend``.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t at = 0, n = view.shape[0], drafted, k
@@ -480,16 +452,13 @@ cdef class ValueEngine(DraftSearch):
         """Keep the target's most probable tokens after the last token and the draft tokens.
 
         Of rows after the same tokens the last one is kept, but rows of the text take precedence.
+        After a MemoryError the rows before the failure are kept, after other errors none.
 
         Args:
             tokens: int32 (m,), ids >= 0: the token that each row follows.
             ids: int32 (m, k), >= 0, by descending probability; 8 are kept.
             log_probs: float32 (m, k), the natural logarithms of their probabilities.
             accepted: indices of the rows whose tokens were accepted, in order.
-
-        Raises:
-            TypeError, ValueError, IndexError: not such arrays; nothing was kept.
-            MemoryError: the rows before the failure are kept; the engine stays valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t i, bad, m = view.shape[0], n = self.committed.text.n
@@ -520,15 +489,10 @@ cdef class ValueEngine(DraftSearch):
     ):
         """Add a drafting head's rows for the next draft, in place of those from ``depth`` on.
 
-        Args:
-            before: int32 (m,), the draft token before each row; that of depth 0 is ignored.
-            ids: int32 (m, k), >= 0, by descending probability; 8 are kept.
-            log_probs: float32 (m, k), the natural logarithms of their probabilities.
-            depth: number of draft tokens before the first of the rows, at most the number of rows.
-
-        Raises:
-            TypeError, ValueError: not such arrays, or no head; nothing was changed.
-            MemoryError: the rows before the failure were added.
+        ``before``, int32 (m,), is the draft token before each row; that of depth 0 is ignored.
+        ``ids`` and ``log_probs`` are those of ``recycle``. ``depth`` is the number of draft tokens
+        before the first of the rows, at most the number of rows. After a MemoryError the rows
+        before the failure were added, after other errors nothing was changed.
         """
         cdef const int32_t[::1] view = token_view(before, "before")
         cdef Py_ssize_t i, bad, m = view.shape[0]
@@ -551,11 +515,9 @@ cdef class ValueEngine(DraftSearch):
                 raise MemoryError("the head's rows")
 
     def fix(self, tokens, const float[::1] shares):
-        """Fix the tokens of the next chain's first positions, at which the head has rows.
+        """Fix the next chain's first tokens, int32 (n,), at positions with rows of the head.
 
-        Args:
-            tokens: int32 (n,), those before any fixed earlier included.
-            shares: float32 (n,), P(accepted) of each.
+        ``shares``, float32 (n,), are their P(accepted). Tokens fixed earlier are included.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t i, n = view.shape[0]
@@ -610,9 +572,7 @@ cdef class ValueEngine(DraftSearch):
             costs = array_floats(cost, &n)
             if costs == NULL:
                 what = getattr(cost, "dtype", type(cost).__name__)
-                raise TypeError(
-                    f"cost must be a contiguous one-dimensional float32 array, got {what}"
-                )
+                raise TypeError(f"cost must be a contiguous 1-D float32 array, got {what}")
             if n < most + 2:
                 raise ValueError(f"cost must have {most + 2} entries, got {n}")
         self.idle()

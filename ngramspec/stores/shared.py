@@ -475,7 +475,7 @@ class Namespace(Source):
     def check_vocabulary(self, size: int) -> None:
         """Raise a ValueError if it holds ids outside a vocabulary of ``size``."""
         ring = self.store.rings().get(self.name)
-        largest = -1 if ring is None else ring.largest_id()
+        largest = -1 if ring is None else ring.largest_id
         if largest >= size:
             raise ValueError(
                 f"{self!r} has token id {largest}, the vocabulary has {size}: it was filled with"

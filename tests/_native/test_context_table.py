@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from native_strategies import MISALIGNED
 
 from ngramspec._native.value import ContextTable
-from tests.twins.contexts import ContextTable as ContextTableTwin
+from tests.twins.text import ContextTable as ContextTableTwin
 
 
 def ids(tokens):

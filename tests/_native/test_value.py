@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engine_pair import costs, ids, noisy_repetition, play
 from native_strategies import MISALIGNED
-from value_play import costs, ids, noisy_repetition, play
 
 from ngramspec import build_drafter
 from ngramspec._native.value import Calibration, ValueEngine

@@ -1,125 +1,19 @@
-"""The value engine with the target's top-k candidates equals its twin, and drafts them."""
+"""The value engine with the target's top-k candidates drafts them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from native_strategies import QUICK
-from value_play import costs, ids, noisy_repetition, same
+from engine_pair import ids
 
 from ngramspec._native.value import Calibration, ValueEngine
-from tests.twins.calibration import Calibration as CalibrationTwin
-from tests.twins.value import ValueEngine as ValueTwin
 
-BEFORE = [0, 1, 2, 3, 70, 5000, 2**22, 2**30]  # tokens before a row; the last two get none
 OPTIONS = (True, True, True, 2, None, True)
-
-
-def engines(options=OPTIONS):
-    return ValueEngine(Calibration(), *options), ValueTwin(CalibrationTwin(), *options)
-
-
-def rows(rng, tokens, vocab, k=8):
-    """The target's candidates behind a tree: a few ids with probabilities that fall."""
-    k = min(k, vocab)
-    found = np.stack([rng.permutation(vocab)[:k] for _ in tokens]).astype(np.int32)
-    log_probs = -np.sort(rng.exponential(1.5, (len(tokens), k)), axis=1)
-    parents = [-1, *(int(rng.integers(0, i)) for i in range(1, len(tokens)))]
-    path = [0]
-    while parents.count(path[-1]) and rng.random() < 0.7:
-        path.append(parents.index(path[-1]))
-    return ids(tokens), found, log_probs.astype(np.float32), tuple(path)
 
 
 def behind(tokens, found, log_probs, accepted=()):
     """``recycle``'s arguments for rows behind a chain."""
     return ids(tokens), found, log_probs, accepted
-
-
-@pytest.mark.parametrize("slope", [None, 0.0, 0.002, 0.05])
-@pytest.mark.parametrize(("seed", "vocab"), [(0, 12), (1, 3), (2, 150)])
-def test_native_equals_twin(seed, vocab, slope):
-    text = noisy_repetition(seed, 300, vocab)
-    rng = np.random.default_rng(seed)
-    native, twin = engines()
-    used = set()
-    for begin in range(0, 300, 4):
-        if begin % 3:
-            cost = None if slope is None else costs(10, slope)
-            ours, theirs = native.draft(10, cost), twin.draft(10, cost)
-        else:
-            cost = None if slope is None else costs(32, slope)
-            ours, theirs = native.draft_tree(32, cost), twin.draft_tree(32, cost)
-        same(ours, theirs)
-        used |= set(ours[-1].tolist())
-        recycled = (
-            rows(rng, rng.integers(0, vocab, rng.integers(1, 9)).tolist(), vocab)
-            if begin % 5
-            else None
-        )
-        if recycled is not None:
-            native.recycle(*recycled)
-            twin.recycle(*recycled)
-        native.extend(text[begin : begin + 4])
-        twin.extend(text[begin : begin + 4])
-        native.check_integrity()
-        assert len(native.top_tokens) == len(twin.top_tokens)
-    if slope != 0.05:
-        assert 5 in used
-
-
-class TopTokensMachine(RuleBasedStateMachine):
-    """Any order of calls, against the twin."""
-
-    def __init__(self):
-        super().__init__()
-        self.native, self.twin = engines()
-
-    @rule(tokens=st.lists(st.integers(0, 5), max_size=70))
-    def extend(self, tokens):
-        self.native.extend(ids(tokens))
-        self.twin.extend(ids(tokens))
-
-    @rule(
-        tokens=st.lists(st.sampled_from(BEFORE), min_size=1, max_size=6),
-        k=st.integers(1, 10),
-        seed=st.integers(0, 99),
-    )
-    def recycle(self, tokens, k, seed):
-        found = rows(np.random.default_rng(seed), tokens, 12, k)
-        self.native.recycle(*found)
-        self.twin.recycle(*found)
-
-    @rule(gamma=st.integers(0, 20), tree=st.booleans())
-    def draft(self, gamma, tree):
-        if tree:
-            same(self.native.draft_tree(gamma), self.twin.draft_tree(gamma))
-        else:
-            same(self.native.draft(gamma), self.twin.draft(gamma))
-
-    @invariant()
-    def rows_agree(self):
-        self.native.check_integrity()
-        for token in (0, 1, 2, 3, 70, 5000, 2**22):
-            assert self.native.top_tokens.row(token) == self.twin.top_tokens.row(token)
-
-
-TestTopTokensMachine = TopTokensMachine.TestCase
-TestTopTokensMachine.settings = settings(QUICK, max_examples=60)
-
-
-def test_of_the_texts_own_rows_the_last_four_positions_are_kept():
-    """Also of positions that the text has not reached."""
-    native, twin = engines()
-    ahead = ids([1] * 5), np.array([[7], [8], [8], [8], [8]], np.int32)
-    for engine in (native, twin):
-        engine.extend(ids([0, 1]))
-        engine.recycle(*behind(*ahead, np.zeros((5, 1), np.float32), (0, 1, 2, 3, 4)))
-        engine.extend(ids([1]))
-    same(native.draft_tree(20), twin.draft_tree(20))
 
 
 def test_top_tokens_are_branches_by_what_the_target_thought_of_them():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from value_play import costs, ids, noisy_repetition, play, play_trees
+from engine_pair import costs, ids, noisy_repetition, play, play_trees
 
 from ngramspec._native.value import Calibration, ValueEngine
 

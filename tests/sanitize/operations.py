@@ -214,7 +214,6 @@ def keys(table: NGramTable, source: Source) -> None:
 def count(counts: UnigramCounts, source: Source) -> None:
     counts.count(source.rng.choice((*source.ids[:5], -1, LAST_ID)))
     counts.best()
-    assert 0 <= counts.share <= 1
 
 
 def add(table: ContextTable, source: Source) -> None:
