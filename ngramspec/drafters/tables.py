@@ -35,7 +35,7 @@ class TableSession(DraftSession):
     def extend(self, tokens: Int32) -> None:
         self.table.extend(tokens)
 
-    def sizeof(self) -> int:
+    def sizeof(self) -> int | None:
         return int(self.table.sizeof())
 
 

@@ -163,7 +163,8 @@ class ValueDrafter(LearningDrafter):
 
     estimates = True
     branches = True
-    learned = ("calibration",)
+    learned: tuple[str, ...] = ("calibration",)
+    always = True
     headed = False  # whether its engines draft a head's tokens, or predicted tool calls, too
     tools: ToolCalls | None = None
 
@@ -225,7 +226,6 @@ class StoreDrafter(ValueDrafter):
         stores: corpora, paths of corpora, and namespaces of shared stores.
     """
 
-    always = True
     spec = "store"
 
     def __init__(self, stores: Sequence[Store] = ()) -> None:

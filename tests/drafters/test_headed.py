@@ -204,6 +204,7 @@ def test_what_is_learned_of_a_calls_head_is_kept():
     assert heads.drafter(own, MtpDrafter(1)) is not first
     alone = with_head(build_drafter("none"), MtpDrafter())
     assert alone.sources == ()
+    assert len(alone.start(TEXT).propose(4)) == 0  # without its model
     other = with_head(alone, MtpDrafter(2))
     assert (other.head.gamma, other.spec.count("mtp")) == (2, 1)
 
