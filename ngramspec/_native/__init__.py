@@ -20,6 +20,6 @@ __getattr__ = lazy_names(
         ),
         "store_source": ("StorePair", "StoreSource"),
         "unigram": ("UnigramCounts",),
-        "value": ("Calibration", "Familiar", "ValueEngine"),
+        "value": ("Calibration", "Familiar", "ValueEngine", "starting"),
     },
 )

@@ -24,7 +24,7 @@ cdef enum:
     TOP_INPUT = STORE_OTHER_INPUT + 1   # the target's top-k candidates after the last token
     NEAREST_INPUT = TOP_INPUT + 1   # the store's place nearest to the last copy
     BIAS = NEAREST_INPUT + 1
-    FITTED = BIAS + 1   # inputs with fitted initial weights, see starts.py
+    FITTED = BIAS + 1   # inputs with fitted initial weights, see STARTS
     HEAD_INPUT = FITTED         # a drafting head's probabilities
     INPUTS = HEAD_INPUT + 1
     COUNTS = 7          # buckets of a count
@@ -143,13 +143,90 @@ cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing 
 cdef float[12] STORE_SURE = [0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40]
 # Odds of the token at the nearest place by the match's length.
 cdef float[12] PLACE_SURE = [0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40]
-# Initial weights where a store has candidates: sums of a row of each of the first three tables. The
-# further weights begin with sums of rows of the last two.
-cdef float[KNOWN][FITTED] BY_KNOWN = starts.BY_KNOWN
-cdef float[LENGTHS][FITTED] BY_LENGTH = starts.BY_LENGTH
-cdef float[3][FITTED] BY_AGREEMENT = starts.BY_AGREEMENT
-cdef float[OWN_STANDINGS * STORE_STANDINGS][FITTED] BY_STANDING = starts.BY_STANDING
-cdef float[LENGTHS][FITTED] BY_STORE_LENGTH = starts.BY_STORE_LENGTH
+# Initial weights of candidates where a store has a match, in steps of 0.05; a column is an input of
+# FITTED. The first start as the sum of a row of each of the first three tables, the further weights
+# as that of the last two. Fitted to completions inside 40 Python packages, and rounded.
+STARTS = {
+    # By: the store's match is shorter than the text's; else up to 7 tokens; longer.
+    "BY_KNOWN": (
+        (1, 1, 2, 1, 2, 2, 0, -3, 1, 2, 5, 1, 7),
+        (1, 2, 0, 1, 1, 1, 2, 3, 3, 0, 5, 2, 36),
+        (1, 1, 1, 0, 1, 1, -1, -3, 5, 0, 5, 1, -9),
+    ),
+    # By: the length bucket of the text's longest match or context.
+    "BY_LENGTH": (
+        (0, 0, 0, 2, 0, -1, 0, 3, 6, 3, 0, 2, 13),
+        (4, 0, 0, 1, 0, 0, -2, 3, 3, 4, 0, 0, 13),
+        (2, 0, 0, 1, -2, -1, -1, 1, 0, 2, 0, 0, 2),
+        (1, 0, 0, 1, -3, -1, 1, 2, 1, 1, 0, 0, 11),
+        (0, 2, -1, 0, -1, -1, 0, 3, -1, 0, 0, 1, -1),
+        (0, 1, 0, 1, -1, 1, 2, -3, -1, 1, 0, 0, 2),
+        (0, 1, 0, -2, 1, 2, 0, -1, 1, -2, 0, -1, -5),
+        (2, 0, 1, -1, 0, 0, 2, -2, -2, -2, 0, 2, -6),
+        (0, -1, 5, -2, -1, 1, 0, -5, -2, -2, 0, 1, 3),
+        (0, 0, -3, -2, 4, 3, 0, -1, 2, -5, 0, -4, 1),
+        (-2, 2, 2, -1, 4, -1, -2, -2, 0, 0, 0, 6, 1),
+        (-5, 0, 0, 4, 3, 2, 1, -2, 2, 1, 0, -2, 0),
+    ),
+    # By: there is no resumed copy; it suggests the candidate; it suggests another token.
+    "BY_AGREEMENT": (
+        (1, 1, 1, 0, 2, 0, -2, 0, 4, 0, 0, 2, 1),
+        (0, 2, 0, 1, 1, 4, 2, -3, 2, 1, 0, 1, 42),
+        (0, 2, 2, 0, 2, 0, 1, 0, 3, 1, 0, 1, -9),
+    ),
+    # By what the text says about the candidate: nothing; it followed before; it leads the longest
+    # context; it is the match's token. For each of these, what the store says: other tokens; also
+    # this one; it leads among shorter matches; among the longest; among both.
+    "BY_STANDING": (
+        (-2, 4, 1, -2, -3, 7, -1, 8, -6, -2, 0, 4, -17),
+        (-1, 2, -1, -1, -2, 3, 0, 3, 5, -2, 0, 1, -2),
+        (-2, 1, -1, -1, 0, 2, 2, -2, 3, 3, 0, 1, 2),
+        (-2, 1, -1, -1, -1, 1, 0, 0, 3, 0, 0, -1, -18),
+        (-1, 2, 1, -2, -2, 2, 1, -2, 2, 3, 0, 1, -8),
+        (3, 2, 1, 2, -2, 0, -2, 2, -3, -1, 0, 2, 8),
+        (-2, -1, 1, 2, 2, 0, 1, 1, -2, -1, 0, 1, 8),
+        (-2, -2, -1, 3, 1, 1, 0, -3, 0, 1, 0, -3, 3),
+        (-2, -1, 1, 1, 1, 1, 0, 0, 0, -4, 0, 0, 0),
+        (-1, -1, 1, 1, 0, 1, 0, -6, 0, 1, 0, 2, 4),
+        (3, 1, 3, 0, 0, -2, 0, 3, -3, -1, 0, -2, 16),
+        (1, 1, -1, 0, 1, -1, 0, 2, -1, -1, 0, 0, 15),
+        (0, 0, -1, 0, 1, 1, 2, -6, 0, 2, 0, 0, 2),
+        (0, 2, -5, 0, 4, -1, 1, 3, -1, -5, 0, 0, 6),
+        (2, 2, 1, -1, 5, 1, 1, -8, 3, 4, 0, 1, 14),
+        (1, 1, 0, 2, 1, -4, -1, 3, -4, -1, 0, -2, 2),
+        (2, -2, 3, 0, -1, -4, -3, 4, 0, -1, 0, -1, -11),
+        (3, -1, 0, 0, 2, -1, -1, 3, 3, -1, 0, -2, -3),
+        (1, -4, 1, 1, 0, -1, -1, -2, 2, 1, 0, 0, 5),
+        (1, -2, 2, -1, -1, -2, 1, -6, 7, 6, 0, 2, 7),
+    ),
+    # By the length bucket of the store's match.
+    "BY_STORE_LENGTH": (
+        (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (4, 5, -3, -1, 1, 0, 1, 0, 0, 0, 0, 2, 0),
+        (2, 3, 2, -1, 1, 1, 0, -2, 3, -3, 0, 2, 22),
+        (1, 1, 2, -1, 1, 0, 0, -4, 2, -2, 0, 0, 10),
+        (0, 1, 2, -1, 0, 1, -1, -3, 3, 0, 0, -1, 7),
+        (0, 1, 1, -1, 1, 0, -1, -3, 2, 1, 0, 0, 8),
+        (-1, 0, 2, -1, 1, 0, -2, -4, 2, 1, 0, 0, 3),
+        (0, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, -1, 5),
+        (-1, 0, 1, 1, 1, 0, 2, 2, -2, 0, 0, 2, 15),
+        (-1, -3, 1, 2, 1, 1, 3, 3, -2, 3, 0, 0, -1),
+        (-2, -1, 0, 1, -2, 2, 3, 5, -2, 1, 0, 0, -6),
+        (0, -3, -3, 3, -1, -1, -5, 4, 1, 1, 0, 0, -27),
+    ),
+}
+
+
+def starting(name):
+    """A table of STARTS as weights."""
+    return [[0.05 * steps for steps in row] for row in STARTS[name]]
+
+
+cdef float[KNOWN][FITTED] BY_KNOWN = starting("BY_KNOWN")
+cdef float[LENGTHS][FITTED] BY_LENGTH = starting("BY_LENGTH")
+cdef float[3][FITTED] BY_AGREEMENT = starting("BY_AGREEMENT")
+cdef float[OWN_STANDINGS * STORE_STANDINGS][FITTED] BY_STANDING = starting("BY_STANDING")
+cdef float[LENGTHS][FITTED] BY_STORE_LENGTH = starting("BY_STORE_LENGTH")
 # P(right) of a top-k candidate by its probability bucket, of another token by the top one's bucket.
 cdef float[9] TOP = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
 cdef float[9] NO_TOP = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]

@@ -9,7 +9,6 @@ cimport numpy as cnp
 cnp.import_array()
 
 MOST_TOKENS = MAX_TOKENS  # of a text; windows and matches are not longer either
-MOST_DRAFTED = MAX_DRAFT  # tokens per draft
 cdef uint64_t _salt = int.from_bytes(os.urandom(8), "little")
 
 

@@ -36,8 +36,6 @@ from ngramspec._native.common cimport (
 )
 from ngramspec._native.store_source cimport AHEAD, STORE_PLACES, Found, StoreSource
 
-from ngramspec._native import starts
-
 cnp.import_array()
 
 # One compilation unit in parts; each uses those before it.

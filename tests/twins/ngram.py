@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ngramspec._native.common import salt
+from ngramspec._native import salt
 from tests.twins.common import (
     Context,
     Tokens,
@@ -67,10 +67,6 @@ class NGramTable(Twin):
         """Chain at most ``gamma`` most frequent continuations, each fed back as context.
 
         At each step the longest context ever seen predicts (backoff), with its best continuation.
-
-        Returns:
-            (tokens int32, orders int8), both (n,), n <= gamma: orders[i] is the n-gram order that
-            predicted tokens[i]. Empty where even the last token alone is unknown.
         """
         check_gamma(gamma)
         text = self._tokens + ints(prefix)

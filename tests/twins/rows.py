@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ngramspec._native.common import salt
+from ngramspec._native import salt
 from tests.twins.common import Tokens, ints
 
 
