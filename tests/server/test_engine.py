@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import stub_grammar_worker
 import torch
 from conftest import tiny_llama
 from serving import VOCAB, listening
@@ -447,7 +448,7 @@ def test_answers_that_take_too_long_end_with_an_error(route, body, done):
 
 def test_compiling_a_grammar_ends_too(monkeypatch):
     pytest.importorskip("xgrammar")
-    monkeypatch.setattr("ngramspec.server.grammars.WORKER_MODULE", "stub_grammar_worker")
+    monkeypatch.setattr("ngramspec.server.grammars.work", stub_grammar_worker.work)
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["endless"]}}}
     body = {"messages": [{"role": "user", "content": "hi"}], "response_format": form}
     model = tiny_llama(vocab=VOCAB, eos_token_id=100)
