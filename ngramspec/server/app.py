@@ -38,12 +38,11 @@ from ngramspec.server.bodies import (
     TokenizeBody,
     check_fields,
 )
-from ngramspec.server.chat import ChatReply, apply_template
-from ngramspec.server.completions import CompletionReply
 from ngramspec.server.engine import CompletionRequest, Engine, ModelRunner, Sampling
 from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.llama import LlamaReply
 from ngramspec.server.metrics import Metrics, private_logs
+from ngramspec.server.openai_api import ChatReply, CompletionReply, apply_template
 from ngramspec.server.responses import ApiError, Error, add_handlers, answer_of, shutting_down
 from ngramspec.server.service import Reply, Service
 from ngramspec.server.settings import ANYONE, Client, ServerSettings

@@ -237,11 +237,6 @@ class Common(Body):
     prediction: Prediction | None = None
     prompt_cache_key: Name | None = None
 
-    @property
-    def streams_usage(self) -> bool:
-        """Whether a stream ends with an event for the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
 
 class CompletionBody(Common):
     """The body of ``/v1/completions``."""

@@ -21,7 +21,7 @@ from ngramspec.server.bodies import (
     LlamaBody,
     TokenizeBody,
 )
-from ngramspec.server.engine import LENGTH, Answers, Delta, Job, Sampling, answers_of
+from ngramspec.server.engine import LENGTH, Answers, Delta, Job, Sampling
 from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, Source, bounded_json
 from ngramspec.server.metrics import speculation_of, timings_of
 from ngramspec.server.responses import json_response, refuse_unless
@@ -30,7 +30,7 @@ from ngramspec.server.settings import Client
 from ngramspec.server.text import TokenLogprobs
 
 DEFAULT_TEMPERATURE = 0.8  # of ``/completion``, as in llama.cpp
-MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``; not tuned
+MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``
 SETTINGS = (  # of LlamaBody, in ``generation_settings``
     *("n_predict", "n_indent", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
     *("repeat_penalty", "presence_penalty", "frequency_penalty", "stream", "return_tokens"),
@@ -76,17 +76,16 @@ def encoded(service: Service, body: LlamaBody) -> list[int]:
 class LlamaReply(Reply):
     """The answers to a prompt."""
 
+    body: LlamaBody
     done = False
 
     def __init__(self, service: Service, body: LlamaBody, client: Client) -> None:
         super().__init__(service, body, client)
-        self._body = body
         refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
         self.source = source_of(service, body)
         service.check_count(body.n_cmpl, "n_cmpl")
         prompt = service.check_prompt(encoded(service, body))
         asked = body.n_predict if body.n_predict >= 0 else None
-        eos = service.ends_of(prompt)
         default = 0.0 if isinstance(body, InfillBody) else DEFAULT_TEMPERATURE
         sampling = Sampling(
             temperature=default if body.temperature is None else max(body.temperature, 0.0),
@@ -98,19 +97,17 @@ class LlamaReply(Reply):
             repetition_penalty=body.repeat_penalty,
             logit_bias=biases_of(service, body),
             seed=body.seed if body.seed >= 0 else None,
-            banned=eos if body.ignore_eos else (),
+            banned=service.ends_of(prompt) if body.ignore_eos else (),
         )
-        common = service.common(body, client) | {
-            "prompt": prompt,
-            "max_tokens": service.max_tokens(asked, prompt, None),
-            "indent": body.n_indent,
-            "eos": eos,
-            "top_logprobs": body.n_probs or None,
-            "seconds": body.t_max_predict_ms / 1000 or None,
-            "reference": service.reference(body)(prompt),
-        }
-        self.requests = answers_of(sampling, body.n_cmpl, **common)
-        service.check_logprobs(self.requests, "n_probs")
+        self.requests = self.ask(
+            [prompt],
+            body.n_cmpl,
+            sampling,
+            max_tokens=(asked, None),
+            logprobs=(body.n_probs or None, "n_probs"),
+            indent=body.n_indent,
+            seconds=body.t_max_predict_ms / 1000 or None,
+        )
 
     def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
         made = [
@@ -136,14 +133,14 @@ class LlamaReply(Reply):
         tokens = [token for delta in deltas for token in delta.tokens]
         found: dict[str, Any] = {
             "content": "".join(delta.text for delta in deltas),
-            "tokens": tokens if self._body.return_tokens or self._body.stream else [],
+            "tokens": tokens if self.body.return_tokens or self.body.stream else [],
         }
         rows = [_row(self.service, row) for delta in deltas for row in delta.logprobs]
         return found | ({"completion_probabilities": rows} if rows else {})
 
     def _final(self, job: Job, deltas: Sequence[Delta], new_line: bool) -> dict[str, Any]:
         """llama.cpp's JSON of an answer that has ended, with the fields that were asked for."""
-        body, last, progress, request = self._body, deltas[-1], job.progress, job.request
+        body, last, progress, request = self.body, deltas[-1], job.progress, job.request
         settings = settings_of(self.service, body) | {
             "n_predict": request.max_tokens,
             "max_tokens": request.max_tokens,

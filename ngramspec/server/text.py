@@ -147,7 +147,8 @@ class Detokenizer:
         if hidden is not None:
             tokens = [token for token in tokens if token not in hidden]
         for is_byte, group in groupby(tokens, key=lambda token: self._byte(token) is not None):
-            text += "".join(map(self._add_byte, group)) if is_byte else self._add_text(list(group))
+            run = list(group)
+            text += "".join(map(self._add_byte, run)) if is_byte else self._add_text(run)
         if last:
             text += self._end_run() + self._take(last=True)
         if text:

@@ -116,7 +116,7 @@ def test_the_event_loop_goes_on_while_a_request_is_encoded(model, tokenizer):
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, monkeypatch, route):
-    from ngramspec.server import bodies, chat, completions, llama
+    from ngramspec.server import bodies, llama, openai_api, service
 
     threads = []
 
@@ -131,9 +131,10 @@ def test_bodies_are_parsed_and_orders_made_in_worker_threads(model, tokenizer, m
 
     for module, name in (
         (bodies, "from_json"),
-        *((module, "encoded") for module in (chat, completions, llama)),
-        *((module, "answers_of") for module in (chat, completions, llama)),
-        *((reply, "whole") for reply in (chat.ChatReply, completions.CompletionReply)),
+        *((openai_api, name) for name in ("completion_ids", "chat_prompt")),
+        (llama, "encoded"),
+        (service, "answers_of"),
+        *((reply, "whole") for reply in (openai_api.OpenAIReply, llama.LlamaReply)),
     ):
         watched(module, name)
     with served(model, tokenizer) as client:
