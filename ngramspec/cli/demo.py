@@ -60,14 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
     need("rich", "the demo needs")
     from ngramspec.cli.demo_view import View
     from ngramspec.measure.calls import Measurement
-    from ngramspec.measure.models import STAGES, locate
+    from ngramspec.measure.models import locate
 
     begin = perf_counter()
     dtypes = DTYPES[arguments.dtype]
     view = View()
     with usable_model():
         name = locate(arguments.model).name
-    with view.progress(f"Loading {name}", len(STAGES)) as step:
+    with view.progress(f"Loading {name}") as step:
         loaded = load_model(arguments, dtype=dtypes[0], on_stage=step)
     measurement = Measurement(loaded, speculator, arguments.max_new_tokens)
     with usable():
@@ -99,7 +99,7 @@ def measure_all(
 ) -> list[Row]:
     """Measure every text in one dtype, and show the table."""
     rows = []
-    with view.progress(f"Measuring in {dtype}", len(texts)) as step:
+    with view.progress(f"Measuring in {dtype}") as step:
         measurement.prepare(dtype, prompts[0])
         for text, ids in zip(texts, prompts, strict=True):
             step(text.title)

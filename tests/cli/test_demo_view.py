@@ -150,7 +150,7 @@ def test_a_terminal_without_colour_gets_no_control_characters(name, value, monke
     monkeypatch.setenv(name, value)
     view = demo_view.View()
     assert not view.colour
-    with view.progress("Loading", 2) as step:
+    with view.progress("Loading") as step:
         step("one")
     view.header("model", "auto", 8)
     with view.stream(ByteTokenizer(), []) as show:
