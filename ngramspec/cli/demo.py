@@ -50,10 +50,7 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load the model, show every text being generated, then measure in each dtype.
-
-    Return 0, or 1 if a text differs from plain ``generate`` in float32.
-    """
+    """Show each text being generated, and measure; return 1 if one differs in float32."""
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     check_least(arguments, max_new_tokens=1)
     texts = read_texts(arguments.prompt_file)

@@ -31,21 +31,14 @@ Piece = tuple[str, str]  # outcome of a token (one of the above), and its text
 
 
 class Pieces:
-    """The text of each step's tokens after the prompt ``ids``, decoded step by step.
-
-    A token whose text depends on the next tokens, as it ends inside a character, has no text. The
-    token that decides it has all of it.
-    """
+    """The text of each step's tokens, decoded step by step; a character comes whole."""
 
     def __init__(self, tokenizer: Any, ids: Sequence[int]) -> None:
         self._text = Detokenizer(tokenizer, ids)
         self._kind = PLAIN  # of the last token
 
     def of(self, event: StepEvent) -> list[Piece]:
-        """The drafted and emitted tokens of a step, in order.
-
-        It contains only the rejected token that was replaced, not its children or siblings.
-        """
+        """The drafted and emitted tokens of a step; of the rejected ones, the one replaced."""
         verdict = event.verdict
         accepted = len(verdict.accepted)
         pieces = [(ACCEPTED, self._add(token)) for token in verdict.emitted[:accepted]]
@@ -67,10 +60,7 @@ class Pieces:
 
 
 class Stream:
-    """Shows pieces, word-wrapped and indented. On a terminal the last rows are shown at once.
-
-    Without ``colour``, rejected pieces are marked by [-...-].
-    """
+    """Prints pieces, wrapped and indented, on a terminal at once; [-rejected-] without colour."""
 
     def __init__(self, console: Console, *, colour: bool) -> None:
         self._console, self._colour, self._text = console, colour, Text()
@@ -110,10 +100,7 @@ def indented(row: Text) -> Text:
 
 
 class View:
-    """The demo's output: results on stdout, progress on stderr.
-
-    Without a terminal, or with NO_COLOR set, no control character is written.
-    """
+    """The demo's output: results on stdout, progress on stderr."""
 
     def __init__(self) -> None:
         self.out, self.err = make_console(sys.stdout), make_console(sys.stderr)

@@ -129,10 +129,7 @@ def parse_gamma(text: str) -> int | str:
 
 @contextmanager
 def usable(name: str = "") -> Iterator[None]:
-    """Convert errors about the user's arguments to a UsageError that begins with the option's name.
-
-    An empty name: the reason names it. A missing package of ``INSTALL`` is reported by ``execute``.
-    """
+    """Convert errors about an argument to a UsageError that begins with the option's name."""
     prefix = f"{name}: " if name else ""
     try:
         yield
@@ -207,11 +204,7 @@ def load_model(
     option: str = "--model",
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> LoadedModel:
-    """The model of ``--model`` in ``--dtype``, moved to ``--device`` if the command has it.
-
-    ``arguments.device`` is then the device that ``auto`` selected. ``dtype`` overrides ``--dtype``.
-    ``option`` names the model's option in a UsageError.
-    """
+    """The model of ``--model``, moved to ``--device``, which ``auto`` selects."""
     from ngramspec.measure import models
 
     with usable_model(option):

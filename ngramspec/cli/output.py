@@ -50,10 +50,7 @@ def make_table(
 
 @contextmanager
 def stages(screen: Console) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call with each stage of a command as it begins.
-
-    On a terminal the stages share one line. Otherwise each stage is a line on stderr.
-    """
+    """Yield a function to call with each stage: lines on stderr, or one line of a terminal."""
     if screen.is_terminal:
         with screen.status("") as status:
             yield status.update
@@ -80,10 +77,5 @@ def printable(text: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things; the plural of the noun must end in s.
-
-    Example:
-        >>> counted(1, "prompt"), counted(1234, "prompt")
-        ('1 prompt', '1,234 prompts')
-    """
+    """A number of things; the plural of the noun must end in s."""
     return f"{count:,} {noun}{'s' * (count != 1)}"

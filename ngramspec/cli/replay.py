@@ -75,10 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the options ask for: what makes each drafter, and what is replayed.
-
-    ``knowledge`` is what all drafters know in addition to each request, or None.
-    """
+    """What makes each drafter, what is replayed, and what all drafters know besides."""
 
     makers: dict[str, Callable[[], Drafter]]
     gamma_max: int
@@ -180,10 +177,7 @@ def report(
     results: list[dict[str, Any]],
     skipped: dict[str, str] | None = None,
 ) -> None:
-    """Print and write the results of all drafters and curves.
-
-    ``skipped`` are the drafters that are not installed, with the command that installs each.
-    """
+    """Print and write the results; ``skipped`` are drafters that are not installed."""
     screen = console()
     for table in tables(results):
         screen.print(table)

@@ -93,13 +93,7 @@ def summary(wrapped: Wrapped) -> str:
 
 
 def group_line(group: Group) -> str:
-    """The number of files and bytes.
-
-    Example:
-        >>> from ngramspec.wrap.folder import Group
-        >>> group_line(Group(files=2, bytes=2_500_000))
-        '2 files, 2.5 MB'
-    """
+    """The number of files and bytes."""
     power = min(int(math.log10(max(group.bytes, 1))) // 3, len(UNITS) - 1)
     size = group.bytes / 1000**power
     digits = 1 if power and size < 100 else 0

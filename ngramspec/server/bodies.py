@@ -402,10 +402,7 @@ class DetokenizeBody(Given):
 
 
 class Reading:
-    """Reads requests. Large ones use a separate thread, so that small ones do not wait for them.
-
-    At most ``Limits.waiting`` requests of each kind wait for a thread.
-    """
+    """Reads requests in threads; large ones use another, so that small ones do not wait."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits

@@ -82,11 +82,7 @@ class Lease:
 
 @dataclass(slots=True)
 class CachePool:
-    """The caches of one model. Used by one thread.
-
-    Invariant: a busy cache is never cropped, evicted or lent. Idle caches use at most
-    ``max_bytes``, and those of each user at most ``max_bytes_of_user``.
-    """
+    """The caches of one model, used by one thread; a busy one is never cropped or evicted."""
 
     make: Callable[[], Any]  # returns an empty cache
     max_bytes: int

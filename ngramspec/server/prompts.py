@@ -38,11 +38,7 @@ DEEPSEEK = "<\uff5cfim▁begin\uff5c>{prefix}<\uff5cfim▁hole\uff5c>{suffix}<\u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The fill-in-the-middle format of one family of models.
-
-    In the templates, ``{files}`` are the other files, ``{name}`` is the name of a file, and
-    ``{text}`` its text. Each comment below names the public source of a format.
-    """
+    """The fill-in-the-middle format of one family of models, with slots such as ``{prefix}``."""
 
     name: str
     # The special tokens of the templates, which a tokenizer must have, first the prefix's.

@@ -80,25 +80,19 @@ class Service:
         self.eos: tuple[int, ...] = tuple(dict.fromkeys(each for each in ends if each is not None))
         self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
 
-    def check_model(self, name: str | None) -> None:
-        """Refuse a request that names another model, if the settings say so."""
-        if self.settings.other_models == "refuse" and name:
-            self.check_name(name)
-
-    def check_name(self, name: str) -> None:
+    def check_model(self, name: str | None, *, strict: bool = False) -> None:
+        """Refuse the name of another model, if ``strict`` or if the settings say so."""
         own = self.settings.name
-        if name != own:
+        if name and name != own and (strict or self.settings.other_models == "refuse"):
             message = f"model: there is no model {name!r} here; the model is {own!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def _vocabulary(self) -> Any:
         import xgrammar
 
-        return xgrammar.TokenizerInfo.from_huggingface(
-            self.tokenizer,
-            vocab_size=vocab_size(self.model),
-            stop_token_ids=list(self.eos),
-        )
+        size, ends = vocab_size(self.model), list(self.eos)
+        read = xgrammar.TokenizerInfo.from_huggingface
+        return read(self.tokenizer, vocab_size=size, stop_token_ids=ends)
 
     def check_grammars(self, param: str, value: str) -> None:
         """Refuse a field that needs a grammar if grammars are not available."""
@@ -135,10 +129,8 @@ class Service:
         max_size = self.context * self.text.longest
         if len(text) > max_size:
             bound = f"{self.context} tokens of at most {self.text.longest} characters each"
-            message = (
-                f"it must have at most {max_size} characters, which is {bound}, got {len(text)}"
-            )
-            raise bad(param, message, "context_length_exceeded")
+            bound = f"at most {max_size} characters, which is {bound}"
+            raise bad(param, f"it must have {bound}, got {len(text)}", "context_length_exceeded")
 
     def encode(self, text: str, param: str = "prompt", *, framed: bool = True) -> list[int]:
         """The token ids of a prompt; an error names the field ``param`` if it is too long."""
@@ -217,9 +209,7 @@ class Service:
         """A function from a prompt to the text that its answers will probably resemble, or None."""
         prediction: Prediction | None = getattr(body, "prediction", None)
         like = self._reference_ids("ngramspec.reference", body.ngramspec.reference)
-        predicted = self._reference_ids(
-            "prediction", None if prediction is None else prediction.text
-        )
+        predicted = self._reference_ids("prediction", prediction and prediction.text)
 
         def reference_for(prompt: Int32) -> Int32 | None:
             joined = prompt[-JOINED_TOKENS:] if len(predicted) else predicted

@@ -47,12 +47,7 @@ class Parser(Protocol):
 
 
 class TagParser:
-    """Parses ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` of Hermes, Qwen2.5 and Qwen3.
-
-    A list of such objects is several calls. Whitespace around a call is dropped. Text that can no
-    longer become a call is returned at once. Text between ``<think>``, with which the prompt may
-    end, and ``</think>`` is content and is not searched for calls.
-    """
+    """Parses ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, or a list of such calls."""
 
     def __init__(self, thinking: bool = False) -> None:
         self._thinking = thinking
@@ -147,13 +142,10 @@ def call_of(value: Any) -> Call:
 
 
 class TemplateParser:
-    """Parses an answer with transformers' own parser of a response template.
-
-    ``closes`` are the strings that end a call. If there are none, a pattern ends it, which is
-    recognized only at the following character.
-    """
+    """Parses an answer with transformers' own parser of a response template."""
 
     def __init__(self, parser: Any, closes: Sequence[str] = ()) -> None:
+        # Strings that end a call; without one, the character after a pattern shows its end.
         self._parser, self._closes = parser, tuple(closes)
         self._text = ""  # the whole answer
         self._settled = 0  # lower bound of the position up to which the text was shown or parsed
