@@ -490,14 +490,16 @@ class RedisSync:
                 continue
             pieces = pieces[:cleared]
             feeds = {piece.namespace: self._feeds.get(piece.namespace) for piece in pieces}
+            lost = 0
             for name, feed in feeds.items():
                 own = [each for each in pieces if each.namespace == name]
                 if name in self._refused:
-                    self._queue.lost += sum(map(len, own))
+                    lost += sum(map(len, own))
                 elif feed is not None and feed.last is None:
                     return  # its deletions are not known before its tail was read
                 elif feed is not None:
                     self._publish_text(name, own)
+            self._queue.lost += lost
             self._queue.remove(pieces)
 
     def _publish_text(self, name: str, pieces: list[Queued]) -> None:
