@@ -12,8 +12,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from ngramspec.cli.options import Options, UsageError, check_folders
-from ngramspec.cli.output import UNPRINTABLE, printable
+from ngramspec.cli.options import UNPRINTABLE, Options, UsageError, check_folders, printable
 from ngramspec.errors import INSTALL
 
 # A new command is a module here and its name in this list. ``--help`` prints its docstring, and

@@ -10,8 +10,17 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
-from ngramspec.cli.output import console, counted, make_table, write_json
+from ngramspec.cli.options import (
+    Options,
+    UsageError,
+    check_least,
+    console,
+    counted,
+    load_model,
+    make_table,
+    usable,
+    write_json,
+)
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ngramspec.cli.options import MODEL_HELP, Options, UsageError, need, usable
-from ngramspec.cli.output import counted, printable
+from ngramspec.cli.options import MODEL_HELP, Options, UsageError, counted, need, printable, usable
 from ngramspec.errors import check_int
 from ngramspec.stores.documents import MAX_FILE_MIB
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec import DecodeStats, StepEvent, __version__
-from ngramspec.cli.output import counted, printable
+from ngramspec.cli.options import counted, printable
 from ngramspec.measure.calls import Row
 from ngramspec.server.text import REPLACEMENT_CHARACTER, Detokenizer
 

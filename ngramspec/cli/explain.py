@@ -13,12 +13,15 @@ from ngramspec.cli.options import (
     Options,
     UsageError,
     check_least,
+    console,
     load_model,
     make_speculator,
+    make_table,
+    stages,
     usable,
     writable,
+    write_json,
 )
-from ngramspec.cli.output import console, make_table, stages, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import Options, usable
-from ngramspec.cli.output import console, make_table, write_json
+from ngramspec.cli.options import Options, console, make_table, usable, write_json
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     Contenders = dict[str, tuple[Callable[[], Drafter], int | str]]
 
 SUMMARY = "replay recorded outputs through drafters"
-MAX_GAMMA = 4096  # of --gamma-max and --tree; not tuned
+MAX_GAMMA = 4096  # of --gamma-max and --tree
 
 
 def add_arguments(options: Options) -> None:
@@ -43,7 +42,7 @@ def add_arguments(options: Options) -> None:
     )
     options.gamma(
         "tokens asked for: an integer, heuristic, threshold, or auto: by expected tokens per cost"
-        " if the drafter estimates them (default: auto)",
+        " if the drafter estimates them (default: auto)"
     )
     options.count("--gamma-max", 64, "most tokens of a draft")
     options.text("--tree", "N", "token trees of at most N nodes instead of chains", type=int)

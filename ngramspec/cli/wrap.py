@@ -8,8 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import Options, UsageError
-from ngramspec.cli.output import counted
+from ngramspec.cli.options import Options, UsageError, counted
 
 if TYPE_CHECKING:
     from ngramspec.wrap.folder import Group, Wrapped

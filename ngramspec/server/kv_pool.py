@@ -33,9 +33,9 @@ from ngramspec.hf_model.cache.kv_cache import (
 from ngramspec.hf_model.compat.caches import new_cache
 from ngramspec.hf_model.traits import CallFacts, call_traits_of, traits_of
 
-MARK_EVERY = 32  # tokens; not tuned
-MAX_MARKS = 4  # snapshots of a cache; not tuned
-MIN_COPIED_TOKENS = 32  # shortest common prefix that is copied; not tuned
+MARK_EVERY = 32  # tokens
+MAX_MARKS = 4  # snapshots of a cache, which bound its memory
+MIN_COPIED_TOKENS = 32  # shortest common prefix that is copied
 MIN_KEPT_SHARE = 0.5  # of its prompt that a cropped cache must keep; not tuned
 
 

@@ -179,16 +179,14 @@ def biases_of(service: Service, body: LlamaBody) -> dict[int, float]:
 
 
 def _row(service: Service, row: TokenLogprobs) -> dict[str, Any]:
-    top = [_token(service, token, value) for token, value in row.top]
-    return {**_token(service, row.token, row.logprob or 0.0), "top_logprobs": top}
+    def named(token: int, logprob: float) -> dict[str, Any]:
+        found, shown = service.bytes_of.text(token), service.bytes_of(token)
+        text = (shown or b"").decode(errors="replace") if found is None else found
+        data = text.encode() if shown is None else shown
+        return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
 
-
-def _token(service: Service, token: int, logprob: float) -> dict[str, Any]:
-    named, shown = service.bytes_of(token, ()), service.bytes_of(token)
-    # ``decode`` strips the leading space of a single token.
-    text = service.decode([token]) if named is None else named.decode(errors="replace")
-    data = text.encode() if shown is None else shown
-    return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
+    top = [named(token, value) for token, value in row.top]
+    return {**named(row.token, row.logprob or 0.0), "top_logprobs": top}
 
 
 def settings_of(service: Service, body: LlamaBody) -> dict[str, Any]:
@@ -259,19 +257,14 @@ def tokenize(service: Service, body: TokenizeBody, client: Client) -> Response:
     else:
         before = service.text.lead if body.add_special else []
         ids = before + service.text.encode(body.content)
-    tokens: list[Any] = ids
-    if body.with_pieces:
-        tokens = [{"id": token, "piece": piece_of(service, token)} for token in ids]
-    return json_response({"tokens": tokens})
-
-
-def piece_of(service: Service, token: int) -> str | list[int]:
-    """What a token adds to a text: text, or its bytes if they are part of a character."""
-    found = service.bytes_of(token, ())
-    try:
-        return service.decode([token]) if found is None else found.decode()
-    except UnicodeDecodeError:
-        return list(found or b"")
+    if not body.with_pieces:
+        return json_response({"tokens": ids})
+    pieces: list[dict[str, Any]] = []
+    for token in ids:
+        text = service.bytes_of.text(token)  # None: part of a character, which is sent as bytes
+        data = list(service.bytes_of(token, ()) or b"")
+        pieces.append({"id": token, "piece": data if text is None else text})
+    return json_response({"tokens": pieces})
 
 
 def detokenize(service: Service, body: DetokenizeBody, client: Client) -> Response:

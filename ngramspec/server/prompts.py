@@ -19,12 +19,12 @@ from typing import Any
 from ngramspec.draft import Int32
 from ngramspec.server.bodies import ExtraFile
 
-PIECE_CHARACTERS = 1 << 15  # of a text in one operation that holds the GIL; not tuned
+PIECE_CHARACTERS = 1 << 15  # of a text in one operation that holds the GIL
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
 TAGS = (OPEN, CLOSE, THINK, THOUGHT)  # earlier answers contain them
 Span = tuple[int, int]
-MAX_CHARACTERS_PER_TOKEN = 16  # assumed upper bound of a text's average; not tuned
+MAX_CHARACTERS_PER_TOKEN = 16  # assumed upper bound of a text's average
 ANCHOR = "☺"  # encoded as separate tokens, so that text can be encoded as if it followed text
 VEIL = "\ue000"  # from the private use area; no control token's name contains it
 COMPARED_FIELDS = ("role", "type")  # templates compare their values, so they are not veiled

@@ -131,7 +131,7 @@ def _of_validation(found: Any) -> ApiError:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-PART_PIECES = 4096  # pieces of few characters that are joined at once; not tuned
+PART_PIECES = 4096  # pieces of few characters that are joined in one operation that holds the GIL
 DONE = format_sse_event(data_str="[DONE]")
 
 

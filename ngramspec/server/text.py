@@ -25,7 +25,7 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._piece = tokenizer.convert_ids_to_tokens
+        self._piece, self._decode = tokenizer.convert_ids_to_tokens, tokenizer.decode
         self._read = None if backend is None else reader_of(backend.decoder)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._added: dict[int, bytes] = {id: each.content.encode() for id, each in added.items()}
@@ -41,6 +41,14 @@ class TokenBytes:
             return self._added[token]
         piece: str | None = self._piece(token)
         return None if piece is None else self._read(piece)
+
+    def text(self, token: int) -> str | None:
+        """The text of a token, with the spaces that decoding strips; None if it is not UTF-8."""
+        found = self(token, ())
+        try:
+            return str(self._decode([token])) if found is None else found.decode()
+        except UnicodeDecodeError:
+            return None
 
 
 def reader_of(decoder: Any) -> Reader | None:
@@ -360,10 +368,7 @@ class TokenNames:
     def alone(self, token: int) -> str:
         """A token's text, with its spaces; ``bytes:\\\\xe6`` (as OpenAI's) if it is not text."""
         if token not in self._known:
-            found = self._bytes_of(token, ())
-            try:
-                text = self._tokenizer.decode([token]) if found is None else found.decode()
-            except UnicodeDecodeError:
-                text = "bytes:" + "".join(f"\\x{each:02x}" for each in found or ())
-            self._known[token] = text
+            text, data = self._bytes_of.text(token), self._bytes_of(token, ()) or b""
+            named = "bytes:" + "".join(f"\\x{each:02x}" for each in data)
+            self._known[token] = named if text is None else text
         return self._known[token]

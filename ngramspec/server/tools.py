@@ -241,7 +241,9 @@ def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
         answer = {"role": "assistant", "content": "", "tool_calls": [call]}
         if TAGGED_CALL.search(told + (rendered(tokenizer, [user, answer], tools) or "")):
             return ToolFormat(None, hidden_ids(tokenizer, (OPEN, CLOSE, THINK, THOUGHT))), ""
-        template = known_template(model, tokenizer)
+        from ngramspec.hf_model.compat.versions import response_template
+
+        template = response_template(model, tokenizer)
     if template is None or not hasattr(tokenizer, "get_response_parser"):
         return None, "the form of this model's calls is not known here"
     eos = (tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ()
@@ -254,10 +256,3 @@ def rendered(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str | Non
         return prompt_text(tokenizer, messages, tools, {})
     except Exception:  # templates raise errors of any type
         return None
-
-
-def known_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
-    """The response template that ``transformers serve`` uses for a model, if it has one."""
-    from ngramspec.hf_model.compat.versions import response_template
-
-    return response_template(model, tokenizer)

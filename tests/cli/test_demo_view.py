@@ -14,7 +14,7 @@ from tiny_tokenizers import with_fallback
 from ngramspec import DecodeStats, StepEvent, Verdict
 from ngramspec.cli import demo_view
 from ngramspec.cli.demo_view import Pieces
-from ngramspec.cli.output import printable
+from ngramspec.cli.options import printable
 from ngramspec.measure.calls import Row
 
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other than the newline

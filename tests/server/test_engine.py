@@ -75,7 +75,7 @@ def test_a_waiting_completion_gets_the_next_place():
     assert turns(scheduler, 1) == "a"
     scheduler.add([chat])
     scheduler.add([job])
-    assert (scheduler.active, scheduler.waiting) == (1, 2)
+    assert scheduler.load == (1, 2)
     scheduler.remove(first)
     assert turns(scheduler, 2) == "bb"
 
@@ -107,7 +107,7 @@ def test_too_many_are_refused_whole():
     scheduler.add([FakeJob("a"), FakeJob("b")])
     with pytest.raises(ApiError, match="too many requests"):
         scheduler.add([FakeJob("c"), FakeJob("d")])
-    assert scheduler.active + scheduler.waiting == 2
+    assert sum(scheduler.load) == 2
     scheduler.add([FakeJob("e")])
 
 

@@ -11,6 +11,8 @@ from serving import CHAT as TEMPLATE
 from serving import VOCAB, ask, events, parts_of, plain, refused, served, shown, text_of
 from tiny_tokenizers import with_fallback
 
+from ngramspec.server.text import TokenBytes
+
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
 
@@ -307,16 +309,12 @@ def test_a_text_is_tokenized(client, tokenizer):
         refused(client, "/tokenize", body, param)
 
 
-def test_a_tokens_piece_is_text_or_bytes(client, model):
+def test_a_tokens_piece_is_text_or_bytes(client, monkeypatch):
     found = ask(client, "/tokenize", content="a<|fim_prefix|>", with_pieces=True)
     assert found["tokens"] == [{"id": 65, "piece": "a"}, {"id": 96, "piece": "<|fim_prefix|>"}]
-    service = client.app.state.service
-    known = service.bytes_of
-    try:
-        service.bytes_of = lambda token, hidden: b"\xc3" if token == 65 else None
-        found = ask(client, "/tokenize", content="ab", with_pieces=True)
-    finally:
-        service.bytes_of = known
+    known = {65: b"\xc3"}
+    monkeypatch.setattr(TokenBytes, "__call__", lambda self, token, hidden=None: known.get(token))
+    found = ask(client, "/tokenize", content="ab", with_pieces=True)
     assert found["tokens"] == [{"id": 65, "piece": [195]}, {"id": 66, "piece": "b"}]
 
 
