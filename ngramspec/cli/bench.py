@@ -90,12 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_model(arguments)
     prompts = _prompts(arguments, loaded)
     plan = Plan(
-        repeats=arguments.repeats,
         new=arguments.max_new_tokens,
-        least=arguments.least,
         prompts=arguments.prompts_per_task,
-        keep=arguments.keep,
-        same_text=arguments.same_text,
+        **{name: getattr(arguments, name) for name in ("repeats", "least", "keep", "same_text")},
     )
     configurations = usual_configurations(
         lookups=arguments.lookup,

@@ -122,13 +122,10 @@ class View:
         versions = f"torch {torch.__version__}, transformers {version('transformers')}"
         threads = f"{torch.get_num_threads()} threads"
         self._line(Text(f"{versions}, {threads}; drafter {drafter}, gamma {gamma}", "dim"))
-        legend = Text("Drafted tokens: ")
-        stream = [(ACCEPTED, "accepted"), (PLAIN, ", "), (REJECTED, "rejected"), (PLAIN, " ")]
-        for kind, text in [*stream, (CORRECTED, "corrected")]:
-            text = f"[-{text}-]" if kind == REJECTED and not self.colour else text
-            legend.append(text, STYLES[kind])
-        legend.append("; the rest are the model's own.")
-        self._line(legend)
+        rejected = REJECTED if self.colour else f"[-{REJECTED}-]"
+        legend = Text("Drafted tokens: ").append(ACCEPTED, STYLES[ACCEPTED]).append(", ")
+        legend.append(rejected, STYLES[REJECTED]).append(" ").append(CORRECTED, STYLES[CORRECTED])
+        self._line(legend.append("; the rest are the model's own."))
 
     def title(self, title: str, prompt: str, tokens: int) -> None:
         """Print a text's title and the end of its prompt."""
@@ -175,14 +172,12 @@ class View:
 
     def verdict(self, dtype: str, different: int, total: int) -> None:
         """Print whether the texts are the baseline's, as the exit code also shows."""
+        which = "The text is" if total == 1 else f"All {total} texts are"
+        line, style = f"{which} plain generate's, token for token.", "green"
         if different:
             differ = f"{different} of {counted(total, 'text')} differ{'s' * (different == 1)}"
-            line = f"In {dtype}, {differ} from plain generate."
-            self._line(Text(line, "bold red"))
-        else:
-            which = "The text is" if total == 1 else f"All {total} texts are"
-            line = f"{which} plain generate's, token for token."
-            self._line(Text(line, "green"))
+            line, style = f"In {dtype}, {differ} from plain generate.", "bold red"
+        self._line(Text(line, style))
 
     def _width(self) -> int:
         return min(self.out.width, MAX_COLUMNS)

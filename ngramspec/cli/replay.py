@@ -158,14 +158,8 @@ def replay(
     for name, (maker, gamma) in contenders.items():
         limit = gamma_max if isinstance(gamma, str) else min(gamma, gamma_max)
         plan = Plan(cost, gamma, limit, arguments.tree is not None)
-        found = compare(
-            maker,
-            plan,
-            given.traces,
-            fresh=arguments.fresh,
-            shuffle=arguments.shuffle,
-            knowledge=given.knowledge,
-        )
+        order = {"fresh": arguments.fresh, "shuffle": arguments.shuffle}
+        found = compare(maker, plan, given.traces, knowledge=given.knowledge, **order)
         results.append({"drafter": name, "curve": Path(curve).stem, **found})
     return results
 
@@ -181,12 +175,9 @@ def report(
     for table in tables(results):
         screen.print(table)
     settings = {
-        "traces": len(given.traces),
-        "gamma_max": given.gamma_max,
+        **{"traces": len(given.traces), "gamma_max": given.gamma_max},
+        **{name: getattr(arguments, name) for name in ("fresh", "shuffle", "shared")},
         "tree": arguments.tree is not None,
-        "fresh": arguments.fresh,
-        "shuffle": arguments.shuffle,
-        "shared": arguments.shared,
         "corpus": None if arguments.corpus is None else arguments.corpus.name,
     }
     write_json(arguments, {"settings": settings, "results": results, "skipped": skipped or {}})

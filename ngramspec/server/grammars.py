@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -109,7 +110,7 @@ class GrammarPool:
 
     async def close(self) -> None:
         for worker in list(self.workers):
-            self._end(worker)
+            await self._end(worker)
 
     async def _compile(self, kind: str, text: str) -> Any:
         if self._made is None:
@@ -120,7 +121,7 @@ class GrammarPool:
         try:
             fault = await run_sync(worker.fault_of, kind, text, abandon_on_cancel=True)
         except BaseException as error:
-            self._end(worker)
+            await asyncio.shield(self._end(worker))
             if not isinstance(error, EOFError | OSError):
                 raise
             limit = f"compiling it takes more than {self._seconds:g} seconds, the limit here"
@@ -130,31 +131,39 @@ class GrammarPool:
             raise UnusableGrammarError(fault)
         return await run_sync(compiled, compiler, kind, text, abandon_on_cancel=True)
 
-    def _end(self, worker: _Worker) -> None:
-        worker.end()
+    async def _end(self, worker: _Worker) -> None:
+        await run_sync(worker.end)
         self.workers.discard(worker)
         self._idle = [each for each in self._idle if each is not worker]
 
 
 class _Worker:
-    """A process that compiles grammars, and ends itself if one takes too long."""
+    """A process that compiles grammars, and ends itself if one takes too long. Methods block."""
 
     def __init__(self, seconds: float, vocabulary: str) -> None:
-        self._pipe, theirs = SPAWN.Pipe()
-        given = theirs, seconds, vocabulary
+        self._pipe, self._theirs = SPAWN.Pipe()
+        given = self._theirs, seconds, vocabulary
         self.process = SPAWN.Process(target=work, args=given, daemon=True)
-        self.process.start()
-        theirs.close()
+        self._lock, self._ended = threading.Lock(), False
 
     def fault_of(self, kind: str, text: str) -> str | None:
         """Why a grammar cannot be used, or None; an error if the process ends."""
+        with self._lock:
+            if self._ended:
+                raise EOFError
+            if self.process.pid is None:  # starting it waits for its imports
+                self.process.start()
+                self._theirs.close()
         self._pipe.send((kind, text))
         fault: str | None = self._pipe.recv()
         return fault
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.join()
+        with self._lock:
+            self._ended = True
+            if self.process.pid is not None:
+                self.process.kill()
+                self.process.join()
 
 
 class _Kept:

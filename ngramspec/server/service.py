@@ -209,7 +209,8 @@ class Service:
         """A function from a prompt to the text that its answers will probably resemble, or None."""
         prediction: Prediction | None = getattr(body, "prediction", None)
         like = self._reference_ids("ngramspec.reference", body.ngramspec.reference)
-        predicted = self._reference_ids("prediction", prediction and prediction.text)
+        text = None if prediction is None else prediction.text
+        predicted = self._reference_ids("prediction", text)
 
         def reference_for(prompt: Int32) -> Int32 | None:
             joined = prompt[-JOINED_TOKENS:] if len(predicted) else predicted

@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import json
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 import stub_grammar_worker
 import torch
 from conftest import tiny_llama
-from serving import VOCAB, listening
+from serving import VOCAB, listening, wait
 
 from ngramspec import Speculator
 from ngramspec.server.engine import (
@@ -243,8 +242,7 @@ def test_a_cancelled_request_stops_after_the_chunk_that_runs_and_its_work_stays(
     heard = Heard()
     jobs = engine.submit([request_for(TEXT[:290])], heard)
     engine.watched.let(2)  # two chunks of 4 x 16, as it is alone, and a third one waits
-    while len(engine.watched.forwards) < 3:
-        time.sleep(0.001)
+    wait(lambda: len(engine.watched.forwards) == 3)
     engine.cancel(jobs)
     engine.watched.let(1)
     assert heard.wait().ends == {0: "cancelled"}
@@ -260,8 +258,7 @@ def test_a_prompt_is_read_in_shorter_chunks_while_another_request_takes_turns(en
     engine = engine_of(watched=True)
     one, other = Heard(), Heard()
     engine.submit([request_for(TEXT[:200], user="a")], one)
-    while not engine.watched.forwards:
-        time.sleep(0.001)
+    wait(lambda: engine.watched.forwards)
     engine.submit([request_for(TEXT[::-1][:200], user="b")], other)
     engine.watched.let()
     one.wait()
@@ -350,8 +347,7 @@ def test_closing_cancels_answers_and_refuses_others(tiny, engine_of):
     assert cut.first.wait(LONG)
     closing = threading.Thread(target=engine.close)
     closing.start()
-    while not engine.closing:
-        time.sleep(0.001)
+    wait(lambda: engine.closing)
     engine.watched.let()
     closing.join(LONG)
     assert cut.ends == {0: "cancelled"}
@@ -393,14 +389,6 @@ def asked(address, route, **body):
     kind = {"Content-Type": "application/json"}
     connection.request("POST", route, json.dumps(body), kind)
     return connection
-
-
-def wait(condition):
-    for _ in range(LONG * 100):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 def event_after(stream):

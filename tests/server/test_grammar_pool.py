@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from types import SimpleNamespace
 
 import pytest
 import stub_grammar_worker
 from conftest import tiny_llama
-from serving import VOCAB, ask, letters, listening, refused, served
+from serving import VOCAB, ask, letters, listening, refused, served, wait
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 xgrammar = pytest.importorskip("xgrammar", reason="pip install --no-deps xgrammar==0.2.8")
@@ -65,6 +64,7 @@ def asked(monkeypatch):
     own = _Worker.fault_of
 
     def fault_of(self, kind, text):
+        assert asyncio._get_running_loop() is None, "it would block the event loop"
         found.append(text)
         return own(self, kind, text)
 
@@ -145,15 +145,6 @@ def test_compiling_ends_when_the_client_disconnects(model, asked, stub):
             (worker,) = pool.workers
         wait(lambda: not pool.workers)
         assert not worker.process.is_alive()
-
-
-def wait(condition):
-    """Wait for a condition of another thread; two minutes only against hanging for ever."""
-    for _ in range(12000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 def test_a_users_slow_grammar_does_not_stop_another_users(asked, stub):
