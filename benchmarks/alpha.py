@@ -29,8 +29,17 @@ import torch
 from benchmarks.texts import TYPES as KINDS
 from benchmarks.texts import content_prompts, library_prompts
 from ngramspec import Speculator, build_drafter, generate
-from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
-from ngramspec.cli.output import console, make_table, stages, write_json
+from ngramspec.cli.options import (
+    Options,
+    UsageError,
+    check_least,
+    console,
+    load_model,
+    make_table,
+    stages,
+    usable,
+    write_json,
+)
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.stochastic import proposal_of, sampled

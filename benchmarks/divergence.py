@@ -28,10 +28,10 @@ from ngramspec.cli.options import (
     Options,
     UsageError,
     check_least,
+    counted,
     load_model,
     make_speculator,
 )
-from ngramspec.cli.output import counted
 from ngramspec.draft import Int32
 from ngramspec.measure.calls import first_difference, ulps_apart
 from ngramspec.measure.models import LoadedModel

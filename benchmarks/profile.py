@@ -12,8 +12,7 @@ import torch
 
 from benchmarks.harness import write
 from ngramspec import Speculator, generate
-from ngramspec.cli.options import Options, check_least, load_model, usable
-from ngramspec.cli.output import console
+from ngramspec.cli.options import Options, check_least, console, load_model, usable
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,

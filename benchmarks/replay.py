@@ -19,8 +19,7 @@ import numpy as np
 from benchmarks.harness import show
 from benchmarks.peers import add_peers, installed, print_skipped
 from ngramspec.cli import replay
-from ngramspec.cli.options import Options, usable
-from ngramspec.cli.output import write_json
+from ngramspec.cli.options import Options, usable, write_json
 from ngramspec.costs.curve import scaled
 from ngramspec.costs.tracker import DraftMargin
 from ngramspec.decoding.batch import MAX_UNFINISHED_SHARE
