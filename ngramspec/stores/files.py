@@ -294,8 +294,9 @@ def check_checksums(
 
 
 def _write_section(file: BinaryIO, parts: Sequence[Any]) -> Section:
-    file.seek(aligned(file.tell()))
-    offset, digest = file.tell(), _new_digest()
+    offset, digest = aligned(file.tell()), _new_digest()
+    file.seek(offset)
+    file.truncate()  # an empty section at the end begins there, too
     for part in parts:
         view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
         for begin in range(0, len(view), WRITE_CHUNK_BYTES):

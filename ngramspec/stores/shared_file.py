@@ -1,8 +1,8 @@
 """The file of a shared store: the text of its namespaces. Indexes are rebuilt on loading.
 
     text    the codes of all namespaces: token ids, and a border before each document
-    names   JSON: for each namespace, least recently used first, its name, its number of codes, and
-            the counts of its statistics
+    names   a line of JSON for each namespace, least recently used first: its name, its number of
+            codes, and the counts of its statistics
 
 A file does not decide how much memory is allocated: section sizes are checked before reading,
 sections are read in pieces, and their content is checked before use.
@@ -38,16 +38,15 @@ logger = logging.getLogger("ngramspec")
 KIND = FileKind(
     magic=b"\x89NGS\r\n\x1a\n",
     name="ngramspec shared store",
-    version=1,
+    version=2,
     fields="QII32s",
-    sections=("text", "names"),  # the last one is never empty
+    sections=("text", "names"),
 )
 COUNTS_PER_ENTRY = 4  # tokens ever, look-ups, hits, accepted tokens
 MAX_COUNT = 1 << 62
 MAX_NAME_LENGTH = 256  # characters of a namespace's name
 MIN_NAMESPACE_BYTES = 4096  # memory of a namespace
-# Characters: a name of 256, each escaped as two of \\uxxxx, and five numbers.
-MAX_ENTRY_LENGTH = 4096
+MAX_LINE_BYTES = 4096  # a name of 256 characters, each escaped as two of \\uxxxx, and five numbers
 MEMORY_PER_FILE_BYTE = BYTES_PER_CODE // 4  # memory of a code for each byte of it in the file
 
 
@@ -72,20 +71,16 @@ class Entry:
 
 def save(path: Path, header: Header, rings: Mapping[str, StoreRing]) -> None:
     """Write namespaces. Each one's lock is held for a bounded number of codes at a time."""
-    names: list[Any] = []
-    parts: list[Int32] = []
+    names: list[bytes] = []
+    text: list[Int32] = []
     for name, ring in rings.items():
         pieces = list(pieces_of(ring))
-        names.append([name, sum(map(len, pieces)), *ring.counts()[1:]])
-        parts += pieces
-    fields = (
-        header.namespace_bytes,
-        header.write,
-        header.live,
-        bytes.fromhex(header.tokenizer) if header.tokenizer else bytes(32),
-    )
-    text = [part.astype("<i4", copy=False) for part in parts]
-    write_file(path, KIND, fields, [text, [json.dumps(names).encode()]])
+        entry = [name, sum(map(len, pieces)), *ring.counts()[1:]]
+        names.append(json.dumps(entry).encode() + b"\n")
+        text += [piece.astype("<i4", copy=False) for piece in pieces]
+    known = bytes.fromhex(header.tokenizer) if header.tokenizer else bytes(32)
+    fields = (header.namespace_bytes, header.write, header.live, known)
+    write_file(path, KIND, fields, [text, names])
 
 
 def pieces_of(ring: StoreRing) -> Iterator[Int32]:
@@ -111,13 +106,11 @@ class SavedStore:
 
     Sections of more than ``max_bytes`` bytes are refused before they are read. Codes take
     ``MEMORY_PER_FILE_BYTE`` times as many bytes in memory as in the file. So a file can be loaded
-    with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved. The file
-    must stay open. A StoreFileError says that it is no shared store, is broken, or is too large.
+    with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved.
     """
 
     def __init__(self, file: BinaryIO, max_bytes: int) -> None:
-        self._path, self._max_bytes = Path(file.name), max_bytes
-        self._chunks_of = partial(chunks_of, file)
+        self._file, self._path, self._max_bytes = file, Path(file.name), max_bytes
         path, size = self._path, os.fstat(file.fileno()).st_size
         fields, sections = read_header(path, KIND, file.read(KIND.header_size), size)
         namespace_bytes, write, live, known = fields
@@ -135,18 +128,16 @@ class SavedStore:
             raise StoreFileError(
                 f"{path}: section text has {self._text.size} bytes, no multiple of 4"
             )
-        check_checksums(path, KIND, sections, self._chunks_of)
+        check_checksums(path, KIND, sections, partial(chunks_of, file))
 
     def restore(self, ring_of: Callable[[str], StoreRing], limit: int) -> None:
         """Add the most recently used namespaces, at most ``limit``, to a store, as far as they fit.
 
         Text that does not fit is left out, the oldest first, which is logged. Memory: the store,
-        the entries of its namespaces, and one piece of the file. ``ring_of`` returns a
-        namespace's text by its name. A StoreFileError is raised if the names or the codes are
-        broken, or there are too many names.
+        the entries of its namespaces, and one piece of the file.
         """
         entries, passed_over = self._last_entries(limit)
-        codes = _Codes(self._chunks_of(self._text))
+        codes = _Codes(chunks_of(self._file, self._text))
         left_out = _count_tokens(codes.take(passed_over))
         for entry in entries:
             ring = ring_of(entry.name)
@@ -172,31 +163,35 @@ class SavedStore:
         total = self._text.size // 4
         max_known = MEMORY_PER_FILE_BYTE * self._max_bytes // MIN_NAMESPACE_BYTES
         codes = 0
-        for count, entry in enumerate(self._entries(), 1):
-            if count > max_known:
-                raise StoreFileError(
-                    f"{self._path} must have at most {max_known} namespaces with max_bytes="
-                    f"{self._max_bytes}, got more; pass a larger max_bytes"
-                )
-            entries.append(entry)
-            codes += entry.codes
-        if len({entry.name for entry in entries}) < len(entries):
-            raise self._broken("it has a name twice")
-        if codes != total:
-            raise self._broken(f"it has {codes} codes, section text has {total}")
-        return entries, total - sum(entry.codes for entry in entries)
-
-    def _entries(self) -> Iterator[Entry]:
         try:
-            for element in elements_of(self._chunks_of(self._names), MAX_ENTRY_LENGTH):
-                yield _checked_entry(element)
+            for count, line in enumerate(self._lines(), 1):
+                if count > max_known:
+                    raise StoreFileError(
+                        f"{self._path} must have at most {max_known} namespaces with max_bytes="
+                        f"{self._max_bytes}, got more; pass a larger max_bytes"
+                    )
+                entries.append(_checked_entry(json.loads(line)))
+                codes += entries[-1].codes
+            if len({entry.name for entry in entries}) < len(entries):
+                raise ValueError("it has a name twice")
+            if codes != total:
+                raise ValueError(f"it has {codes} codes, section text has {total}")
         except StoreFileError:
             raise
-        except ValueError as error:
-            raise self._broken(error) from error
+        except (ValueError, RecursionError) as error:
+            raise StoreFileError(f"{self._path}: section names is broken: {error}") from error
+        return entries, total - sum(entry.codes for entry in entries)
 
-    def _broken(self, why: object) -> StoreFileError:
-        return StoreFileError(f"{self._path}: section names is broken: {why}")
+    def _lines(self) -> Iterator[bytes]:
+        """The lines of the section of names."""
+        self._file.seek(self._names.offset)
+        left = self._names.size
+        while left:
+            line = self._file.readline(min(left, MAX_LINE_BYTES))
+            if not line.endswith(b"\n"):
+                raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes, and an end")
+            left -= len(line)
+            yield line
 
 
 class _Codes:
@@ -230,28 +225,3 @@ def _checked_entry(element: Any) -> Entry:
     if not all(type(each) is int and 0 <= each < MAX_COUNT for each in numbers):
         raise ValueError(f"counts must be integers in 0..{MAX_COUNT - 1}")
     return Entry(name, numbers[0], tuple(numbers[1:]))
-
-
-def elements_of(chunks: Iterator[bytes], longest: int) -> Iterator[Any]:
-    """The elements of a list in the format of ``json.dumps``, from pieces of its text.
-
-    Memory: one chunk and one element, regardless of the length of the list. A ValueError is raised
-    if the text is not such a list, or an element has more than ``longest`` characters.
-    """
-    decode = json.JSONDecoder().raw_decode
-    text, at, before, end = "", 0, "[", "[]"
-    while True:
-        while len(text) - at < longest + len(", ") and (chunk := next(chunks, None)) is not None:
-            text, at = text[at:] + chunk.decode("ascii"), 0
-        if text[at : at + 3] == end:
-            return
-        if not text.startswith(before, at):
-            raise ValueError(f"{before!r} is missing before an element")
-        at += len(before)
-        try:
-            element, size = decode(text[at : at + longest])
-        except RecursionError as error:
-            raise ValueError("an element is nested too deeply") from error
-        at += size
-        yield element
-        before, end = ", ", "]"
