@@ -16,7 +16,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made_by_generate
 from ngramspec.hf_model.support import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
-from ngramspec.stores.choice import open_stores
+from ngramspec.stores import open_stores
 
 if TYPE_CHECKING:
     from ngramspec.drafters.model import ModelDrafter

@@ -32,7 +32,7 @@ from ngramspec.options import (
     options_file,
 )
 from ngramspec.stats import DecodeStats
-from ngramspec.stores.choice import OpenStore
+from ngramspec.stores import OpenStore
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts

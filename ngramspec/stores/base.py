@@ -38,31 +38,44 @@ class Source(NotCopied):
     def request(self, limit: int = 0, session: str | None = None) -> Source:
         """What a request reads: a separate object if it also adds text, else the store itself.
 
-        Token ids that it reads are below ``limit``; 0: no bound. ``session`` is the name of its
-        conversation, or None.
+        Token ids that it reads are below ``limit``; 0: no bound.
         """
         return self
 
     def description(self) -> Any:
-        """A JSON value without its text, from which ``open_stores`` makes an equal store.
-
-        A ValueError says that there is none.
-        """
+        """A JSON value from which ``open_stores`` makes an equal store; a ValueError: none."""
         raise ValueError(f"{self!r} cannot be kept")
+
+    @property
+    def tokenizer(self) -> str:
+        """The fingerprint of its tokenizer; empty: not known."""
+        return ""
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise a ValueError if its token ids are known to be another tokenizer's."""
+        own = fingerprint(tokenizer) if self.tokenizer else ""
+        if own != self.tokenizer:
+            raise ValueError(
+                f"{self!r} was built with another tokenizer: its fingerprint is {self.tokenizer},"
+                f" that of the given one {own}; build it again with that one"
+            )
 
     def check_vocabulary(self, size: int) -> None:
         """Raise a ValueError if it has token ids outside a vocabulary of ``size``."""
+        largest = self.largest_id()
+        if largest >= size:
+            raise ValueError(
+                f"{self!r} has token id {largest}, the vocabulary has {size}: it was built with"
+                " another tokenizer"
+            )
+
+    def largest_id(self) -> int:
+        """The largest token id, -1 if there is none or it is not known."""
+        return -1
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """The SHA-256 of a tokenizer's vocabulary, 64 hex digits.
-
-    Two tokenizers have the same fingerprint if every id has the same piece in both, whatever
-    their class and wherever they were loaded from. A TypeError is raised if it has no vocabulary.
-    """
+    """The SHA-256 of a tokenizer's vocabulary, 64 hex digits, whatever the tokenizer's class."""
     digest = hashlib.sha256()
     pieces = vocabulary_of(tokenizer).items()
     for piece, number in sorted(pieces, key=lambda item: (item[1], item[0])):

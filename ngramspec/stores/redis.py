@@ -264,11 +264,10 @@ class Feed:
         """Add an entry with the id ``at``; ``own`` is the identity of this process.
 
         Returns how many tokens were added; None: another process deleted the namespace.
-        Entries that arrive twice, text from before a deletion, this process's own entries, and
-        entries that name a deletion after themselves are skipped.
         """
         if entry.tokens is None:
             return self._clear(at, entry.producer == own)
+        # Text from before a deletion can arrive after it. An entry cannot name a later deletion.
         late = entry.cleared < self.cleared and at[0] < self.cleared[0] + STALE_MILLISECONDS
         twice = entry.number <= self._numbers.get(entry.producer, -1)
         if entry.producer == own or entry.cleared >= at or late or twice:

@@ -26,7 +26,7 @@ from ngramspec.stores import shared_file
 from ngramspec.stores.base import NotCopied, Outlet, Source, fingerprint
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Begun, Conversations, TextHash
 from ngramspec.stores.files import open_regular
-from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, Header, SavedStore
+from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, SavedStore
 
 if TYPE_CHECKING:
     from ngramspec.stores.redis import RedisSync
@@ -35,11 +35,8 @@ if TYPE_CHECKING:
 class SharedRequest(Source):
     """Reads a namespace's text and adds a request's own. One thread at a time.
 
-    It replaces the namespace in the drafter's stores. It does not find its own text, nor the text
-    that earlier requests of the same conversation added, because both are in the sequence itself.
-
-    ``write`` and ``live`` are those of SharedStore. ``outlet`` gets the text that is added, for
-    other processes. ``session`` is the conversation's name.
+    It does not find its own text, nor the text that earlier requests of the same conversation
+    added, because both are in the sequence itself. ``write`` and ``live`` are those of SharedStore.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class SharedRequest(Source):
         stream: StoreStream,
         write: str,
         live: bool,
-        outlet: Outlet | None = None,
+        outlet: Outlet | None = None,  # gets the text that is added, for other processes
         conversations: Conversations = NO_CONVERSATIONS,
         session: str | None = None,
     ) -> None:
@@ -61,10 +58,7 @@ class SharedRequest(Source):
         self._kept: list[Int32] = []
 
     def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
-        """Record the prompt, int32 (n,), and the reference text before it, int32 (m,).
-
-        Of a prompt that begins like earlier ones, only what is new is added.
-        """
+        """Record the prompt, of which only what is new is added, and the reference before it."""
         self._begun, self._text = self._conversations.begin(prompt, self._session)
         self.familiar, known = self._begun.familiar, self._begun.known
         if self._begun.earlier is not None:
@@ -77,7 +71,7 @@ class SharedRequest(Source):
             self._add(reference)
             self._add(prompt[known:])
             if self._live:
-                self._mark()
+                self._conversations.mark(self._begun, self._text)
 
     def append(self, tokens: Int32) -> None:
         """Record committed tokens, int32 (n,)."""
@@ -85,10 +79,6 @@ class SharedRequest(Source):
             self._new.append(tokens)
         if self._write != "none":
             self._add(tokens)
-
-    def _mark(self) -> None:
-        if self._begun is not None and self._write == "all":
-            self._conversations.mark(self._begun, self._text)
 
     def _add(self, tokens: Int32) -> None:
         if self._live:
@@ -113,7 +103,8 @@ class SharedRequest(Source):
             return
         self._text.add(np.concatenate([NO_TOKENS, *self._new]))
         self._new = []
-        self._mark()
+        if self._write == "all":
+            self._conversations.mark(self._begun, self._text)
         self._begun = self._conversations.end(self._begun, self._text, self.index)
 
     def finish(self) -> None:
@@ -140,7 +131,7 @@ class SharedRequest(Source):
             self._outlet(NO_TOKENS, end=True)
 
 
-MAX_ANSWERS_READ = 8  # other answers that an answer is drafted from; not tuned
+MAX_ANSWERS_READ = 8  # bounds the memory and look-ups of a call with many answers
 MAX_ANSWER_TOKENS = 1 << 13  # of an answer that the others find: the latest ones
 
 
@@ -335,10 +326,9 @@ class SharedStore(NotCopied):
             OSError: the file cannot be written.
             ImportError: xxhash is not installed.
         """
-        header = Header(
-            self.namespace_bytes, WRITES.index(self.write), int(self.live), self.tokenizer
-        )
-        shared_file.save(Path(path), header, self.rings())
+        known = bytes.fromhex(self.tokenizer) if self.tokenizer else bytes(32)
+        fields = (self.namespace_bytes, WRITES.index(self.write), int(self.live), known)
+        shared_file.save(Path(path), fields, self.rings())
 
     @classmethod
     def load(
@@ -366,13 +356,11 @@ class SharedStore(NotCopied):
         store = cls(max_bytes)
         with open_regular(path) as file:
             saved = SavedStore(file, max_bytes)
-            header = saved.header
             if namespace_bytes is None:
-                namespace_bytes = max(min(header.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)
+                namespace_bytes = max(min(saved.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)
             check_int("namespace_bytes", namespace_bytes, MIN_NAMESPACE_BYTES, max_bytes)
-            store.namespace_bytes = namespace_bytes
-            store.write, store.live = WRITES[header.write], bool(header.live)
-            store.tokenizer = header.tokenizer
+            store.namespace_bytes, store.tokenizer = namespace_bytes, saved.tokenizer
+            store.write, store.live = WRITES[saved.write], bool(saved.live)
             saved.restore(store.ring, max_bytes // namespace_bytes)
         return store
 
@@ -397,10 +385,7 @@ class SharedStore(NotCopied):
 class Namespace(Source):
     """One namespace of a SharedStore. Only requests that name it read or write it.
 
-    Attributes:
-        store: the store.
-        name: 1 to 256 characters.
-        settings: the settings from which its store was also made; None: the store existed before.
+    ``settings`` are those from which its store was also made; None: the store existed before.
     """
 
     def __init__(self, store: SharedStore, name: str) -> None:
@@ -421,14 +406,10 @@ class Namespace(Source):
         )
 
     def _outlet(self) -> Outlet | None:
-        sync = self.store.sync
-        return None if sync is None else sync.outlet(self.name)
+        return None if self.store.sync is None else self.store.sync.outlet(self.name)
 
     def description(self) -> dict[str, Any]:
-        """The settings from which its store was made.
-
-        A ValueError says that it was not made from settings and exists only in memory.
-        """
+        """The settings from which its store was made; a ValueError if it exists only in memory."""
         if self.settings is None:
             raise ValueError(
                 f"{self!r} lies in memory and cannot be kept; leave it out of stores=, and pass it"
@@ -469,24 +450,15 @@ class Namespace(Source):
         ring = self.store.rings().get(self.name)
         return StoreStatistics() if ring is None else StoreStatistics.of(ring)
 
-    def check_tokenizer(self, tokenizer: Any) -> None:
-        """Raise a ValueError if the store is known to belong to another tokenizer."""
-        own = fingerprint(tokenizer) if self.store.tokenizer else ""
-        if own != self.store.tokenizer:
-            raise ValueError(
-                f"{self!r} is of another tokenizer: its fingerprint is {self.store.tokenizer},"
-                f" that of the given one {own}"
-            )
+    @property
+    def tokenizer(self) -> str:
+        """The store's."""
+        return self.store.tokenizer
 
-    def check_vocabulary(self, size: int) -> None:
-        """Raise a ValueError if it holds ids outside a vocabulary of ``size``."""
+    def largest_id(self) -> int:
+        """The largest token id that it ever held."""
         ring = self.store.rings().get(self.name)
-        largest = -1 if ring is None else ring.largest_id()
-        if largest >= size:
-            raise ValueError(
-                f"{self!r} has token id {largest}, the vocabulary has {size}: it was filled with"
-                " another tokenizer's"
-            )
+        return -1 if ring is None else ring.largest_id()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Namespace) and (self.store, self.name) == (other.store, other.name)
@@ -499,17 +471,25 @@ class Namespace(Source):
 
 
 def made_namespace(settings: Mapping[str, Any], tokenizer: Any = None) -> Namespace:
-    """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name."""
-    known = ("namespace", "max_bytes", "namespace_bytes", "write", "live", "sync")
-    unknown = [name for name in settings if name not in known]
-    if unknown or "namespace" not in settings:
+    """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name.
+
+    With ``path``, the store is loaded from a file of ``SharedStore.save``, which is not written
+    again. Only a store with ``sync`` needs the model's tokenizer.
+    """
+    known: tuple[str, ...] = ("namespace", "max_bytes", "namespace_bytes")
+    known = (*known, "path") if "path" in settings else (*known, "write", "live", "sync")
+    if settings.keys() - set(known) or "namespace" not in settings:
         raise ValueError(
             f"a shared store's settings must have 'namespace', and may have {', '.join(known[1:])};"
             f" got {', '.join(map(repr, settings))}"
         )
     rest = {name: value for name, value in settings.items() if name != "namespace"}
-    if "sync" in rest:
-        rest["tokenizer"] = tokenizer
-    namespace = SharedStore(**rest)[settings["namespace"]]
+    if "path" in rest:
+        if not isinstance(rest["path"], str):
+            raise TypeError(f"path must be a string, got {rest['path']!r}")
+        store = SharedStore.load(**rest)
+    else:
+        store = SharedStore(**rest, tokenizer=tokenizer if "sync" in rest else None)
+    namespace = store[settings["namespace"]]
     namespace.settings = dict(settings)
     return namespace

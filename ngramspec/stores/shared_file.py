@@ -51,16 +51,6 @@ MEMORY_PER_FILE_BYTE = BYTES_PER_CODE // 4  # memory of a code for each byte of 
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """A store's settings."""
-
-    namespace_bytes: int
-    write: int  # what requests add, as an index of SharedStore's choices
-    live: int  # 1 if requests add text while they run, else 0
-    tokenizer: str  # the tokenizer's fingerprint; empty: not known
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
     """A namespace in a file: its name, the number of its codes, and its counts."""
 
@@ -69,7 +59,7 @@ class Entry:
     counts: tuple[int, ...]
 
 
-def save(path: Path, header: Header, rings: Mapping[str, StoreRing]) -> None:
+def save(path: Path, fields: tuple[Any, ...], rings: Mapping[str, StoreRing]) -> None:
     """Write namespaces. Each one's lock is held for a bounded number of codes at a time."""
     names: list[bytes] = []
     text: list[Int32] = []
@@ -78,16 +68,13 @@ def save(path: Path, header: Header, rings: Mapping[str, StoreRing]) -> None:
         entry = [name, sum(map(len, pieces)), *ring.counts()[1:]]
         names.append(json.dumps(entry).encode() + b"\n")
         text += [piece.astype("<i4", copy=False) for piece in pieces]
-    known = bytes.fromhex(header.tokenizer) if header.tokenizer else bytes(32)
-    fields = (header.namespace_bytes, header.write, header.live, known)
     write_file(path, KIND, fields, [text, names])
 
 
 def pieces_of(ring: StoreRing) -> Iterator[Int32]:
-    """The codes that a namespace has at the start of the iteration, in order, in pieces.
+    """The codes that a namespace has now, in pieces, without those that are overwritten meanwhile.
 
-    Codes that are overwritten before they are copied are left out. Codes that are added meanwhile
-    are not copied, so the number of pieces is bounded.
+    Codes that are added meanwhile are not copied, so the number of pieces is bounded.
     """
     at, end = 0, ring.written
     while at < end:
@@ -113,10 +100,10 @@ class SavedStore:
         self._file, self._path, self._max_bytes = file, Path(file.name), max_bytes
         path, size = self._path, os.fstat(file.fileno()).st_size
         fields, sections = read_header(path, KIND, file.read(KIND.header_size), size)
-        namespace_bytes, write, live, known = fields
-        if namespace_bytes < 1 or write > 2 or live > 1:
-            raise StoreFileError(f"{path} has broken settings: {namespace_bytes}, {write}, {live}")
-        self.header = Header(namespace_bytes, write, live, known.hex() if any(known) else "")
+        self.namespace_bytes, self.write, self.live, known = fields  # see SharedStore.save
+        self.tokenizer = known.hex() if any(known) else ""
+        if self.namespace_bytes < 1 or self.write > 2 or self.live > 1:
+            raise StoreFileError(f"{path} has broken settings: {', '.join(map(str, fields[:3]))}")
         self._text, self._names = sections
         for name, section in zip(KIND.sections, sections, strict=True):
             if section.size > max_bytes:
@@ -131,10 +118,9 @@ class SavedStore:
         check_checksums(path, KIND, sections, partial(chunks_of, file))
 
     def restore(self, ring_of: Callable[[str], StoreRing], limit: int) -> None:
-        """Add the most recently used namespaces, at most ``limit``, to a store, as far as they fit.
+        """Add the most recently used namespaces, at most ``limit``, to a store.
 
-        Text that does not fit is left out, the oldest first, which is logged. Memory: the store,
-        the entries of its namespaces, and one piece of the file.
+        Text that does not fit is left out, the oldest first, which is logged.
         """
         entries, passed_over = self._last_entries(limit)
         codes = _Codes(chunks_of(self._file, self._text))

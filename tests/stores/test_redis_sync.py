@@ -374,10 +374,10 @@ def test_writers_that_are_killed(server, stores):
 def test_settings_of_an_engine_name_a_server(server):
     with pytest.raises(ValueError, match="sync needs tokenizer="):
         build_drafter("auto", stores=[{"namespace": "a", "sync": server.address}])
-    from ngramspec.engines.row_options import named_stores
+    from ngramspec.stores import open_stores
 
     settings = {"namespace": "a", "sync": server.address}
-    [namespace] = named_stores([settings], Vocabulary())
+    [namespace] = open_stores([settings], tokenizer=Vocabulary())
     with pytest.raises(ValueError, match="sync has a password"):
         namespace.description()
     namespace.settings["sync"] = "redis://127.0.0.1"

@@ -253,7 +253,7 @@ def test_a_tokenizer_that_is_known_is_checked():
 
     store = SharedStore(1 << 20, tokenizer=Pieces("abc"))
     store["a"].check_tokenizer(Pieces("abc"))
-    with pytest.raises(ValueError, match="is of another tokenizer: its fingerprint is"):
+    with pytest.raises(ValueError, match="was built with another tokenizer: its fingerprint is"):
         store["a"].check_tokenizer(Pieces("acb"))
     SharedStore(1 << 20)["a"].check_tokenizer(Pieces("acb"))
 
