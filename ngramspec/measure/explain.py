@@ -25,7 +25,7 @@ from ngramspec.theory.walltime import improvement_at
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 32, 48, 65)
 CURVE_POSITIONS = 4097  # entries of a cost curve
-MIN_NOISE = 0.01  # share of a time; no measurement here is more precise; not tuned
+MIN_NOISE = 0.01  # share of a time; no measurement here is more precise
 FIRST, OURS = "first token", "speculative"  # FIRST: calls of the baseline for a single token
 
 
@@ -100,11 +100,7 @@ class Run:
 
 
 def curve(seconds: Mapping[int, float]) -> Float32:
-    """Costs relative to one position, float32 (4097,) by positions; index 0 is unused.
-
-    They are interpolated linearly between the measured ``seconds``, and extrapolated by the last
-    slope.
-    """
+    """Costs relative to one position, float32 (4097,) by positions; index 0 is unused."""
     at = np.array(sorted(seconds), np.float64)
     found = np.array([seconds[int(n)] for n in at]) / seconds[1]
     slope = max(0.0, (found[-1] - found[-2]) / (at[-1] - at[-2])) if len(at) > 1 else 0.0

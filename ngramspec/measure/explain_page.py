@@ -1,8 +1,4 @@
-"""One self-contained HTML page about a run, without network, scripts or other files.
-
-It shows the text coloured as in Figure 1 of Leviathan et al. 2023, with each step's tree on hover,
-acceptance by source and by position, and predicted and measured speed.
-"""
+"""One self-contained HTML page about a run, without network, scripts or other files."""
 
 from __future__ import annotations
 

@@ -110,10 +110,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Player:
-    """Replays traces through one drafter and keeps the tallies by group.
-
-    ``head`` makes the drafting model of a trace, if there is one; its cost is not counted.
-    """
+    """Replays traces through one drafter and keeps the tallies by group."""
 
     drafter: Drafter
     plan: Plan
