@@ -300,6 +300,21 @@ def test_a_key_of_another_type_stops_its_own_namespace_only(server, stores, capl
     server.client.delete(bad)
 
 
+def test_lost_text_is_counted_once_while_another_namespace_is_not_read_yet(server, stores):
+    server.stop()  # so that nothing is read or published but by this test
+    store = stores(server.address)
+    for name in ("bad", "good"):
+        store.ring(name)
+        store[name].add(numbers(0, 50))
+    store.sync._refused.add("bad")
+    for _ in range(3):
+        store.sync._publish()
+    assert store.sync.statistics().lost == 50
+    store.sync._refused.add("good")
+    store.sync._publish()
+    assert store.sync.statistics().lost == 100
+
+
 def test_entries_of_strangers_are_ignored(server, stores):
     first, second = stores(server.address), stores(server.address)
     second.ring("a")
