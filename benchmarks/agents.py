@@ -28,8 +28,7 @@ from ngramspec.cli.replay import MAX_GAMMA
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_int
-from ngramspec.measure.knowledge import Earlier, Known, Tools
-from ngramspec.measure.replay import Plan, Player, Tally, cost_curve
+from ngramspec.measure.replay import Earlier, Known, Plan, Player, Tally, Tools, cost_curve
 from ngramspec.measure.traces import Trace, by_group, read_traces
 
 OURS = "ngramspec"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.cli.options import Options, UsageError, need, usable, writable
-from ngramspec.measure.explain_page import first_rejected
+from ngramspec.measure.explain import first_rejected
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
 WIDTH, HEIGHT, DPI = 9.0, 4.8, 120  # inches; letters of Figure 1 are whole pixels wide

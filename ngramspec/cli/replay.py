@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ngramspec.draft import Float32
     from ngramspec.drafters.base import Drafter
-    from ngramspec.measure.knowledge import Known
+    from ngramspec.measure.replay import Known
     from ngramspec.measure.traces import Trace
 
     # By name: what makes the drafter, and its gamma.
@@ -118,7 +118,7 @@ def max_tokens(arguments: argparse.Namespace) -> int:
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
     """What drafters know in addition to each request, by the options."""
-    from ngramspec.measure.knowledge import Earlier, Knowledge, Tools
+    from ngramspec.measure.replay import Earlier, Knowledge, Tools
 
     stored: Known | None = None
     if arguments.shared is not None:

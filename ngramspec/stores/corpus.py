@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ngramspec._native.store_corpus import SEPARATOR_CODE, STRIDE, CorpusIndex, check_corpus, keys
 from ngramspec.draft import Int32
-from ngramspec.stores.base import Source, encode, fingerprint, vocabulary_size
+from ngramspec.stores import Source, encode, fingerprint, vocabulary_size
 from ngramspec.stores.files import (
     FileKind,
     Section,

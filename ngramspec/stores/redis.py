@@ -29,7 +29,7 @@ import numpy as np
 from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing, StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_int
-from ngramspec.stores.base import Outlet, fingerprint, vocabulary_size
+from ngramspec.stores import Outlet, fingerprint, vocabulary_size
 from ngramspec.stores.conversations import Conversations
 
 SCHEMES = ("redis", "rediss", "unix")

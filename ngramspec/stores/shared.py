@@ -22,8 +22,7 @@ from ngramspec._native.store_ring import (
 )
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import check_bool, check_choice, check_int
-from ngramspec.stores import shared_file
-from ngramspec.stores.base import NotCopied, Outlet, Source, fingerprint
+from ngramspec.stores import NotCopied, Outlet, Source, fingerprint, shared_file
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Begun, Conversations, TextHash
 from ngramspec.stores.files import open_regular
 from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, SavedStore

@@ -413,10 +413,3 @@ def test_an_engine_with_a_tokenizer_shares_a_store(server, stores):
     stores(server.address)["a"].add(numbers(200, 210))
     wait_for(lambda: namespace.store.sync.statistics().received == 10)
     namespace.store.sync.close(0)
-
-
-def test_an_address_that_redis_refuses():
-    with pytest.raises(ValueError, match="sync must begin with redis://"):
-        shared("http://127.0.0.1")
-    with pytest.raises(ValueError, match="sync needs tokenizer="):
-        SharedStore(sync="redis://127.0.0.1")

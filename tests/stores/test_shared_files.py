@@ -70,12 +70,6 @@ def test_broken_files(content, tmp_path):
     assert ends["loaded"] > 20
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_broken_files(content, tmp_path):
-    ends = attack(content, KIND, use_shared, tmp_path / "broken.ngs", 100_000, seed=1000)
-    assert ends["loaded"] > 1000
-
-
 def with_names(content, names):
     """The content with another last section, its checksums right."""
     last = sections(content, KIND)[1]
