@@ -25,13 +25,7 @@ from benchmarks import renderers
 from benchmarks.harness import padded, write
 from benchmarks.texts import library_prompts
 from ngramspec import Speculator, generate
-from ngramspec.cli.options import (
-    Options,
-    UsageError,
-    check_least,
-    load_model,
-    make_speculator,
-)
+from ngramspec.cli.options import Options, UsageError, check_least, load_model, make_speculator
 from ngramspec.draft import Int32
 from ngramspec.measure.calls import first_difference, ulps_apart
 from ngramspec.measure.models import LoadedModel

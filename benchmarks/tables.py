@@ -90,15 +90,9 @@ TABLES: dict[str, Table] = {
         renderers.batches,
     ),
     "whole-calls": Table(WHOLE, WHOLE_CALLS, renderers.whole_calls),
-    "nothing": Table(
-        {"e2e_nothing": RANDOM["e2e_nothing"]},
-        WHOLE_CALLS,
-        renderers.nothing,
-    ),
+    "nothing": Table({"e2e_nothing": RANDOM["e2e_nothing"]}, WHOLE_CALLS, renderers.nothing),
     "nothing-float32": Table(
-        {"e2e_nothing_float32": RANDOM["e2e_nothing_float32"]},
-        WHOLE_CALLS,
-        renderers.nothing,
+        {"e2e_nothing_float32": RANDOM["e2e_nothing_float32"]}, WHOLE_CALLS, renderers.nothing
     ),
     "lengths": Table(
         {

@@ -17,12 +17,7 @@ from any_model import tiny_chat
 from conftest import tiny_llama
 from doubles import Puts, half_right, oracle
 from plain_text import PROMPT, three_ways
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessor,
-    TextStreamer,
-)
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, TextStreamer
 from transformers.generation import StoppingCriteria
 
 import ngramspec

@@ -7,13 +7,7 @@ import time
 
 import pytest
 import torch
-from doubles import (
-    InterruptedStreamer,
-    half_right,
-    liar,
-    oracle,
-    random_drafter,
-)
+from doubles import InterruptedStreamer, half_right, liar, oracle, random_drafter
 from threads import PROMPTS, assert_each_is, in_threads
 
 import ngramspec

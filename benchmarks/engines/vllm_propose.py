@@ -147,10 +147,7 @@ def one_run(
 
 
 def texts_of(
-    rows: int,
-    traces: list[tuple[list[int], list[int]]],
-    length: int,
-    rng: np.random.Generator,
+    rows: int, traces: list[tuple[list[int], list[int]]], length: int, rng: np.random.Generator
 ) -> list[tuple[list[int], list[int]]]:
     """(tokens so far, tokens to come) of each row: other traces, then one's prompt."""
     texts = []

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
@@ -71,30 +71,40 @@ NAMESPACE = "replay"
 STORE_BYTES = 256 << 20  # bytes of a store of earlier requests
 
 
-class Known(ABC):
-    """Text that drafters know in addition to each request.
+class Known:
+    """What drafters know in addition to each request: a store, and tools whose calls they predict.
 
     If it ``shares``, requests add their text, and an output's first token is not in the prompt.
     """
 
     shares = False
-    _last: tuple[Drafter, str, Drafter] | None = None
+
+    def __init__(self, tools: ToolCalls | None = None) -> None:
+        self.tools = tools
+        self._last: tuple[Drafter, str, Drafter] | None = None
 
     def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
         """A drafter that knows what belongs to a trace; all such traces share it."""
         which = self.which(trace)
         if self._last is None or self._last[0] is not drafter or self._last[1] != which:
             self._last = None  # one at a time: suffix trees take much memory
-            self._last = (drafter, which, self.with_text(drafter, which))
+            store = self.store(which)
+            known: Any = drafter
+            if store is not None:
+                with suppress(ValueError):  # it supports none
+                    known = drafter.with_stores([store])
+            if self.tools is not None:
+                known = known.with_tools(self.tools)
+            self._last = (drafter, which, known)
         return self._last[2]
 
     def which(self, trace: Trace) -> str:
-        """The name of the text that belongs to a trace; "" if all traces share one."""
+        """The name of the store that belongs to a trace; "" if all traces share one."""
         return ""
 
-    @abstractmethod
-    def with_text(self, drafter: Any, which: str) -> Drafter:
-        """The drafter with a text; the same drafter if it supports none."""
+    def store(self, which: str) -> Any:
+        """The store of a name, or None."""
+        return None
 
 
 class Earlier(Known):
@@ -102,32 +112,13 @@ class Earlier(Known):
 
     shares = True
 
-    def __init__(self, write: str) -> None:
+    def __init__(self, write: str, tools: ToolCalls | None = None) -> None:
+        super().__init__(tools)
         self.write = write
 
-    def with_text(self, drafter: Any, which: str) -> Drafter:
+    def store(self, which: str) -> Any:
         store = SharedStore(STORE_BYTES, namespace_bytes=STORE_BYTES, write=self.write)
-        return _with_store(drafter, store[NAMESPACE])
-
-
-class Tools(Known):
-    """The tools of all traces, in OpenAI's form, in addition to other knowledge, if there is any.
-
-    ``tokenizer`` is that of the traces.
-    """
-
-    def __init__(self, tools: Sequence[Any], tokenizer: Any, also: Known | None) -> None:
-        self._calls = ToolCalls(tools, tokenizer)
-        self._also = also
-        self.shares = also is not None and also.shares
-
-    def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
-        if self._also is not None:
-            drafter = self._also.given_to(drafter, trace)
-        return super().given_to(drafter, trace)
-
-    def with_text(self, drafter: Any, which: str) -> Drafter:
-        return drafter.with_tools(self._calls)  # type: ignore[no-any-return]
+        return store[NAMESPACE]
 
 
 class Knowledge(Known):
@@ -137,37 +128,27 @@ class Knowledge(Known):
     a 0 after each document, for each trace's ``repo``.
     """
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, tools: ToolCalls | None = None) -> None:
+        super().__init__(tools)
         self.place = place
         self._corpora: dict[str, Corpus] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-")
         if not place.is_dir():
             self._corpora[""] = Corpus.open(place)
 
-    def corpus(self, repo: str) -> Corpus:
+    def which(self, trace: Trace) -> str:
+        return trace.repo if self.place.is_dir() else ""
+
+    def store(self, which: str) -> Corpus:
         """A repository's corpus; from an .npy file it is built once, if it exists."""
-        name = repo if self.place.is_dir() else ""
-        if name not in self._corpora:
-            path = self.place / f"{name}.ngc"
+        if which not in self._corpora:
+            path = self.place / f"{which}.ngc"
             if not path.is_file():
                 tokens = np.load(path.with_suffix(".npy"))
                 path = Path(self._folder.name) / path.name
                 Corpus.build(np.split(tokens, np.flatnonzero(tokens == SEPARATOR_ID) + 1), path)
-            self._corpora[name] = Corpus.open(path)
-        return self._corpora[name]
-
-    def which(self, trace: Trace) -> str:
-        return trace.repo if self.place.is_dir() else ""
-
-    def with_text(self, drafter: Any, which: str) -> Drafter:
-        return _with_store(drafter, self.corpus(which))
-
-
-def _with_store(drafter: Drafter, store: Any) -> Drafter:
-    try:
-        return drafter.with_stores([store])
-    except ValueError:  # it supports none
-        return drafter
+            self._corpora[which] = Corpus.open(path)
+        return self._corpora[which]
 
 
 @dataclass(slots=True)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.replay import (
-    BatchPlan,
-    BatchPlayer,
-    GeneratePlan,
-    GeneratePlayer,
-    flat,
-    measured,
-)
+from benchmarks.replay import BatchPlan, BatchPlayer, GeneratePlan, GeneratePlayer, flat, measured
 from ngramspec.drafters import build_drafter
 from ngramspec.measure.replay import Plan, Player
 from ngramspec.measure.traces import Trace

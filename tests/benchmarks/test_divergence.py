@@ -6,11 +6,7 @@ import math
 
 import torch
 
-from benchmarks.divergence import (
-    Divergence,
-    departure,
-    histogram,
-)
+from benchmarks.divergence import Divergence, departure, histogram
 
 BFLOAT16 = torch.bfloat16
 

@@ -13,8 +13,8 @@ from fuzz_stores import shared_file_content
 from hostile_files import first_section, laid_out, sealed, with_number
 
 from ngramspec._native.store_ring import BORDER, StoreRing, StoreStream
-from ngramspec.stores import SharedStore, StoreFileError, shared_file
-from ngramspec.stores.shared_file import KIND
+from ngramspec.stores import SharedStore, StoreFileError, shared
+from ngramspec.stores.shared import KIND
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_sparse_file_of_16_gib_is_refused_before_it_is_read(content, tmp_path,
     def read(*_):
         raise AssertionError("a section is read")
 
-    monkeypatch.setattr(shared_file, "chunks_of", read)
+    monkeypatch.setattr(shared, "chunks_of", read)
     with pytest.raises(StoreFileError, match="at most max_bytes=67108864 bytes, got 17179869184"):
         SharedStore.load(path)
 
@@ -107,13 +107,13 @@ def test_any_store_can_be_loaded_with_the_memory_that_it_had(tmp_path):
 def test_a_file_that_is_truncated_while_it_is_read(content, tmp_path, monkeypatch):
     path = tmp_path / "s.ngs"
     path.write_bytes(content)
-    check = shared_file.check_checksums
+    check = shared.check_checksums
 
     def then_truncate(*arguments):
         check(*arguments)
         os.truncate(path, KIND.header_size + 100)
 
-    monkeypatch.setattr(shared_file, "check_checksums", then_truncate)
+    monkeypatch.setattr(shared, "check_checksums", then_truncate)
     with pytest.raises(StoreFileError, match="names is broken: a line"):
         SharedStore.load(path)
 
@@ -142,7 +142,7 @@ def test_a_copy_ends_where_the_text_ended_when_it_began(added):
     stream = StoreStream(ring)
     stream.append(np.arange(10_000, dtype=np.int32) % 1000 + 10)
     stream.finish()
-    copied = np.concatenate(list(shared_file.pieces_of(Growing(ring, added))))
+    copied = np.concatenate(list(shared.pieces_of(Growing(ring, added))))
     assert 5 not in copied
     if added < 20_000:
         assert copied.tolist() == [BORDER, *(np.arange(10_000) % 1000 + 10)]

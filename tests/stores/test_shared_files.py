@@ -16,7 +16,7 @@ from native_strategies import int32
 
 from ngramspec._native.store_ring import BORDER
 from ngramspec.stores import SharedStore, StoreFileError
-from ngramspec.stores.shared_file import KIND
+from ngramspec.stores.shared import KIND
 
 SECTIONS = first_section(KIND)
 
