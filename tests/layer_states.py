@@ -48,6 +48,6 @@ def cache_after(model, ids: torch.Tensor) -> DynamicCache:
     return made
 
 
-def assert_close(own: torch.Tensor, other: torch.Tensor, within: float = 1e-4) -> None:
+def assert_close(own: torch.Tensor, other: torch.Tensor, within: float = 5e-4) -> None:
     """Equal up to what kernels of several tokens and of one round differently."""
     torch.testing.assert_close(own, other, rtol=within, atol=within)

@@ -158,7 +158,7 @@ def test_a_generation_copies_its_cache_no_more_and_gives_it_back_as_plain_decodi
     assert moved < 5 if attention == "sdpa" else moved > steps // 2
     for mine, theirs in zip(cache.layers, plain_cache.layers, strict=True):
         assert "update" not in vars(mine)
-        torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-3, atol=1e-4)
         assert mine.keys.untyped_storage().nbytes() == theirs.keys.untyped_storage().nbytes()
     more = {"max_new_tokens": 5, "do_sample": False}
     again = model.generate(ours, **cache_argument(cache), **more)
