@@ -1,16 +1,24 @@
 """Writes the table of abilities into docs/guide/compatibility.md.
 
-Run it after a change of ngramspec/hf_model/abilities.py: ``python docs/abilities.py``.
+Run it after a change of ngramspec/hf_model/facts.py: ``python docs/abilities.py``.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
-from ngramspec.hf_model.abilities import FACTS, Ability
+from ngramspec.hf_model.facts import FACTS, Ability
 
 PAGE = Path(__file__).parent / "guide" / "compatibility.md"
-BEGIN = "<!-- Written by docs/abilities.py from hf_model/abilities.py: -->\n"
+BEGIN = "<!-- Written by docs/abilities.py from hf_model/facts.py: -->\n"
+# What stands for the values of a call in the reasons.
+ANY = SimpleNamespace(
+    rows="several",
+    gap_obstacle="recurrent state, convolution, or index of keys",
+    attention="other than sdpa and eager",
+    unaligned="the cache holds the whole prompt, or the model counts tokens itself",
+)
 END = "<!-- the end of the table -->\n"
 
 
@@ -21,8 +29,8 @@ def table() -> str:
         f"|---|{'---|' * len(Ability)}",
     ]
     for fact in FACTS:
-        cells = [_cell(fact.reasons.get(ability)) for ability in Ability]
-        lines.append(f"| {fact.name} | {' | '.join(cells)} |")
+        cells = [_cell(fact.cells.get(ability)) for ability in Ability]
+        lines.append(f"| {fact.reason.format(ANY)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

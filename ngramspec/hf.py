@@ -14,7 +14,7 @@ from ngramspec.decoding.request import GenerateCall, check_tokenizers, requested
 from ngramspec.decoding.setup import Caller, decode_call, version_fault
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made_by_generate
-from ngramspec.hf_model.support import REFUSED_AT_ONCE, refusal
+from ngramspec.hf_model.facts import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stores import open_stores
 

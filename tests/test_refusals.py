@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.support import OFF_VALUES
+from ngramspec.hf_model.facts import OFF_VALUES
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 8, "do_sample": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
+from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 MASKS = "masking_utils"  # reads the padding of a plain step, where the cache may be the caller's
 

@@ -356,7 +356,7 @@ class Batch:
         costs = self.costs
         if positions == 1 or costs is None or any(draft.parents is not None for draft in drafts):
             return positions
-        if self.target.traits.recurrent:  # padding is rejected, which would undo a recurrent state
+        if self.target.facts.recurrent:  # padding is rejected, which would undo a recurrent state
             return positions
         room = min(self.draft_limits(group)[0] for group in self.groups if not group.stopped)
         return costs.width(positions, 1 + room)

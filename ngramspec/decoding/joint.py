@@ -25,6 +25,7 @@ from ngramspec.decoding.setup import Caller, CallSetup
 from ngramspec.draft import Draft
 from ngramspec.draft_length.batch_choice import worthwhile_rows
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.facts import check_request
 from ngramspec.hf_model.joint import (
     ForwardShare,
     JointForward,
@@ -33,7 +34,6 @@ from ngramspec.hf_model.joint import (
     why_not_joint,
     why_not_tried,
 )
-from ngramspec.hf_model.support import check_request
 from ngramspec.stats import DecodeStats
 
 
@@ -125,7 +125,7 @@ class OpenGeneration:
         """Its share of a joint forward over a step's draft. An error closes the generation."""
         with self._closed_by_errors():
             target, arguments = self.target, self._loop.arguments(step)
-            return share_of(target.begin_forward(*arguments, joint=True), target.traits.windows)
+            return share_of(target.begin_forward(*arguments, joint=True), target.facts.windows)
 
     def end_step(self, step: Step, result: JointResult) -> list[int]:
         """Second half of a joint step, from this generation's result; return the tokens it added.
@@ -181,7 +181,7 @@ class OpenGeneration:
 
 def open_call(caller: Caller, call: GenerateCall) -> OpenGeneration:
     """Begin to decode a call of one row step by step; ``unsupported`` is ignored."""
-    check_request(call.generation_config)
+    check_request(call.generation_config, call.model)
     beams, rows = call.beams, call.input_ids.shape[0]
     if beams > 1:
         raise UnsupportedError(

@@ -170,12 +170,12 @@ class DecodeLoop:
         """The arguments of the target's forward."""
         lengths = [1 + len(row.draft.tokens) for row in step.rows]
         trees = [row.draft.parents for row in step.rows] if step.longest else ()
-        ids = self.batch.ids() if self.target.traits.reads_text else None
+        ids = self.batch.ids() if self.target.facts.reads_text else None
         return self.block(step), lengths, trees, ids
 
     def block(self, step: Step) -> torch.Tensor:
         """Every row's last committed token and draft, int64 (batch, width), on the device."""
-        embeddings = self.target.traits.embeddings
+        embeddings = self.target.facts.embeddings
         block = self.batch.block(step.width, self.pad, embeddings)
         return block.to(self.device, non_blocking=True)
 

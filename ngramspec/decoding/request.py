@@ -137,13 +137,13 @@ def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int]
     """
     masks = ("attention_mask", "decoder_attention_mask")
     encoder_mask, decoder_mask = (target.inputs.kwargs.get(name) for name in masks)
-    mask = decoder_mask if target.traits.encodes else encoder_mask
+    mask = decoder_mask if target.facts.encodes else encoder_mask
     holds_ids = isinstance(encoded, torch.Tensor) and encoded.ndim == 2  # no audio or images
     holds_ids = holds_ids and not encoded.is_floating_point()
 
     def history(row: int) -> Int32:
         texts = [reference]
-        if target.traits.encodes and holds_ids:
+        if target.facts.encodes and holds_ids:
             each = target.prompt.shape[0] // encoded.shape[0]  # sequences per encoded text
             mask_of = None if encoder_mask is None else encoder_mask[row]
             texts.append(_own(encoded[row // each], mask_of))
@@ -170,7 +170,7 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
     the cache is returned, as a later call expects it as the baseline would have left it.
     """
     sees_all = sampler.streamer is not None or sampler.records or sampler.stop.custom
-    returned = target.call.states or target.config.return_dict_in_generate
+    returned = target.facts.states or target.config.return_dict_in_generate
     return bool(sees_all or returned) or not all_stock(sampler.processors, BY_ROW)
 
 

@@ -19,7 +19,8 @@ from ngramspec.draft import Draft, Int32
 from ngramspec.draft_length.schedule import PrefillDraftLength
 from ngramspec.drafters.base import DraftSession
 from ngramspec.drafters.known import OracleDrafter, OracleSession
-from ngramspec.hf_model.compat.versions import NEWEST_TESTED, small_model
+from ngramspec.hf_model.compat.extras import small_model
+from ngramspec.hf_model.compat.names import NEWEST_TESTED
 from ngramspec.options import Options
 from ngramspec.stats import DecodeStats
 

@@ -32,17 +32,21 @@ from ngramspec.draft_length.schedule import (
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, why_unsupported
-from ngramspec.hf_model.cache.linear import MAX_PRICED_PENDING_TOKENS
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
-from ngramspec.hf_model.compat.names import HISTORY_FREE, all_stock, pad_token, plain_method
-from ngramspec.hf_model.compat.versions import untested
-from ngramspec.hf_model.support import (
+from ngramspec.hf_model.compat.names import (
+    HISTORY_FREE,
+    all_stock,
+    pad_token,
+    plain_method,
+    untested,
+)
+from ngramspec.hf_model.facts import (
+    Ability,
     check_adapter,
-    check_beams_of,
     check_prompt,
     check_request,
     drops_out,
+    why_unsupported,
 )
 from ngramspec.hf_model.target import Target
 from ngramspec.options import Options
@@ -91,7 +95,7 @@ class CallSetup:
         self.caller, self.options, self.call, self.ranks = caller, caller.options, call, ranks
         self.stats, self.pace = DecodeStats(), Pace()
         self.learns_costs = self.options.planned_gamma == "auto"
-        check_request(call.generation_config)
+        check_request(call.generation_config, call.model)
         self._check_beams()
         check_adapter(call.model)
         self.drafter = caller.drafter()
@@ -128,14 +132,13 @@ class CallSetup:
             gamma_max=options.gamma if isinstance(options.gamma, int) else options.longest,
             beams=call.beams,
         )
-        check_beams_of(target.model, call.beams)
         synced = self.ranks is not None and self.ranks.synced
         if synced and target.cache.capacity is not None:
             raise UnsupportedError(
                 "synced_gpus is not supported with a static cache, which has no room for further"
                 " forwards; use a dynamic cache"
             )
-        if synced and target.traits.recurrent:
+        if synced and target.facts.recurrent:
             raise UnsupportedError(
                 "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
                 " forward that other processes would not run"
@@ -160,10 +163,10 @@ class CallSetup:
         sampler = self._sampler()
         if self._may_diverge(sampler):
             target.make_ragged()
-        if target.limits.no_drafts is not None:
-            caller.log_once(f"steps have no drafts: {target.limits.no_drafts}")
+        if target.no_drafts is not None:
+            caller.log_once(f"steps have no drafts: {target.no_drafts}")
         if target.pending is not None and self.learns_costs:
-            target.pending.most = MAX_PRICED_PENDING_TOKENS
+            target.pending.price()
         if any(each.reads_states for each in self.drafter.assistants):
             target.read_states()
         trees = self._may_branch()
@@ -245,7 +248,7 @@ class CallSetup:
         target = self.target
         if target.prompt.shape[0] == 1 or must_lockstep(sampler, target):
             return False
-        return why_unsupported(Ability.RAGGED, target.facts()) is None
+        return why_unsupported(Ability.RAGGED, target.facts) is None
 
     def _groups(self, sampler: TokenSampler, section: Section) -> list[Group]:
         """The rows of the call: one group for each row if rows may diverge, else one group."""
@@ -258,8 +261,9 @@ class CallSetup:
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
         tree = self.options.tree
-        facts = self.target.facts(ragged=self.target.inputs.ragged)
-        reason = "beam search" if self.call.beams > 1 else why_unsupported(Ability.TREES, facts)
+        reason = why_unsupported(Ability.TREES, self.target.facts)
+        if self.call.beams > 1:
+            reason = "beam search"
         if isinstance(tree, int) and reason is not None:
             self.stats.chains[reason] = 1
         priced = tree == "auto" and self.learns_costs

@@ -38,7 +38,7 @@ def step_costs(
         machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
         dtype=str(target.model.dtype).removeprefix("torch."),
         rows=rows,
-        attention=target.traits.attention,
+        attention=target.facts.attention,
         static=target.cache.capacity is not None,
         compiled=bool(target.widths),
         tree=trees,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from huggingface_hub import try_to_load_from_cache
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import in_place
-from ngramspec.hf_model.cache.kv_cache import KVCache, kv_cache_for
-from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.compat import extras, names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
+from ngramspec.hf_model.outputs import StateChannel
 
 
 class AssistantModel:
@@ -64,7 +64,7 @@ class AssistantModel:
         return logits
 
     def _checked(self, outputs: Any) -> KVCache:
-        cache = kv_cache_for(cache_of(outputs))
+        cache = KVCache(cache_of(outputs))
         if cache.slides or cache.convolves or cache.capacity is not None:
             raise UnsupportedError(
                 f"{type(self.model).__name__} cannot draft: its cache must be a dynamic one of"
@@ -86,7 +86,7 @@ def _full_cache(model: Any) -> Any:
 
 def check_rollback(model: Any) -> None:
     """Raise an UnsupportedError if a drafting model's cache cannot be truncated."""
-    if kv_cache_for(_full_cache(model)).convolves or names.is_stateful(model):
+    if KVCache(_full_cache(model)).convolves or names.is_stateful(model):
         raise UnsupportedError(
             f"{named(model)} cannot draft: it has layers without attention, and drafts are rolled"
             " back without a copy of its state"
@@ -134,7 +134,7 @@ def named(model: Any) -> str:
 
 def tokenizer_file(model: Any) -> Path | None:
     """Return a model's local tokenizer.json, in its folder or in the hub's cache, or None."""
-    name, commit = getattr(model, "name_or_path", ""), names.commit_hash(model.config)
+    name, commit = getattr(model, "name_or_path", ""), extras.commit_hash(model.config)
     if not isinstance(name, str) or not name:
         return None
     try:
@@ -149,8 +149,8 @@ def tokenizer_file(model: Any) -> Path | None:
 def check_assistant(assistant: Any, target: Any, same: bool | None) -> None:
     """Raise an UnsupportedError if a model's token ids are not those of the target.
 
-    ``same``: whether their tokenizers are equal; None: not known. Then their numbers of logits must
-    be equal. Models with equal tokenizers may be padded to different numbers.
+    ``same``: whether their tokenizers are equal; None: not known. Models with equal tokenizers may
+    be padded to different numbers of logits.
     """
     what = f"{named(assistant)} cannot draft for {named(target)}: "
     if names.is_encoder_decoder(assistant):
@@ -170,73 +170,6 @@ def check_assistant(assistant: Any, target: Any, same: bool | None) -> None:
         )
 
 
-# Hidden states for heads
-
-
-class StateChannel:
-    """The decoder's last hidden states of each row, until its head takes them."""
-
-    def __init__(self, model: Any, mask: torch.Tensor | None, rows: int) -> None:
-        self._decoder, self._mask = model.get_decoder(), mask
-        self._kept: list[list[torch.Tensor]] = [[] for _ in range(rows)]
-        self._found: list[torch.Tensor] = []
-        self._last: torch.Tensor | None = None  # (batch, positions, d) of the last forward
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Collect the states of this thread's forwards inside the block."""
-        self._found, self._last = [], None
-        mine = threading.get_ident()  # other threads may run the same model
-
-        def keep(_: Any, __: Any, output: Any) -> None:
-            if threading.get_ident() == mine:
-                states = getattr(output, "last_hidden_state", None)
-                self._found.append(output[0] if states is None else states)
-
-        hook = self._decoder.register_forward_hook(keep)
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    def keep_prompt(self, drafted: int) -> None:
-        """Keep the prompt's states.
-
-        Those of its last token and of ``drafted`` tokens after it are kept only if accepted. There
-        are none if the user compiled the forward before: such a graph calls no hook.
-        """
-        if not self._found:
-            return
-        states = torch.cat(self._found, dim=1)
-        last = states.shape[1] - drafted
-        for row, kept in enumerate(self._kept):
-            own = states[row, :last]
-            if self._mask is not None and self._mask.shape[1] >= last:
-                own = own[self._mask[row, -last:].bool()]
-            kept.append(own)
-        self._last, self._found = states[:, last - 1 :], []
-
-    def offer(self, placed: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Note a forward's states, which ``placed`` brings to (batch, new positions, d)."""
-        self._last = placed(self._found[-1]) if self._found else None
-        self._found = []  # another forward may not be read
-
-    def keep(self, paths: Sequence[Sequence[int]], *, prefill: bool) -> None:
-        """Keep the states at each row's accepted positions of the last forward."""
-        if self._last is None:
-            return
-        for row, path in enumerate(paths):
-            positions = list(path[1:] if prefill else path)
-            if positions:
-                self._kept[row].append(self._last[row, positions])
-        self._last = None
-
-    def take(self, row: int) -> list[torch.Tensor]:
-        """A row's states since the last time, each (positions, d)."""
-        taken, self._kept[row] = self._kept[row], []
-        return taken
-
-
 # Layers for multi-token prediction
 
 _lock = threading.Lock()
@@ -253,7 +186,7 @@ def mtp_layers(model: Any) -> Any:
 
 def _load(model: Any) -> Any:
     what = f"use_mtp=True is not supported: {type(model).__name__}"
-    kind, types = names.mtp_model(model)
+    kind, types = extras.mtp_model(model)
     if not types:
         raise UnsupportedError(f"{what} has no layers for multi-token prediction; remove it")
     if kind is None:
@@ -287,8 +220,7 @@ class MtpHead:
     """The MTP layers along one sequence. Layer k predicts the token k + 1 after the last state's.
 
     Layer k at position t reads the output of layer k - 1 there (layer 0: the target's state) and
-    token t + 1 + k. Its last k positions have read draft tokens, and are dropped from its cache
-    after every draft. So its cache rolls back along the accepted path whichever source drafted it.
+    token t + 1 + k. Its last k positions have read draft tokens, and are dropped after every draft.
     """
 
     layers: Any  # transformers' MtpModel
@@ -305,7 +237,6 @@ class MtpHead:
 
     @property
     def length(self) -> int:
-        """Tokens read."""
         return len(self._tokens)
 
     @property
@@ -338,13 +269,12 @@ class MtpHead:
 
     def _restart(self, start: int) -> None:
         self._start, self._known, self._states = start, 0, LayerRun()
-        self._cache = names.mtp_cache(self.layers)
+        self._cache = extras.mtp_cache(self.layers)
         self._cache.activate_past_recording()
         self._runs = [LayerRun() for _ in range(self.ahead)]
         self._run_now = 0
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` tokens read."""
         del self._tokens[length:]
         if self._known:
             self._settle(max(length - self._committed, -1) + 1)
@@ -376,7 +306,7 @@ class MtpHead:
         if run.cached < self._known:
             self._run(k, run, above)
         self._run_now = max(self._run_now, k + 1)
-        logits: torch.Tensor = names.mtp_logits(self.layers, run.since(self._known - 1))[0]
+        logits: torch.Tensor = extras.mtp_logits(self.layers, run.since(self._known - 1))[0]
         return logits
 
     @torch.no_grad()

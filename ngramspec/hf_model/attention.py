@@ -1,29 +1,21 @@
 """Attention: masks of trees and windows, and replacements of transformers' functions.
 
-Masks. A forward's position 0 is the last committed token, and position i + 1 is node i of the
-draft. A node attends to the committed text, to its ancestors and to itself, and its depth
-determines its position in the text (SpecInfer, Miao et al. 2024, section 4.2). transformers counts
-windows and chunks in slots of the cache. That fails if rows have gaps between their slots, or if
-siblings of a tree share a position. Here they are counted by a token's position in its text, from
-where the row's padding ends.
+A forward's position 0 is the last committed token, and position i + 1 is node i of the draft. A
+node attends to the committed text, to its ancestors and to itself, and its depth determines its
+position in the text (SpecInfer, Miao et al. 2024, section 4.2). transformers counts windows and
+chunks in slots of the cache, which fails if rows have gaps or siblings share a position. Here they
+are counted by positions in the text.
 
-Grouped queries on a CPU. A forward over several positions has a mask, and with a mask transformers'
-sdpa attention first repeats a layer's keys and values for all query heads of their group, because
-some GPU kernels need that. torch's CPU kernel reads them in place, with the same arithmetic in the
-same order. The copies take about 8 % of such a forward (SmolLM2-135M, two cores). So ngramspec
-registers a function that makes no copies under a separate name, with bitwise equal results.
-
-transformers looks up the name in the model's config, and has no argument for it. So the configs of
-the model's layers have our name during our forwards over several positions. Another thread that
-runs the model at that time finds the same function, which then calls transformers' one, and the
-name equals "sdpa". A copy of the model with other configs would miss the state that some models
-keep between their forwards.
+With a mask, transformers' sdpa attention first repeats a layer's keys and values for all query
+heads of their group. torch's CPU kernel reads them in place, with bitwise equal results, which
+saves about 8 % of a forward over several positions (SmolLM2-135M, two cores). So the configs of the
+model's layers name our function during such forwards. Another thread that runs the model at that
+time finds the same function, which then calls transformers' one, and the name equals "sdpa".
 
 In bfloat16 the kernel converts the keys for each query head. With up to ``MAX_FOLDED_POSITIONS``
-positions, which it handles in one block, this takes longer than the products. The query heads of a
-group are then passed as additional positions of one head, which halves the time (batches of 4 to 16
-rows). The results were bitwise equal on the processor where this was measured; other processors may
-round the wider product differently.
+positions, which it handles in one block, the query heads of a group are passed as additional
+positions of one head, which halves the time (batches of 4 to 16 rows). The results were bitwise
+equal on the processor where this was measured; others may round the wider product differently.
 """
 
 from __future__ import annotations
@@ -32,19 +24,16 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad, scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from ngramspec.draft import Int32
-from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 
 # Trees
@@ -54,15 +43,7 @@ Trees = Sequence[Int32 | None]  # the parents of each row's draft; None: it is a
 
 
 def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which positions of a forward attend to which, bool (n + 1, n + 1), and their depths.
-
-    ``parents`` is int32 (n,), parents[i] < i, -1 for the last committed token. In the first array a
-    row attends to a column; the depths are int64 (n + 1,), 0 for the last committed token.
-
-    Example:
-        >>> ancestry(np.array([-1, -1, 0], np.int32))[1].tolist()
-        [0, 1, 1, 2]
-    """
+    """Return which positions attend to which, bool (n + 1, n + 1), and their depths, (n + 1,)."""
     n = len(parents)
     sees = np.eye(n + 1, dtype=np.bool_)
     depths = np.zeros(n + 1, np.int64)
@@ -73,11 +54,7 @@ def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
 
 
 def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> torch.Tensor:
-    """Return the positions in the text of each row's last token and draft, (..., rows, n + 1).
-
-    ``last`` is int64 (..., rows, 1). A row with fewer nodes than another repeats the position of
-    its last one, so that no position exceeds the model's limit.
-    """
+    """Return the text positions of each row's last token, (..., rows, 1), and its draft."""
     depths = np.zeros((len(trees), max(lengths)), np.int64)
     for row, parents, length in zip(depths, trees, lengths, strict=True):
         row[:length] = np.arange(length) if parents is None else ancestry(parents)[1]
@@ -85,40 +62,28 @@ def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> 
     return last + torch.from_numpy(depths).to(last.device, non_blocking=True)
 
 
-def attended(trees: Trees, width: int, device: torch.device) -> torch.Tensor:
-    """Return which positions of a forward attend to which, bool (rows, width, width).
+def tree_mask(
+    trees: Trees,
+    width: int,
+    past: torch.Tensor | None,
+    length: int,
+    device: torch.device,
+    keys: int | None = None,
+) -> torch.Tensor:
+    """Return the mask of a forward of ``width`` after ``length`` positions, (rows, 1, width, keys).
 
-    A row of the result attends to a column. Positions after a row's draft attend to all positions
-    before them, so that their scores are finite. Without trees drafts are chains, and rows is 1.
+    Positions after a row's draft attend to all before them, so that their scores are finite.
+    ``past``, (rows, length or more), is 0 at masked positions. Columns after its own are masked.
     """
     sees = np.tri(width, dtype=np.bool_)[None].repeat(max(len(trees), 1), axis=0)
     for own, parents in zip(sees, trees, strict=False):
         if parents is not None:
             known = len(parents) + 1
             own[:known, :known] = ancestry(parents)[0]
-    return torch.from_numpy(sees).to(device, non_blocking=True)
-
-
-def tree_mask(
-    sees: NDArray[np.bool_] | torch.Tensor,
-    past: torch.Tensor | None,
-    length: int,
-    device: torch.device,
-    keys: int | None = None,
-) -> torch.Tensor:
-    """Return the mask of a forward of w positions after ``length`` ones, bool (batch, 1, w, keys).
-
-    ``sees`` is bool (w, w) or (batch, w, w), ``past`` (batch, length or more) with 0 at masked
-    positions. With ``keys``, columns after the forward's own are masked.
-    """
-    own = sees if isinstance(sees, torch.Tensor) else torch.from_numpy(sees)
-    own = own.to(device, non_blocking=True)
-    width = own.shape[-1]
-    there = torch.ones((1, length), dtype=torch.bool, device=device)
-    if past is not None:
-        there = past[:, :length].to(torch.bool)
-    rows = max(there.shape[0], 1 if own.ndim == 2 else own.shape[0])
-    mask = torch.cat((there[:, None].expand(rows, width, -1), own.expand(rows, -1, -1)), dim=2)
+    new = torch.from_numpy(sees).to(device, non_blocking=True)
+    there = new.new_ones((1, length)) if past is None else past[:, :length].to(torch.bool)
+    rows = max(len(there), len(new))
+    mask = torch.cat((there[:, None].expand(rows, width, -1), new.expand(rows, -1, -1)), dim=2)
     if keys is not None:
         mask = pad(mask, (0, keys - length - width))
     return mask[:, None]
@@ -169,11 +134,10 @@ class Windows:
     def masks(
         self, mask: torch.Tensor, past: torch.Tensor, queries: torch.Tensor, held: int | None
     ) -> Masks:
-        """Return the mask or masks that the model takes.
+        """Return the mask or masks that the model takes, from the ``mask`` without windows.
 
-        ``mask`` is bool (rows, 1, width, keys), without windows. ``past`` and ``queries``, int64
-        (rows or 1, n), are positions in the text of the cache's slots and of the forward. Layers
-        with limits hold the last ``held`` keys; None: all.
+        ``past`` and ``queries``, int64 (rows or 1, n), are the text positions of the cache's slots
+        and of the forward. Layers with limits hold the last ``held`` keys; None: all.
         """
         rows, made = max(len(past), len(queries)), {}
         keys = torch.cat((past.expand(rows, -1), queries.expand(rows, -1)), dim=1)
@@ -197,7 +161,7 @@ def windows_of(config: Any) -> Windows | None:
 def query_positions(
     last: torch.Tensor, trees: Trees, lengths: Sequence[int], width: int
 ) -> torch.Tensor:
-    """Return the positions in the text of a forward's tokens, int64 (rows or 1, width)."""
+    """Return the text positions of a forward's tokens, int64 (rows or 1, width)."""
     steps = torch.arange(width, device=last.device)
     if not trees:
         return last + steps
@@ -205,16 +169,12 @@ def query_positions(
     return queries[:, steps.clamp(max=queries.shape[1] - 1)]
 
 
-def added(masks: Masks, dtype: torch.dtype) -> Masks:
+def added(masks: Any, dtype: torch.dtype) -> Any:
     """Return masks of bools as eager attention adds them to its scores: 0 or the lowest value."""
     if isinstance(masks, dict):
-        return {kind: _lowest(each, dtype) for kind, each in masks.items()}
-    return _lowest(masks, dtype)
-
-
-def _lowest(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return zeros.masked_fill(~mask, torch.finfo(dtype).min)
+        return {kind: added(each, dtype) for kind, each in masks.items()}
+    zeros = torch.zeros(masks.shape, dtype=dtype, device=masks.device)
+    return zeros.masked_fill(~masks, torch.finfo(dtype).min)
 
 
 # Grouped queries
@@ -231,9 +191,7 @@ MAX_FOLDED_POSITIONS = 32  # query positions of a group over all its heads: the 
 
 
 class _Thread(threading.local):
-    """State of one thread's forwards."""
-
-    on = False  # whether they attend without copies
+    on = False  # whether this thread's forwards attend without copies
     splits: Splits | None = None  # splits their attention by sequences
 
     def __init__(self) -> None:
@@ -262,69 +220,37 @@ class _Name(str):
 
 NAME = _Name("ngramspec")
 _thread = _Thread()
-_lock = threading.Lock()
-_configs: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model, of its modules
-_uses: dict[int, int] = {}  # by the ``id`` of a config, the running forwards that need our name
 
 
-@contextmanager
-def in_place(model: Any, device: torch.device) -> Iterator[None]:
+def in_place(model: Any, device: torch.device) -> AbstractContextManager[None]:
     """Let this thread's forwards on a CPU attend without copies inside the block."""
-    if device.type != "cpu":
-        yield
-        return
-    before = _thread.on
-    _thread.on = True
-    try:
-        with _named(model):
-            yield
-    finally:
-        _thread.on = before
-        _thread.masks.clear()
+    return _attending(model, "on", True) if device.type == "cpu" else nullcontext()
 
 
-@contextmanager
-def split_by(model: Any, splits: Splits) -> Iterator[None]:
+def split_by(model: Any, splits: Splits) -> AbstractContextManager[None]:
     """Split this thread's attention by sequences inside the block; see ``available``."""
-    before, _thread.splits = _thread.splits, splits
-    try:
-        with _named(model):
-            yield
-    finally:
-        _thread.splits = before
+    return _attending(model, "splits", splits)
 
 
 @contextmanager
-def _named(model: Any) -> Iterator[None]:
-    """Let the layers of a model that use "sdpa" use our function inside the block."""
-    if not available():
-        yield
-        return
-    if model not in _configs:
-        _configs[model] = names.configs_of(model)
-    configs = [each for each in _configs[model] if names.attention_name(each) == "sdpa"]
-    with _lock:
-        for config in configs:
-            _uses[id(config)] = _uses.get(id(config), 0) + 1
-            names.set_attention_name(config, NAME)
+def _attending(model: Any, state: str, value: Any) -> Iterator[None]:
+    """Change this thread's state, and let layers that use "sdpa" use our function."""
+    before = getattr(_thread, state)
+    setattr(_thread, state, value)
     try:
-        yield
+        with names.attention_renamed(model, "sdpa", NAME) if available() else nullcontext():
+            yield
     finally:
-        with _lock:
-            for config in configs:
-                _uses[id(config)] -= 1
-                if not _uses[id(config)]:
-                    del _uses[id(config)]
-                    if names.attention_name(config) is NAME:
-                        names.set_attention_name(config, "sdpa")
+        setattr(_thread, state, before)
+        _thread.masks.clear()
 
 
 def grouped(original: Attention) -> Attention:
     """Return an sdpa attention that makes no copies inside ``in_place``.
 
-    It has the arguments of ``original``, transformers' function: query (batch, heads, n, size), key
-    and value (batch, key heads, keys, size), attention_mask (batch or 1, 1 or heads, n, keys). It
-    returns (batch, n, heads, size), and None in place of attention weights.
+    Its arguments and results are those of ``original``, transformers' function: query (batch,
+    heads, n, size), key and value (batch, key heads, keys, size), attention_mask (batch or 1, 1 or
+    heads, n, keys); it returns (batch, n, heads, size), and None in place of attention weights.
     """
     parameters = inspect.signature(original).parameters.values()
     named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
@@ -336,9 +262,6 @@ def grouped(original: Attention) -> Attention:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        is_causal: bool | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if (
@@ -350,47 +273,33 @@ def grouped(original: Attention) -> Attention:
             or getattr(module, "num_key_value_groups", 1) * key.shape[1] != query.shape[1]
             or not all(kwargs.get(name) is None or kwargs[name] is False for name in others)
         ):
-            kwargs |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
             return original(module, query, key, value, attention_mask, **kwargs)
-        positions, group = query.shape[2], query.shape[1] // key.shape[1]
-        folds = query.dtype == torch.bfloat16 and positions * group <= MAX_FOLDED_POSITIONS
+        group = query.shape[1] // key.shape[1]
+        folds = query.dtype == torch.bfloat16 and query.shape[2] * group <= MAX_FOLDED_POSITIONS
         if not folds or attention_mask.shape[1] > 1:  # Doge's masks differ between heads
             group = 1
         out = scaled_dot_product_attention(
-            _fold(query, group),
+            # A group's query heads become positions: (batch, heads / group, group * n, size).
+            query.reshape(len(query), query.shape[1] // group, -1, query.shape[3]),
             key,
             value,
             attn_mask=_added(attention_mask, query.dtype, group),
-            dropout_p=dropout,
-            scale=scaling,
+            dropout_p=kwargs.get("dropout", 0.0),
+            scale=kwargs.get("scaling"),
             enable_gqa=group == 1 and query.shape[1] != key.shape[1],
         )
         out = out.reshape(*query.shape[:3], out.shape[3])
         return out.transpose(1, 2).contiguous(), None
 
     @functools.wraps(original)
-    def attend(
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def attend(module: torch.nn.Module, *states: Any, **kwargs: Any) -> Any:
         splits = None if torch.compiler.is_compiling() else _thread.splits
         if splits is None:
-            return attend_row(module, query, key, value, attention_mask, **kwargs)
-        return splits(attend_row, module, query, key, value, **kwargs), None
+            return attend_row(module, *states, **kwargs)
+        kwargs.pop("attention_mask", None)
+        return splits(attend_row, module, *states[:3], **kwargs), None
 
     return attend
-
-
-def _fold(query: torch.Tensor, group: int) -> torch.Tensor:
-    """Reshape a group's query heads into positions: (batch, heads / group, group * n, size)."""
-    if group == 1:
-        return query
-    batch, heads, positions, size = query.shape
-    return query.reshape(batch, heads // group, group * positions, size)
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tensor:
@@ -411,69 +320,3 @@ def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tens
 def available() -> bool:
     """Register our function. Return False if "sdpa" is another function than transformers'."""
     return names.register_attention(NAME, grouped)
-
-
-# Indexes of keys
-
-TOPK_FUNCTIONS = (torch.topk, torch.Tensor.topk)
-_indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
-
-
-@contextmanager
-def causal_topk(model: Any, cache: KVCache, inputs: dict[str, Any]) -> Iterator[None]:
-    """Let each position of this thread's next forward select keys as in a separate forward.
-
-    This changes selections among all keys, in modules whose class name ends in "Indexer". The
-    forward's ``inputs`` have positions in the order of the text.
-    """
-    positions = inputs["input_ids"].shape[1] if cache.indexed else 1
-    if positions == 1:
-        yield
-        return
-    alone, mine = _Alone(positions, cache.length() + positions), threading.get_ident()
-    entered = ExitStack()
-
-    def enter(*_: Any) -> None:
-        if threading.get_ident() == mine:  # other threads may run the same model
-            entered.enter_context(alone)
-
-    def leave(*_: Any) -> None:
-        if threading.get_ident() == mine:
-            entered.close()
-
-    if model not in _indexers:
-        _indexers[model] = names.indexers_of(model)
-    hooks = [each.register_forward_pre_hook(enter) for each in _indexers[model]]
-    hooks += [each.register_forward_hook(leave, always_call=True) for each in _indexers[model]]
-    try:
-        yield
-    finally:
-        entered.close()  # the hooks do not run after an interrupt
-        for hook in hooks:
-            hook.remove()
-
-
-class _Alone(TorchFunctionMode):
-    """Runs ``topk`` of (batch, positions, keys) for each position on the keys up to its own."""
-
-    def __init__(self, positions: int, keys: int) -> None:
-        super().__init__()
-        self.positions, self.keys = positions, keys
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        found = func(*args, **kwargs)
-        if func in TOPK_FUNCTIONS and args[0].shape[1:] == (self.positions, self.keys):
-            scores, selected = args[0], found[0].shape[-1]
-            for at, seen in enumerate(range(self.keys - self.positions + 1, self.keys)):
-                if seen > selected:  # otherwise it attends to all keys up to its own
-                    own = func(scores[:, at : at + 1, :seen], *args[1:], **kwargs)
-                    for whole, row in zip(found, own, strict=True):
-                        whole[:, at : at + 1] = row
-        return found

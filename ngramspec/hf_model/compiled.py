@@ -1,40 +1,27 @@
 """The shapes of the forwards after the prefill, and compiled forwards.
 
 A forward is as wide as the draft, or padded to a fixed width or one of a few. A kernel may round a
-position differently in a wider forward. If all forwards have the same width, and no other part of
-their shape depends on the drafts, then drafts do not change the rounding.
+position differently in a wider forward. If no part of the forwards' shape depends on the drafts,
+then drafts do not change the rounding.
 
-Compiled forwards have one graph for each of a few widths. A draft of any length is padded to the
-next of these widths, rollback changes a tensor in place, and the mask is an input. So one graph
-serves all steps of all calls whose static caches have the same size. To make equal sizes likely,
-cache sizes are rounded up.
+Compiled forwards have one graph for each of a few widths. Rollback changes a tensor in place, and
+the mask is an input. So one graph serves all calls whose static caches have the same size. To make
+equal sizes likely, cache sizes are rounded up.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, why_unsupported
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
-from ngramspec.hf_model.traits import CallFacts
+from ngramspec.hf_model.compat.extras import compile_settings
+from ngramspec.hf_model.facts import Ability, Facts, why_unsupported
 
-CACHE_SIZE_MULTIPLE = 256  # positions; sizes of compiled calls are rounded up to it; not tuned
-
-
-def least_width(widths: Sequence[int], positions: int) -> int:
-    """Return the least of the allowed widths, ascending, that is >= ``positions``; empty: any."""
-    return widths[bisect_left(widths, positions)] if widths else positions
-
-
-def max_positions(widths: Sequence[int], slots: int | None) -> int | None:
-    """Return the maximum positions of a forward with ``slots`` free ones; None: no limit."""
-    if not widths or slots is None:
-        return widths[-1] if widths else slots
-    return widths[max(bisect_right(widths, slots) - 1, 0)]
+CACHE_SIZE_MULTIPLE = 256  # positions; so many lengths share a graph
 
 
 class ForwardShapes:
@@ -50,7 +37,7 @@ class ForwardShapes:
 
     def __init__(
         self,
-        facts: CallFacts,
+        facts: Facts,
         cache: KVCache,
         *,
         width: int | None,
@@ -69,27 +56,18 @@ class ForwardShapes:
             self._graphs = Graphs(model, config, len(self.widths))
         self.run: Callable[..., Any] = model if self._graphs is None else self._graphs
         self.keys: int | None = None
-        if self.widths:
-            # The last forward begins with the second-to-last token.
-            new = int(config.max_length) - facts.call.prompt
-            needed = facts.call.end + new - 2 + self.widths[-1]
-            if cache.capacity is None:
-                self.keys = needed
-            else:
-                self._make_room(cache, cache.capacity, needed, config, fixed=width is not None)
-
-    def _make_room(
-        self, cache: KVCache, capacity: int, needed: int, config: Any, *, fixed: bool
-    ) -> None:
-        """Resize a static cache that ``generate`` made to ``needed`` positions or more.
-
-        With a ``fixed`` width, its size, and thus the number of keys attended to, depends on the
-        request alone. Otherwise it does not shrink from one call to the next, as in ``generate``,
-        so that compiled graphs are reused.
-        """
-        widest = self.widths[-1]
-        if config.cache_implementation is not None:  # generate made it
+        if not self.widths:
+            return
+        widest, capacity, fixed = self.widths[-1], cache.capacity, width is not None
+        # The last forward begins with the second-to-last token.
+        needed = facts.end + int(config.max_length) - facts.prompt - 2 + widest
+        if capacity is None:
+            self.keys = needed
+        elif config.cache_implementation is not None:  # generate made it
             needed = max(needed, config.max_cache_len or 0)
+            # With a fixed width, the number of keys attended to depends on the request alone.
+            # Otherwise the cache does not shrink from one call to the next, as in ``generate``, so
+            # that compiled graphs are reused.
             if not fixed:
                 needed = max(needed, capacity + widest - 1)
             if self._graphs is not None:
@@ -102,13 +80,23 @@ class ForwardShapes:
                 " cache_implementation='static'"
             )
 
+    def least_width(self, positions: int) -> int:
+        """Return the least of the allowed widths that is >= ``positions``."""
+        return self.widths[bisect_left(self.widths, positions)] if self.widths else positions
+
+    def rooms(self, capacity: int | None, slots: int) -> list[int]:
+        """Return the limits of a draft's length, given the cache's capacity and its length."""
+        widths, free = self.widths, None if capacity is None else capacity - slots
+        if widths and free is not None:
+            return [widths[max(bisect_right(widths, free) - 1, 0)] - 1]
+        return [each - 1 for each in (*widths[-1:], free) if each is not None]
+
     @property
     def compiling(self) -> bool:
-        """Whether the last forward spent its time compiling."""
         return self._graphs is not None and self._graphs.compiled
 
 
-def should_compile(facts: CallFacts, compiled: bool | None) -> bool:
+def should_compile(facts: Facts, compiled: bool | None) -> bool:
     """Whether a call's forwards are compiled; an UnsupportedError if ``compiled`` cannot be."""
     if compiled is False or facts.config.disable_compile:
         return False
@@ -124,14 +112,7 @@ MAX_CACHE_SIZES = 8  # cache sizes that graphs are kept for; dynamo's default re
 
 
 def bucket_sizes(widest: int) -> tuple[int, ...]:
-    """Return the widths to compile for, given the positions of the widest forward.
-
-    These are powers of two up to three quarters of ``widest``, and ``widest``.
-
-    Example:
-        >>> bucket_sizes(65), bucket_sizes(11), bucket_sizes(1)
-        ((1, 2, 4, 8, 16, 32, 65), (1, 2, 4, 8, 11), (1,))
-    """
+    """Return the widths to compile for: powers of two up to 3/4 of ``widest``, and ``widest``."""
     powers = [1 << i for i in range(widest.bit_length()) if 4 << i <= 3 * widest]
     return (*powers, widest)
 
@@ -158,7 +139,7 @@ class Graphs:
     """A model's compiled forward; ``compiled``: whether its last call compiled something."""
 
     def __init__(self, model: Any, config: Any, widths: int) -> None:
-        settings = names.compile_settings(model, config)
+        settings = compile_settings(model, config)
         if settings.dynamic is None:
             settings.dynamic = False
         self._call: Callable[..., Any] = model.get_compiled_call(settings)

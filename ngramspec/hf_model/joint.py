@@ -1,17 +1,15 @@
 """One forward for several generations of a model, each with its own cache.
 
-The positions of all generations are concatenated in one row. So the model's weights are read once,
-no position is padding, and no cache is copied when a generation begins or ends. Only attention runs
-separately for each generation, over its own keys and values (selective batching: Orca, Yu et al.
-2022, section 3.2).
-
-A model may mix positions outside its attention, or attend to other states than its cache returns.
-This is tested with a few short texts at the first use of a model (``why_not_tried``).
+The positions of all generations are concatenated in one row. Only attention runs separately for
+each generation, over its own keys and values (selective batching: Orca, Yu et al. 2022, section
+3.2). A model may mix positions outside its attention, or attend to other states than its cache
+returns. This is tested at the first use of a model (``why_not_tried``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -20,23 +18,22 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, why_unsupported
 from ngramspec.hf_model.attention import (
     Attention,
-    Masks,
     Windows,
-    attended,
     available,
     in_place,
     split_by,
     tree_mask,
     windows_of,
 )
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
-from ngramspec.hf_model.support import TestResults, alike, tested_once
-from ngramspec.hf_model.target import Target, head_inputs
+from ngramspec.hf_model.facts import Ability, why_unsupported
+from ngramspec.hf_model.outputs import head_inputs
+from ngramspec.hf_model.target import Target
+from ngramspec.hf_model.trials import TestResults, alike, tested_once
 
 
 def why_not_joint(target: Target) -> str | None:
@@ -45,7 +42,7 @@ def why_not_joint(target: Target) -> str | None:
         return "forwards of a fixed width"
     if not available():
         return "another attention registered as sdpa"
-    return why_unsupported(Ability.JOINT, target.facts())
+    return why_unsupported(Ability.JOINT, target.facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +52,9 @@ class ForwardShare:
     cache: Any  # of transformers, with one row of keys and values in each layer
     ids: torch.Tensor  # int64 (1, n), its tokens
     positions: torch.Tensor  # int64 (..., 1, n), their positions in its text
-    # Bool (1, 1, n, length + n), over its cache and its own positions, or one for each type of
-    # layers; None: it has one position, which attends to all of them.
-    masks: Masks | None
-    windows: Windows | None = None  # of the model's layers
-
-    def mask_of(self, layer: int) -> torch.Tensor | None:
-        """Return the mask of a layer, or None."""
-        if isinstance(self.masks, dict):
-            assert self.windows is not None
-            return self.masks[self.windows.layers[layer]]
-        return self.masks
+    # Bool (1, 1, n, length + n), over its cache and its own positions, or one for each layer; None:
+    # it has one position, which attends to all of them.
+    masks: torch.Tensor | list[torch.Tensor] | None
 
 
 def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> ForwardShare:
@@ -73,11 +62,13 @@ def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> ForwardS
     ids, cache, mask = inputs["input_ids"], cache_of(inputs), inputs.get("attention_mask")
     if mask is None or (isinstance(mask, torch.Tensor) and mask.ndim < 4):
         width = ids.shape[1]
-        sees, length = attended((), width, ids.device), int(cache.get_seq_length())
+        length = int(cache.get_seq_length())
         hides = mask is not None and not bool(mask.all())
         plain = width == 1 and not hides
-        mask = None if plain else tree_mask(sees, mask if hides else None, length, ids.device)
-    return ForwardShare(cache, ids, inputs["position_ids"], mask, windows)
+        mask = None if plain else tree_mask((), width, mask if hides else None, length, ids.device)
+    if isinstance(mask, dict):  # by type of layers
+        mask = [mask[kind] for kind in windows.layers] if windows is not None else None
+    return ForwardShare(cache, ids, inputs["position_ids"], mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +98,10 @@ class JointForward:
         model, cache = self._model, new_cache()  # it stores nothing
         replace_update(cache, self._update)
         own, split = in_place(model, device), split_by(model, self.attend)
-        with own, split, head_inputs(model, hidden) as states:
+        collected: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
+        if hidden:
+            collected = head_inputs(model)
+        with own, split, collected as states:
             outputs = model(
                 input_ids=ids,
                 position_ids=torch.cat([each.positions for each in shares], dim=-1),
@@ -148,9 +142,11 @@ class JointForward:
         _, added, layer = self._added[id(key)]
         kwargs.pop("is_causal", None)
         queries = torch.split(query, self._widths, dim=2)
+        masks = [each.masks for each in self._shares]
+        masks = [each[layer] if isinstance(each, list) else each for each in masks]
         found = [
-            own(module, part, *states, share.mask_of(layer), is_causal=False, **kwargs)[0]
-            for part, states, share in zip(queries, added, self._shares, strict=True)
+            own(module, part, *states, mask, is_causal=False, **kwargs)[0]
+            for part, states, mask in zip(queries, added, masks, strict=True)
         ]
         return torch.cat(found, dim=1)
 
@@ -188,8 +184,8 @@ def _share(model: Any, before: int, new: int) -> ForwardShare:
     inputs = {"input_ids": ids, "position_ids": places} | cache_argument(cache)
     windows = windows_of(names.text_config(model))
     if windows is not None and windows.known:
-        mask = tree_mask(attended((), new, model.device), None, before, model.device)
-        held = kv_cache_for(cache).held
+        mask = tree_mask((), new, None, before, model.device)
+        held = KVCache(cache).held
         held = None if held is None else held + new
         inputs["attention_mask"] = windows.masks(mask, positions[:, :before], places, held)
     return share_of(inputs, windows)

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.abilities import Ability, why_unsupported
-from ngramspec.hf_model.attention import Trees, causal_topk, in_place
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.attention import Trees, in_place, windows_of
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.cache.layers import widen_static
-from ngramspec.hf_model.cache.linear import Checkpoint, Pending
 from ngramspec.hf_model.compat import names
-from ngramspec.hf_model.compat.caches import cache_argument, cache_of, decoder_cache, is_callers
-from ngramspec.hf_model.compiled import ForwardShapes, least_width, max_positions
-from ngramspec.hf_model.inputs import Inputs, PresentRows, next_position
-from ngramspec.hf_model.support import (
-    check_cache,
+from ngramspec.hf_model.compat.caches import cache_of, decoder_cache, is_callers
+from ngramspec.hf_model.facts import (
+    Ability,
+    check_facts,
     check_model,
     check_prefilled,
-    check_recurrent,
-    check_states,
+    facts_of,
+    prompt_end,
+    why_unsupported,
 )
-from ngramspec.hf_model.traits import CallFacts, call_traits_of, prompt_end, traits_of
+from ngramspec.hf_model.inputs import Inputs, next_position
 
 if TYPE_CHECKING:
-    from ngramspec.hf_model.assistants import StateChannel
+    from ngramspec.hf_model.cache.copies import Checkpoint, Pending
+    from ngramspec.hf_model.compiled import ForwardShapes
+    from ngramspec.hf_model.outputs import OutputRecorder, StateChannel
+    from ngramspec.hf_model.ragged import PresentRows, RaggedInputs
 
 MAX_PREFILL_DRAFT_TOKENS = 1 << 20  # for models without a position limit
 
@@ -48,11 +48,11 @@ class Target:
     Attributes:
         widths: allowed widths of the forwards after the prefill, ascending; empty: any width.
         pending: accepted tokens that the next forward runs again; None: the model is not recurrent.
+        no_drafts: why nothing can be drafted; None: drafts are allowed.
         hidden: input of the head in the last forward, (batch, n + 1, d), if ``keep_hidden``.
         states: the hidden states of committed positions for heads; None: no head reads them.
 
     Args:
-        model_kwargs: what ``generate`` prepared for the model's forward.
         width: positions of every forward after the prefill; None: the draft decides.
         compiled: whether these forwards are compiled; None: if the baseline compiles them.
         beams: beams of each prompt; each prompt is repeated in this number of rows.
@@ -72,64 +72,70 @@ class Target:
     ) -> None:
         check_model(model, model_kwargs)
         self.model, self.config, self.prompt = model, config, input_ids
-        self.traits = traits = traits_of(model, input_ids, model_kwargs)
-        if config.cache_implementation is not None and traits.windows is not None:
+        if config.cache_implementation is not None and windows_of(names.text_config(model)):
             end = prompt_end(input_ids, model_kwargs, mask_length=names.mask_length(config))
             longest = end + int(config.max_length) - input_ids.shape[1] - 1
             widen_static(decoder_cache(cache_of(model_kwargs)), longest)
-        self.cache = kv_cache_for(cache_of(model_kwargs), recurrent=traits.recurrent)
-        if traits.recurrent:
+        self.cache = KVCache(cache_of(model_kwargs), recurrent=names.is_stateful(model))
+        self.facts = facts = facts_of(model, input_ids, config, model_kwargs, self.cache)
+        self.pending: Pending | None = None
+        if facts.recurrent:
+            from ngramspec.hf_model.cache.copies import Pending  # few models have such a state
+            from ngramspec.hf_model.trials import check_recurrent
+
             check_recurrent(model, len(input_ids))
-        check_cache(traits, self.cache)
-        self.inputs = Inputs(model, traits, model_kwargs)
-        self._recorder = OutputRecorder(
-            config, model_kwargs, encodes=traits.encodes, streams_first=traits.streams_first
-        )
-        states = self._recorder.names
-        self.call = call_traits_of(
-            model, input_ids, config, model_kwargs, self.cache, traits=traits, states=states
-        )
-        check_states(traits, self.call)
-        first = 0 if traits.hooked else next_position(model_kwargs.get("position_ids"))
-        facts = self.facts()
-        reason, capacity = why_unsupported(Ability.DRAFTS, facts), traits.token_capacity
-        widest = None if capacity is None else capacity // len(input_ids)
-        self.limits = DraftLimits(
-            traits.position_limit, traits.thresholds, self.call.end, first, reason, widest
-        )
-        self._shapes = ForwardShapes(
-            facts, self.cache, width=width, compiled=compiled, gamma_max=gamma_max
-        )
-        self.widths = self._shapes.widths
+            self.pending = Pending()
+        check_facts(facts)
+        self.inputs = Inputs(facts)
+        self._ragged: RaggedInputs | None = None  # these inputs, if rows may diverge
+        self._recorder: OutputRecorder | None = None
+        if config.return_dict_in_generate:
+            from ngramspec.hf_model.outputs import OutputRecorder
+
+            self._recorder = OutputRecorder(facts)
+        # Of the first generated token; 0: the model counts positions itself.
+        self._next_position = next_position(model_kwargs.get("position_ids"))
+        if facts.hooks_positions:
+            self._next_position = 0
+        self.no_drafts = why_unsupported(Ability.DRAFTS, facts)
+        self._shapes: ForwardShapes | None = None
+        if width is not None or compiled or facts.static:
+            from ngramspec.hf_model.compiled import ForwardShapes
+
+            self._shapes = ForwardShapes(
+                facts, self.cache, width=width, compiled=compiled, gamma_max=gamma_max
+            )
+        self.widths: tuple[int, ...] = () if self._shapes is None else self._shapes.widths
+        self._run: Callable[..., Any] = model if self._shapes is None else self._shapes.run
         once = beams > 1 and why_unsupported(Ability.ONE_PREFILL, facts) is None
         self._copies = beams if once else 1  # copies made of each row that the prefill runs
         self._unordered = False  # whether the prefill's rows may have to be reordered
         self._slots = 0  # positions in the cache
-        self.pending = Pending() if traits.recurrent else None
+        self._prefilled: int | None = None  # these after the prefill; None: before its end
+        self._thresholds = facts.thresholds
         self.keep_hidden = False
         self.hidden: torch.Tensor | None = None
         self.states: StateChannel | None = None
         self._present: PresentRows | None = None  # None: no row has left
         self._forward: _Forward | None = None  # the last one, until it is rolled back
+        self.replayed_positions = 0  # of the last forward, how many had been accepted before it
 
     # What the generation can do
-
-    def facts(self, *, ragged: bool = False) -> CallFacts:
-        """Return the properties of the model and the call for ``why_unsupported``."""
-        kwargs = self.inputs.kwargs
-        return CallFacts(self.traits, self.call, self.model, self.config, kwargs, ragged)
 
     def read_states(self) -> None:
         """Keep the hidden states of committed positions for heads; call it before the prefill."""
         if (self.config.num_beams or 1) == 1:
-            from ngramspec.hf_model.assistants import StateChannel  # few calls have heads
+            from ngramspec.hf_model.outputs import StateChannel  # few calls have heads
 
             mask = self.inputs.kwargs.get("attention_mask")
             self.states = StateChannel(self.model, mask, len(self.prompt))
 
     def make_ragged(self) -> None:
         """Let rows accept different numbers of tokens; call it before the prefill."""
-        self.inputs.ragged = True
+        from ngramspec.hf_model.ragged import RaggedInputs  # most calls have one row
+
+        self.facts = replace(self.facts, ragged=True)
+        self._ragged = self.inputs = RaggedInputs(self.facts)
 
     @property
     def rows(self) -> int:
@@ -139,7 +145,8 @@ class Target:
     @property
     def rows_may_leave(self) -> bool:
         """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
-        return self.inputs.rows_may_leave and not (self.widths or self.call.hooked)
+        may_leave = self._ragged is not None and self._ragged.rows_may_leave
+        return may_leave and not (self.widths or self.facts.hooked)
 
     @property
     def vocab(self) -> int | None:
@@ -149,7 +156,7 @@ class Target:
     @property
     def compiling(self) -> bool:
         """Whether the last forward spent its time compiling."""
-        return self._shapes.compiling
+        return self._shapes is not None and self._shapes.compiling
 
     @property
     def wants_hidden(self) -> bool:
@@ -159,27 +166,39 @@ class Target:
     @property
     def prefill_positions(self) -> int:
         """Number of positions that the prefill runs, in all rows."""
-        return self.prompt.shape[0] // self._copies * (self.call.end - self.call.cached)
-
-    @property
-    def replayed_positions(self) -> int:
-        """Number of positions in the last forward that had been accepted before it."""
-        return 0 if self._forward is None else self._forward.replayed
+        return self.prompt.shape[0] // self._copies * (self.facts.end - self.facts.cached)
 
     def prefill_room(self) -> int:
         """Maximum number of draft tokens that the prefill can verify."""
-        checks = why_unsupported(Ability.PREFILL_DRAFT, self.facts()) is None
+        checks = why_unsupported(Ability.PREFILL_DRAFT, self.facts) is None
         if self.widths or not checks or self.vocab is None:
             return 0
-        return self.limits.prefill()
+        if self.facts.position_limit is None:
+            return MAX_PREFILL_DRAFT_TOKENS
+        return self.facts.position_limit - max(self.facts.end, self._next_position)
 
     def room(self, new: int) -> int | None:
-        """Maximum draft length after ``new`` generated tokens; None: no limit."""
-        if self.pending is not None and self.pending.full:
+        """Maximum draft length after ``new`` generated tokens of each row; None: no limit.
+
+        No forward crosses a length at which the model computes its positions differently, and the
+        first one after it, which may read all tokens again, has no draft. Rotary frequencies depend
+        on positions, and reading again on the number of tokens, so both are compared with
+        thresholds.
+        """
+        if self.no_drafts is not None or (self.pending is not None and self.pending.full):
             return 0
-        capacity = self.cache.capacity
-        free = None if capacity is None else capacity - self._slots
-        return self.limits.longest(new, max_positions(self.widths, free))
+        facts, rooms = self.facts, []
+        if self._shapes is not None:
+            rooms += self._shapes.rooms(self.cache.capacity, self._slots)
+        if facts.token_capacity is not None:  # no forward has more, so that none is dropped
+            rooms.append(facts.token_capacity // len(self.prompt) - 1)
+        if self._prefilled is not None:
+            ends = self._prefilled + new, self._next_position + new  # by tokens, by positions
+            if facts.position_limit is not None:
+                rooms.append(facts.position_limit - max(ends))
+            for threshold in self._thresholds:
+                rooms += [threshold - end for end in ends if end <= threshold + 1]
+        return max(min(rooms), 0) if rooms else None
 
     # Forwards
 
@@ -196,30 +215,32 @@ class Target:
             prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
             config = names.with_longer_mask(config, count)
-        if (self.call.cached or draft is not None) and config.prefill_chunk_size is None:
+        if (self.facts.cached or draft is not None) and config.prefill_chunk_size is None:
             self.cache.record()  # so that a draft or an interrupted prefill can be rolled back
         if self.cache.checkpoint is not None:
             self.cache.checkpoint.save()
-        states = self._read_states
-        with head_inputs(self.model, self.keep_hidden) as hidden, _reading(states):
+        with ExitStack() as entered:
+            hidden = self._collect(entered, self.keep_hidden)
             outputs = names.prefill(self.model, prompt, config, kwargs)
-        _check_logits(outputs.logits, 1 + count, self.traits.name)
-        if states is not None:
-            states.keep_prompt(count)
+        if outputs.logits.shape[1] < 1 + count:
+            raise self._missing(outputs.logits, 1 + count)
+        if self.states is not None and not self.widths:
+            self.states.keep_prompt(count)
         self.hidden = self._copied(hidden[-1][:, -1 - count :]) if hidden else None
         self.inputs.carry(outputs)
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
         self._use_cache()
-        check_prefilled(self.model, self.cache, self.call)
+        check_prefilled(self.facts, self.cache)
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
-        self._slots = (self.cache.length() or self.call.end) - count
+        self._slots = (self.cache.length() or self.facts.end) - count
         self.inputs.begin(self.prompt, self._slots)
-        self.limits.prefilled = self._slots
+        self._prefilled = self._slots
         if draft is not None:
             self._forward = _Forward(count, is_prefill=True, outputs=outputs)
-        self._recorder.keep_prefill(outputs)
+        if self._recorder is not None:
+            self._recorder.keep_prefill(outputs)
         self._unordered = self._copies == 1  # the rows of a given cache may differ
         return self._copied(outputs.logits[:, -1 - count :])
 
@@ -229,18 +250,28 @@ class Target:
 
     def _use_cache(self) -> None:
         """Use the cache that the model has returned, and make it ready for rollbacks."""
-        self.cache = kv_cache_for(cache_of(self.inputs.kwargs), recurrent=self.traits.recurrent)
+        self.cache = KVCache(cache_of(self.inputs.kwargs), recurrent=self.facts.recurrent)
         self.cache.record()
-        if self.inputs.ragged:
+        if self._ragged is not None:
             self.cache.make_ragged()
-        if self._shapes.keys is not None:
+        if self._shapes is not None and self._shapes.keys is not None:
             self.cache.stretch(self._shapes.keys)
-        elif self.traits.attention == "sdpa":  # it accepts keys with any stride
+        elif self.facts.attention == "sdpa":  # it accepts keys with any stride
             self.cache.grow_in_place()
 
     def decoding(self) -> AbstractContextManager[Any]:
         """The context in which ``generate`` runs the forwards after the prefill."""
         return names.decode_context(self.model)
+
+    def _collect(self, entered: ExitStack, hidden: bool) -> list[torch.Tensor]:
+        """Collect states for heads, and return the inputs of the model's head if ``hidden``."""
+        if self.states is not None and not self.widths:  # a compiled forward has no hooks
+            entered.enter_context(self.states.reading())
+        if not hidden:
+            return []
+        from ngramspec.hf_model.outputs import head_inputs
+
+        return entered.enter_context(head_inputs(self.model))
 
     def forward(
         self,
@@ -251,34 +282,32 @@ class Target:
     ) -> torch.Tensor:
         """Run every row's last committed token and its draft in one forward, padded to its width.
 
-        A model may drop its cache and read all tokens again (Phi-3, where its rotary factors
-        change); generation then continues with the cache that it returns.
-
         Args:
             block: int64 (batch, n + 1), on the prompt's device.
             lengths: for each row, how many of its tokens in the block are not padding.
             trees: parents of each row's draft; empty: all drafts are chains.
             committed: int64 (batch, length), all tokens up to and including the block's first, for
-                models that read them (``traits.reads_text``); else None.
+                models that read them (``facts.reads_text``); else None.
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
         assert self._forward is not None
-        plain = self._forward.width == 1 and not (self.wants_hidden or self._forward.reread)
-        if plain and self.states is None and not self.traits.hooked:
-            return self.end_forward(self._shapes.run(**inputs, return_dict=True))
-        alone: AbstractContextManager[None] = nullcontext()
-        if self.cache.indexed:
-            alone = causal_topk(self.model, self.cache, inputs)
-        collected = head_inputs(self.model, self.wants_hidden)
-        own, positions = in_place(self.model, block.device), self.inputs.take_positions(inputs)
-        with own, alone, positions, collected as hidden, _reading(self._read_states):
-            outputs = self._shapes.run(**inputs, return_dict=True)
-        return self.end_forward(outputs, hidden[-1] if hidden else None)
+        plain = self._forward.width == 1 and not self._forward.reread
+        plain = plain and not (self.keep_hidden and self.wants_hidden)
+        if plain and self.states is None and not self.facts.hooks_positions:
+            return self.end_forward(self._run(**inputs, return_dict=True))
+        with ExitStack() as entered:
+            entered.enter_context(in_place(self.model, block.device))
+            if self.cache.indexed and self._forward.width > 1:
+                from ngramspec.hf_model.compat.extras import causal_topk  # few models have an index
 
-    @property
-    def _read_states(self) -> StateChannel | None:
-        """What collects hidden states for heads; a compiled forward has no hooks."""
-        return None if self.widths else self.states
+                width = self._forward.width
+                keys = self.cache.length() + width
+                entered.enter_context(causal_topk(self.model, width, keys))
+            if self.facts.hooks_positions:
+                entered.enter_context(self.inputs.take_positions(inputs))
+            hidden = self._collect(entered, self.wants_hidden)
+            outputs = self._run(**inputs, return_dict=True)
+        return self.end_forward(outputs, hidden[-1] if hidden else None)
 
     def begin_forward(
         self,
@@ -293,16 +322,16 @@ class Target:
 
         ``joint``: it is a part of a joint forward, whose windows need masks that are made here.
         """
-        new, keys = block.shape[1], self.cache.key_length
+        new, keys, checkpoint = block.shape[1], self.cache.key_length, self.cache.checkpoint
         if self._present is not None:
             block, lengths = self._present.select(block), self._present.of(lengths)
             trees = self._present.of(trees) if trees else ()
         if self.pending is not None:
             block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]
-        width = least_width(self.widths, positions)
-        forward = self._forward = _Forward(width, block, positions - new)
-        checkpoint = self.cache.checkpoint
+        width = positions if self._shapes is None else self._shapes.least_width(positions)
+        self.replayed_positions = positions - new
+        forward = self._forward = _Forward(width, block)
         if checkpoint is not None:
             if new > 1 or self._outlives:
                 checkpoint.save()
@@ -317,9 +346,9 @@ class Target:
             slots=self._slots,
             keys=keys,
             held=self.cache.held if self.cache.slides and keys is None else None,
-            masked=joint and self.facts().slides,
+            masked=joint and self.facts.outgrows_windows,
         )
-        forward.reread = cache_of(inputs) is None
+        forward.reread = self.facts.reads_text and cache_of(inputs) is None
         return inputs
 
     def end_forward(self, outputs: Any, hidden: torch.Tensor | None = None) -> torch.Tensor:
@@ -339,12 +368,19 @@ class Target:
         forward = self._forward
         assert forward is not None
         assert forward.block is not None
-        new = forward.width - forward.replayed
-        wanted = forward.block.shape[1] - forward.replayed
-        _check_logits(states, new, self.traits.name)
+        new = forward.width - self.replayed_positions
+        wanted = forward.block.shape[1] - self.replayed_positions
+        if states.shape[1] < new:
+            raise self._missing(states, new)
         if states.shape[1] != wanted:
             states = states[:, -new:][:, :wanted]
         return states if self._present is None else self._present.spread(states)
+
+    def _missing(self, logits: torch.Tensor, positions: int) -> MissingLogitsError:
+        return MissingLogitsError(
+            f"{type(self.model).__name__} returns logits of {logits.shape[1]} tokens in a forward"
+            f" over {positions}; pass Speculator('none')"
+        )
 
     def _replace_cache(self, forward: _Forward) -> None:
         """Continue with the cache that a forward made instead of the one that it was given."""
@@ -352,7 +388,7 @@ class Target:
         self.inputs.replace_cache(cache_of(forward.outputs))
         self._use_cache()
         if self.cache.length() < self._slots + forward.width:  # before transformers 5.20 or so
-            self.limits.no_drafts = "the model forgot the text after its original length"
+            self.no_drafts = "the model forgot the text after its original length"
 
     # Rollback
 
@@ -364,8 +400,8 @@ class Target:
                 baseline would have run. In the prefill, position 0 is the prompt's last token.
             origins: which row of the forward each row continues; empty: each its own.
         """
-        if self.limits.prefilled is None:
-            self.cache.truncate_to(self.call.cached)
+        if self._prefilled is None:
+            self.cache.truncate_to(self.facts.cached)
         forward = self._forward
         if self.states is not None and forward is not None:
             self.states.keep(paths, prefill=forward.is_prefill)
@@ -376,16 +412,19 @@ class Target:
             return
         if self._present is not None:
             paths = self._present.of(paths)
-        kept = [len(path) for path in paths]
+        kept = list(map(len, paths))
         if forward.is_prefill:  # the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
         stays, complete = max(kept), forward.outputs is not None
         if not complete:
             self.cache.truncate_to(self._slots + stays)
         else:
-            if self._recorder.names:
+            if self._recorder is not None:
+                new = range(self.replayed_positions, self.replayed_positions + stays)
                 static = self.cache.capacity is not None
-                self._recorder.keep(forward, stays, self._slots, static=static)
+                self._recorder.keep(
+                    forward.outputs, new, self._slots, static=static, whole=forward.reread
+                )
             forward.outputs = None
             if self.cache.checkpoint is not None:
                 stays = self._all_or_none(self.cache.checkpoint, stays, origins)
@@ -399,10 +438,10 @@ class Target:
             self.cache.truncate(forward.width - stays, self.inputs.needed_slots)
         self._slots += stays
         self._forward = None
-        slots = self.inputs.slots_to_keep(self._slots)
-        if slots is not None:
+        slots = None if self._ragged is None else self._ragged.slots_to_keep(self._slots)
+        if self._ragged is not None and slots is not None:
             self.cache.compact(slots)
-            self.inputs.compact(slots)
+            self._ragged.compact(slots)
             self._slots = slots.shape[1]
 
     def _all_or_none(self, checkpoint: Checkpoint, accepted: int, origins: Sequence[int]) -> int:
@@ -411,7 +450,7 @@ class Target:
         assert forward is not None
         assert forward.block is not None
         assert self.pending is not None
-        accepted += forward.replayed
+        accepted += self.replayed_positions
         whole = accepted == forward.width or not checkpoint.restore()
         self.pending.keep(forward.block, 0 if whole else accepted, origins)
         return forward.width if whole else 0
@@ -421,15 +460,18 @@ class Target:
         assert self._forward is not None
         self._forward.outputs = None
         self.rollback([()] * len(self.prompt))
-        self.limits.no_drafts = reason
+        self.no_drafts = reason
 
     def keep_rows(self, rows: Collection[int]) -> None:
         """Run only these present rows later. Values of others are meaningless from then on."""
+        assert self._ragged is not None
         if self._present is None:
+            from ngramspec.hf_model.ragged import PresentRows
+
             self._present = PresentRows(len(self.prompt))
         order = self._present.keep(rows)
         self.cache.keep_rows(order)
-        self.inputs.keep_rows(order)
+        self._ragged.keep_rows(order)
 
     @property
     def _outlives(self) -> bool:
@@ -449,48 +491,17 @@ class Target:
         finally:
             self.cache.release(outlives=self._outlives)
 
-    def output(self, *found: Any) -> Any:
-        """Build the return value of ``generate``; see ``OutputRecorder.output``."""
-        return self._recorder.output(self.cache.cache, self.inputs.kwargs, *found)
-
-
-@dataclass(slots=True)
-class DraftLimits:
-    """The maximum draft length at each point of a generation, from its Traits and CallTraits."""
-
-    position_limit: int | None
-    thresholds: Sequence[int]
-    end: int
-    next_position: int  # of the first generated token; 0: the model counts positions itself
-    no_drafts: str | None  # why nothing can be drafted; None: drafts are allowed
-    # Positions of the widest forward that drops none of them (``Traits.token_capacity``), or None.
-    widest: int | None = None
-    prefilled: int | None = None  # positions in the cache after the prefill; None: before its end
-
-    def prefill(self) -> int:
-        """Maximum number of draft tokens that the prefill can verify."""
-        if self.position_limit is None:
-            return MAX_PREFILL_DRAFT_TOKENS
-        return self.position_limit - max(self.end, self.next_position)
-
-    def longest(self, new: int, width: int | None) -> int | None:
-        """Maximum draft length after ``new`` generated tokens of each row; None: no limit.
-
-        No forward has more than ``width`` positions, and none crosses a length at which the model
-        computes its positions differently (``Traits.thresholds``). The first forward after that
-        length may read all tokens again, so it has no draft. Rotary frequencies depend on
-        positions, and reading again on the number of tokens, so both are compared with them.
-        """
-        if self.no_drafts is not None:
-            return 0
-        rooms = [each - 1 for each in (width, self.widest) if each is not None]
-        if self.prefilled is not None:
-            ends = self.prefilled + new, self.next_position + new  # by tokens, by positions
-            if self.position_limit is not None:
-                rooms.append(self.position_limit - max(ends))
-            for threshold in self.thresholds:
-                rooms += [threshold - end for end in ends if end <= threshold + 1]
-        return max(min(rooms), 0) if rooms else None
+    def output(
+        self,
+        sequences: torch.Tensor,
+        scores: list[torch.Tensor] | None,
+        logits: list[torch.Tensor] | None,
+        ranking: dict[str, Any] | None = None,
+    ) -> Any:
+        if self._recorder is None:
+            return sequences
+        kwargs, cache = self.inputs.kwargs, self.cache.cache
+        return self._recorder.output(cache, kwargs, sequences, scores, logits, ranking)
 
 
 @dataclass(slots=True)
@@ -499,123 +510,6 @@ class _Forward:
 
     width: int  # positions that it appended to the cache
     block: torch.Tensor | None = None  # int64 (batch, width or less); None: it was the prefill
-    replayed: int = 0  # how many of these tokens had been accepted before; see ``Pending``
     is_prefill: bool = False  # with a draft after the prompt
     outputs: Any = None  # of the model; None: the forward was interrupted
     reread: bool = False  # whether it read the whole text again
-
-
-def _check_logits(logits: torch.Tensor, positions: int, name: str) -> None:
-    if logits.shape[1] < positions:
-        raise MissingLogitsError(
-            f"{name} returns logits of {logits.shape[1]} tokens in a forward over {positions}; pass"
-            " Speculator('none')"
-        )
-
-
-def _reading(states: StateChannel | None) -> AbstractContextManager[Any]:
-    return nullcontext() if states is None else states.reading()
-
-
-@contextmanager
-def head_inputs(model: Any, wanted: bool) -> Iterator[list[torch.Tensor]]:
-    """Collect the inputs of the model's head, (batch, positions, d), in this thread's forwards."""
-    found: list[torch.Tensor] = []
-    head = model.get_output_embeddings() if wanted else None
-    if not isinstance(head, torch.nn.Module):
-        yield found
-        return
-    mine = threading.get_ident()  # other threads may run the same model
-
-    def keep(_: Any, inputs: tuple[Any, ...]) -> None:
-        if threading.get_ident() == mine and inputs:
-            found.append(inputs[0])
-
-    hook = head.register_forward_pre_hook(keep)
-    try:
-        yield found
-    finally:
-        hook.remove()
-
-
-# Names of the outputs that each option of ``generate`` asks for.
-STATE_NAMES = {"output_attentions": ("attentions",), "output_hidden_states": ("hidden_states",)}
-DECODER_STATE_NAMES = {
-    "output_attentions": ("decoder_attentions", "cross_attentions"),
-    "output_hidden_states": ("decoder_hidden_states",),
-}
-
-
-class OutputRecorder:
-    """Keeps the requested attentions and hidden states, ``names``, of committed tokens."""
-
-    def __init__(
-        self, config: Any, kwargs: dict[str, Any], *, encodes: bool, streams_first: bool
-    ) -> None:
-        self._returns_dict = bool(config.return_dict_in_generate)
-        self._encodes = encodes
-        self._streams_first = streams_first
-        self._kept: dict[str, list[Any]] = {
-            name: []
-            for asked, outputs in (DECODER_STATE_NAMES if encodes else STATE_NAMES).items()
-            if self._returns_dict and kwargs.get(asked)
-            for name in outputs
-        }
-        self.names = tuple(self._kept)
-
-    def keep_prefill(self, outputs: Any) -> None:
-        """Keep the states of the prompt, as one entry."""
-        for name, kept in self._kept.items():
-            kept.append(getattr(outputs, name))
-
-    def keep(self, forward: _Forward, count: int, before: int, *, static: bool) -> None:
-        """Keep the states of a forward's first ``count`` new positions, after ``before`` ones."""
-        for name, kept in self._kept.items():
-            layers = getattr(forward.outputs, name)
-            if layers is None or forward.reread:  # not computed, or not of one position
-                kept += [layers] * count
-                continue
-            for position in range(forward.replayed, forward.replayed + count):
-                all_keys = static or name == "cross_attentions"
-                keys = None if all_keys else before + position + 1
-                kept.append(tuple(self._of_position(name, each, position, keys) for each in layers))
-
-    def _of_position(
-        self, name: str, layer: torch.Tensor, position: int, keys: int | None
-    ) -> torch.Tensor:
-        """Return one position's part of a layer's states, as its own forward would.
-
-        Streams of hidden states are (batch, n, streams, size) or (streams, batch, n, size).
-        """
-        if "attentions" in name:
-            return layer[:, :, position : position + 1][..., :keys]
-        axis = 1 if layer.ndim == 4 and not self._streams_first else -2
-        return layer.narrow(axis, position, 1)
-
-    def output(
-        self,
-        cache: Any,
-        kwargs: dict[str, Any],
-        sequences: torch.Tensor,
-        scores: list[torch.Tensor] | None,
-        logits: list[torch.Tensor] | None,
-        ranking: dict[str, Any] | None = None,
-    ) -> Any:
-        """Build the return value of ``generate``, with the output fields of a beam search."""
-        if not self._returns_dict:
-            return sequences
-        states = {name: tuple(kept) for name, kept in self._kept.items()}
-        encoder = kwargs.get("encoder_outputs") if self._encodes else None
-        if encoder is not None:
-            kinds = ("attentions", "hidden_states")
-            asked = (name for name in kinds if kwargs.get(f"output_{name}"))
-            states |= {f"encoder_{name}": encoder.get(name) for name in asked}
-        kind = names.output_class(beams=ranking is not None, encodes=self._encodes)
-        return kind(
-            **(ranking or {}),
-            sequences=sequences,
-            scores=None if scores is None else tuple(scores),
-            logits=None if logits is None else tuple(logits),
-            **cache_argument(cache),
-            **states,
-        )

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ngramspec import DecodeStats, Speculator, StepEvent, generate
-from ngramspec.hf_model.compat.names import compile_config
+from ngramspec.hf_model.compat.extras import compile_config
 from ngramspec.measure.forwards import forwards_of
 from ngramspec.measure.machine import PeakMemory, synchronize
 from ngramspec.measure.models import LoadedModel, set_dtype

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ngramspec.hf_model.attention import in_place
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
-from ngramspec.hf_model.compat.names import forget_compiled_call
+from ngramspec.hf_model.compat.extras import forget_compiled_call
 from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.machine import synchronize
 
@@ -45,7 +45,7 @@ def forward_seconds(
     for begin in range(0, context, PREFILL_CHUNK_POSITIONS):
         block = tokens[:, begin : min(begin + PREFILL_CHUNK_POSITIONS, context)]
         model(input_ids=block, **cache_argument(cache), use_cache=True, logits_to_keep=1)
-    rolled = kv_cache_for(cache)
+    rolled = KVCache(cache)
     rolled.record()
     seconds: dict[int, list[float]] = {width: [] for width in sorted(set(widths))}
     for turn in range(repeats + 1):

@@ -106,7 +106,7 @@ def load(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ngramspec.hf_model.compat.versions import silence
+    from ngramspec.hf_model.compat.extras import silence
 
     silence()
     try:

@@ -19,19 +19,18 @@ import numpy as np
 import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
-from ngramspec.hf_model.abilities import Ability, why_unsupported
-from ngramspec.hf_model.cache.kv_cache import (
+from ngramspec.hf_model.cache.copies import (
     Snapshot,
     copies_anywhere,
     copy_positions,
     cuts_anywhere,
     forgets,
-    kv_cache_for,
     memory,
-    parts_of,
 )
+from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat.caches import new_cache
-from ngramspec.hf_model.traits import CallFacts, call_traits_of, traits_of
+from ngramspec.hf_model.facts import Ability, facts_of, why_unsupported
 
 MARK_EVERY = 32  # tokens; not tuned
 MAX_MARKS = 4  # snapshots of a cache; not tuned
@@ -203,6 +202,5 @@ def cache_maker(model: Any) -> Callable[[], Any]:
 def why_not_kept(model: Any) -> str | None:
     """Why a model's caches cannot be used by later requests, or None."""
     ids, config = torch.ones((1, 1), dtype=torch.int64), model.generation_config
-    traits, cache = traits_of(model, ids, {}), kv_cache_for(cache_maker(model)())
-    call = call_traits_of(model, ids, config, {}, cache, traits=traits, states=())
-    return why_unsupported(Ability.KEPT, CallFacts(traits, call, model, config, {}))
+    cache = KVCache(cache_maker(model)())
+    return why_unsupported(Ability.KEPT, facts_of(model, ids, config, {}, cache))

@@ -77,7 +77,7 @@ def reader_of(decoder: Any) -> Reader | None:
 
 def byte_level_reader() -> Reader:
     """A function from a vocabulary entry whose letters each represent a byte to these bytes."""
-    from ngramspec.hf_model.compat.versions import byte_letters
+    from ngramspec.hf_model.compat.extras import byte_letters
 
     byte_of = {letter: byte for byte, letter in byte_letters().items()}
 

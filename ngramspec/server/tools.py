@@ -266,6 +266,6 @@ def rendered(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str | Non
 
 def known_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
     """The response template that ``transformers serve`` uses for a model, if it has one."""
-    from ngramspec.hf_model.compat.versions import response_template
+    from ngramspec.hf_model.compat.extras import response_template
 
     return response_template(model, tokenizer)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.names import model_class, overrides_generate
-from ngramspec.hf_model.support import check_model
+from ngramspec.hf_model.compat.extras import model_class, overrides_generate
+from ngramspec.hf_model.facts import check_model
 from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
 

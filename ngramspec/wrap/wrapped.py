@@ -11,8 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ngramspec.hf import speculate
-from ngramspec.hf_model.compat.names import commit_hash, overrides_generate
-from ngramspec.hf_model.compat.versions import cached_file_or_none
+from ngramspec.hf_model.compat.extras import cached_file_or_none, commit_hash, overrides_generate
 from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
 

@@ -18,7 +18,7 @@ import ngramspec
 from ngramspec import Speculator
 from ngramspec.costs.tracker import StepCostTracker
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
-from ngramspec.hf_model.inputs import grow_ragged, used_slots
+from ngramspec.hf_model.ragged import grow_ragged, used_slots
 from ngramspec.hf_model.target import Target
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}

@@ -28,7 +28,7 @@ from ngramspec.decoding.row import MAX_FAULTS as FAULTS
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.draft_length.schedule import make_controller
 from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
-from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
+from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 
 def begin_sampled(row, session):

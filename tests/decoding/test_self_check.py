@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.decoding import self_check, setup
-from ngramspec.hf_model.compat import caches, versions
+from ngramspec.hf_model.compat import caches, names
 from ngramspec.stepwise import open_generation
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -56,7 +56,7 @@ def test_what_the_check_finds_runs_as_the_baseline(tiny, broken, unsupported, ca
         assert not speculator.stats.runs
     (warning,) = warnings_of(caplog)
     assert "transformers 5.99.0" in warning
-    assert f"install transformers=={versions.NEWEST_TESTED}" in warning
+    assert f"install transformers=={names.NEWEST_TESTED}" in warning
 
 
 def test_an_open_generation_has_no_baseline(tiny, broken):
@@ -103,14 +103,12 @@ def test_what_fails_for_one_model_only_runs_as_the_baseline(tiny, unknown, monke
         assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
     (warning,) = warnings_of(caplog)
     assert "transformers 5.99.0" in warning
-    monkeypatch.setattr("transformers.__version__", versions.NEWEST_TESTED)
+    monkeypatch.setattr("transformers.__version__", names.NEWEST_TESTED)
     with pytest.raises(AttributeError):
         tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
 
 
 def test_the_newest_tested_version_is_the_pinned_one(request):
     constraints = (request.config.rootpath / "constraints.txt").read_text()
-    assert f"\ntransformers=={versions.NEWEST_TESTED}\n" in constraints
-    assert (
-        f'    "{versions.NEWEST_TESTED}": ' in (request.config.rootpath / "noxfile.py").read_text()
-    )
+    assert f"\ntransformers=={names.NEWEST_TESTED}\n" in constraints
+    assert f'    "{names.NEWEST_TESTED}": ' in (request.config.rootpath / "noxfile.py").read_text()

@@ -275,6 +275,12 @@ KEPT: dict[str, Case] = {
             **{"return_dict_in_generate": True, "output_scores": True},
         },
     ),
+    "convolutions of hybrid layers with windows that inference mode continues": Case(
+        family="ZayaForCausalLM",
+        turns=2,
+        options={"max_new_tokens": 16, "return_dict_in_generate": True},
+        mode="turns",
+    ),
     "experts whose forwards round by their width": Case(
         family="GraniteMoeForCausalLM",
         prompts=((49, 18, 54, 28, 26, 17, 40, 56, 56, 8, 4, 12, 52, 12, 47, 28, 26, 56, 18, 43),),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fuzz import models, perform, state
-from fuzz.case import Case
+from fuzz.case import Case, simpler
 from fuzz.compare import Finding, compare, why_loose, written_in_the_mode
 from fuzz.drafters import FAULTY
 from fuzz.families import VOCAB
@@ -212,3 +214,37 @@ def _texts(case: Case, model: Any, plain: Side) -> list[list[int]]:
 def _line(error: BaseException | None) -> str:
     text = str(error).strip().partition("\n")[0]
     return (text or type(error).__name__)[:160]
+
+
+# The plainest case that still fails in the same way
+
+
+def shrink(
+    case: Case, result: Result, runs: Callable[[Case], Result] = run, seconds: float = 30.0
+) -> tuple[Case, Result]:
+    """Simplify a failing case, one thing after another, while the same kind of thing fails.
+
+    After some ``seconds`` the plainest one so far is good enough. ``runs`` runs a case.
+    """
+    end = time.monotonic() + seconds
+    going = True
+    while going:
+        going = False
+        for plainer in simpler(case):
+            if time.monotonic() > end:
+                return case, result
+            try:
+                now = runs(plainer)
+            except Exception as error:
+                now = Result("finding", "harness", type(error).__name__)
+            if now.outcome == "finding" and _alike(now, result):
+                case, result, going = plainer, now, True
+                break
+    return case, result
+
+
+def _alike(first: Result, second: Result) -> bool:
+    """Whether two findings are of one kind; exceptions also by their beginning."""
+    if first.kind != second.kind:
+        return False
+    return first.kind != "exception" or first.detail[:40] == second.detail[:40]

@@ -29,8 +29,7 @@ def some_cases(work: tuple[range, bool]) -> list[dict[str, Any]]:
 
 def one_case(seed: int, simplify: bool) -> dict[str, Any]:
     from fuzz.options import draw
-    from fuzz.run import Result, run
-    from fuzz.shrink import shrink
+    from fuzz.run import Result, run, shrink
 
     case = draw(seed)
     try:

@@ -159,7 +159,7 @@ def test_trees_become_chains_where_positions_are_dropped():
     model = as_kind(DropsPositions)
     speculator = Speculator(tree=6)
     ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
-    assert speculator.stats.chains == {"a model that counts its positions itself": 1}
+    assert speculator.stats.chains == {"unknown modules that count positions": 1}
 
 
 @pytest.mark.parametrize("kind", [OwnPositions, DropsMask])
@@ -174,7 +174,9 @@ def test_positions_and_masks_of_a_tree_have_to_arrive(kind, settings, monkeypatc
         ours = ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
         assert ours.tolist() == plain.tolist()
     model.set_attn_implementation("eager")
-    with pytest.raises(UnsupportedError, match="width=8 is not supported with a model that"):
+    with pytest.raises(
+        UnsupportedError, match="width=8 is not supported with (a model that|unknown)"
+    ):
         ngramspec.generate(model, IDS, speculator=Speculator(width=8), **GREEDY)
 
 
@@ -248,7 +250,7 @@ def test_a_subclass_that_changes_no_step_has_trees_and_a_fixed_width():
 def test_a_subclass_with_a_forward_of_its_own_gets_chains():
     speculator = Speculator(tree=6)
     ngramspec.generate(as_kind(Forwards), IDS, speculator=speculator, **GREEDY)
-    assert speculator.stats.chains == {"a model that makes its masks itself": 1}
+    assert speculator.stats.chains == {"a model that makes or changes its masks itself": 1}
 
 
 def test_a_subclass_is_refused_as_its_base_class_is():

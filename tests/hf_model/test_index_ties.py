@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from doubles import half_right
@@ -12,8 +10,8 @@ from layer_states import GREEDY, PROMPT, model_of
 import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator
-from ngramspec.hf_model.attention import causal_topk
-from ngramspec.hf_model.compat.names import indexers_of
+from ngramspec.hf_model.compat import extras
+from ngramspec.hf_model.compat.extras import causal_topk
 
 KEYS, POSITIONS, SELECTED = 23, 4, 8
 
@@ -40,19 +38,14 @@ class Model(torch.nn.Module):
         return self.indexer(scores), scores.topk(SELECTED).indices
 
 
-def cache_of(length, *, indexed=True):
-    return SimpleNamespace(indexed=indexed, length=lambda: length)
-
-
 def wide(scores):
     """(rows, positions, keys) of a forward: what is behind a position is masked."""
     ahead = torch.ones(POSITIONS, KEYS, dtype=torch.bool).triu(KEYS - POSITIONS + 1)
     return scores.masked_fill(ahead, float("-inf"))
 
 
-def chosen(model, scores, *, positions=POSITIONS, **kwargs):
-    inputs = {"input_ids": torch.zeros(1, positions, dtype=torch.int64)}
-    with causal_topk(model, cache_of(KEYS - POSITIONS, **kwargs), inputs):
+def chosen(model, scores, *, positions=POSITIONS):
+    with causal_topk(model, positions, KEYS):
         return model(scores)
 
 
@@ -75,7 +68,6 @@ def test_other_selections_are_left_alone():
     model, scores = Model(), wide(torch.randint(0, 3, (1, POSITIONS, KEYS)).float())
     as_it_is, outside = model(scores)
     assert torch.equal(chosen(model, scores)[1], outside)
-    assert torch.equal(chosen(model, scores, indexed=False)[0], as_it_is)
     assert torch.equal(chosen(model, scores, positions=1)[0], as_it_is)
     few = scores[:, :, :9]
     assert torch.equal(chosen(model, few)[0], model(few)[0])
@@ -95,7 +87,6 @@ def test_nothing_is_left_behind_where_an_index_fails(error):
 @pytest.mark.parametrize("gamma", [5, "auto"])
 def test_a_text_with_equal_scores_is_that_of_plain_generate(name, gamma):
     model = model_of(name)
-    assert indexers_of(model)
     prompt = PROMPT.clone()
     prompt[:, 4::3] = 0  # whose embedding is zero
     mask = torch.ones_like(prompt)
@@ -104,3 +95,4 @@ def test_a_text_with_equal_scores_is_that_of_plain_generate(name, gamma):
     kwargs = GREEDY | {"attention_mask": mask, "speculator": speculator}
     assert torch.equal(ngramspec.generate(model, prompt, **kwargs), plain)
     assert speculator.stats.accepted > 0
+    assert extras._indexers[model]

@@ -16,9 +16,12 @@ from transformers import GenerationMixin
 
 import ngramspec
 from ngramspec import Speculator, generate
-from ngramspec.hf_model.inputs import FREE_COLUMNS, Inputs, OwnSlots, PresentRows, grow, grow_ragged
+from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.compat.caches import new_cache
+from ngramspec.hf_model.facts import facts_of
+from ngramspec.hf_model.inputs import FREE_COLUMNS, Inputs, grow
+from ngramspec.hf_model.ragged import OwnSlots, PresentRows, RaggedInputs, grow_ragged
 from ngramspec.hf_model.target import Target
-from ngramspec.hf_model.traits import traits_of
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
@@ -44,41 +47,43 @@ def test_transformers_own_preparation_is_called_once(monkeypatch):
         assert (len(calls) == 2) == once  # the other call is the prefill's
 
 
-@pytest.fixture
-def inputs():
+def inputs(ragged):
     model = tiny_llama()
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     kwargs = {"attention_mask": mask, "position_ids": mask.cumsum(1) - 1, "use_cache": True}
-    return Inputs(model, traits_of(model, mask, kwargs), kwargs)
+    cache = KVCache(new_cache(model.config))
+    facts = facts_of(model, mask, model.generation_config, kwargs, cache)
+    if not ragged:
+        return Inputs(facts)
+    found = RaggedInputs(facts)
+    found._own = OwnSlots(np.array([[0, 1, 1, 1], [1, 1, 1, 1]], bool))
+    return found
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_arguments_are_extended_step_by_step_as_in_generate(inputs, ragged):
-    if ragged:
-        inputs.ragged = True
-        inputs._own = OwnSlots(np.array([[0, 1, 1, 1], [1, 1, 1, 1]], bool))
-    expected = dict(inputs.kwargs)
+def test_arguments_are_extended_step_by_step_as_in_generate(ragged):
+    own = inputs(ragged)
+    expected = dict(own.kwargs)
     for kept in [1] * (FREE_COLUMNS + 10) + [3, 1, 7]:
-        wider = inputs.grown(2, [3, 3])
-        inputs.commit([kept, kept])
+        wider = own.grown(2, [3, 3])
+        own.commit([kept, kept])
         for name in ("attention_mask", "position_ids"):
             assert torch.equal(wider[name], grow(name, expected[name], 2))
             expected[name] = grow(name, expected[name], kept)
-            assert torch.equal(inputs.kwargs[name], expected[name])
-            assert inputs.kwargs[name].is_contiguous()
-        assert inputs.kwargs["use_cache"] is True
+            assert torch.equal(own.kwargs[name], expected[name])
+            assert own.kwargs[name].is_contiguous()
+        assert own.kwargs["use_cache"] is True
 
 
-def test_rows_that_diverge_and_meet_again(inputs):
-    inputs.ragged = True
-    inputs._own = OwnSlots(np.array([[0, 1, 1, 1], [1, 1, 1, 1]], bool))
-    expected = dict(inputs.kwargs)
+def test_rows_that_diverge_and_meet_again():
+    diverging = inputs(ragged=True)
+    expected = dict(diverging.kwargs)
     for kept in ([1, 1], [3, 1], [1, 1], [2, 2], [1, 4], [2, 2]):
-        inputs.commit(kept)
+        diverging.commit(kept)
         own = [each + 1 for each in kept]
         for name in ("attention_mask", "position_ids"):
             expected[name] = grow_ragged(name, expected[name], max(kept), own, committed=True)
-            assert torch.equal(inputs.kwargs[name], expected[name])
+            assert torch.equal(diverging.kwargs[name], expected[name])
 
 
 GREEDY = {"do_sample": False, "max_new_tokens": 60, "pad_token_id": 0}

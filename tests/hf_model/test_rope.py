@@ -161,5 +161,5 @@ def test_no_draft_stands_behind_the_last_learned_position():
 
 def test_compiled_forwards_are_refused_where_the_model_drops_its_cache(phi3):
     asked = {"cache_implementation": "static", "max_new_tokens": 4}
-    with pytest.raises(UnsupportedError, match="rotary positions that change with the length"):
+    with pytest.raises(UnsupportedError, match="rotary positions that change at a length"):
         ngramspec.generate(phi3, prompt(), speculator=Speculator(compiled=True), **asked)

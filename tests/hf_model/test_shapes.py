@@ -13,7 +13,7 @@ import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.compat.names import rope_changes_at
-from ngramspec.hf_model.compiled import least_width, max_positions
+from ngramspec.hf_model.compiled import ForwardShapes
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 STATIC = {"cache_implementation": "static"}
@@ -184,7 +184,12 @@ REFUSED = [
     ("mistral sliding", "eager", {}, "a text .* window; use cache_implementation='static'"),
     ("gemma3 hybrid", "eager", {}, "a text .* window; use cache_implementation='static'"),
     ("t5", "eager", {}, "an encoder-decoder model; use width='fit'"),
-    ("bloom (alibi)", "eager", {}, "a model that counts its positions itself; use width='fit'"),
+    (
+        "bloom (alibi)",
+        "eager",
+        {},
+        "unknown modules that count positions; use width='fit'",
+    ),
     ("mixtral (experts)", "eager", STATIC, "experts, whose .*; use width='fit'"),
     ("llama", "flex_attention", STATIC, "attention implementation flex_attention; load the model"),
 ]
@@ -272,12 +277,16 @@ def test_width_is_part_of_the_dict():
 
 
 def test_widths():
-    fit, one, few = (), (16,), (1, 2, 4, 8, 11)
-    assert [least_width(each, 5) for each in (fit, one, few)] == [5, 16, 8]
-    assert [least_width(few, 8), least_width(few, 9)] == [8, 11]
-    assert [max_positions(each, None) for each in (fit, one, few)] == [None, 16, 11]
-    assert [max_positions(few, slots) for slots in (1, 3, 7, 10, 11, 99)] == [1, 2, 4, 8, 11, 11]
-    assert max_positions(fit, 7) == 7
+    fit, one, few = (object.__new__(ForwardShapes) for _ in range(3))
+    fit.widths, one.widths, few.widths = (), (16,), (1, 2, 4, 8, 11)
+    assert [each.least_width(5) for each in (fit, one, few)] == [5, 16, 8]
+    assert [few.least_width(8), few.least_width(9)] == [8, 11]
+    # A draft's room: the last committed token takes a position.
+    assert [each.rooms(None, 20) for each in (fit, one, few)] == [[], [15], [10]]
+    assert [few.rooms(20 + free, 20) for free in (1, 3, 7, 10, 11, 99)] == [
+        [each - 1] for each in (1, 2, 4, 8, 11, 11)
+    ]
+    assert (fit.rooms(27, 20), one.rooms(22, 20)) == ([6], [15])
 
 
 @pytest.mark.slow

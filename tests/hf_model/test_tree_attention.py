@@ -35,9 +35,10 @@ def test_mask_and_positions_of_stratos_tree():
         [1, 0, 0, 0, 1, 0, 1],  # h
     ]
     past = torch.tensor([[0, 1, 1]])  # a left-padded prompt; the last column is of b itself
-    mask = tree_mask(sees, past, 2, torch.device("cpu"))
+    mask = tree_mask([STRATOS.parents], 7, past, 2, torch.device("cpu"))
     assert mask.shape == (1, 1, 7, 9)
     assert mask[0, 0, :, :2].tolist() == [[False, True]] * 7
+    assert mask[0, 0, :, 2:].tolist() == sees.tolist()
     as_added = added(mask, torch.bfloat16)
     assert as_added.dtype == torch.bfloat16
     assert torch.equal(as_added == 0, mask)

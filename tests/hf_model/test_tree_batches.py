@@ -13,7 +13,7 @@ from families import ENCODER_DECODER, FAMILIES, VARIED, build
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.costs.call import CallCosts
-from ngramspec.hf_model.attention import attended, tree_mask, tree_positions
+from ngramspec.hf_model.attention import tree_mask, tree_positions
 from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.target import Target
 
@@ -183,8 +183,8 @@ def test_masks_and_positions_of_a_tree_beside_a_chain_by_hand():
     tree = np.array([-1, -1, 1], np.int32)
     positions = tree_positions(torch.tensor([[5], [9]]), [tree, None], [4, 2])
     assert positions.tolist() == [[5, 6, 6, 7], [9, 10, 10, 10]]
-    sees = attended([tree, None], 4, torch.device("cpu"))
-    mask = tree_mask(sees, torch.tensor([[1, 1], [0, 1]]), 2, torch.device("cpu"))
+    past = torch.tensor([[1, 1], [0, 1]])
+    mask = tree_mask([tree, None], 4, past, 2, torch.device("cpu"))
     assert mask.shape == (2, 1, 4, 6)
     assert mask[0, 0].int().tolist() == [
         [1, 1, 1, 0, 0, 0],

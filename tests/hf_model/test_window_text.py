@@ -11,9 +11,9 @@ from transformers import DynamicCache, StaticCache
 import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.cache.kv_cache import kv_cache_for
+from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
-from ngramspec.hf_model.compat.versions import before
+from ngramspec.hf_model.compat.names import before
 from ngramspec.hf_model.target import Target
 
 LENGTH = 112  # tokens of prompt and text
@@ -213,4 +213,4 @@ def test_caches_that_cannot_be_rolled_back_are_named_with_the_fix(kind):
     else:
         cache = type("QuantizedCache", (DynamicCache,), {"update": lambda self, *states: states})()
     with pytest.raises(UnsupportedError, match=rf"(?i){kind[:7]}.*remove cache_implementation"):
-        kv_cache_for(cache)
+        KVCache(cache)

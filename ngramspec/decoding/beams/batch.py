@@ -237,7 +237,7 @@ class BeamBatch(Batch):
         confidence would pay, no session is used.
         """
         costs = self.costs
-        limit = 0 if self.target.call.states else self.draft_limits(group)[0]
+        limit = 0 if self.target.facts.states else self.draft_limits(group)[0]
         if costs is not None:
             cost = costs.cost()
             if not worthwhile_nodes(self._odds.reach(FULL_CONFIDENCE[: len(cost) - 2]), cost):

@@ -1,41 +1,27 @@
-"""Rollback of a target's key-value cache, and copies of a cache's state at one length.
-
-``KINDS`` has the class for each kind of layer. Nothing else tells kinds apart.
-"""
+"""Rollback of a target's key-value cache, layer by layer."""
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.layers import (
+    KINDS,
     Attention,
-    CacheLayer,
-    DynamicAttention,
-    IndexedAttention,
     Needed,
     StaticAttention,
+    WindowAttention,
+    parts_of,
 )
-from ngramspec.hf_model.cache.linear import Checkpoint, LinearAttention
-from ngramspec.hf_model.cache.window import WindowAttention
 from ngramspec.hf_model.compat import caches
 
-# The classes of a layer's parts, by the name of transformers' class.
-KINDS: dict[str, tuple[type[CacheLayer], ...]] = {
-    caches.DYNAMIC: (DynamicAttention,),
-    caches.INDEXED: (IndexedAttention,),
-    caches.SLIDING: (WindowAttention,),
-    caches.STATIC: (StaticAttention,),
-    caches.LINEAR: (LinearAttention,),
-    caches.LINEAR_AND_FULL: (Attention, LinearAttention),
-    caches.LINEAR_AND_SLIDING: (WindowAttention, LinearAttention),
-    caches.EMPTY: (),
-}
+if TYPE_CHECKING:
+    from ngramspec.hf_model.cache.copies import Checkpoint
+
 # What to do about kinds that cannot be rolled back.
 REMEDIES = {
     caches.STATIC_SLIDING: "pass cache_implementation='static' instead of a StaticCache, or a"
@@ -43,38 +29,31 @@ REMEDIES = {
 }
 
 
-def parts_of(cache: Any, *, recurrent: bool = False) -> list[CacheLayer]:
-    """Return the layers of a cache of transformers, or the parts of hybrid ones."""
-    layers = getattr(cache, "layers", ())
-    known = [(layer, KINDS.get(caches.kind_of(layer), ())) for layer in layers]
-    return [kind(layer, recurrent=recurrent) for layer, kinds in known for kind in kinds]
-
-
-def own_tokens(window: int) -> int:
-    """Return how many positions a layer with a window needs if there are no gaps."""
-    return window - 1
-
-
 class KVCache:
     """The decoder's layers in a cache of transformers, all of kinds that can be rolled back.
+
+    The constructor raises an UnsupportedError for other caches. What methods without a docstring do
+    is described in ``CacheLayer`` and ``Attention``.
 
     Attributes:
         layers: all but those of cross-attention, which change only when rows leave.
         attention: those of ``layers`` that hold keys and values.
         gap_obstacle: which layers allow no gaps between the cache's positions; None: all do.
-        checkpoint: copies of the linear layers' recurrent states; None: they have none.
         capacity: positions that the cache can hold; None: no limit.
+        key_length: positions that a forward attends to, masked ones included; None: the length.
     """
 
     def __init__(self, cache: Any, *, recurrent: bool = False) -> None:
+        _check_kinds(cache)
         self.cache = cache
         own = caches.decoder_cache(cache)
         self._own_layers = len(own.layers)
         self.layers = parts_of(own, recurrent=recurrent)
         self.attention = cast("list[Attention]", [each for each in self.layers if each.attends])
         self._windows = [each for each in self.layers if isinstance(each, WindowAttention)]
-        self._cross = [Attention(layer) for layer in caches.cross_layers(cache)]
-        self._by_kind: dict[type[CacheLayer], list[Any]] = {}
+        cross = caches.storing(getattr(cache, "cross_attention_cache", None))
+        self._cross = [Attention(layer) for layer in cross]
+        self._by_kind: dict[Any, list[Any]] = {}
         for each in self.layers:
             self._by_kind.setdefault(type(each), []).append(each)
         self.indexed = any(each.indexed for each in self.layers)
@@ -83,19 +62,17 @@ class KVCache:
         self.convolves = bool(linear)
         obstacles = (each.gap_obstacle for each in (*linear, *self.layers))
         self.gap_obstacle = next(filter(None, obstacles), None)
-        self.checkpoint = Checkpoint([each.layer for each in linear]) if recurrent else None
+        self.checkpoint: Checkpoint | None = None
+        if recurrent:
+            from ngramspec.hf_model.cache.copies import Checkpoint  # few models have such a state
+
+            self.checkpoint = Checkpoint([each.layer for each in linear])
         self._records = self.slides or self.convolves  # so that each forward is truncated
-        self._stretched = 0
-        self.capacity = self._capacity()
+        self.capacity = self.key_length = self._capacity()
 
     def _capacity(self) -> int | None:
         limits = (each.capacity for each in self.layers)
         return min((each for each in limits if each is not None), default=None)
-
-    @property
-    def key_length(self) -> int | None:
-        """Positions that a forward attends to, masked ones included; None: the current length."""
-        return self._stretched or self.capacity
 
     @property
     def held(self) -> int | None:
@@ -104,42 +81,36 @@ class KVCache:
 
     def length(self) -> int:
         """Positions in the longest layer. It costs one host sync if the cache is static."""
-        kinds = [
-            (kind, each) for kind, each in self._by_kind.items() if issubclass(kind, Attention)
-        ]
-        return max((kind.length_of(layers) for kind, layers in kinds), default=0)
+        found = (kind.length_of(layers) for kind, layers in self._by_kind.items() if kind.attends)
+        return max(found, default=0)
 
     def resize(self, capacity: int) -> None:
-        """Make room for ``capacity`` positions in the static layers, which must be empty."""
         for each in self.layers:
             each.resize(capacity)
-        self.capacity = self._capacity()
+        self.capacity = self.key_length = self._capacity()
 
     def stretch(self, length: int) -> None:
-        """Have dynamic layers return ``length`` keys and values, padded, until ``release``."""
         for each in self.attention:
             each.stretch(length)
-        self._stretched = length
+        self.key_length = length
 
     def grow_in_place(self) -> None:
-        """Have the layers that can do so grow without copies, until ``release``."""
         for each in self.layers:
             each.grow_in_place()
 
     def make_ragged(self) -> None:
-        """Let rows have gaps between their positions, until ``release``; after the prefill."""
         for each in self.layers:
             each.make_ragged()
 
     def record(self) -> None:
-        """From the next forward on, keep what is overwritten until the next ``truncate``."""
         for each in self.layers:
             each.record()
 
-    def truncate(self, count: int, needed: Needed = own_tokens) -> None:
+    def truncate(self, count: int, needed: Needed = lambda window: window - 1) -> None:
         """Drop the last ``count`` >= 0 positions; call it after every complete forward.
 
-        ``needed`` returns how many of the others a layer with a window needs; the rest is dropped.
+        ``needed`` returns how many of the others a layer with a window needs, by default those of a
+        text without gaps; the rest is dropped.
         """
         if count or self._records:
             needed = functools.cache(needed)
@@ -158,10 +129,9 @@ class KVCache:
             each.truncate_to(length)
 
     def release(self, *, outlives: bool = True) -> None:
-        """Slide and grow again as in the baseline; ``outlives``: the cache is used later."""
         for each in self.layers:
             each.release(outlives=outlives)
-        self._stretched = 0
+        self.key_length = self.capacity
 
     def reorder(self, origins: Sequence[int]) -> None:
         """Let each row continue row ``origins[row]``. Only rows that change are copied."""
@@ -197,34 +167,26 @@ class KVCache:
         return [each for each in self.attention if each.has_keys]
 
     def compact(self, slots: torch.Tensor) -> None:
-        """Keep some positions of each row: int64 (batch, kept) ``slots``, in their new order."""
         for each in self._with_keys():
             each.compact(slots)
 
     def keep_rows(self, order: Sequence[int]) -> None:
-        """Keep some rows of the batch; ``order[place] >= place`` is where a place's row was."""
         for each in (*self._with_keys(), *self._cross):
             each.keep_rows(order)
 
 
-def kv_cache_for(cache: Any, *, recurrent: bool = False) -> KVCache:
-    """Return a KVCache that rolls a model's cache back, or raise an UnsupportedError."""
+def _check_kinds(cache: Any) -> None:
+    """Raise an UnsupportedError if a cache or one of its layers cannot be rolled back."""
     if cache is None:
         raise UnsupportedError(
             "the model was given no key-value cache; speculation needs one that can be rolled"
             " back: use a model that generates with a DynamicCache"
         )
-    _check_kinds(cache)
-    return KVCache(cache, recurrent=recurrent)
-
-
-def _check_kinds(cache: Any) -> None:
-    """Raise an UnsupportedError if a cache or one of its layers cannot be rolled back."""
     own = caches.decoder_cache(cache)
     layers = caches.storing(own)
     kinds = sorted({caches.kind_of(layer) for layer in layers})
     names = {caches.kind_of(each) for each in (cache, own)}
-    if caches.is_offloaded(own):
+    if getattr(own, "offloading", False):  # it moves its layers to the CPU
         names.add("offloading")
     parts = [(part, layer) for layer in layers for part in KINDS.get(caches.kind_of(layer), ())]
     linear = any(part.convolves for part, _ in parts)
@@ -243,82 +205,3 @@ def _check_kinds(cache: Any) -> None:
         f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
         f" rolled back; {remedy}"
     )
-
-
-def cuts_anywhere(cache: Any) -> bool:
-    """Whether a cache's layers hold every position, so that it can be cropped to any length."""
-    return not any(each.convolves or each.first for each in parts_of(cache))
-
-
-def copies_anywhere(cache: Any) -> bool:
-    """Whether the first positions of a cache, of any number, can be copied."""
-    return all(each.croppable for each in parts_of(cache))
-
-
-def forgets(cache: Any, length: int) -> bool:
-    """Whether a layer of a cache of ``length`` positions does not hold all of them."""
-    return any(each.forgets(length) for each in parts_of(cache))
-
-
-def copy_positions(cache: Any, source: Any, length: int, layers: Sequence[int] = ()) -> None:
-    """Give ``cache``, empty or ``source``, the first positions of some or all layers."""
-    for at, layer in enumerate(source.layers):
-        if (layers and at not in layers) or caches.kind_of(layer) == caches.EMPTY:
-            continue
-        if cache is source:
-            layer.crop(min(length - int(layer.get_seq_length()), 0))
-        elif layer.is_initialized:
-            cache.layers[at].update(layer.keys[:, :, :length], layer.values[:, :, :length])
-
-
-class Snapshot:
-    """The state of a dynamic cache with one row at one length.
-
-    Layers of full attention are not copied: they can be cropped.
-    """
-
-    def __init__(self, cache: Any) -> None:
-        self.length = int(cache.get_seq_length())  # positions in the cache
-        kept = {id(each.layer) for each in parts_of(cache) if not each.croppable}
-        self._layers = {
-            at: _copied(layer) for at, layer in enumerate(cache.layers) if id(layer) in kept
-        }
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the copies."""
-        return sum(map(memory, self._layers.values()))
-
-    def restore(self, cache: Any, source: Any) -> None:
-        """Give ``cache``, empty or ``source``, the first ``length`` positions of ``source``."""
-        for at, layer in self._layers.items():
-            cache.layers[at] = _copied(layer)
-        others = [at for at in range(len(source.layers)) if at not in self._layers]
-        if others:
-            copy_positions(cache, source, self.length, others)
-
-
-def memory(layer: Any) -> int:
-    """Return the bytes of a layer's tensors, including their unused capacity."""
-    return sum(
-        each.untyped_storage().nbytes()
-        for value in vars(layer).values()
-        for each in (value.values() if isinstance(value, dict) else (value,))
-        if isinstance(each, torch.Tensor)
-    )
-
-
-def _copied(layer: Any) -> Any:
-    """Return a copy of a layer that does not record what it overwrites."""
-    twin = copy.copy(layer)
-    for name, value in vars(layer).items():
-        setattr(twin, name, _clone(value))
-    if hasattr(twin, "record_past"):
-        twin.record_past = False
-    return twin
-
-
-def _clone(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _clone(each) for key, each in value.items()}
-    return value.clone() if isinstance(value, torch.Tensor) else value

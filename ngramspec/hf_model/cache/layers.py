@@ -1,4 +1,9 @@
-"""Cache layers with full attention, and ``CacheLayer``, what every kind of layer can do.
+"""The kinds of cache layers, and how each is rolled back.
+
+Full attention is cut off. A dynamic layer with a window holds the last positions only, and a
+convolution its last inputs only. To allow positions to be rejected, both can record
+(``activate_past_recording``): they then drop nothing until they are told to. A recurrent state has
+no positions that could be cut off (``copies.py``).
 
 A dynamic layer of transformers concatenates: every forward copies all its keys and values into new
 tensors, and after a rollback each head separately, because the rejected positions are at the end of
@@ -16,19 +21,14 @@ from weakref import ref
 import torch
 from torch.nn.functional import pad
 
-from ngramspec.hf_model.compat.caches import (
-    STATIC,
-    STATIC_SLIDING,
-    Update,
-    kind_of,
-    new_static_layer,
-    replace_update,
-    restore_update,
-)
+from ngramspec.hf_model.compat import caches
+from ngramspec.hf_model.compat.caches import Update, kind_of, replace_update, restore_update
 
-# Free positions in a layer's newly allocated memory: the greater of the two. Not tuned.
+# Free positions in a layer's newly allocated memory: the greater of the two.
 MIN_FREE_POSITIONS = 128
 HELD_PER_FREE_POSITION = 16  # one free position for every 16 that the layer holds
+
+NO_WINDOW = 1 << 40  # positions: longer than any text
 
 Needed = Callable[[int], int]  # from the size of a window, how many positions its layer needs
 
@@ -36,9 +36,8 @@ Needed = Callable[[int], int]  # from the size of a window, how many positions i
 class CacheLayer:
     """A layer of transformers' cache, or a part of a hybrid one, and how it is rolled back.
 
-    A new kind of layer is a subclass and a line in ``KINDS`` (``kv_cache.py``). ``truncate``,
-    ``truncate_to``, ``reorder`` and ``release`` are needed, ``compact`` and ``keep_rows`` unless
-    the kind has a ``gap_obstacle``.
+    A new kind of layer is a subclass and a line in ``KINDS``. It needs
+    ``compact`` and ``keep_rows`` unless it has a ``gap_obstacle``.
     """
 
     attends: ClassVar[bool] = False  # whether it holds keys and values
@@ -271,14 +270,168 @@ class StaticAttention(Attention):
         self.truncate_all([self], max(self.length - length, 0), lambda window: 0)
 
 
+class WindowAttention(Attention):
+    """Attention to the last positions, of which it may hold more than the window."""
+
+    slides = True
+
+    def __init__(self, layer: Any, *, recurrent: bool = False) -> None:
+        super().__init__(layer)
+        self._window = int(layer.sliding_window)
+
+    @property
+    def held(self) -> int | None:
+        """Positions that it holds; None before its first forward."""
+        return int(self.layer.keys.shape[2]) if self.layer.is_initialized else None
+
+    @property
+    def first(self) -> int:  # type: ignore[override]
+        return int(self.layer.cumulative_length) - (self.held or 0)
+
+    def forgets(self, length: int) -> bool:
+        return length >= self._window
+
+    def record(self) -> None:
+        self.layer.activate_past_recording()
+
+    def make_ragged(self) -> None:
+        """See CacheLayer. It returns all that it holds; call it after the prefill."""
+        self.layer.sliding_window = NO_WINDOW
+
+    def truncate(self, count: int, needed: Needed) -> None:
+        """See CacheLayer. If one less than the window is needed, it is the layer's ``crop``."""
+        self._crop(count, needed(self._window))
+
+    def _crop(self, count: int, keep: int) -> None:
+        if self.layer.is_initialized:
+            end = self.layer.keys.shape[2] - count
+            self._keep(slice(max(end - keep, 0), end))
+            self.layer.cumulative_length -= count
+
+    def truncate_to(self, length: int) -> None:
+        """See CacheLayer. A prefill in chunks drops what leaves the window, as the baseline."""
+        layer = self.layer
+        if length == 0:  # a crop may need what the layer no longer holds
+            layer.keys = layer.values = None
+            layer.is_initialized, layer.cumulative_length = False, 0
+        elif layer.record_past:
+            self._crop(max(self.length - length, 0), length)
+
+    def compact(self, slots: torch.Tensor) -> None:
+        """See Attention. What it no longer holds is masked, or outside every row's window."""
+        gone, kept = self.first, slots.shape[1]
+        self.layer.cumulative_length = kept
+        own = (slots[:, max(kept - self._window + 1, 0) :] - gone).clamp(min=0)
+        for name, states in self._gathered(own):
+            setattr(self.layer, name, states)
+
+    def release(self, *, outlives: bool) -> None:
+        super().release(outlives=outlives)
+        self.layer.sliding_window = self._window
+        self.layer.record_past = False
+
+
+class LinearAttention(CacheLayer):
+    """Convolutions, and recurrent states if the model is ``recurrent``, each in a dict by an index.
+
+    The inputs of a convolution are (batch, channels, positions), or None before the first forward.
+    """
+
+    convolves = True
+
+    def __init__(self, layer: Any, *, recurrent: bool = False) -> None:
+        super().__init__(layer)
+        self._recurrent = recurrent  # its states are rolled back by a Checkpoint
+        self.gap_obstacle = "a recurrent state" if recurrent else "convolutions over positions"
+
+    @classmethod
+    def supports(cls, layer: Any) -> bool:
+        return hasattr(layer, "activate_past_recording") and isinstance(layer.conv_states, dict)
+
+    def forgets(self, length: int) -> bool:
+        return True
+
+    def record(self) -> None:
+        if not self._recurrent:
+            self.layer.activate_past_recording()
+
+    def truncate(self, count: int, needed: Needed) -> None:
+        """See CacheLayer. The checkpoint restores inputs of positions that are dropped.
+
+        A hybrid layer that records for its window records the convolution's inputs, too.
+        """
+        if not self._recurrent:
+            self._cut(count)
+        elif self.layer.record_past:
+            self._cut(0)
+
+    def _cut(self, count: int) -> None:
+        layer = self.layer
+        for at, inputs in layer.conv_states.items():
+            if inputs is not None:
+                stay = inputs[..., : inputs.shape[-1] - count]
+                layer.conv_states[at] = stay[..., -layer.conv_kernel_size[at] :]
+
+    def truncate_to(self, length: int) -> None:
+        """See CacheLayer. Layers that do not record overwrite their inputs, as in the baseline."""
+        layer = self.layer
+        for at, inputs in () if self._recurrent else layer.conv_states.items():
+            if not length:
+                layer.has_previous_state[at] = layer.is_conv_states_initialized[at] = False
+                layer.conv_states[at] = None
+            elif layer.record_past and layer.is_conv_states_initialized[at]:
+                layer.conv_states[at] = inputs[..., : layer.conv_kernel_size[at]]
+
+    def states(self) -> Iterator[torch.Tensor]:
+        for states in (self.layer.conv_states, self.layer.recurrent_states):
+            yield from (each for each in states.values() if each is not None)
+
+    def release(self, *, outlives: bool) -> None:
+        """See CacheLayer. Calls outside inference mode may write to a cache that outlives it.
+
+        A hybrid layer that recorded for its window made new inputs of the convolution, too.
+        """
+        if not self._recurrent:
+            self.layer.record_past = False
+        for at, inputs in self.layer.conv_states.items() if outlives else ():
+            if inputs is not None and (inputs.is_inference() or not self._recurrent):
+                with torch.inference_mode(False):
+                    self.layer.conv_states[at] = inputs.clone()
+
+
+# The classes of a layer's parts, by the name of transformers' class.
+KINDS: dict[str, tuple[type[CacheLayer], ...]] = {
+    caches.DYNAMIC: (DynamicAttention,),
+    caches.INDEXED: (IndexedAttention,),
+    caches.SLIDING: (WindowAttention,),
+    caches.STATIC: (StaticAttention,),
+    caches.LINEAR: (LinearAttention,),
+    caches.LINEAR_AND_FULL: (Attention, LinearAttention),
+    caches.LINEAR_AND_SLIDING: (WindowAttention, LinearAttention),
+    caches.EMPTY: (),
+}
+
+
+def parts_of(cache: Any, *, recurrent: bool = False) -> list[CacheLayer]:
+    """Return the layers of a cache of transformers, or the parts of hybrid ones."""
+    layers = getattr(cache, "layers", ())
+    known = [(layer, KINDS.get(kind_of(layer), ())) for layer in layers]
+    return [kind(layer, recurrent=recurrent) for layer, kinds in known for kind in kinds]
+
+
+def states_of(layer: Any) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the inputs of a linear layer's convolutions, and its recurrent states."""
+    return layer.conv_states, layer.recurrent_states
+
+
 def widen_static(cache: Any, capacity: int) -> None:
     """Replace layers with windows in an empty static cache by ones that overwrite nothing."""
     # All layers get one length, because transformers makes their masks for the first layer's.
-    full = [layer.max_cache_len for layer in cache.layers if kind_of(layer) == STATIC]
+    full = [layer.max_cache_len for layer in cache.layers if kind_of(layer) == caches.STATIC]
     capacity = max(full, default=capacity)
     for at, layer in enumerate(cache.layers):
-        if kind_of(layer) == STATIC_SLIDING:
-            cache.layers[at] = new_static_layer(capacity)
+        if kind_of(layer) == caches.STATIC_SLIDING:
+            cache.layers[at] = caches.new_static_layer(capacity)
             _allocate_like(cache.layers[at], layer)
 
 
@@ -299,10 +452,9 @@ def _stretching(update: Update, length: int) -> Update:
 class InPlace:
     """An ``update`` for a dynamic layer, in memory that belongs to this generation alone.
 
-    Only the stride between heads differs. The layer's earlier contents are copied there first, so
-    nothing is written to tensors that a caller may hold. Under ``torch.compile``, and for states
-    that do not fit, it calls the layer's original ``update``. The layer holds its ``update``, so it
-    is referenced weakly: a cycle would keep a dropped cache in memory.
+    The layer's earlier contents are copied there first, so nothing is written to tensors that a
+    caller may hold. The layer holds its ``update``, so it is referenced weakly: a cycle would keep
+    a dropped cache in memory.
     """
 
     def __init__(self, layer: Any) -> None:

@@ -7,17 +7,17 @@ names against the installed version (``tests/transformers_names.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.versions import MARKS_CACHES, has
+from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 MODULE = "transformers.cache_utils"
 KNOWN_CACHES = frozenset({"DynamicCache", "StaticCache", "EncoderDecoderCache"})
-# Layers; ``KINDS`` in ``cache/kv_cache.py`` has the class that rolls each of them back.
+# Layers; ``KINDS`` in ``cache/layers.py`` has the class that rolls each of them back.
 DYNAMIC = "DynamicLayer"
 INDEXED = "DynamicIndexedLayer"
 SLIDING = "DynamicSlidingWindowLayer"
@@ -53,21 +53,15 @@ def cache_argument(cache: Any) -> dict[str, Any]:
     return {cache_names()[0]: cache}
 
 
-def cache_of(arguments: Mapping[str, Any]) -> Any:
+def cache_of(arguments: Mapping[str, Any], names: Sequence[str] = ()) -> Any:
     """Return the cache in the arguments or the outputs of a model's forward, or None."""
-    return _first(arguments, cache_names())
+    found = (arguments.get(name) for name in names or cache_names())
+    return next((each for each in found if each is not None), None)
 
 
 def given_cache(arguments: Mapping[str, Any]) -> Any:
     """Return the cache in a caller's arguments of ``generate``, under any name, or None."""
-    return _first(arguments, CACHE_NAMES)
-
-
-def _first(arguments: Mapping[str, Any], names: Iterable[str]) -> Any:
-    for name in names:
-        if (found := arguments.get(name)) is not None:
-            return found
-    return None
+    return cache_of(arguments, CACHE_NAMES)
 
 
 def kind_of(each: Any) -> str:
@@ -117,19 +111,9 @@ def decoder_cache(cache: Any) -> Any:
     return getattr(cache, "self_attention_cache", cache)
 
 
-def cross_layers(cache: Any) -> Sequence[Any]:
-    """Return the layers of cross-attention in an encoder-decoder model's cache."""
-    return storing(getattr(cache, "cross_attention_cache", None))
-
-
 def storing(cache: Any) -> list[Any]:
     """Return the layers of a cache that store states of their own; none if it has no layers."""
     return [layer for layer in getattr(cache, "layers", ()) if kind_of(layer) != EMPTY]
-
-
-def is_offloaded(cache: Any) -> bool:
-    """Whether a cache moves its layers to the CPU."""
-    return bool(getattr(cache, "offloading", False))
 
 
 def is_callers(cache: Any) -> bool:

@@ -2,25 +2,69 @@
 
 Classes are compared by name, so that their modules do not have to be imported. Names that some
 supported versions lack are read with a default. Tests check every name against the installed
-version (``tests/transformers_names.py``). Models and their configs are typed ``Any``, because
-transformers exports no types.
+version (``tests/transformers_names.py``). Models and configs are ``Any``: there are no types.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
+from packaging.version import Version
 
 PACKAGE = "transformers"
 PROCESSOR_MODULE = "generation.logits_process"
 CRITERION_MODULE = "generation.stopping_criteria"
 CAPTURE_MODULE = "utils.output_capturing"
+
+# Versions
+
+
+class Change(NamedTuple):
+    """A change of behaviour in transformers, and the first version with it."""
+
+    version: str
+    what: str
+
+
+NEWEST_TESTED = "5.24.0"
+
+MARKS_CACHES = Change("5.19", "generate marks every cache that a caller passed")
+PLACES_TOKENS = Change("5.19", "GIT places a single token where it places one of several")
+KEEPS_SELECTION = Change("5.17", "a mask of bools keeps the selection of an index under sdpa")
+
+
+def before(version: str) -> bool:
+    """Whether the installed transformers is older than a version; pre-releases of it are older."""
+    from transformers import __version__
+
+    return Version(__version__) < Version(version)
+
+
+def has(change: Change) -> bool:
+    """Whether the installed transformers has a change of behaviour."""
+    return not before(change.version)
+
+
+def untested() -> str | None:
+    """Return the version of the installed transformers if it is newer than NEWEST_TESTED."""
+    from transformers import __version__
+
+    return __version__ if _newer(__version__) else None
+
+
+@functools.cache
+def _newer(version: str) -> bool:
+    return Version(version) > Version(NEWEST_TESTED)
+
 
 # Models. For those that are refused, the reason is part of the message.
 
@@ -73,43 +117,11 @@ ATTENDS_BY_OUTPUT = frozenset({"FalconForCausalLM"})
 # They pass on positions, which ``generate`` does not give them.
 PASSES_POSITIONS = frozenset(
     {
-        "EncoderDecoderModel",
-        "MossTranscribeDiarizeForConditionalGeneration",
+        *("EncoderDecoderModel", "MossTranscribeDiarizeForConditionalGeneration"),
         "VibeVoiceAsrForConditionalGeneration",
     }
 )
 
-# Modules of decoders that compute positions from the cache's length. The growing tables are
-# enlarged when the cache grows.
-
-GROWING_EMBEDDINGS = frozenset(
-    {
-        "Kosmos2TextSinusoidalPositionalEmbedding",
-        "Kosmos2_5TextSinusoidalPositionalEmbedding",
-        "M2M100SinusoidalPositionalEmbedding",
-        "NllbMoeSinusoidalPositionalEmbedding",
-    }
-)
-POSITION_EMBEDDINGS = GROWING_EMBEDDINGS | {
-    "BartLearnedPositionalEmbedding",
-    "BigBirdPegasusLearnedPositionalEmbedding",
-    "BlenderbotLearnedPositionalEmbedding",
-    "BlenderbotSmallLearnedPositionalEmbedding",
-    "MBartLearnedPositionalEmbedding",
-    "MarianSinusoidalPositionalEmbedding",
-    "MvpLearnedPositionalEmbedding",
-    "PLBartLearnedPositionalEmbedding",
-    "PegasusSinusoidalPositionalEmbedding",
-    "PegasusXSinusoidalPositionalEmbedding",
-    "Speech2TextSinusoidalPositionalEmbedding",
-    "TrOCRLearnedPositionalEmbedding",
-    "TrOCRSinusoidalPositionalEmbedding",
-    "WhisperPositionalEmbedding",
-}
-# Attentions that take a position bias for each row.
-POSITION_BIASES = frozenset(
-    {"LongT5Attention", "MT5Attention", "SwitchTransformersAttention", "T5Attention"}
-)
 READS_MASKS = frozenset({"NllbMoeTop2Router"})  # it reads the attention mask as one of padding
 # Modules whose result for a position depends on the others of a forward. Doge's experts mix their
 # routers' logits. torch's dynamic quantization, named by its Python modules, has one scale for all.
@@ -120,32 +132,22 @@ WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activ
 # Processors whose result depends on neither the other rows nor the committed tokens.
 HISTORY_FREE = frozenset(
     {
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "MinPLogitsWarper",
-        "SuppressTokensLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
+        *("EpsilonLogitsWarper", "EtaLogitsWarper", "InfNanRemoveLogitsProcessor"),
+        *("LogitNormalization", "MinPLogitsWarper", "SuppressTokensLogitsProcessor"),
+        *("TemperatureLogitsWarper", "TopHLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"),
         "TypicalLogitsWarper",
     }
 )
 # Processors whose result for a row does not depend on the other rows.
-BY_ROW = HISTORY_FREE | {
-    "ExponentialDecayLengthPenalty",
-    "ForcedBOSTokenLogitsProcessor",
-    "ForcedEOSTokenLogitsProcessor",
-    "MinLengthLogitsProcessor",
-    "MinNewTokensLengthLogitsProcessor",
-    "NoBadWordsLogitsProcessor",
-    "NoRepeatNGramLogitsProcessor",
-    "RepetitionPenaltyLogitsProcessor",
-    "SequenceBiasLogitsProcessor",
-    "SuppressTokensAtBeginLogitsProcessor",
-}
+BY_ROW = HISTORY_FREE | frozenset(
+    {
+        *("ExponentialDecayLengthPenalty", "ForcedBOSTokenLogitsProcessor"),
+        *("ForcedEOSTokenLogitsProcessor", "MinLengthLogitsProcessor"),
+        *("MinNewTokensLengthLogitsProcessor", "NoBadWordsLogitsProcessor"),
+        *("NoRepeatNGramLogitsProcessor", "RepetitionPenaltyLogitsProcessor"),
+        *("SequenceBiasLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
+    }
+)
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
 MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
@@ -154,13 +156,8 @@ MAX_TIME = "MaxTimeCriteria"  # called without the tokens
 # Methods of a model that determine the inputs and outputs of its forwards. A subclass that
 # overrides none of them behaves like its base class.
 STEP_METHODS = (
-    "__call__",
-    "_prefill",
-    "_update_model_kwargs_for_generation",
-    "create_masks_for_generate",
-    "forward",
-    "get_decoder",
-    "prepare_inputs_for_generation",
+    *("__call__", "_prefill", "_update_model_kwargs_for_generation", "create_masks_for_generate"),
+    *("forward", "get_decoder", "prepare_inputs_for_generation"),
 )
 ATTENTION_NAME = "_attn_implementation_internal"  # the field of a config
 # Methods of the baseline that the decode loop, its beam search and ``carried_kwargs`` replace.
@@ -223,11 +220,6 @@ def criterion_name(criterion: Any) -> str:
 # Modules of models
 
 
-def indexers_of(model: Any) -> list[Any]:
-    """Return the modules of a model that select keys for its indexed attention."""
-    return [each for each in model.modules() if type(each).__name__.endswith("Indexer")]
-
-
 def routes_tokens(model: Any) -> bool:
     """Whether a model routes tokens to experts."""
     return any(
@@ -260,29 +252,10 @@ def routes_by_masks(model: Any) -> bool:
     )
 
 
-def least_capacity(model: Any) -> int | None:
-    """Return how many of a forward's tokens an expert of a decoder takes at least; None: all."""
-    found = []
-    for each in model.get_decoder().modules():
-        if not hasattr(each, "expert_capacity"):
-            continue
-        share = getattr(each, "moe_eval_capacity_token_fraction", 0)
-        if each.training or share <= 0:
-            found.append(each.expert_capacity or 1)
-        elif share < 1:  # of a single token, all are taken
-            found.append(1)
-    return min(found, default=None)
-
-
 def least_step_size(model: Any) -> float:
     """Return the largest lower bound on step sizes among a model's recurrent layers; 0: none."""
     bounds = (getattr(module, "time_step_limit", (0.0,))[0] for module in model.modules())
     return max(bounds, default=0.0)
-
-
-def skips_padding(model: Any) -> bool:
-    """Whether position embeddings of a model count tokens other than padding."""
-    return any(hasattr(each, "create_position_ids_from_input_ids") for each in model.modules())
 
 
 def captures_states(hook: Any) -> bool:
@@ -310,20 +283,6 @@ def overridden(model: Any, names: Sequence[str]) -> str | None:
     return None
 
 
-def model_class(name: str) -> Any:
-    """Return the class of transformers with this name, or None."""
-    import transformers
-
-    return getattr(transformers, name, None)
-
-
-def overrides_generate(kind: type) -> bool:
-    """Whether a model's class overrides ``generate``."""
-    from transformers.generation.utils import GenerationMixin
-
-    return getattr(kind, "generate", None) is not GenerationMixin.generate
-
-
 def stock_class(model: Any) -> type | None:
     """Return a model's class or base class in transformers whose step methods it has, or None."""
     for kind in type(model).__mro__:
@@ -334,33 +293,10 @@ def stock_class(model: Any) -> type | None:
     return None
 
 
-def prepares_inputs(model: Any) -> bool:
-    """Whether a model prepares its inputs itself, and not by the common function."""
-    from transformers.generation.utils import GenerationMixin
-
-    own = getattr(model.prepare_inputs_for_generation, "__func__", None)
-    return own is not GenerationMixin.prepare_inputs_for_generation
-
-
 def prepares_inputs_outside(model: Any) -> bool:
     """Whether a model's function that prepares its inputs is not one of transformers."""
     own = type(model).prepare_inputs_for_generation
     return not own.__module__.startswith(f"{PACKAGE}.")
-
-
-def has_own_masks(model: Any) -> bool:
-    """Whether a model defines ``create_masks_for_generate``."""
-    return getattr(type(model), "create_masks_for_generate", None) is not None
-
-
-def has_standard_masks(model: Any, stock: type | None) -> bool:
-    """Whether a model's masks are made by transformers' own function.
-
-    It is called in the model's own module, or in that of the decoder to which a model of
-    transformers passes its masks. A forward defined elsewhere may change them before.
-    """
-    kinds = (type(model),) if stock is None else (stock, type(model.get_decoder()))
-    return any(hasattr(sys.modules.get(kind.__module__), "create_causal_mask") for kind in kinds)
 
 
 def embedding_count(model: Any) -> int | None:
@@ -414,33 +350,6 @@ def compiles_by_default(model: Any, kwargs: dict[str, Any], config: Any) -> bool
     return criteria is not None and bool(criteria(kwargs, config))
 
 
-def compile_settings(model: Any, config: Any) -> Any:
-    """Return a copy of the CompileConfig of a call, or of the model's default one."""
-    return copy.copy(config.compile_config or model._default_compile_config())
-
-
-def compile_config(**settings: Any) -> Any:
-    """Return a CompileConfig with which ``generate`` compiles on a CPU, too."""
-    from transformers import CompileConfig
-
-    config = CompileConfig(**settings)
-    config._compile_all_devices = True
-    return config
-
-
-def forget_compiled_call(model: Any) -> None:
-    """Drop the compiled forward that ``get_compiled_call`` stored on a model, if there is one."""
-    vars(model).pop("_compiled_call", None)
-
-
-def output_class(*, beams: bool, encodes: bool) -> Any:
-    """Return the class of what ``generate`` returns, for beam search and encoder-decoder models."""
-    from transformers import generation
-
-    search, model = "Beam" if beams else "", "EncoderDecoder" if encodes else "DecoderOnly"
-    return getattr(generation, f"Generate{search}{model}Output")
-
-
 def register_attention(name: str, make: Callable[[Any], Any]) -> bool:
     """Register ``make(sdpa)`` as an attention; return whether sdpa is transformers' own."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -451,6 +360,52 @@ def register_attention(name: str, make: Callable[[Any], Any]) -> bool:
         AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
         AttentionInterface.register(name, make(sdpa_attention_forward))
     return ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+
+
+# Facts about models
+
+
+def model_facts(model: Any) -> dict[str, Any]:
+    """Return the fields of ``Facts`` that follow from a model alone."""
+    from transformers.generation.utils import GenerationMixin
+
+    kinds, stock, config = names_of(model), stock_class(model), text_config(model)
+    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    reads_text = prepare is not GenerationMixin.prepare_inputs_for_generation
+    # Masks are made in the model's own module, or in that of the decoder to which a model of
+    # transformers passes its masks. A forward defined elsewhere may change them before.
+    makers = (type(model),) if stock is None else (stock, type(model.get_decoder()))
+    alibi = getattr(config, "alibi", False)
+    alibi = alibi or getattr(getattr(config, "attn_config", None), "alibi", False)  # MPT's
+    at = getattr(model.config, "original_max_position_embeddings", None)
+    known = position_limit(model.config)
+    if not kinds & REREADS or (known is not None and at is not None and at >= known):
+        at = None
+    return {
+        "model": model,
+        "names": kinds,
+        "encodes": is_encoder_decoder(model),
+        "attention": attention_of(model),
+        "standard_masks": any(
+            hasattr(sys.modules.get(kind.__module__), "create_causal_mask") for kind in makers
+        ),
+        "own_masks": getattr(type(model), "create_masks_for_generate", None) is not None,
+        "alibi": bool(alibi) or config.model_type in ("bloom", "mpt"),
+        "reads_text": reads_text,
+        "foreign": reads_text and stock is None,
+        "passes_positions": stock is not None and bool(kinds & PASSES_POSITIONS),
+        "skips_padding": any(
+            hasattr(each, "create_position_ids_from_input_ids") for each in model.modules()
+        ),
+        "position_limit": position_limit(config),
+        "embeddings": embedding_count(model),
+        "rope_changes_at": rope_changes_at(config),
+        "rope_grows": any(each["rope_type"] == "dynamic" for each in _ropes(config)),
+        "recurrent": is_stateful(model),
+        "rereads_at": None if at is None else int(at),
+        "token_capacity": _least_capacity(model),
+        "streams_first": hasattr(config, "altup_num_inputs"),
+    }
 
 
 # Configs of models
@@ -492,10 +447,10 @@ Limits = tuple[int | None, int | None]  # the sizes of a window and of a chunk
 
 
 def attention_limits(config: Any) -> tuple[dict[str, Limits | None], tuple[str, ...]]:
-    """Return each type of layers with its limits, and the type of each layer.
+    """Return each type of layers with its limits, None if unknown, and the type of each layer.
 
-    The limits are None for an unknown type. A model whose config has no types of layers has one,
-    "", and its layers are not listed. The first result is empty if no layer has a limit.
+    A model whose config has no types of layers has one, "", and its layers are not listed. The
+    first result is empty if no layer has a limit.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -511,23 +466,17 @@ def attention_limits(config: Any) -> tuple[dict[str, Limits | None], tuple[str, 
     return found, tuple(kinds)
 
 
-def config_traits(model: Any) -> dict[str, Any]:
-    """Return the fields of ``Traits`` that follow from a model's config."""
-    config = text_config(model)
-    own = getattr(config, "attn_config", None)  # MPT's
-    alibi = getattr(config, "alibi", False) or getattr(own, "alibi", False)
-    at = getattr(model.config, "original_max_position_embeddings", None)
-    known = position_limit(model.config)
-    if not names_of(model) & REREADS or (known is not None and at is not None and at >= known):
-        at = None
-    return {
-        "position_limit": position_limit(config),
-        "alibi": bool(alibi) or config.model_type in ("bloom", "mpt"),
-        "rope_changes_at": rope_changes_at(config),
-        "rope_grows": any(each["rope_type"] == "dynamic" for each in _ropes(config)),
-        "rereads_at": None if at is None else int(at),
-        "streams_first": hasattr(config, "altup_num_inputs"),
-    }
+def _least_capacity(model: Any) -> int | None:
+    """Return how many of a forward's tokens an expert of a decoder takes at least; None: all."""
+    found = []
+    for each in model.get_decoder().modules():
+        if hasattr(each, "expert_capacity"):
+            share = getattr(each, "moe_eval_capacity_token_fraction", 0)
+            if each.training or share <= 0:
+                found.append(each.expert_capacity or 1)
+            elif share < 1:  # of a single token, all are taken
+                found.append(1)
+    return min(found, default=None)
 
 
 def rope_changes_at(config: Any) -> int | None:
@@ -564,49 +513,33 @@ def attention_of(model: Any) -> str:
     return "sdpa" if name == "sdpa" else str(name)  # not the name in ``attention``
 
 
-def configs_of(model: Any) -> list[Any]:
-    """Return the different configs of a model's modules that name an attention implementation."""
-    every = (vars(module).get("config") for module in model.modules())
-    found = {id(each): each for each in every if ATTENTION_NAME in getattr(each, "__dict__", ())}
-    return list(found.values())
+_configs: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model, of its modules
+_uses: dict[int, int] = {}  # by the ``id`` of a config, the running blocks that renamed it
+_lock = threading.Lock()
 
 
-def attention_name(config: Any) -> Any:
-    """Return the name of the attention implementation in one config."""
-    return vars(config)[ATTENTION_NAME]
-
-
-def set_attention_name(config: Any, name: str) -> None:
-    """Set the name of the attention implementation in one config, but not in its parts."""
-    vars(config)[ATTENTION_NAME] = name
-
-
-# Layers for multi-token prediction
-
-
-def mtp_model(model: Any) -> tuple[Any, set[str]]:
-    """Return the class of MTP layers, None before 5.20, and the types of a model's, maybe none."""
-    from transformers import modeling_layers
-
-    kind: Any = getattr(modeling_layers, "MtpModel", None)
-    if not getattr(model.config.get_text_config(), "num_mtp_layers", None):
-        return kind, set()
-    if not hasattr(kind, "forward_layer"):
-        return None, {"full_attention"}
-    kinds = getattr(model.config.get_mtp_config(), "layer_types", None)
-    return kind, set(kinds or ("full_attention",))
-
-
-def mtp_cache(layers: Any) -> Any:
-    """Return an empty cache for MTP layers."""
-    from transformers.cache_utils import MtpCache
-
-    return MtpCache(config=layers.config)
-
-
-def mtp_logits(layers: Any, states: Any) -> Any:
-    """The logits, (batch, n, vocab), of hidden states of a model's MTP layers, (batch, n, d)."""
-    return layers._project_to_logits(states)
+@contextmanager
+def attention_renamed(model: Any, old: str, new: str) -> Iterator[None]:
+    """Let the layers of a model that use one attention use another one inside the block."""
+    if model not in _configs:
+        every = (vars(module).get("config") for module in model.modules())
+        own = {id(each): each for each in every if ATTENTION_NAME in getattr(each, "__dict__", ())}
+        _configs[model] = list(own.values())
+    configs = [each for each in _configs[model] if vars(each)[ATTENTION_NAME] == old]
+    with _lock:
+        for config in configs:
+            _uses[id(config)] = _uses.get(id(config), 0) + 1
+            vars(config)[ATTENTION_NAME] = new  # but not in its parts
+    try:
+        yield
+    finally:
+        with _lock:
+            for config in configs:
+                _uses[id(config)] -= 1
+                if not _uses[id(config)]:
+                    del _uses[id(config)]
+                    if vars(config)[ATTENTION_NAME] is new:
+                        vars(config)[ATTENTION_NAME] = old
 
 
 # Prepared GenerationConfigs
@@ -639,20 +572,10 @@ def mask_length(config: Any) -> int | None:
 
 
 def with_longer_mask(config: Any, count: int) -> Any:
-    """Return ``config``, or a copy whose left-out mask is ``count`` positions longer.
-
-    The prefill compares this length with the input's to decide whether the input is the whole
-    sequence or only its new tokens.
-    """
+    """Return ``config``, or a copy whose left-out mask, which the prefill compares, is longer."""
     length = mask_length(config)
     if length is None:
         return config
     config = copy.copy(config)
     config._mask_length = length + count
     return config
-
-
-def commit_hash(config: Any) -> str | None:
-    """Return the commit of the hub repository that a model's config was loaded from, or None."""
-    found: str | None = getattr(config, "_commit_hash", None)
-    return found

@@ -1,8 +1,7 @@
-"""Positions for models that count them themselves.
+"""Positions for models that count them from the length of their cache.
 
-Such a model computes a token's position from the length of its cache. This is wrong for siblings in
-a tree, and for rows with gaps in the cache. Hooks on the modules in ``names`` let one forward
-use given positions. They have an effect in one thread only.
+This is wrong for siblings in a tree, and for rows with gaps in the cache. Hooks on the listed
+modules let one forward use given positions. They have an effect in one thread only.
 """
 
 from __future__ import annotations
@@ -17,7 +16,30 @@ from typing import Any
 import torch
 from torch.nn.functional import embedding
 
-from ngramspec.hf_model.compat import names
+# Modules of decoders that compute positions from the cache's length. The growing tables are
+# enlarged when the cache grows.
+GROWING_EMBEDDINGS = frozenset(
+    {
+        "Kosmos2TextSinusoidalPositionalEmbedding",
+        *("Kosmos2_5TextSinusoidalPositionalEmbedding", "M2M100SinusoidalPositionalEmbedding"),
+        "NllbMoeSinusoidalPositionalEmbedding",
+    }
+)
+POSITION_EMBEDDINGS = GROWING_EMBEDDINGS | frozenset(
+    {
+        *("BartLearnedPositionalEmbedding", "BigBirdPegasusLearnedPositionalEmbedding"),
+        *("BlenderbotLearnedPositionalEmbedding", "BlenderbotSmallLearnedPositionalEmbedding"),
+        *("MBartLearnedPositionalEmbedding", "MarianSinusoidalPositionalEmbedding"),
+        *("MvpLearnedPositionalEmbedding", "PLBartLearnedPositionalEmbedding"),
+        *("PegasusSinusoidalPositionalEmbedding", "PegasusXSinusoidalPositionalEmbedding"),
+        *("Speech2TextSinusoidalPositionalEmbedding", "TrOCRLearnedPositionalEmbedding"),
+        *("TrOCRSinusoidalPositionalEmbedding", "WhisperPositionalEmbedding"),
+    }
+)
+# Attentions that take a position bias for each row.
+POSITION_BIASES = frozenset(
+    {"LongT5Attention", "MT5Attention", "SwitchTransformersAttention", "T5Attention"}
+)
 
 # Names of a position embedding's parameter for the cache's length.
 LENGTHS = ("cache_length", "past_key_values_length")
@@ -26,10 +48,10 @@ Modules = tuple[list[Any], list[Any]]  # position embeddings, and attentions wit
 
 
 def counting_modules(model: Any) -> Modules:
-    """Return the modules of a model's decoder that compute positions, of the listed names."""
+    """Return the modules of a model's decoder that compute positions, of the listed"""
     found = [(each, type(each).__name__) for each in model.get_decoder().modules()]
-    tables = [each for each, name in found if name in names.POSITION_EMBEDDINGS]
-    biased = [each for each, name in found if name in names.POSITION_BIASES]
+    tables = [each for each, name in found if name in POSITION_EMBEDDINGS]
+    biased = [each for each, name in found if name in POSITION_BIASES]
     return tables, [each for each in biased if each.has_relative_attention_bias]
 
 
@@ -73,15 +95,11 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature:
 
 
 def _count_from_zero(module: Any, args: Any, kwargs: Any) -> Any:
-    """Change a position embedding's arguments so that no position is out of its range.
-
-    In rows with gaps, the cache may be longer than the embedding's table. A table that grows is
-    left to grow.
-    """
+    """Keep positions within a table that does not grow: with gaps, the cache may be longer."""
     if _thread.own is None:
         return None
     call = _signature(type(module).forward).bind(module, *args, **kwargs)
-    if type(module).__name__ not in names.GROWING_EMBEDDINGS:
+    if type(module).__name__ not in GROWING_EMBEDDINGS:
         for name in LENGTHS:
             call.arguments.pop(name, None)
         if call.arguments.get("position_ids") is not None:
@@ -121,10 +139,7 @@ def _add_bias(module: Any, args: Any, kwargs: Any) -> Any:
 def _bias(
     module: Any, mask: torch.Tensor | None, past: torch.Tensor, own: torch.Tensor
 ) -> torch.Tensor:
-    """Return the relative position bias of a forward, (rows, heads, width, keys).
-
-    ``mask`` is (rows, 1, width, keys); None: there are no keys but those with positions.
-    """
+    """Return the relative position bias of a forward, (rows, heads, width, keys), as its mask."""
     positions = torch.cat((past, own), dim=1)
     length = positions.shape[1]
     by_distance = module.compute_bias(1, length, positions.device, length - 1)[0, :, 0].flip(-1)

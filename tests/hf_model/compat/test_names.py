@@ -29,15 +29,15 @@ from transformers_names import (
 
 import ngramspec
 from ngramspec.decoding.beams import search
-from ngramspec.hf_model.compat import caches, names, versions
-from ngramspec.hf_model.compat.versions import MARKS_CACHES, Change, has
+from ngramspec.hf_model.compat import caches, extras, names, positions
+from ngramspec.hf_model.compat.names import MARKS_CACHES, Change, has
 from ngramspec.options import Options
 
 ROOT = Path(ngramspec.__file__).parent
 COMPAT = ROOT / "hf_model" / "compat"
 KINDS = ROOT / "hf_model" / "cache"  # the kinds of cache layers know the fields of these
 TRANSFORMERS = Path(transformers.__file__).parent
-CHANGES = {name: each for name, each in vars(versions).items() if isinstance(each, Change)}
+CHANGES = {name: each for name, each in vars(names).items() if isinstance(each, Change)}
 FIELD_ROWS = [*FIELDS.values(), *REPLACED.values(), *COMMON_FIELDS.values()]
 FILES = sorted(path for path in ROOT.rglob("*.py") if not path.is_relative_to(COMPAT))
 
@@ -55,8 +55,8 @@ def tree_of(path: Path) -> ast.Module:
 
 def is_there(row: Name) -> bool:
     """Whether the installed version is in a row's range."""
-    from_here = row.since is None or not versions.before(row.since)
-    return from_here and (row.until is None or versions.before(row.until))
+    from_here = row.since is None or not names.before(row.since)
+    return from_here and (row.until is None or names.before(row.until))
 
 
 @cache
@@ -129,8 +129,8 @@ def test_a_version_is_compared_as_packaging_does(monkeypatch):
         "5.100.0": False,
     }.items():
         monkeypatch.setattr("transformers.__version__", installed)
-        assert versions.before("5.19") is before
-        assert versions.has(Change("5.19", "a test")) is not before
+        assert names.before("5.19") is before
+        assert names.has(Change("5.19", "a test")) is not before
 
 
 def test_no_row_is_older_than_the_oldest_supported_version():
@@ -148,13 +148,13 @@ def test_what_a_version_lacks_has_a_default():
     assert caches.is_callers(nothing) is not has(MARKS_CACHES)
     assert names.mask_length(nothing) is None
     assert names.with_longer_mask(nothing, 3) is nothing
-    assert names.commit_hash(nothing) is None
+    assert extras.commit_hash(nothing) is None
     assert names.pad_token(nothing) is None
     assert names.device_mesh(nothing) is None
     assert not names.is_stateful(nothing)
     assert not names.compiles_by_default(nothing, {}, None)
     with names.decode_context(nothing):
-        names.forget_compiled_call(nothing)
+        extras.forget_compiled_call(nothing)
 
 
 def test_a_longer_mask_is_a_copy_s():
@@ -176,11 +176,11 @@ OTHERS = {
     ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",
     ("hf.py", "_orig_mod"): "the model in a torch.compile wrapper",
     ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
-    ("hf_model/support.py", "_DropoutNd"): "the base class of torch's dropouts",
+    ("hf_model/facts.py", "_DropoutNd"): "the base class of torch's dropouts",
     ("hf_model/cache/layers.py", "_foreach_sub_"): "torch's one launch for all layers",
-    ("hf_model/cache/linear.py", "_foreach_copy_"): "torch's one launch for all states",
-    ("hf_model/traits.py", "_forward_hooks"): "torch's own name of a module's hooks",
-    ("hf_model/traits.py", "_forward_pre_hooks"): "likewise",
+    ("hf_model/cache/copies.py", "_foreach_copy_"): "torch's one launch for all states",
+    ("hf_model/facts.py", "_forward_hooks"): "torch's own name of a module's hooks",
+    ("hf_model/facts.py", "_forward_pre_hooks"): "likewise",
 }
 # The same in compat.
 IN_COMPAT = {"_abc_impl", "_token_id", "_token_index"}
@@ -420,9 +420,8 @@ def test_every_row_is_used():
     used = set().union(*(attributes(tree_of(path)) | literals(tree_of(path)) for path in files))
     assert sorted(FIELDS.keys() - used) == []
     assert REPLACED.keys() <= replaced(tree_of(COMPAT / "caches.py"))
-    recognized = tree_of(COMPAT / "names.py")
-    assert sorted(MODEL_NAMES.keys() - attributes(recognized) - literals(recognized)) == []
-    assert POSITION_FOLDERS.keys() == names.POSITION_EMBEDDINGS | names.POSITION_BIASES
+    assert sorted(MODEL_NAMES.keys() - used) == []
+    assert POSITION_FOLDERS.keys() == positions.POSITION_EMBEDDINGS | positions.POSITION_BIASES
     everywhere = "".join(path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py"))
     for name in (*CHANGES, *CLASS_MODULES):
         assert everywhere.count(name) > 1

@@ -17,8 +17,12 @@ from transformers_names import POSITION_FOLDERS
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model.compat.caches import cache_argument
-from ngramspec.hf_model.compat.names import POSITION_EMBEDDINGS
-from ngramspec.hf_model.compat.positions import LENGTHS, counting_modules, placed
+from ngramspec.hf_model.compat.positions import (
+    LENGTHS,
+    POSITION_EMBEDDINGS,
+    counting_modules,
+    placed,
+)
 
 HOOKED = ("bart decoder", "bart", "marian", "pegasus", "m2m100 (no positions of padding)", "t5")
 GREEDY = {"do_sample": False, "max_new_tokens": 40} | VARIED
@@ -164,7 +168,7 @@ def test_the_hooks_matter(name, monkeypatch):
     model, inputs = build(name), batch(3)
     plain = model.generate(**inputs, **GREEDY)
     texts = row_texts(inputs, plain, encoded=name in ENCODER_DECODER)
-    monkeypatch.setattr("ngramspec.hf_model.inputs.placed", lambda *_: nullcontext())
+    monkeypatch.setattr("ngramspec.hf_model.compat.positions.placed", lambda *_: nullcontext())
     speculator = Speculator(RowTrees(texts), 17, tree=17)
     ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
     assert not torch.equal(plain, ours)

@@ -1,8 +1,4 @@
-"""Linear layers: the inputs of convolutions are cut off, and recurrent states are restored.
-
-The convolution of a linear layer keeps only its last inputs, one for each element of the kernel. To
-allow positions to be rejected, a layer of transformers can record (``activate_past_recording``): it
-then appends all inputs of a forward to those that it held before.
+"""Copies of what a cache cannot compute again: recurrent states, and snapshots at one length.
 
 A recurrent state has no positions that could be cut off: each forward overwrites it. So before a
 forward with a draft, ``Checkpoint`` copies the states. If the whole draft is accepted, nothing is
@@ -13,84 +9,19 @@ last committed token and its draft. No step has more than one forward.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ngramspec.hf_model.cache.layers import CacheLayer, Needed
+from ngramspec.hf_model.cache.layers import parts_of, states_of
+from ngramspec.hf_model.compat import caches
 
 # Tokens. Once this number is pending, the next step has no draft and accepts all of them.
 MAX_PENDING_TOKENS = 8
 # The limit if the cost of running pending tokens again is part of each draft's cost.
 MAX_PRICED_PENDING_TOKENS = 32
-
-
-class LinearAttention(CacheLayer):
-    """A convolution, and a recurrent state if the model is ``recurrent``.
-
-    The states of both are dicts by an index, with None before the first forward. The inputs of a
-    convolution are (batch, channels, positions).
-    """
-
-    convolves = True
-
-    def __init__(self, layer: Any, *, recurrent: bool = False) -> None:
-        super().__init__(layer)
-        self._recurrent = recurrent  # its states are rolled back by a Checkpoint
-        self.gap_obstacle = "a recurrent state" if recurrent else "convolutions over positions"
-
-    @classmethod
-    def supports(cls, layer: Any) -> bool:
-        return hasattr(layer, "activate_past_recording") and isinstance(layer.conv_states, dict)
-
-    def forgets(self, length: int) -> bool:
-        return True
-
-    def record(self) -> None:
-        if not self._recurrent:
-            self.layer.activate_past_recording()
-
-    def truncate(self, count: int, needed: Needed) -> None:
-        """See CacheLayer. The checkpoint restores inputs of positions that are dropped.
-
-        A hybrid layer that records for its window records the convolution's inputs, too.
-        """
-        if not self._recurrent:
-            self._cut(count)
-        elif self.layer.record_past:
-            self._cut(0)
-
-    def _cut(self, count: int) -> None:
-        layer = self.layer
-        for at, inputs in layer.conv_states.items():
-            if inputs is not None:
-                stay = inputs[..., : inputs.shape[-1] - count]
-                layer.conv_states[at] = stay[..., -layer.conv_kernel_size[at] :]
-
-    def truncate_to(self, length: int) -> None:
-        """See CacheLayer. Layers that do not record overwrite their inputs, as in the baseline."""
-        layer = self.layer
-        for at, inputs in () if self._recurrent else layer.conv_states.items():
-            if not length:
-                layer.has_previous_state[at] = layer.is_conv_states_initialized[at] = False
-                layer.conv_states[at] = None
-            elif layer.record_past and layer.is_conv_states_initialized[at]:
-                layer.conv_states[at] = inputs[..., : layer.conv_kernel_size[at]]
-
-    def states(self) -> Iterator[torch.Tensor]:
-        for states in (self.layer.conv_states, self.layer.recurrent_states):
-            yield from (each for each in states.values() if each is not None)
-
-    def release(self, *, outlives: bool) -> None:
-        """See CacheLayer. Calls outside inference mode may write to a cache that outlives it."""
-        if self._recurrent:
-            return
-        self.layer.record_past = False
-        for at, inputs in self.layer.conv_states.items() if outlives else ():
-            if inputs is not None:
-                with torch.inference_mode(False):
-                    self.layer.conv_states[at] = inputs.clone()
 
 
 class Checkpoint:
@@ -104,11 +35,9 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes used by the copies."""
         return sum(each.numel() * each.element_size() for each in self._copies.values())
 
     def save(self) -> None:
-        """Copy the current states."""
         self._saved, states = [], []
         for key, state in self._states():
             if key not in self._copies or self._copies[key].shape != state.shape:
@@ -142,7 +71,6 @@ class Checkpoint:
         return True
 
     def discard(self) -> None:
-        """Drop the copy."""
         self._flags = []
 
     def _states(self) -> Iterator[tuple[tuple[int, int, int], torch.Tensor]]:
@@ -152,11 +80,6 @@ class Checkpoint:
                 for index, state in states.items():
                     if state is not None:
                         yield (at, kind, index), state
-
-
-def states_of(layer: Any) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Return the inputs of a linear layer's convolutions, and its recurrent states."""
-    return layer.conv_states, layer.recurrent_states
 
 
 def _flags_of(layer: Any) -> tuple[dict[int, bool], ...]:
@@ -172,17 +95,21 @@ class Pending:
     """Accepted tokens before each row's last committed one that the cache does not hold."""
 
     def __init__(self) -> None:
-        self.most = MAX_PENDING_TOKENS  # once this number is pending, the next forward has no draft
+        self.max_tokens = MAX_PENDING_TOKENS  # of those pending; then the next forward has no draft
         self.tokens: torch.Tensor | None = None  # int64 (batch, n)
         self._before: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return 0 if self.tokens is None else self.tokens.shape[1]
 
+    def price(self) -> None:
+        """Allow more, because each draft's cost includes that of running them again."""
+        self.max_tokens = MAX_PRICED_PENDING_TOKENS
+
     @property
     def full(self) -> bool:
         """Whether the next forward must have no draft, so that all pending tokens are accepted."""
-        return len(self) >= self.most
+        return len(self) >= self.max_tokens
 
     def keep(self, block: torch.Tensor, count: int, origins: Sequence[int] = ()) -> None:
         """Make the first tokens of a block's rows, int64 (batch, width), pending."""
@@ -206,3 +133,73 @@ class Pending:
             return None
         pending = torch.cat((self.tokens, self.tokens[:, -1:]), dim=1).to(self._before.dtype)
         return torch.cat((self._before[:, :-1], pending), dim=1)
+
+
+# Caches that later calls use
+
+
+def cuts_anywhere(cache: Any) -> bool:
+    """Whether a cache's layers hold every position, so that it can be cropped to any length."""
+    return not any(each.convolves or each.first for each in parts_of(cache))
+
+
+def copies_anywhere(cache: Any) -> bool:
+    """Whether the first positions of a cache, of any number, can be copied."""
+    return all(each.croppable for each in parts_of(cache))
+
+
+def forgets(cache: Any, length: int) -> bool:
+    """Whether a layer of a cache of ``length`` positions does not hold all of them."""
+    return any(each.forgets(length) for each in parts_of(cache))
+
+
+def copy_positions(cache: Any, source: Any, length: int, layers: Sequence[int] = ()) -> None:
+    """Give ``cache``, empty or ``source``, the first positions of some or all layers."""
+    for at, layer in enumerate(source.layers):
+        if (layers and at not in layers) or caches.kind_of(layer) == caches.EMPTY:
+            continue
+        if cache is source:
+            layer.crop(min(length - int(layer.get_seq_length()), 0))
+        elif layer.is_initialized:
+            cache.layers[at].update(layer.keys[:, :, :length], layer.values[:, :, :length])
+
+
+class Snapshot:
+    """The state of a dynamic cache with one row at one length, but for croppable layers."""
+
+    def __init__(self, cache: Any) -> None:
+        self.length = int(cache.get_seq_length())  # positions in the cache
+        kept = {id(each.layer) for each in parts_of(cache) if not each.croppable}
+        self._layers = {
+            at: _copied(layer) for at, layer in enumerate(cache.layers) if id(layer) in kept
+        }
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(memory, self._layers.values()))
+
+    def restore(self, cache: Any, source: Any) -> None:
+        """Give ``cache``, empty or ``source``, the first ``length`` positions of ``source``."""
+        for at, layer in self._layers.items():
+            cache.layers[at] = _copied(layer)
+        others = [at for at in range(len(source.layers)) if at not in self._layers]
+        if others:
+            copy_positions(cache, source, self.length, others)
+
+
+def memory(layer: Any) -> int:
+    """Return the bytes of a layer's tensors, including their unused capacity."""
+    return sum(
+        each.untyped_storage().nbytes()
+        for value in vars(layer).values()
+        for each in (value.values() if isinstance(value, dict) else (value,))
+        if isinstance(each, torch.Tensor)
+    )
+
+
+def _copied(layer: Any) -> Any:
+    """Return a copy of a layer that does not record what it overwrites."""
+    twin = copy.deepcopy(layer)
+    if hasattr(twin, "record_past"):
+        twin.record_past = False
+    return twin

@@ -1,0 +1,228 @@
+"""What few calls need of transformers: compiled forwards, MTP layers, files, tokenizers."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+# Classes of models and of outputs
+
+
+def model_class(name: str) -> Any:
+    """Return the class of transformers with this name, or None."""
+    import transformers
+
+    return getattr(transformers, name, None)
+
+
+def overrides_generate(kind: type) -> bool:
+    """Whether a model's class overrides ``generate``."""
+    from transformers.generation.utils import GenerationMixin
+
+    return getattr(kind, "generate", None) is not GenerationMixin.generate
+
+
+def commit_hash(config: Any) -> str | None:
+    """Return the commit of the hub repository that a model's config was loaded from, or None."""
+    found: str | None = getattr(config, "_commit_hash", None)
+    return found
+
+
+def output_class(*, beams: bool, encodes: bool) -> Any:
+    """Return the class of what ``generate`` returns, for beam search and encoder-decoder models."""
+    from transformers import generation
+
+    search, model = "Beam" if beams else "", "EncoderDecoder" if encodes else "DecoderOnly"
+    return getattr(generation, f"Generate{search}{model}Output")
+
+
+# Compiled forwards
+
+
+def compile_settings(model: Any, config: Any) -> Any:
+    """Return a copy of the CompileConfig of a call, or of the model's default one."""
+    return copy.copy(config.compile_config or model._default_compile_config())
+
+
+def compile_config(**settings: Any) -> Any:
+    """Return a CompileConfig with which ``generate`` compiles on a CPU, too."""
+    from transformers import CompileConfig
+
+    config = CompileConfig(**settings)
+    config._compile_all_devices = True
+    return config
+
+
+def forget_compiled_call(model: Any) -> None:
+    """Drop the compiled forward that ``get_compiled_call`` stored on a model, if there is one."""
+    vars(model).pop("_compiled_call", None)
+
+
+# Layers for multi-token prediction
+
+
+def mtp_model(model: Any) -> tuple[Any, set[str]]:
+    """Return the class of MTP layers, None before 5.20, and the types of a model's, maybe none."""
+    from transformers import modeling_layers
+
+    kind: Any = getattr(modeling_layers, "MtpModel", None)
+    if not getattr(model.config.get_text_config(), "num_mtp_layers", None):
+        return kind, set()
+    if not hasattr(kind, "forward_layer"):
+        return None, {"full_attention"}
+    kinds = getattr(model.config.get_mtp_config(), "layer_types", None)
+    return kind, set(kinds or ("full_attention",))
+
+
+def mtp_cache(layers: Any) -> Any:
+    """Return an empty cache for MTP layers."""
+    from transformers.cache_utils import MtpCache
+
+    return MtpCache(config=layers.config)
+
+
+def mtp_logits(layers: Any, states: Any) -> Any:
+    """The logits, (batch, n, vocab), of hidden states of a model's MTP layers, (batch, n, d)."""
+    return layers._project_to_logits(states)
+
+
+# Indexes of keys
+
+TOPK_FUNCTIONS = (torch.topk, torch.Tensor.topk)
+_indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
+
+
+@contextmanager
+def causal_topk(model: Any, positions: int, keys: int) -> Iterator[None]:
+    """Let each position of this thread's next forward select keys as in a separate forward.
+
+    This changes selections among all ``keys`` in the modules that select for indexed attention.
+    """
+    alone, mine = _Alone(positions, keys), threading.get_ident()
+    entered = ExitStack()
+
+    def enter(*_: Any) -> None:
+        if threading.get_ident() == mine:  # other threads may run the same model
+            entered.enter_context(alone)
+
+    def leave(*_: Any) -> None:
+        if threading.get_ident() == mine:
+            entered.close()
+
+    if model not in _indexers:
+        named = [(each, type(each).__name__) for each in model.modules()]
+        _indexers[model] = [each for each, name in named if name.endswith("Indexer")]
+    hooks = [each.register_forward_pre_hook(enter) for each in _indexers[model]]
+    hooks += [each.register_forward_hook(leave, always_call=True) for each in _indexers[model]]
+    try:
+        yield
+    finally:
+        entered.close()  # the hooks do not run after an interrupt
+        for hook in hooks:
+            hook.remove()
+
+
+class _Alone(TorchFunctionMode):
+    """Runs ``topk`` of (batch, positions, keys) for each position on the keys up to its own."""
+
+    def __init__(self, positions: int, keys: int) -> None:
+        super().__init__()
+        self.positions, self.keys = positions, keys
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if func in TOPK_FUNCTIONS and args[0].shape[1:] == (self.positions, self.keys):
+            scores, selected = args[0], found[0].shape[-1]
+            for at, seen in enumerate(range(self.keys - self.positions + 1, self.keys)):
+                if seen > selected:  # otherwise it attends to all keys up to its own
+                    own = func(scores[:, at : at + 1, :seen], *args[1:], **kwargs)
+                    for whole, row in zip(found, own, strict=True):
+                        whole[:, at : at + 1] = row
+        return found
+
+
+# Files, tokenizers and logs
+
+
+def cached_file_or_none(repository: str, name: str, revision: str) -> Path | None:
+    """Return a file of a hub repository, cached or downloaded; None: it does not exist."""
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        repository,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+def is_slow(tokenizer: Any) -> bool:
+    """Whether a tokenizer is written in Python."""
+    from transformers import PreTrainedTokenizer
+
+    return isinstance(tokenizer, PreTrainedTokenizer)
+
+
+def byte_letters() -> dict[int, str]:
+    """Return the letter that represents each byte in a vocabulary of bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters: dict[int, str] = bytes_to_unicode()
+    return letters
+
+
+def response_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
+    """Return the response template that ``transformers serve`` uses for a model, if it has one."""
+    try:
+        from transformers.cli.serving.utils import get_response_template
+    except ImportError:  # older versions of transformers
+        return None
+    template: dict[str, Any] | None = get_response_template(tokenizer, model)
+    return template
+
+
+def silence() -> None:
+    """Have transformers log errors only, and show no progress bars."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def small_model(vocab: int) -> Any:
+    """Return a random Llama in float32 on the CPU, to check an untested version with."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.default_generator.manual_seed(0)  # not those of other devices
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.device("cpu"):
+        return LlamaForCausalLM(config).eval().float()

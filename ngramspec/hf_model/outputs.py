@@ -1,0 +1,161 @@
+"""What a generation keeps of its forwards besides tokens: outputs to return, states for heads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from ngramspec.hf_model.compat.caches import cache_argument
+from ngramspec.hf_model.compat.extras import output_class
+from ngramspec.hf_model.facts import Facts
+
+
+class OutputRecorder:
+    """Keeps the requested attentions and hidden states of committed tokens, and returns them."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._encodes, self._streams_first = facts.encodes, facts.streams_first
+        self._kept: dict[str, list[Any]] = {name: [] for name in facts.states}
+
+    def keep_prefill(self, outputs: Any) -> None:
+        """Keep the states of the prompt, as one entry."""
+        for name, kept in self._kept.items():
+            kept.append(getattr(outputs, name))
+
+    def keep(
+        self, outputs: Any, positions: range, before: int, *, static: bool, whole: bool
+    ) -> None:
+        """Keep states of a forward after ``before`` positions; ``whole``: it read all again."""
+        for name, kept in self._kept.items():
+            layers = getattr(outputs, name)
+            if layers is None or whole:  # None: not computed
+                kept += [layers] * len(positions)
+                continue
+            for position in positions:
+                all_keys = static or name == "cross_attentions"
+                keys = None if all_keys else before + position + 1
+                kept.append(tuple(self._of_position(name, each, position, keys) for each in layers))
+
+    def _of_position(
+        self, name: str, layer: torch.Tensor, position: int, keys: int | None
+    ) -> torch.Tensor:
+        """Return one position's part of a layer's states, as its own forward would."""
+        if "attentions" in name:
+            return layer[:, :, position : position + 1][..., :keys]
+        axis = 1 if layer.ndim == 4 and not self._streams_first else -2
+        return layer.narrow(axis, position, 1)
+
+    def output(
+        self,
+        cache: Any,
+        kwargs: dict[str, Any],
+        sequences: torch.Tensor,
+        scores: list[torch.Tensor] | None,
+        logits: list[torch.Tensor] | None,
+        ranking: dict[str, Any] | None,
+    ) -> Any:
+        """Build the return value of ``generate``, with the output fields of a beam search."""
+        states = {name: tuple(kept) for name, kept in self._kept.items()}
+        encoder = kwargs.get("encoder_outputs") if self._encodes else None
+        if encoder is not None:
+            for name in ("attentions", "hidden_states"):
+                if kwargs.get(f"output_{name}"):
+                    states[f"encoder_{name}"] = encoder.get(name)
+        kind = output_class(beams=ranking is not None, encodes=self._encodes)
+        return kind(
+            **(ranking or {}),
+            sequences=sequences,
+            scores=None if scores is None else tuple(scores),
+            logits=None if logits is None else tuple(logits),
+            **cache_argument(cache),
+            **states,
+        )
+
+
+# States for heads
+
+
+@contextmanager
+def _collected(module: Any, found: list[Any], pick: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Collect what ``pick`` finds in the arguments and outputs of a module, in this thread only."""
+    mine = threading.get_ident()  # other threads may run the same model
+
+    def keep(_: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if threading.get_ident() == mine:
+            found.extend(pick(inputs, output))
+
+    hook = module.register_forward_hook(keep)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def head_inputs(model: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect the inputs of the model's head, (batch, positions, d), in this thread's forwards."""
+    found: list[torch.Tensor] = []
+    head = model.get_output_embeddings()
+    own = isinstance(head, torch.nn.Module)
+    with _collected(head, found, lambda inputs, _: inputs[:1]) if own else nullcontext():
+        yield found
+
+
+def _last_states(_: Any, output: Any) -> list[torch.Tensor]:
+    states = getattr(output, "last_hidden_state", None)
+    return [output[0] if states is None else states]
+
+
+class StateChannel:
+    """The decoder's last hidden states of each row, until its head takes them."""
+
+    def __init__(self, model: Any, mask: torch.Tensor | None, rows: int) -> None:
+        self._decoder, self._mask = model.get_decoder(), mask
+        self._kept: list[list[torch.Tensor]] = [[] for _ in range(rows)]
+        self._found: list[torch.Tensor] = []
+        self._last: torch.Tensor | None = None  # (batch, positions, d) of the last forward
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Collect the states of this thread's forwards inside the block."""
+        self._found, self._last = [], None
+        return _collected(self._decoder, self._found, _last_states)
+
+    def keep_prompt(self, drafted: int) -> None:
+        """Keep the prompt's states; those of its last token and of a draft only if accepted.
+
+        There are none if the user compiled the forward before: such a graph calls no hook.
+        """
+        if not self._found:
+            return
+        states = torch.cat(self._found, dim=1)
+        last = states.shape[1] - drafted
+        for row, kept in enumerate(self._kept):
+            own = states[row, :last]
+            if self._mask is not None and self._mask.shape[1] >= last:
+                own = own[self._mask[row, -last:].bool()]
+            kept.append(own)
+        self._last, self._found = states[:, last - 1 :], []
+
+    def offer(self, placed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Note a forward's states, which ``placed`` brings to (batch, new positions, d)."""
+        self._last = placed(self._found[-1]) if self._found else None
+        self._found = []  # another forward may not be read
+
+    def keep(self, paths: Sequence[Sequence[int]], *, prefill: bool) -> None:
+        """Keep the states at each row's accepted positions of the last forward."""
+        if self._last is None:
+            return
+        for row, path in enumerate(paths):
+            positions = list(path[1:] if prefill else path)
+            if positions:
+                self._kept[row].append(self._last[row, positions])
+        self._last = None
+
+    def take(self, row: int) -> list[torch.Tensor]:
+        """A row's states since the last time, each (positions, d)."""
+        taken, self._kept[row] = self._kept[row], []
+        return taken
