@@ -156,10 +156,7 @@ def contenders(
 ) -> dict[str, Any]:
     """Whole calls of every configuration in turn."""
     ways = usual_configurations(
-        widths=arguments.width,
-        trees=arguments.tree,
-        chains=True,
-        compiled=not arguments.no_compile,
+        widths=arguments.width, trees=arguments.tree, chains=True, compiled=not arguments.no_compile
     )
     least = min(24, arguments.new)
     plan = Plan(arguments.repeats, arguments.new, least, arguments.per_task)

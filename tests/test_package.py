@@ -15,13 +15,12 @@ import ngramspec
 
 ROOT = Path(ngramspec.__file__).parent
 # What each room may import beside itself. Rooms that are not here yet have their place.
-FLOOR = {"errors", "rng", "draft", "stats", "lazy_names"}
+FLOOR = {"errors", "draft", "stats", "lazy_names"}
 WINGS = {"drafters", "hf_model", "verification", "draft_length", "costs"}
 CORE = FLOOR | WINGS | {"hf_model.compat", "decoding", "options", "stores"}
 MAY_IMPORT = {
     "errors": set(),
     "lazy_names": {"errors"},
-    "rng": set(),
     "_native": {"lazy_names"},
     "theory": set(),
     "draft": {"errors"},
@@ -47,7 +46,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 WITHOUT_TORCH = (
-    *("draft", "stats", "errors", "lazy_names", "rng", "theory"),
+    *("draft", "stats", "errors", "lazy_names", "theory"),
     *("costs", "drafters", "draft_length", "options", "stores"),
 )
 

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     write_json(arguments, fields)
     if arguments.html is not None:
-        from ngramspec.measure.explain_page import page
+        from ngramspec.measure.explain import page
 
         with writable("--html", arguments.html):
             arguments.html.write_text(page(found), encoding="utf-8")

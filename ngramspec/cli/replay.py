@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ngramspec.draft import Float32
     from ngramspec.drafters.base import Drafter
-    from ngramspec.measure.knowledge import Known
+    from ngramspec.measure.replay import Known
     from ngramspec.measure.traces import Trace
 
     # By name: what makes the drafter, and its gamma.
@@ -114,25 +114,28 @@ def max_tokens(arguments: argparse.Namespace) -> int:
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
     """What drafters know in addition to each request, by the options."""
-    from ngramspec.measure.knowledge import Earlier, Knowledge, Tools
+    from ngramspec.measure.replay import Earlier, Knowledge, Known
 
-    stored: Known | None = None
+    tools = None
+    if arguments.tools is not None:
+        if arguments.tokenizer is None:
+            raise ValueError("--tools needs --tokenizer")
+        from transformers import AutoTokenizer
+
+        from ngramspec.drafters.tool_calls import ToolCalls
+
+        tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+        tools = ToolCalls(json.loads(arguments.tools.read_text(encoding="utf-8")), tokenizer)
     if arguments.shared is not None:
         if arguments.corpus is not None or arguments.fresh:
             raise ValueError("--shared cannot be combined with --corpus or --fresh")
-        stored = Earlier(arguments.shared)
-    elif arguments.corpus is not None:
-        stored = knowledge = Knowledge(arguments.corpus)
-        for repo in {trace.repo for trace in traces}:
-            knowledge.corpus(repo)  # raises errors before the replay
-    if arguments.tools is None:
-        return stored
-    if arguments.tokenizer is None:
-        raise ValueError("--tools needs --tokenizer")
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
-    return Tools(json.loads(arguments.tools.read_text(encoding="utf-8")), tokenizer, stored)
+        return Earlier(arguments.shared, tools)
+    if arguments.corpus is None:
+        return None if tools is None else Known(tools)
+    knowledge = Knowledge(arguments.corpus, tools)
+    for which in {knowledge.which(trace) for trace in traces}:
+        knowledge.store(which)  # raises errors before the replay
+    return knowledge
 
 
 def curves(arguments: argparse.Namespace, longest: int) -> dict[str, Float32]:

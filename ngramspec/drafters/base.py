@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ngramspec._native import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32, Proposal
-from ngramspec.stores.base import fingerprint
+from ngramspec.stores import fingerprint
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls

@@ -20,7 +20,7 @@ from ngramspec.drafters.base import (
     call_observe,
     verified_count,
 )
-from ngramspec.stores.choice import open_stores
+from ngramspec.stores import open_stores
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls

@@ -18,7 +18,7 @@ import numpy as np
 
 from ngramspec.draft import NO_TOKENS, Float32, Int32
 from ngramspec.drafters.partial_json import MAX_DEPTH, Frame, PartialJson, unquoted
-from ngramspec.stores.base import encode, vocabulary_of
+from ngramspec.stores import encode, vocabulary_of
 
 logger = logging.getLogger("ngramspec")
 

@@ -11,7 +11,7 @@ from ngramspec._native import MOST_TOKENS, Calibration, StorePair, StoreSource, 
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.errors import check_bool, check_int
-from ngramspec.stores.choice import Store, open_stores
+from ngramspec.stores import Store, open_stores
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls

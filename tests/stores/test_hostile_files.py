@@ -41,11 +41,6 @@ def test_broken_files(content, tmp_path):
     assert ends["found broken"] > 50
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_broken_files(content, tmp_path):
-    attack(content, KIND, use_corpus, tmp_path / "broken.ngc", 100_000, seed=1000)
-
-
 @pytest.mark.parametrize("open_store", [Corpus.open, SharedStore.load])
 @pytest.mark.parametrize("name", SPECIAL)
 def test_only_regular_files_are_opened(tmp_path, monkeypatch, open_store, name):
