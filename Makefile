@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-NATIVE := $(wildcard ngramspec/_native/*.pyx ngramspec/_native/*.pxd)
+NATIVE := $(wildcard $(addprefix ngramspec/_native/*,.pyx .pxd .pxi))
 
 .PHONY: demo quick test test-engines test-llama test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check clean
 

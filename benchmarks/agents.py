@@ -27,9 +27,9 @@ from ngramspec.cli.options import Options, UsageError, usable
 from ngramspec.cli.replay import MAX_GAMMA
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.errors import check_int
-from ngramspec.measure.knowledge import Earlier, Known, Tools
-from ngramspec.measure.replay import Plan, Player, Tally, cost_curve
+from ngramspec.measure.replay import Earlier, Known, Plan, Player, Tally, cost_curve
 from ngramspec.measure.traces import Trace, by_group, read_traces
 
 OURS = "ngramspec"
@@ -140,7 +140,7 @@ def ours(predicted: tuple[Sequence[Any], Any] | None) -> Iterator[Contender]:
     yield OURS, STORE, make, Earlier("outputs"), "auto"
     yield OURS, PROMPTS, make, Earlier("all"), "auto"
     if predicted is not None:
-        yield OURS, TOOLS, make, Tools(*predicted, Earlier("outputs")), "auto"
+        yield OURS, TOOLS, make, Earlier("outputs", ToolCalls(*predicted)), "auto"
 
 
 def summary(groups: dict[str, Tally]) -> dict[str, Any]:

@@ -19,18 +19,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.renderers import markdown
 from benchmarks.texts import TYPES as KINDS
 from benchmarks.texts import content_prompts, library_prompts
 from ngramspec import Speculator, build_drafter, generate
-from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
-from ngramspec.cli.output import console, make_table, stages, write_json
+from ngramspec.cli.options import (
+    Options,
+    UsageError,
+    check_least,
+    console,
+    load_model,
+    stages,
+    usable,
+    write_json,
+)
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.stochastic import proposal_of, sampled
@@ -508,8 +517,7 @@ def run(arguments: argparse.Namespace) -> int:
         for temperature in arguments.temperatures:
             names = arguments.drafter or default_drafters(temperature, arguments.draft_temperatures)
             rows += measure(loaded.model, plan, temperature, names, on_stage)
-    for title, names, cells in (overview(rows), by_depth(rows), lenient(rows, plan.leniences)):
-        screen.print(make_table(names, cells, left=("drafter", "texts"), title=title))
+    print(overview(rows))
     settings = {"model": loaded.name, **{name: getattr(arguments, name) for name in SETTINGS}}
     write_json(arguments, {"settings": settings, "rows": [row.to_dict() for row in rows]})
     return 0
@@ -564,10 +572,7 @@ def given_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Pro
         raise UsageError(f"--prompts: {error}") from error
 
 
-Cells = tuple[str, Sequence[str], list[Sequence[str]]]  # title, heads and rows of a table
-
-
-def overview(rows: Sequence[Row]) -> Cells:
+def overview(rows: Sequence[Row]) -> str:
     """Table 3: a row for each drafter, temperature and group."""
     names = ("positions", "drafted", "alpha", "± s.e.", "match", "observed", "tokens per call")
     cells: list[Sequence[str]] = []
@@ -577,31 +582,4 @@ def overview(rows: Sequence[Row]) -> Cells:
         figures = (f"{each:.4f}" for each in (alpha.alpha[0], alpha.error[0], alpha.match))
         counts = (f"{alpha.positions:,}", f"{alpha.drafted:.3f}")
         cells.append((row.drafter, f"{row.temperature:g}", row.group, *counts, *figures, *seen))
-    return "alpha", ("drafter", "T", "texts", *names), cells
-
-
-def by_depth(rows: Sequence[Row]) -> Cells:
-    """Alpha by position in the draft, on all texts."""
-    depths = max((len(row.alpha.by_depth) for row in rows), default=0)
-    cells = [
-        (
-            *(row.drafter, f"{row.temperature:g}"),
-            *(f"{mean:.3f} ± {error:.3f}" for mean, error, _ in row.alpha.by_depth),
-        )
-        for row in rows
-        if row.group == ALL
-    ]
-    names = ("drafter", "T", *(str(depth + 1) for depth in range(depths)))
-    return "alpha by position in the draft", names, [*cells]
-
-
-def lenient(rows: Sequence[Row], leniences: Sequence[float]) -> Cells:
-    """Table 5: alpha under each lenience, on all texts."""
-    cells: list[Sequence[str]] = []
-    for row, (k, lenience) in product(rows, enumerate(leniences)):
-        if row.group == ALL:
-            figures = (f"{each[k]:.4f}" for each in (row.alpha.alpha, row.alpha.error))
-            seen = (f"{each.alpha:.3f}" for each in row.observed[k : k + 1])
-            cells.append((row.drafter, f"{row.temperature:g}", f"{lenience:g}", *figures, *seen))
-    names = ("drafter", "T", "lenience", "alpha", "± s.e.", "observed")
-    return "alpha under lenience", names, cells
+    return markdown(("drafter", "T", "texts", *names), cells)

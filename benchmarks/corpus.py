@@ -133,16 +133,9 @@ def look_ups(corpus: Corpus, documents: list[Any]) -> dict[str, Any]:
         found = ask(context)
         times.append(perf_counter_ns() - begin)
         lengths.append(found[0][1] if found else 0)
-    empty = contexts[0][:0]
-    calls = []
-    for _ in range(10_000):
-        begin = perf_counter_ns()
-        ask(empty)
-        calls.append(perf_counter_ns() - begin)
     return {
         "contexts": CONTEXTS,
         "us_median": float(np.median(times)) / 1000,
         "us_p99": float(np.percentile(times, 99)) / 1000,
-        "us_call_without_context": float(np.median(calls)) / 1000,
         "match_length_quartiles": np.percentile(lengths, (25, 50, 75)).tolist(),
     }

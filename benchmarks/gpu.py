@@ -29,8 +29,7 @@ from benchmarks.syncs import syncs_per_step
 from benchmarks.traces import PUBLIC
 from ngramspec import Speculator
 from ngramspec.cli.bench import tables
-from ngramspec.cli.options import Options
-from ngramspec.cli.output import console
+from ngramspec.cli.options import Options, console
 from ngramspec.measure.bench import EndToEnd, Forcing, Plan, by_model, summarize, to_dict
 from ngramspec.measure.calls import usual_configurations
 from ngramspec.measure.forwards import forced_model, forward_seconds
@@ -157,10 +156,7 @@ def contenders(
 ) -> dict[str, Any]:
     """Whole calls of every configuration in turn."""
     ways = usual_configurations(
-        widths=arguments.width,
-        trees=arguments.tree,
-        chains=True,
-        compiled=not arguments.no_compile,
+        widths=arguments.width, trees=arguments.tree, chains=True, compiled=not arguments.no_compile
     )
     least = min(24, arguments.new)
     plan = Plan(arguments.repeats, arguments.new, least, arguments.per_task)

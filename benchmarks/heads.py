@@ -8,8 +8,7 @@ embedded model. The head is synthetic. Figures are tokens per cost, where a row 
 
 "tables" and "head" draft alone, by expected tokens per cost. "head, tables" and "tables, head"
 draft in order of priority: each continues the draft of the one before it, with the heuristic draft
-length and without estimates. In "priced" ones the draft also ends by the measured acceptance of
-each source. "both" is the arbiter (``auto+model(FOLDER)``).
+length and without estimates. "both" is the arbiter (``auto+model(FOLDER)``).
 """
 
 from __future__ import annotations
@@ -23,15 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import renderers
 from benchmarks.harness import write
 from ngramspec.cli.options import Options
 from ngramspec.draft import Float32, Int32
-from ngramspec.drafters import CalibratedDrafter, ModelDrafter, PriorityDrafter, build_drafter
+from ngramspec.drafters import ModelDrafter, PriorityDrafter, build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
 from ngramspec.measure.models import load
-from ngramspec.measure.replay import Plan, Player, cost_curve, geometric_mean
+from ngramspec.measure.replay import Plan, Player, cost_curve
 from ngramspec.measure.traces import TopTokens, Trace, read_traces
 from ngramspec.verification.evidence import leading
 
@@ -138,7 +138,6 @@ class RecordedHead:
 
 
 CHAINS = ("head, tables", "tables, head")
-PRICED = ("priced h, t", "priced t, h")
 GAMMA = 16  # most tokens of a head in the chainings
 CONTEXT = 1024  # last tokens of a prompt that the embedded model reads
 
@@ -167,8 +166,6 @@ CONTENDERS: dict[str, Callable[[], Drafter]] = {
     "head": lambda: HeadedDrafter(StoreDrafter(), head()),
     "head, tables": lambda: PriorityDrafter([head(), tables()]),
     "tables, head": lambda: PriorityDrafter([tables(), head()]),
-    "priced h, t": lambda: CalibratedDrafter(PriorityDrafter([head(), tables()])),
-    "priced t, h": lambda: CalibratedDrafter(PriorityDrafter([tables(), head()])),
     "both": lambda: HeadedDrafter(ValueDrafter(SOURCES), head()),
 }
 
@@ -183,7 +180,6 @@ def run(arguments: argparse.Namespace) -> int:
     groups = list(dict.fromkeys(trace.group for trace in traces))
     found: list[dict[str, Any]] = []
     for cost in arguments.costs:
-        print(f"head cost {cost}".ljust(16) + "".join(f"{each[:13]:>14}" for each in groups))
         figures: dict[str, dict[str, float]] = {}
         for name, make in CONTENDERS.items():
             plan = plans[name not in CHAINS]
@@ -196,21 +192,10 @@ def run(arguments: argparse.Namespace) -> int:
             figures[name] = {
                 each: player.groups[each].to_dict()["tokens_per_cost"] for each in groups
             }
-            mean = geometric_mean(player.groups.values(), "tokens_per_cost")
-            values = "".join(f"{figures[name][each]:>14.3f}" for each in groups)
-            print(f"{name:<16}{values}{mean:>9.3f}", flush=True)
-        ratios = compared(figures)
-        for name, by_group in ratios.items():
-            mean = float(np.exp(np.mean(np.log(list(by_group.values())))))
-            values = "".join(f"{each:>14.3f}" for each in by_group.values())
-            print(f"{name:<16}{values}{mean:>9.3f}")
-        found.append({"cost": cost, "tokens_per_cost": figures, "ratios": ratios})
-    settings = {
-        "traces": len(traces),
-        "head": "synthetic",
-        "seed": arguments.seed,
-        "curve": arguments.curve,
-    }
+        found.append({"cost": cost, "tokens_per_cost": figures, "ratios": compared(figures)})
+    print(renderers.heads({"results": found}))
+    settings = {"traces": len(traces), "head": "synthetic"}
+    settings |= {"seed": arguments.seed, "curve": arguments.curve}
     write(arguments, {"settings": settings, "results": found})
     return 0
 
@@ -240,7 +225,7 @@ def play_with(
 
 def compared(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """The arbiter relative to the better one alone, and to the better chains, by group."""
-    rivals = {"/ better alone": ("tables", "head"), "/ better chain": CHAINS, "/ priced": PRICED}
+    rivals = {"/ better alone": ("tables", "head"), "/ better chain": CHAINS}
     return {
         name: {
             group: value / max(figures[each][group] for each in names)

@@ -69,31 +69,23 @@ def ours(name: str, text: str, rows: int = 1, **settings: Any) -> Cell:
     return Cell(f"ngramspec {name}", text, rows, settings)
 
 
+def usual(text: str, rows: int = 1) -> list[Cell]:
+    """The baseline, prompt lookup of a single row, and ngramspec without and with drafts."""
+    lookup = [Cell(LOOKUP, text)] if rows == 1 else []
+    own = ours("none", text, rows, drafter="none"), ours("auto", text, rows)
+    return [Cell(BASELINE, text, rows), *lookup, *own]
+
+
 CELLS = (
-    *(
-        cell
-        for text in (OWN, RANDOM)
-        for cell in (
-            Cell(BASELINE, text),
-            Cell(LOOKUP, text),
-            ours("none", text, drafter="none"),
-            ours("auto", text),
-        )
-    ),
+    *usual(OWN),
+    *usual(RANDOM),
     Cell(BASELINE, COPY),
     Cell(LOOKUP, COPY),
     ours("chain of 10", COPY, **CHAIN),
     ours("chain of 32", COPY, **LONG_CHAIN),
     ours("tree of 32", COPY, **TREE),
-    *(
-        cell
-        for text in (OWN, RANDOM)
-        for cell in (
-            Cell(BASELINE, text, BATCH),
-            ours("none", text, BATCH, drafter="none"),
-            ours("auto", text, BATCH),
-        )
-    ),
+    *usual(OWN, BATCH),
+    *usual(RANDOM, BATCH),
 )
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from benchmarks.harness import write
 from benchmarks.prefilled import prefilled_model
-from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
-from ngramspec.cli.output import console
+from ngramspec.cli.options import Options, UsageError, check_least, console, load_model, usable
 from ngramspec.measure.bench import EndToEnd, Measured, Plan, by_model, summarize
 from ngramspec.measure.calls import Configuration, usual_configurations
 from ngramspec.measure.forwards import POSITIONS_AFTER_TEXT, forced_model

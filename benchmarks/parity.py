@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain, product
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from transformers.utils import logging
 
-from benchmarks import tiny
+from benchmarks import renderers, tiny
 from benchmarks.harness import padded, write
 from ngramspec import Draft, Drafter, DraftSession, Speculator, UnsupportedError, generate
 from ngramspec.cli.options import Options
@@ -115,10 +114,7 @@ FAMILIES = (
     "T5ForConditionalGeneration",
     "BartForConditionalGeneration",
 )
-CACHES: dict[str, dict[str, Any]] = {
-    "dynamic": {},
-    "static": {"cache_implementation": "static"},
-}
+CACHES: dict[str, dict[str, Any]] = {"dynamic": {}, "static": {"cache_implementation": "static"}}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "none": {},
     "repetition penalty": {"repetition_penalty": 1.3},
@@ -227,9 +223,6 @@ def _line(error: Exception) -> str:
     return (str(error).strip().partition("\n")[0] or type(error).__name__)[:120]
 
 
-OUTCOMES = ("identical", "refused", "wrong", "not run")
-
-
 def add_arguments(options: Options) -> None:
     options.flag("--families-only", "a few families, with caches and processors")
     options.json()
@@ -244,18 +237,7 @@ def run(arguments: argparse.Namespace) -> int:
         if cell.outcome != "identical":
             print(f"{cell.outcome:<10} {cell.model}, {cell.what}: {cell.detail}", flush=True)
         cells.append(cell)
-    print(summary(cells))
-    write(arguments, {"cells": [asdict(cell) for cell in cells]})
+    report = {"cells": [asdict(cell) for cell in cells]}
+    print(renderers.parity(report))
+    write(arguments, report)
     return int(any(cell.outcome == "wrong" for cell in cells))
-
-
-def summary(cells: Sequence[Cell]) -> str:
-    """The number of cells with each outcome, by what was varied."""
-    kinds: dict[str, Counter[str]] = {}
-    for cell in cells:
-        kinds.setdefault(cell.what.rpartition(", ")[0] or cell.what, Counter())[cell.outcome] += 1
-    kinds["all"] = Counter(cell.outcome for cell in cells)
-    lines = [f"{'':<36}" + "".join(f"{outcome:>11}" for outcome in OUTCOMES)]
-    for kind, found in kinds.items():
-        lines.append(f"{kind:<36}" + "".join(f"{found[outcome]:>11}" for outcome in OUTCOMES))
-    return "\n".join(lines)

@@ -30,10 +30,7 @@ class LookupSession(DraftSession):
 
         self.torch = torch
         self.make = PromptLookupCandidateGenerator
-        self.sizes = {
-            "num_output_tokens": num_output_tokens,
-            "max_matching_ngram_size": ngram_size,
-        }
+        self.sizes = {"num_output_tokens": num_output_tokens, "max_matching_ngram_size": ngram_size}
         self.ids = torch.from_numpy(tokens.astype(np.int64))[None]
         self.generator = self.make(max_length=2**31, **self.sizes)
 

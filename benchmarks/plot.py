@@ -1,37 +1,28 @@
-"""Figures 1 to 5 of Leviathan et al. 2023, and plots of what was measured, as PNG and SVG.
+"""Figures 1 to 5 of Leviathan et al. 2023 as PNG and SVG.
 
-    python -m benchmarks plot --plots FOLDER             # Figures 2 to 5, by the closed forms
-    python -m benchmarks plot FILE --plots FOLDER        # what the file of results has
-
-Of a file of ``ngramspec explain --json``, Figure 1 (a coloured text) and Figure 5 (a trace) are
-drawn. Other files are those of ``ngramspec bench``, ``ngramspec replay`` and the benchmarks alpha
-and drafters.
+python -m benchmarks plot --plots FOLDER         # Figures 2 to 5, by the closed forms
+python -m benchmarks plot FILE --plots FOLDER    # Figures 1 and 5 of ngramspec explain --json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ngramspec.cli.options import Options, UsageError, need, usable, writable
-from ngramspec.measure.explain_page import first_rejected
+from ngramspec.measure.explain import first_rejected
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
 WIDTH, HEIGHT, DPI = 9.0, 4.8, 120  # inches; letters of Figure 1 are whole pixels wide
 FORMATS = ("png", "svg")
-# Colours that differ with every kind of colour blindness (Okabe and Ito), without green. Ours are
-# shades of blue, configurations without drafts are grey, and other projects have the rest.
-OURS = ("#0072B2", "#56B4E9", "#003A5C", "#A6D8F5")
-OTHERS = ("#E69F00", "#D55E00", "#CC79A7", "#000000")
-GREY = "#B8BDC3"
-PEERS = ("prompt lookup", "arctic", "twin")  # prefixes of their names
-ACCEPTED, REJECTED, CORRECTED, PLAIN = OURS[0], "#57606a", OTHERS[1], "#8c959f"
+# They differ with every kind of colour blindness (Okabe and Ito).
+ACCEPTED, REJECTED, CORRECTED, PLAIN = "#0072B2", "#57606a", "#D55E00", "#8c959f"
+DRAFT, FORWARD = "#56B4E9", "#8250df"
 GAMMAS, COSTS = (1, 3, 5, 7, 10), (0.01, 0.02, 0.05, 0.1)
 FONT, FONT_WIDTH = 9, 0.602  # points, and a monospace letter's share of them
 COLUMNS = int(13 * 72 / (FONT * FONT_WIDTH))  # letters of a line of Figure 1, 13 inches wide
@@ -56,10 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.file is not None:
         with usable():
             raw = json.loads(arguments.file.read_text(encoding="utf-8"))
-        draw = next((draw for key, draw in KINDS.items() if key in raw), None)
-        if draw is None:
-            raise UsageError(f"{arguments.file} has none of {', '.join(KINDS)}")
-        figures = draw(raw)
+        if "steps" not in raw:
+            raise UsageError(f"{arguments.file} has no steps; pass a file of ngramspec explain")
+        figures = explained(raw)
     for name, figure in figures.items():
         for kind in FORMATS:
             path = arguments.plots / f"{name}.{kind}"
@@ -84,17 +74,6 @@ def finish(axes: Any, **settings: Any) -> None:
     axes.set(**settings)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-
-
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """The colour of each configuration or drafter; four of ours and of the others are different."""
-    ours, others = cycle(OURS), cycle(OTHERS)
-    return {
-        name: GREY
-        if name in ("plain", "none")
-        else next(others if name.startswith(PEERS) else ours)
-        for name in names
-    }
 
 
 def paper() -> Figures:
@@ -132,7 +111,7 @@ def figure_5(rows: Mapping[str, Bars], unit: str) -> Any:
     """Traces: drafting and the target's forwards over time."""
     figure, axes = new_plot(0.8 * len(rows) + 1)
     for number, bars in enumerate(rows.values()):
-        for kind, colour in (("draft", OURS[1]), ("forward", "#8250df")):
+        for kind, colour in (("draft", DRAFT), ("forward", FORWARD)):
             spans = [(begin, length) for what, begin, length in bars if what == kind]
             place = (number - 0.35, 0.7)
             axes.broken_barh(spans, place, facecolors=colour, edgecolor="white", linewidth=0.4)
@@ -215,83 +194,3 @@ def _write(axes: Any, line: float, parts: Sequence[tuple[str, str]]) -> None:
         at += len(piece)
         if at >= COLUMNS:
             break
-
-
-def whole_calls(raw: Raw) -> Figures:
-    """Speedups by task and configuration, for each length of prompts."""
-    values: dict[Any, dict[str, dict[str, float]]] = {}
-    for row in raw["summary"]:
-        of_way = values.setdefault(row["length"], {}).setdefault(row["way"], {})
-        of_way[row["task"]] = row["ratio"]
-    return {
-        f"bench-{length}" if length else "bench": bars(found, "speedup over the baseline")
-        for length, found in values.items()
-    }
-
-
-def replayed(raw: Raw) -> Figures:
-    """Tokens per call by group and drafter, for each curve of costs."""
-    values: dict[str, dict[str, dict[str, float]]] = {}
-    for result in raw["results"]:
-        groups = {**result["groups"], "geometric mean": result["mean"]}
-        of_curve = values.setdefault(result["curve"], {})
-        of_curve[result["drafter"]] = {
-            name: each["tokens_per_call"] for name, each in groups.items()
-        }
-    return {f"replay-{curve}": bars(found, "tokens per call") for curve, found in values.items()}
-
-
-def bars(values: Mapping[str, Mapping[str, float]], label: str) -> Any:
-    """Bars of each configuration's values by group, side by side."""
-    figure, axes = new_plot()
-    groups = list(dict.fromkeys(group for by_group in values.values() for group in by_group))
-    width, colour = 0.8 / len(values), colours(values)
-    for which, (name, by_group) in enumerate(values.items()):
-        at = [group + (which - (len(values) - 1) / 2) * width for group in range(len(groups))]
-        heights = [by_group.get(group, 0.0) for group in groups]
-        axes.bar(at, heights, width, color=colour[name], label=name)
-    axes.axhline(1, color="grey", linewidth=1)
-    axes.set_xticks(range(len(groups)), [name.replace("_", "\n") for name in groups])
-    finish(axes, ylabel=label)
-    return figure
-
-
-def alphas(raw: Raw) -> Figures:
-    """Alpha by position in the draft, with standard errors; a figure for each temperature."""
-    found: Figures = {}
-    for temperature in dict.fromkeys(row["temperature"] for row in raw["rows"]):
-        figure, axes = new_plot()
-        for row in raw["rows"]:
-            if row["temperature"] == temperature and row["group"] == "all":
-                means, errors, _ = zip(*(row["alpha"]["by_depth"] or [(0, 0, 0)]), strict=True)
-                at = range(1, len(means) + 1)
-                axes.errorbar(at, means, errors, marker="o", capsize=2, label=row["drafter"])
-        title = f"Temperature {temperature:g}"
-        finish(axes, xlabel="position in the draft", ylabel="alpha", ylim=(0, 1), title=title)
-        found[f"alpha-temperature-{temperature:g}"] = figure
-    return found
-
-
-def structures(raw: Raw) -> Figures:
-    """Median time of a step against the length of the context, a figure for each text."""
-    found: Figures = {}
-    for text in dict.fromkeys(each["text"] for each in raw["readings"]):
-        figure, axes = new_plot()
-        mine = [each for each in raw["readings"] if each["text"] == text]
-        for name, colour in colours(dict.fromkeys(each["drafter"] for each in mine)).items():
-            points = [(e["tokens"], e["step_us"]) for e in mine if e["drafter"] == name]
-            axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=name)
-        axes.set(xscale="log", yscale="log", title=text)
-        finish(axes, xlabel="tokens of context", ylabel="a step (µs, median)")
-        found[f"drafters-{text.replace(' ', '-')}"] = figure
-    return found
-
-
-# What draws a file of results, by a field that only such files have.
-KINDS: dict[str, Callable[[Raw], Figures]] = {
-    "steps": explained,
-    "summary": whole_calls,
-    "results": replayed,
-    "readings": structures,
-    "rows": alphas,
-}

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from benchmarks import renderers
 from benchmarks.harness import write
 from ngramspec import Speculator, generate
-from ngramspec.cli.options import Options, check_least, load_model, usable
-from ngramspec.cli.output import console
+from ngramspec.cli.options import Options, check_least, console, load_model, usable
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,
@@ -31,8 +31,6 @@ from ngramspec.measure.tasks import Prompt, sample_prompts, unpredictable
 FORWARD, PYTHON = "forward", "rest of Python"
 SECTIONS = (DRAFTING, INPUT_PREPARATION, FORWARD, VERIFICATION, ROLLBACK, STREAMING, PYTHON)
 
-Clock = Callable[[], float]
-
 
 class Stopwatch(Observer):
     """Exclusive time by section: a section's time without that of the sections inside it.
@@ -40,10 +38,9 @@ class Stopwatch(Observer):
     Only sections inside a step are timed, not those of the prefill. The step's own time is PYTHON.
     """
 
-    def __init__(self, clock: Clock = perf_counter) -> None:
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
-        self._clock = clock
         self._inner: list[float] = []  # of each running section, the seconds of those inside it
 
     def section(self, name: str) -> AbstractContextManager[None]:
@@ -55,11 +52,11 @@ class Stopwatch(Observer):
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._inner.append(0.0)
-        begin = self._clock()
+        begin = perf_counter()
         try:
             yield
         finally:
-            taken = self._clock() - begin
+            taken = perf_counter() - begin
             inner = self._inner.pop()
             self.seconds[name] = self.seconds.get(name, 0.0) + taken - inner
             self.calls[name] = self.calls.get(name, 0) + 1
@@ -107,18 +104,12 @@ class _Sink:
         return None
 
 
-def profile_steps(
-    model: Any,
-    prompt: Prompt,
-    new: int,
-    repeats: int = 3,
-    clock: Clock = perf_counter,
-) -> dict[str, Any]:
+def profile_steps(model: Any, prompt: Prompt, new: int, repeats: int = 3) -> dict[str, Any]:
     """Seconds of a step by section, of speculative decoding with a new Speculator each time."""
     runs = []
     with _text(model, prompt, new):
         for _ in range(repeats + 1):
-            speculator, watch = Speculator(), Stopwatch(clock)
+            speculator, watch = Speculator(), Stopwatch()
             speculator.observer = watch
             given = {"speculator": speculator, "streamer": _Sink()}
             with around_forwards(model, lambda watch=watch: watch.section(FORWARD)):  # type: ignore[misc]
@@ -133,12 +124,7 @@ def profile_steps(
 
 
 def profile_plain(
-    model: Any,
-    prompt: Prompt,
-    new: int,
-    repeats: int = 3,
-    lookup: int | None = None,
-    clock: Clock = perf_counter,
+    model: Any, prompt: Prompt, new: int, repeats: int = 3, lookup: int | None = None
 ) -> dict[str, Any]:
     """The same for transformers' own loop, with two sections: the forward, and the rest."""
     arguments = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
@@ -146,7 +132,7 @@ def profile_plain(
     with _text(model, prompt, new):
         for _ in range(repeats + 1):
             spans: list[tuple[float, float]] = []
-            with around_forwards(model, lambda spans=spans: _span(spans, clock)):  # type: ignore[misc]
+            with around_forwards(model, lambda spans=spans: _span(spans)):  # type: ignore[misc]
                 _generate(model, prompt, new, model.generate, **arguments)
             steps = len(spans) - 1
             if steps < 1:
@@ -159,11 +145,11 @@ def profile_plain(
 
 
 @contextmanager
-def _span(spans: list[tuple[float, float]], clock: Clock) -> Iterator[None]:
+def _span(spans: list[tuple[float, float]]) -> Iterator[None]:
     """Note when the block begins and ends."""
-    begin = clock()
+    begin = perf_counter()
     yield
-    spans.append((begin, clock()))
+    spans.append((begin, perf_counter()))
 
 
 def _median(runs: list[Any], key: Callable[[Any], float]) -> Any:
@@ -239,26 +225,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = [*copying, *unpredictable(copying, new, vocab, loaded.eos_ids)]
     with screen.status("profiling"):
         rows = profile(loaded.model, prompts, new, arguments.repeats)
-    screen.print(table(rows))
+    print(renderers.profile({"rows": rows}))
     settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
     write(arguments, {"settings": settings, "rows": rows})
     return 0
-
-
-def table(rows: Sequence[dict[str, Any]]) -> Any:
-    """A line for each text and configuration: the time of a step and its shares."""
-    from rich.table import Table  # for the command only
-
-    table = Table(title="share of a step after the prefill", title_justify="left")
-    for name in ("text", "", "steps", "ms/step", *SECTIONS):
-        table.add_column(name, justify="left" if name in ("text", "") else "right")
-    for row in rows:
-        share = row["share"]
-        table.add_row(
-            row["task"],
-            row["way"],
-            str(row["steps"]),
-            f"{1e3 * row['step_seconds']:.2f}",
-            *(f"{share[name]:.2%}" if name in share else "" for name in SECTIONS),
-        )
-    return table

@@ -18,10 +18,9 @@ import numpy as np
 
 from benchmarks.harness import show
 from benchmarks.peers import add_peers, installed, print_skipped
-from ngramspec._native.rows import generous_cost
+from ngramspec._native import generous_cost
 from ngramspec.cli import replay
-from ngramspec.cli.options import Options, usable
-from ngramspec.cli.output import write_json
+from ngramspec.cli.options import Options, usable, write_json
 from ngramspec.costs.policies import (
     common_length,
     urgencies,
@@ -88,10 +87,15 @@ class BatchPlan:
 class BatchPlayer:
     """Replays traces in batches through one drafter and keeps a tally."""
 
-    def __init__(self, drafter: Drafter, plan: BatchPlan) -> None:
+    def __init__(self, drafter: Drafter, plan: Any) -> None:
         self.drafter = drafter if drafter.estimates else CalibratedDrafter(drafter)
         self.plan = plan
         self.tally = Tally()
+        self.plain = 0.0  # cost without drafts, if it is counted
+
+    def _begin(self, trace: Trace, new: int | None = None) -> PlayedRow:
+        committed = np.concatenate((trace.prompt, trace.output[:1]))
+        return PlayedRow(trace.output[:new], self.drafter.start(committed))
 
     def play(self, traces: Iterable[Trace]) -> BatchPlayer:
         """Replay traces, in order; returns itself."""
@@ -106,10 +110,6 @@ class BatchPlayer:
                     row.session.close()
             rows = [row for row in rows if row.left]
         return self
-
-    def _begin(self, trace: Trace) -> PlayedRow:
-        committed = np.concatenate((trace.prompt, trace.output[:1]))
-        return PlayedRow(trace.output, self.drafter.start(committed))
 
     def _step(self, rows: Sequence[PlayedRow]) -> None:
         curve = self.plan.curve(len(rows))
@@ -172,39 +172,29 @@ def measured(curve: Float32) -> Float32:
     return curve[: rising[-1] + 3] if len(rising) else curve
 
 
-class GeneratePlayer:
+class GeneratePlayer(BatchPlayer):
     """Replays traces in batches of ``generate`` through one drafter."""
 
-    def __init__(self, drafter: Drafter, plan: GeneratePlan) -> None:
-        self.drafter = drafter if drafter.estimates else CalibratedDrafter(drafter)
-        self.plan = plan
-        self.tally = Tally()
-        self.plain = 0.0
-
-    def play(self, traces: Sequence[Trace]) -> GeneratePlayer:
+    def play(self, traces: Iterable[Trace]) -> GeneratePlayer:
         """Replay traces, in order; returns itself."""
-        for first in range(0, len(traces), self.plan.rows):
-            self._batch(traces[first : first + self.plan.rows])
+        waiting = list(traces)
+        for first in range(0, len(waiting), self.plan.rows):
+            self._batch(waiting[first : first + self.plan.rows])
         return self
 
     def _batch(self, traces: Iterable[Trace]) -> None:
-        rows = [self._begin(trace) for trace in traces]
+        rows = [self._begin(trace, self.plan.new) for trace in traces]
         everyone, steps, present, margin = rows, 0, len(rows), DraftMargin()
         self.plain += max(row.left for row in rows) * float(self.plan.cost(present)[1])
         while rows := [row for row in rows if row.left]:
             if len(rows) <= MAX_UNFINISHED_SHARE * present:
                 present = len(rows)
             steps += 1
-            self._step(rows, present, steps, margin)
+            self._step_together(rows, present, steps, margin)
         for row in everyone:
             row.session.close()
 
-    def _begin(self, trace: Trace) -> PlayedRow:
-        output = trace.output[: self.plan.new]
-        committed = np.concatenate((trace.prompt, output[:1]))
-        return PlayedRow(output, self.drafter.start(committed))
-
-    def _step(
+    def _step_together(
         self, rows: Sequence[PlayedRow], present: int, steps: int, margin: DraftMargin
     ) -> None:
         absolute, tree = self.plan.cost(present), self.plan.tree
@@ -294,10 +284,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_rows(
-    arguments: argparse.Namespace,
-    given: replay.Given,
-) -> int:
+def run_rows(arguments: argparse.Namespace, given: replay.Given) -> int:
     """Replay every drafter in batches; print and write the results."""
     with usable():
         rows = check_int("--rows", arguments.rows, 1)
@@ -307,20 +294,13 @@ def run_rows(
         for group, found in groups.items():
             single, batch = (found[way]["tokens_per_call"] for way in ("single", "rows"))
             show(drafter=name, group=group, single=single, rows=batch, share=found["share"])
-    settings = {
-        "traces": len(given.traces),
-        "gamma_max": given.gamma_max,
-        "rows": rows,
-        "free": plan.free,
-    }
+    settings = {"traces": len(given.traces), "gamma_max": given.gamma_max, "rows": rows}
+    settings["free"] = plan.free
     write_json(arguments, {"settings": settings, "results": results})
     return 0
 
 
-def run_together(
-    arguments: argparse.Namespace,
-    given: replay.Given,
-) -> int:
+def run_together(arguments: argparse.Namespace, given: replay.Given) -> int:
     """Replay every drafter in batches of ``generate``; print and write the results."""
     with usable():
         sizes = [check_int("--together", each, 1) for each in arguments.together]

@@ -82,10 +82,7 @@ def measure(model: Any, prompt: list[int], arguments: argparse.Namespace) -> dic
     }
     turns = take_turns(calls, arguments.repeats, warm_up=0, first=0)
     return {
-        name: {
-            "speedup": turns.speedup(name),
-            "tokens_per_call": turns.last(name).tokens_per_call,
-        }
+        name: {"speedup": turns.speedup(name), "tokens_per_call": turns.last(name).tokens_per_call}
         for name in (OURS, SEPARATE)
     } | {"seconds": turns.seconds}
 

@@ -23,19 +23,6 @@ LOOP = (
     *(f"ngramspec/{each}" for each in ("costs", "decoding", "hf_model", "verification")),
 )
 WHOLE_CALLS = (*LOOP, "ngramspec/measure/bench.py", "ngramspec/measure/calls.py")
-REPLAY = ("benchmarks", "replay", "--traces", PUBLIC)
-BENCH = (
-    "ngramspec",
-    "bench",
-    "--prompts",
-    PUBLIC,
-    "--prompt-tokens",
-    "100",
-    "600",
-    "--least",
-    "32",
-)
-TASKS = ("summary", "answer", "chat", "edit", "tools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,132 +48,112 @@ class Table:
     environment: str | None = None
 
 
-def _whole(dtype: str, *more: str) -> tuple[str, ...]:
-    return (*BENCH, "--dtype", dtype, *more, "--json", "OUT")
-
-
-_NOTHING = ("--tasks", "nothing", "--lookup", "--prompts-per-task", "6", "--repeats", "3")
-_WHOLE = ("--tasks", *TASKS, "--lookup", "10", "--prompts-per-task", "6", "--repeats", "1")
-_FLOAT32 = ("--dtype", "float32")
-_BATCH = (
-    *("benchmarks", "batch", "--traces", PUBLIC, *_FLOAT32),
-    *("--repeats", "2", "--sizes", "4", "8"),
-)
-_PRESET = (*REPLAY, "--policy", "priority", "--curve", "cpu", "--curve", "gpu")
-_LENGTHS = {
-    "lengths": (
-        *("benchmarks", "lengths", "--dtype", "bfloat16", "--prompts", PUBLIC, "--tasks"),
-        *("summary", "answer", "edit", "--lengths", "500", "2000", "8000"),
-        *("--prompts-per-cell", "3", "--repeats", "2", "--max-new-tokens", "48", "--into", "OUT"),
-    )
+words = str.split
+REPLAY = f"benchmarks replay --traces {PUBLIC}"
+BENCH = f"ngramspec bench --prompts {PUBLIC} --prompt-tokens 100 600 --least 32 --json OUT"
+_TASKS = "--tasks summary answer chat edit tools --lookup 10 --prompts-per-task 6 --repeats 1"
+_RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 3"
+_BATCH = f"benchmarks batch --traces {PUBLIC} --dtype float32 --repeats 2 --sizes 4 8 --json OUT"
+WHOLE = {
+    "e2e_bfloat16": words(f"{BENCH} --dtype bfloat16 {_TASKS}"),
+    "e2e_float32": words(f"{BENCH} --dtype float32 {_TASKS}"),
 }
+RANDOM = {
+    "e2e_nothing": words(f"{BENCH} --dtype bfloat16 {_RANDOM}"),
+    "e2e_nothing_float32": words(f"{BENCH} --dtype float32 {_RANDOM}"),
+}
+
+
+def _preset(name: str) -> list[str]:
+    given = f"--drafter {PRESETS[name]['drafter']} --gamma {PRESETS[name]['gamma']}"
+    return words(f"{REPLAY} --policy priority --curve cpu --curve gpu {given} --json OUT")
+
 
 TABLES: dict[str, Table] = {
     "demo": Table(
-        {
-            "first_look": (
-                *("benchmarks", "first_look", "--dtype", "bfloat16"),
-                *("--repeats", "3", "--json", "OUT"),
-            )
-        },
+        {"first_look": words("benchmarks first_look --dtype bfloat16 --repeats 3 --json OUT")},
         (*LOOP, "benchmarks/first_look.py", "ngramspec/measure/data"),
         renderers.demo,
     ),
     "speed": Table(
-        {
-            "e2e_bfloat16": _whole("bfloat16", *_WHOLE),
-            "e2e_float32": _whole("float32", *_WHOLE),
-            "e2e_nothing": _whole("bfloat16", *_NOTHING),
-            "e2e_nothing_float32": _whole("float32", *_NOTHING),
-        },
+        {**WHOLE, **RANDOM},
         WHOLE_CALLS,
         renderers.speed,
         earlier=("e2e_bfloat16_amx", "e2e_nothing_amx", "e2e_bfloat16_avx2"),
     ),
     "batches": Table(
         {
-            "batch_wall": (*_BATCH, "--groups", "summary", "answer", "edit", "--json", "OUT"),
-            "batch_nothing": (*_BATCH, "--groups", "nothing", "--json", "OUT"),
+            "batch_wall": words(f"{_BATCH} --groups summary answer edit"),
+            "batch_nothing": words(f"{_BATCH} --groups nothing"),
         },
         (*LOOP, "benchmarks/batch.py"),
         renderers.batches,
     ),
-    "whole-calls": Table(
-        {
-            "e2e_bfloat16": _whole("bfloat16", *_WHOLE),
-            "e2e_float32": _whole("float32", *_WHOLE),
-        },
-        WHOLE_CALLS,
-        renderers.whole_calls,
-    ),
-    "nothing": Table(
-        {
-            "e2e_nothing": _whole("bfloat16", *_NOTHING),
-        },
-        WHOLE_CALLS,
-        renderers.nothing,
-    ),
+    "whole-calls": Table(WHOLE, WHOLE_CALLS, renderers.whole_calls),
+    "nothing": Table({"e2e_nothing": RANDOM["e2e_nothing"]}, WHOLE_CALLS, renderers.nothing),
     "nothing-float32": Table(
-        {"e2e_nothing_float32": _whole("float32", *_NOTHING)},
-        WHOLE_CALLS,
-        renderers.nothing,
+        {"e2e_nothing_float32": RANDOM["e2e_nothing_float32"]}, WHOLE_CALLS, renderers.nothing
     ),
-    "lengths": Table(_LENGTHS, (*LOOP, "benchmarks/lengths.py"), renderers.lengths),
+    "lengths": Table(
+        {
+            "lengths": words(
+                f"benchmarks lengths --dtype bfloat16 --prompts {PUBLIC} --repeats 2 --tasks"
+                " summary answer edit --lengths 500 2000 8000 --prompts-per-cell 3"
+                " --max-new-tokens 48 --into OUT"
+            )
+        },
+        (*LOOP, "benchmarks/lengths.py"),
+        renderers.lengths,
+    ),
     "compiled": Table(
         {
-            "compiled": (
-                *("benchmarks", "compiled", "--dtype", "bfloat16", "--repeats", "2"),
-                *("--gamma-max", "15", "--max-new-tokens", "96", "--json", "OUT"),
+            "compiled": words(
+                "benchmarks compiled --dtype bfloat16 --repeats 2 --gamma-max 15"
+                " --max-new-tokens 96 --json OUT"
             )
         },
         (*LOOP, "benchmarks/compiled.py"),
         renderers.compiled,
     ),
     "profile": Table(
-        {"profile_bfloat16": ("benchmarks", "profile", "--json", "OUT")},
+        {"profile_bfloat16": words("benchmarks profile --json OUT")},
         (*LOOP, "benchmarks/profile.py"),
         renderers.profile,
     ),
     "replay": Table(
         {
-            "replay": (*REPLAY, "--peers", "--json", "OUT"),
-            "replay_fresh": (*REPLAY, "--fresh", "--json", "OUT"),
-            "replay_tree": (*REPLAY, "--tree", "64", "--json", "OUT"),
+            "replay": words(f"{REPLAY} --peers --json OUT"),
+            "replay_fresh": words(f"{REPLAY} --fresh --json OUT"),
+            "replay_tree": words(f"{REPLAY} --tree 64 --json OUT"),
         },
         (*DRAFTERS, "ngramspec/measure/replay.py"),
         renderers.replay(replay="", fresh="new for every trace", tree="trees of at most 64 nodes"),
     ),
     "presets": Table(
         {
-            f"replay_{name.replace('-', '_')}": (
-                *(*_PRESET, "--drafter", PRESETS[name]["drafter"]),
-                *("--gamma", str(PRESETS[name]["gamma"]), "--json", "OUT"),
-            )
+            f"replay_{name.replace('-', '_')}": _preset(name)
             for name in ("akunu", "prompt-lookup", "leviathan-bigram")
         },
         (*DRAFTERS, "ngramspec/measure/replay.py"),
         renderers.replay(akunu="akunu", lookup="prompt-lookup", bigram="leviathan-bigram"),
     ),
     "replay-rows": Table(
-        {"replay_rows": (*REPLAY, "--rows", "16", "--json", "OUT")},
+        {"replay_rows": words(f"{REPLAY} --rows 16 --json OUT")},
         (*DRAFTERS, "benchmarks/replay.py"),
         renderers.rows_of_engine,
     ),
     "replay-together": Table(
         {
-            "replay_together": (
-                *(*REPLAY, "--together", "2", "4", "8", "16", "--new", "96", "--json", "OUT"),
-            ),
-            "replay_together_cpu": (
-                *(*REPLAY, "--together", "2", "4", "8", "16", "--new", "96", "--curve", "cpu"),
-                *("--json", "OUT"),
-            ),
+            f"replay_together{name}": words(
+                f"{REPLAY} --together 2 4 8 16 --new 96 {curve} --json OUT"
+            )
+            for name, curve in (("", ""), ("_cpu", "--curve cpu"))
         },
         (*DRAFTERS, "benchmarks/replay.py"),
         renderers.together,
     ),
     "agents": Table(
-        {"agents": ("benchmarks", "agents", "--peers", "--json", "OUT")},
+        {"agents": words("benchmarks agents --peers --json OUT")},
         (*DRAFTERS, "ngramspec/stores", "ngramspec/measure/replay.py", "benchmarks/agents.py"),
         renderers.agents,
     ),
@@ -198,9 +165,9 @@ TABLES: dict[str, Table] = {
     ),
     "native-ops": Table(
         {
-            "native_ops": (
-                *("pytest", "-q", "benchmarks/test_native_ops.py"),
-                *("--benchmark-columns=median,iqr,ops", "--benchmark-json=OUT"),
+            "native_ops": words(
+                "pytest -q benchmarks/test_native_ops.py --benchmark-columns=median,iqr,ops"
+                " --benchmark-json=OUT"
             )
         },
         ("ngramspec/_native", "benchmarks/test_native_ops.py", "benchmarks/texts.py"),
@@ -208,38 +175,37 @@ TABLES: dict[str, Table] = {
         kept=renderers.native_kept,
     ),
     "host-time": Table(
-        {"host_time": ("benchmarks", "host_time", "--json", "OUT")},
+        {"host_time": words("benchmarks host_time --json OUT")},
         (*LOOP, "benchmarks/host_time.py"),
         renderers.host_time,
     ),
     "summaries": Table(
         {
-            f"{name}_{size}_rows_{beams}_beams": (
-                *("benchmarks", "summaries", "--traces", PUBLIC, "--group", "summary", *text),
-                *("--sizes", str(size), "--beams", str(beams), "--batches", str(batches)),
-                *(*_FLOAT32, "--repeats", "2", "--json", "OUT"),
+            f"{name}_{size}_rows_{beams}_beams": words(
+                f"benchmarks summaries --traces {PUBLIC} --group summary {text} --sizes {size}"
+                f" --beams {beams} --batches {batches} --dtype float32 --repeats 2 --json OUT"
             )
-            for name, text in (("extracts", ("--extract",)), ("summaries", ()))
+            for name, text in (("extracts", "--extract"), ("summaries", ""))
             for size, beams, batches in ((1, 1, 3), (1, 4, 3), (8, 1, 1), (8, 4, 1))
         },
         (*LOOP, "benchmarks/summaries.py"),
         renderers.summaries,
     ),
     "samples": Table(
-        {"samples": ("benchmarks", "samples", "--traces", PUBLIC, *_FLOAT32, "--json", "OUT")},
+        {"samples": words(f"benchmarks samples --traces {PUBLIC} --dtype float32 --json OUT")},
         (*LOOP, "benchmarks/samples.py"),
         renderers.samples,
     ),
     "heads": Table(
-        {"heads": ("benchmarks", "heads", "--traces", PUBLIC, "--json", "OUT")},
+        {"heads": words(f"benchmarks heads --traces {PUBLIC} --json OUT")},
         (*DRAFTERS, "benchmarks/heads.py"),
         renderers.heads,
     ),
     "beams": Table(
         {
-            f"beams_{group}": (
-                *("benchmarks", "beams", "--traces", PUBLIC, "--group", group, "--count", "2"),
-                *("--beams", "2", "4", *_FLOAT32, "--json", "OUT"),
+            f"beams_{group}": words(
+                f"benchmarks beams --traces {PUBLIC} --group {group} --count 2 --beams 2 4"
+                " --dtype float32 --json OUT"
             )
             for group in ("edit", "answer")
         },
@@ -248,8 +214,8 @@ TABLES: dict[str, Table] = {
     ),
     "divergence": Table(
         {
-            f"divergence_{dtype}_batch{rows}": (
-                *("benchmarks", "divergence", "--dtype", dtype, "--batch", rows, "--json", "OUT"),
+            f"divergence_{dtype}_batch{rows}": words(
+                f"benchmarks divergence --dtype {dtype} --batch {rows} --json OUT"
             )
             for dtype, rows in (("float32", "1"), ("float32", "8"), ("bfloat16", "1"))
         },
@@ -258,10 +224,9 @@ TABLES: dict[str, Table] = {
     ),
     "alpha-sampling": Table(
         {
-            "alpha_sampling": (
-                *("benchmarks", "alpha", "--dtype", "bfloat16", "--count", "6", "--train", "0"),
-                *("--tokens", "96", "--temperatures", "0.3", "0.7", "1"),
-                *("--drafter", "ngram(sample=true)", "--drafter", "ngram", "--json", "OUT"),
+            "alpha_sampling": words(
+                "benchmarks alpha --dtype bfloat16 --count 6 --train 0 --tokens 96"
+                " --temperatures 0.3 0.7 1 --drafter ngram(sample=true) --drafter ngram --json OUT"
             )
         },
         (*LOOP, "benchmarks/alpha.py"),
@@ -269,9 +234,9 @@ TABLES: dict[str, Table] = {
     ),
     "alpha-types": Table(
         {
-            "alpha_types": (
-                *("benchmarks", "alpha", "--prompts", "types", "--count", "6", "--train", "12"),
-                *("--tokens", "64", "--no-observed", "--temperatures", "0", "--json", "OUT"),
+            "alpha_types": words(
+                "benchmarks alpha --prompts types --count 6 --train 12 --tokens 64 --no-observed"
+                " --temperatures 0 --json OUT"
             )
         },
         (*LOOP, "benchmarks/alpha.py"),
@@ -279,24 +244,22 @@ TABLES: dict[str, Table] = {
     ),
     "explain": Table(
         {
-            "explain_bfloat16": (
-                *("ngramspec", "explain", "--tokens", "96", "--repeats", "3", "--count", "5"),
-                *("--json", "OUT"),
+            "explain_bfloat16": words(
+                "ngramspec explain --tokens 96 --repeats 3 --count 5 --json OUT"
             )
         },
         (*LOOP, "ngramspec/measure/explain.py"),
         renderers.explain,
     ),
     "parity": Table(
-        {"parity": ("benchmarks", "parity", "--json", "OUT")},
+        {"parity": words("benchmarks parity --json OUT")},
         (*LOOP, "benchmarks/parity.py", "benchmarks/tiny.py"),
         renderers.parity,
     ),
     "replay-stores": Table(
         {
-            "replay_shared_tree": (
-                *(*REPLAY, "--shared", "outputs", "--curve", "gpu", "--tree", "64", "--peers"),
-                *("--json", "OUT"),
+            "replay_shared_tree": words(
+                f"{REPLAY} --shared outputs --curve gpu --tree 64 --peers --json OUT"
             )
         },
         (*DRAFTERS, "ngramspec/stores", "ngramspec/measure/replay.py"),
@@ -304,11 +267,8 @@ TABLES: dict[str, Table] = {
     ),
     "stores": Table(
         {
-            "corpus": ("benchmarks", "corpus", "--size", "5000000", "--json", "OUT"),
-            "shared_store": (
-                *("benchmarks", "shared_store", "--traces", PUBLIC, "--mib", "16"),
-                *("--json", "OUT"),
-            ),
+            "corpus": words("benchmarks corpus --size 5000000 --json OUT"),
+            "shared_store": words(f"benchmarks shared_store --traces {PUBLIC} --mib 16 --json OUT"),
         },
         (
             *("ngramspec/stores", "ngramspec/_native"),
@@ -317,15 +277,15 @@ TABLES: dict[str, Table] = {
         renderers.stores,
     ),
     "structures": Table(
-        {"drafters": ("benchmarks", "drafters", "--twin", "--peers", "--json", "OUT")},
+        {"drafters": words("benchmarks drafters --twin --peers --json OUT")},
         (*DRAFTERS, "benchmarks/drafters.py", "benchmarks/peers.py"),
         renderers.structures,
     ),
     "vllm": Table(
         {
-            "vllm_switched": (
-                *("benchmarks", "vllm_switched", "--model", "build/engines/smollm2"),
-                *("--traces", PUBLIC, "--json", "OUT"),
+            "vllm_switched": words(
+                "benchmarks vllm_switched --model build/engines/smollm2"
+                f" --traces {PUBLIC} --json OUT"
             )
         },
         (*DRAFTERS, "ngramspec/engines", "benchmarks/engines/vllm_switched.py"),
@@ -333,16 +293,15 @@ TABLES: dict[str, Table] = {
         environment=".venv-engines",
     ),
     "vllm-propose": Table(
-        {"vllm_propose": ("benchmarks", "vllm_propose", "--traces", PUBLIC, "--json", "OUT")},
+        {"vllm_propose": words(f"benchmarks vllm_propose --traces {PUBLIC} --json OUT")},
         (*DRAFTERS, "ngramspec/engines", "benchmarks/engines/vllm_propose.py"),
         renderers.vllm_propose,
     ),
     "llama": Table(
         {
-            f"llama_{kind}": (
-                *("benchmarks", "llama", "--gguf", f"build/engines/smollm2-{kind}.gguf"),
-                *("--traces", PUBLIC, "--groups", "edit", "chat", "shuffled"),
-                *("--tokens", "48", "--json", "OUT"),
+            f"llama_{kind}": words(
+                f"benchmarks llama --gguf build/engines/smollm2-{kind}.gguf --traces {PUBLIC}"
+                " --groups edit chat shuffled --tokens 48 --json OUT"
             )
             for kind in ("f32", "f16", "q4_1")
         },
@@ -352,7 +311,7 @@ TABLES: dict[str, Table] = {
     ),
     "editor": Table(
         {
-            f"editor_{mode}": ("benchmarks", "editor", "--mode", mode, "--json", "OUT")
+            f"editor_{mode}": words(f"benchmarks editor --mode {mode} --json OUT")
             for mode in ("typing", "pauses")
         },
         (*LOOP, "ngramspec/server", "benchmarks/editor.py"),

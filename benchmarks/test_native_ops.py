@@ -16,11 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.texts import natural
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.copyindex import CopyIndex
-from ngramspec._native.ngram import NGramTable
-from ngramspec._native.unigram import UnigramCounts
-from ngramspec._native.value import ValueEngine
+from ngramspec._native import Calibration, CopyIndex, NGramTable, UnigramCounts, ValueEngine
 
 SIZES = (1_000, 100_000, 1_000_000)
 MORE = 200_000  # tokens after the context, for the rounds

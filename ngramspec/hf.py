@@ -16,7 +16,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made_by_generate
 from ngramspec.hf_model.facts import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
-from ngramspec.stores.choice import open_stores
+from ngramspec.stores import open_stores
 
 if TYPE_CHECKING:
     from ngramspec.drafters.model import ModelDrafter
@@ -76,10 +76,7 @@ def speculate(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a call of a model's ``generate``, here ``plain``, with speculation.
-
-    A call that has a ``custom_generate`` argument is passed to ``plain`` unchanged.
-    """
+    """Run a call of a model's ``generate``, here ``plain``, unless it has a ``custom_generate``."""
     if kwargs.get("custom_generate") is not None:
         return plain(*args, **kwargs)
     with end_streamer_on_error(kwargs):
@@ -110,10 +107,7 @@ def end_streamer_on_error(kwargs: dict[str, Any]) -> Iterator[None]:
 
 
 class Arguments:
-    """The arguments of a call of a model's ``generate``, here ``plain``.
-
-    The positional ones except the first are moved to ``kwargs``, which the methods change, too.
-    """
+    """A call of a model's ``generate``; positional arguments but the first are in ``kwargs``."""
 
     def __init__(
         self, plain: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -211,10 +205,8 @@ class Arguments:
     ) -> tuple[Any, bool]:
         """Call ``generate`` with a hook; return its output, and whether it called the hook.
 
-        transformers prepares inputs, cache, processors and criteria. It then calls the hook instead
-        of its own decoding loop, and ``decode`` takes control. transformers passes a callable only
-        the arguments that its signature names, and drops some of them. So the hook has the
-        signature of ``Speculator.__call__``, and knows the dropped arguments from here.
+        transformers calls the hook instead of its own decoding loop, with the arguments that its
+        signature names, and drops some of them.
         """
         generate_makes_cache, called = given_cache(self.kwargs) is None, False
         dropped = {"streamer": self.kwargs.get("streamer")}
@@ -236,10 +228,7 @@ class Arguments:
         return output, called
 
     def _take_head(self) -> ModelDrafter | None:
-        """Take the arguments that name a head out of the call; return the head, or None.
-
-        Otherwise transformers would use the head itself, and refuse batches and stateful models.
-        """
+        """Take the arguments that name a head out of the call, so that transformers uses none."""
         use_mtp = self.setting("use_mtp")
         head = requested_head(self.setting("assistant_model"), use_mtp)
         own = self.kwargs.get("tokenizer")
@@ -252,10 +241,7 @@ class Arguments:
         return head
 
     def _use_tokenizer(self, speculator: Speculator, tokenizer: Any) -> None:
-        """Apply the tokenizer, which transformers drops, to stop_strings, tools and stores.
-
-        A ValueError says that a store was built with another one.
-        """
+        """Apply the tokenizer, which transformers drops, to stop_strings, tools and stores."""
         kwargs = self.kwargs
         strings = self.setting("stop_strings")
         if strings is not None:
@@ -308,15 +294,14 @@ class PatchedGenerate:
     """Replaces a model's ``generate`` during blocks; the newest block's Speculator is used.
 
     After the last block it calls the original ``generate``, here ``plain``, for code that still
-    refers to it, such as a wrapper. It is thread-safe: the dict of blocks is replaced under the
-    module's lock, and is never modified. ``own``: the original was an attribute of the object
-    rather than of its class.
+    refers to it, such as a wrapper. ``own``: the original was an attribute of the object.
     """
 
     def __init__(self, model: Any, plain: Callable[..., Any], *, own: bool) -> None:
         update_wrapper(self, plain, updated=())  # its name, documentation and signature
         self.model, self.plain, self.own = model, plain, own
-        self.blocks: dict[object, Speculator] = {}  # of the active blocks, the newest last
+        # Of the active blocks, the newest last. It is replaced under the lock, never modified.
+        self.blocks: dict[object, Speculator] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         blocks = self.blocks

@@ -11,7 +11,7 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import CALIBRATIONS, POLICIES, build_drafter
 from ngramspec.errors import check_choice, check_int, check_real
 from ngramspec.stats import StepEvent
-from ngramspec.stores.choice import Store, open_stores
+from ngramspec.stores import Store, open_stores
 
 FOLDER = "custom_generate"  # transformers' name of the folder with a model's generate
 FILE = "ngramspec.json"

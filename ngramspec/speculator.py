@@ -32,7 +32,7 @@ from ngramspec.options import (
     options_file,
 )
 from ngramspec.stats import DecodeStats
-from ngramspec.stores.choice import OpenStore
+from ngramspec.stores import OpenStore
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts
@@ -223,10 +223,7 @@ class Speculator(Arguments):
         return {name: value for name, value in vars(self).items() if name not in NOT_COPIED}
 
     def _arguments(self, copied: Callable[[Drafter], Drafter], how: str) -> dict[str, Any]:
-        """The arguments with a copy of the drafter, else its spec; without one a TypeError.
-
-        The callback is not copied, because it may hold large objects.
-        """
+        """The arguments with a copy of the drafter, else its spec; without one a TypeError."""
         arguments = self.options.arguments()
         try:
             arguments["drafter"] = copied(self.drafter)

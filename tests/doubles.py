@@ -148,3 +148,46 @@ def bushy(text: list[int], vocab: int, seed: int = 0, right: float = 0.7) -> Scr
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
 
     return ScriptedDrafter(guess, branches=True)
+
+
+class DraftModelDouble:
+    """A draft model without a model; subclasses add ``forward``."""
+
+    room = ahead = vocab = None
+    ready = True
+    reading = 0.0  # cost of reading a token
+
+    def __init__(self, cost=0.05):
+        self.price, self.read = cost, []
+
+    def reading_cost(self, tokens):
+        return self.reading * tokens
+
+    def cost(self, last):
+        return self.price
+
+    def commit(self, length):
+        self.committed = length
+
+    def truncate(self, length):
+        del self.read[length:]
+
+
+class Characters:
+    """A tokenizer with a token for each character; "<tool_call>" can be one, too."""
+
+    def __init__(self, special=False):
+        self.special = special
+
+    def get_vocab(self):
+        pieces = {chr(i): i for i in range(1100) if i != 300}
+        return pieces | ({"<tool_call>": 300} if self.special else {})
+
+    def encode(self, text, add_special_tokens=True):
+        ids = [ord(each) for each in text.replace("<tool_call>", "\u012c")]
+        if self.special:
+            return ids
+        return [each for one in ids for each in ([one] if one != 300 else map(ord, "<tool_call>"))]
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join("<tool_call>" if each == 300 else chr(each) for each in ids)

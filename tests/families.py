@@ -152,11 +152,7 @@ ENCODER_DECODER = {
     "bart": ("BartForConditionalGeneration", "BartConfig", SEQ2SEQ),
     "marian": ("MarianMTModel", "MarianConfig", SEQ2SEQ),
     "pegasus": ("PegasusForConditionalGeneration", "PegasusConfig", SEQ2SEQ),
-    "m2m100 (no positions of padding)": (
-        "M2M100ForConditionalGeneration",
-        "M2M100Config",
-        SEQ2SEQ,
-    ),
+    "m2m100 (no positions of padding)": ("M2M100ForConditionalGeneration", "M2M100Config", SEQ2SEQ),
     "t5gemma": ("T5GemmaForConditionalGeneration", "T5GemmaConfig", T5GEMMA),
 }
 FAMILIES = CAUSAL | ENCODER_DECODER

@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 from hostile_files import SPECIAL, Use, attack
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
-from ngramspec.stores import Corpus, SharedStore, StoreFileError, shared_file
+from ngramspec._native.value import Calibration, ValueEngine
+from ngramspec.stores import Corpus, SharedStore, StoreFileError, shared
 from ngramspec.stores import corpus as corpus_module
 from ngramspec.stores.files import FileKind
 
@@ -129,7 +128,7 @@ def check_special(use: Use, folder: Path) -> int:
 
 KINDS: dict[str, tuple[FileKind, object, Use]] = {
     "corpus": (corpus_module.KIND, corpus_file, use_corpus),
-    "shared store": (shared_file.KIND, shared_file_content, use_shared),
+    "shared store": (shared.KIND, shared_file_content, use_shared),
 }
 
 

@@ -104,7 +104,7 @@ def resized(content: bytes, kind: FileKind, rng: np.random.Generator) -> bytes:
 
 
 def hostile_names(size: int, rng: np.random.Generator) -> bytes:
-    """JSON of about ``size`` bytes, which a shared store's section of names may hold."""
+    """Lines of JSON of about ``size`` bytes, which a shared store's section of names may hold."""
     count = size // 24 + 1
     entries = [
         lambda i: [str(i), 0, 0, 0, 0, 0],
@@ -116,7 +116,7 @@ def hostile_names(size: int, rng: np.random.Generator) -> bytes:
         lambda i: [[str(i)], 2**62 - 1, 2**62, -1, 1.5, None],
     ]
     chosen = entries[rng.integers(0, len(entries))]
-    text = json.dumps([chosen(i) for i in range(min(count, 20_000))])
+    text = "".join(f"{json.dumps(chosen(i))}\n" for i in range(min(count, 20_000)))
     if rng.integers(0, 4) == 0:
         text = "[" * size
     return text[: int(rng.choice([len(text), size + 2]))].encode()

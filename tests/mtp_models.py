@@ -30,10 +30,7 @@ MLA = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
-FAMILIES: dict[str, dict[str, Any]] = {
-    "Glm4Moe": {"head_dim": 8},
-    "DeepseekV3": MLA,
-}
+FAMILIES: dict[str, dict[str, Any]] = {"Glm4Moe": {"head_dim": 8}, "DeepseekV3": MLA}
 
 
 def mtp_model(family: str, folder: Any) -> Any:

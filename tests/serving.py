@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -76,7 +77,6 @@ def listening(model, tokenizer=None, *, drain=None, **settings):
     ``app.state.server`` is uvicorn's; ``drain`` is what the option of this name is.
     """
     import threading
-    import time
 
     import uvicorn
 
@@ -89,14 +89,21 @@ def listening(model, tokenizer=None, *, drain=None, **settings):
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
+        wait(lambda: server.started or not thread.is_alive())
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}", app
     finally:
         server.should_exit = True
         thread.join()
+
+
+def wait(condition):
+    """Wait for a condition of another thread; two minutes only against hanging for ever."""
+    for _ in range(12000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")
 
 
 def ask(client, route="/v1/completions", **body):

@@ -1,15 +1,13 @@
-"""Stands in for ``grammar_worker``: starts at once, and compiles "endless" until it is killed."""
+"""Stands in for ``grammars.work``: starts at once, and compiles "endless" until it is killed."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 
-sys.stdin.readline()
-print("null", flush=True)
-for line in sys.stdin:
-    _, text = json.loads(line)
-    while "endless" in text:
-        time.sleep(60)
-    print("null", flush=True)
+
+def work(pipe, seconds, vocabulary):
+    while True:
+        _, text = pipe.recv()
+        while "endless" in text:
+            time.sleep(60)
+        pipe.send(None)

@@ -198,7 +198,7 @@ SOURCES = "".join(
     path.read_text(encoding="utf-8")
     for folder in ("ngramspec", "tests", "benchmarks")
     for path in sorted((ROOT / folder).rglob("*.p*"))
-    if path.suffix in (".py", ".pyx", ".pxd") and path.name != "test_docs.py"
+    if path.suffix in (".py", ".pyx", ".pxd", ".pxi") and path.name != "test_docs.py"
 )
 NAME = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")  # not a file's
 

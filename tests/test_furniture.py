@@ -43,11 +43,6 @@ def hooks() -> list[dict]:
     return [hook for repo in parsed(HOOKS)["repos"] for hook in repo["hooks"]]
 
 
-@pytest.mark.parametrize("path", [*GITHUB.rglob("*.yml"), HOOKS, CITATION], ids=name)
-def test_yaml_files_parse(path):
-    assert isinstance(parsed(path), dict)
-
-
 def test_the_files_are_there():
     assert {path.stem for path in WORKFLOWS} >= {"test", "wheels"}
     assert {path.stem for path in FORMS} >= {"bug", "feature", "question"}
@@ -142,10 +137,3 @@ def test_hooks_are_the_checks_of_make_lint():
     recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
     checks = re.findall(r"(?:\$\(BIN\)/(?:python )?|\" )([\w/.-]+)", recipe)
     assert {command(hook["entry"]) for hook in hooks()} == set(checks)
-
-
-def test_files_that_contributing_names_are_there():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    named = re.findall(r"\b((?:ngramspec|tests|benchmarks)/[\w./-]*\w)", text)
-    assert len(named) > 30
-    assert [each for each in named if not (ROOT / each).exists()] == []

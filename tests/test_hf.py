@@ -17,12 +17,7 @@ from any_model import tiny_chat
 from conftest import tiny_llama
 from doubles import Puts, half_right, oracle
 from plain_text import PROMPT, three_ways
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessor,
-    TextStreamer,
-)
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, TextStreamer
 from transformers.generation import StoppingCriteria
 
 import ngramspec
@@ -360,26 +355,6 @@ def test_an_attribute_of_the_object_s_own_is_put_back(model):
     outer.__exit__(None, None, None)
     inner.__exit__(None, None, None)
     assert model.generate is own
-
-
-def test_threads_that_come_and_go_leave_the_model_as_it_was(model):
-    expected = model.generate(PROMPT, **GREEDY)
-    start, wrong = threading.Barrier(4), []
-
-    def work():
-        start.wait()
-        for _ in range(25):
-            with ngramspec.enabled(model, Speculator("none")):
-                if not torch.equal(model.generate(PROMPT, **GREEDY), expected):
-                    wrong.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert "generate" not in vars(model)
 
 
 def test_no_block_is_lost_among_threads(model):

@@ -393,14 +393,6 @@ def test_unsupported_plain_hands_over_to_generate(tiny, kwargs, caplog):
     assert speculator.stats.runs == 0
 
 
-def test_what_is_switched_off_is_no_obstacle(tiny):
-    kwargs = {"max_new_tokens": 4, "do_sample": False}
-    plain = tiny.generate(PROMPT, **kwargs)
-    config = GenerationConfig(penalty_alpha=0.0, **kwargs)
-    ours = tiny.generate(PROMPT, generation_config=config, custom_generate=Speculator())
-    assert torch.equal(plain, ours)
-
-
 def test_what_plain_decoding_cannot_take_is_refused_and_ends_the_stream(tiny):
     puts = Puts()
     speculator = Speculator(unsupported="plain")

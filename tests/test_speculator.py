@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 
-import numpy as np
 import pytest
 import torch
-from doubles import (
-    InterruptedStreamer,
-    ScriptedDrafter,
-    draft_of,
-    half_right,
-    liar,
-    oracle,
-    random_drafter,
-)
+from doubles import InterruptedStreamer, half_right, liar, oracle, random_drafter
 from threads import PROMPTS, assert_each_is, in_threads
 
 import ngramspec
-from ngramspec import Draft, Speculator
+from ngramspec import Speculator
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 30, "do_sample": False}
@@ -56,21 +46,6 @@ def text(tiny):
 def test_arguments_are_checked_at_construction(arguments, error, message):
     with pytest.raises(error, match=message):
         Speculator(**arguments)
-
-
-def test_to_dict_and_back():
-    speculator = Speculator(
-        "copy(min_match=5)+ngram", 7, gamma_max=16, policy="priority", unsupported="plain"
-    )
-    stored = json.loads(json.dumps(speculator.to_dict()))
-    again = Speculator.from_dict(stored)
-    assert again.to_dict() == stored
-    assert stored["drafter"].startswith("copy(min_match=5)+ngram(order=4")
-    assert repr(again) == repr(speculator)
-    with pytest.raises(ValueError, match="ScriptedDrafter has no spec"):
-        Speculator(oracle([])).to_dict()
-    with pytest.raises(TypeError, match="colour"):
-        Speculator.from_dict({"colour": 1})
 
 
 def test_statistics_add_up_over_runs_until_reset(tiny, text):
@@ -216,29 +191,6 @@ def test_hot_swap_from_another_thread(tiny):
         thread.join()
     assert torch.equal(expected, out)
     assert len(speculator.stats.sources) > 1
-
-
-GARBAGE = {  # tests/decoding/test_drafter_faults.py has more of them
-    "too many": lambda at, gamma: draft_of([1] * (gamma + 1)),
-    "int64": lambda at, gamma: Draft(np.zeros(1, np.int64)),
-    "past the vocabulary": lambda at, gamma: draft_of([97]),
-    "negative": lambda at, gamma: draft_of([-1]),
-    "no draft": lambda at, gamma: None,
-    "a tree": lambda at, gamma: Draft(np.zeros(1, np.int32), parents=np.array([-1], np.int32)),
-    "raises": lambda at, gamma: 1 / 0,
-}
-
-
-@pytest.mark.parametrize("fault", GARBAGE)
-def test_a_drafter_s_fault_costs_the_draft_and_nothing_else(tiny, text, fault, caplog):
-    speculator = Speculator(ScriptedDrafter(GARBAGE[fault]), 3)
-    out = tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
-    assert out[0].tolist() == text
-    assert speculator.stats.drafter_faults == 4  # then it is not asked any more
-    assert speculator.stats.drafters_stopped == 1
-    assert speculator.stats.plain_steps == speculator.stats.target_calls == 29
-    warnings = [r for r in caplog.records if "the step has no draft" in r.getMessage()]
-    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize("method", ["start", "extend", "observe", "close"])

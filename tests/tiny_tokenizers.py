@@ -1,9 +1,23 @@
-"""Tokenizers whose tokens can be parts of a character."""
+"""Tokenizers: of letters, and those whose tokens can be parts of a character."""
 
 from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+
+class Letters:
+    """A tokenizer that has only a vocabulary of letters."""
+
+    def __init__(self, letters="abcdefgh "):
+        self.letters = letters
+
+    def get_vocab(self):
+        return {letter: i for i, letter in enumerate(self.letters)}
+
+    def encode(self, text, add_special_tokens):
+        assert add_special_tokens is False
+        return [self.letters.index(letter) for letter in text]
 
 
 def over_bytes():

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import renderers
 from ngramspec.cli.options import Options
 from ngramspec.draft import Int32
 from ngramspec.engines.row_options import EngineOptions
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     lines = [json.loads(line) for line in args.traces.read_text(encoding="utf-8").splitlines()]
     traces = [(each["prompt"], each["output"]) for each in lines if len(each["prompt"]) > 200]
     figures = [measured(rows, traces, args) for rows in args.rows]
-    print(table(figures))
+    print(renderers.vllm_propose({"figures": figures}))
     if args.json:
         versions = {"python": platform.python_version(), "numpy": np.__version__}
         known = {"length": args.length, "steps": args.steps, "k": K, "options": args.options}
@@ -146,10 +147,7 @@ def one_run(
 
 
 def texts_of(
-    rows: int,
-    traces: list[tuple[list[int], list[int]]],
-    length: int,
-    rng: np.random.Generator,
+    rows: int, traces: list[tuple[list[int], list[int]]], length: int, rng: np.random.Generator
 ) -> list[tuple[list[int], list[int]]]:
     """(tokens so far, tokens to come) of each row: other traces, then one's prompt."""
     texts = []
@@ -163,14 +161,3 @@ def texts_of(
             other = (other + 1) % len(traces)
         texts.append((text[: length - len(prompt)] + prompt, output))
     return texts
-
-
-def table(figures: list[dict[str, Any]]) -> str:
-    """The figures as a Markdown table."""
-    lines = ["| rows | propose, median µs | p90 | drafted tokens a row | tokens a row and step |"]
-    lines.append("|---|---|---|---|---|")
-    for each in figures:
-        drafted, tokens = each["drafted_a_row"], each["tokens_a_row_step"]
-        times = f"{each['median_us']:.0f} | {each['p90_us']:.0f}"
-        lines.append(f"| {each['rows']} | {times} | {drafted:.1f} | {tokens:.1f} |")
-    return "\n".join(lines)

@@ -23,12 +23,12 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import geometric_mean
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from benchmarks import renderers
 from benchmarks.engines.server import ask_all, serve
 from ngramspec.cli.options import Options
 from ngramspec.draft import Int32
@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
         switch = Path(folder) / "method"
         os.environ[FILE] = str(switch)
         runs = measure(args, switch)
-    print(table(runs))
+    print(renderers.vllm({"runs": runs}))
     return 0
 
 
@@ -230,17 +230,3 @@ def choose(
             chosen.append((kind, at_once, found))
             left = [trace for trace in left if trace not in found]
     return chosen
-
-
-def table(runs: list[dict[str, Any]]) -> str:
-    """Speedups over no drafts, geometric means over the repeats, as a Markdown table."""
-    lines = ["| prompts, at once | " + " | ".join(METHODS[1:]) + " |", "|---|---|---|---|---|"]
-    for kind, at_once in sorted({(run["kind"], run["concurrency"]) for run in runs}):
-        cell = f"| {kind}, {at_once} |"
-        of_cell = [r["figures"] for r in runs if (r["kind"], r["concurrency"]) == (kind, at_once)]
-        for name in METHODS[1:]:
-            speed = "tokens_per_second"
-            ratios = [each[name][speed] / each["nothing"][speed] for each in of_cell]
-            cell += f" {geometric_mean(ratios):.3f} |"
-        lines.append(cell)
-    return "\n".join(lines)

@@ -1,1 +1,25 @@
-"""Native structures: Cython over flat C arrays, NumPy at the boundary, nothing of ours imported."""
+"""Native structures: Cython over flat C arrays, NumPy at the boundary."""
+
+from ngramspec.lazy_names import lazy_names
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "common": ("MOST_TOKENS", "salt"),
+        "copyindex": ("CopyIndex",),
+        "corrections": ("Comparison", "Corrections"),
+        "ngram": ("NGramTable",),
+        "rows": (
+            *("TokenText", "agreed", "best_prefix_lengths", "generous_cost", "may_pay"),
+            *("sound_chain", "text_hash"),
+        ),
+        "store_corpus": ("SEPARATOR_CODE", "STRIDE", "CorpusIndex", "check_corpus", "keys"),
+        "store_ring": (
+            *("BORDER", "BYTES_PER_CODE", "LEAST_CODES", "WRITTEN_AGAIN", "StoreRing"),
+            "StoreStream",
+        ),
+        "store_source": ("StorePair", "StoreSource"),
+        "unigram": ("UnigramCounts",),
+        "value": ("Calibration", "Familiar", "ValueEngine", "starting"),
+    },
+)

@@ -19,6 +19,7 @@ cdef extern from *:
     #define NGS_P4 0x85EBCA77C2B2AE63ULL
     #define NGS_P5 0x27D4EB2F165667C5ULL
     #define NGS_ROTL(x, r) (((x) << (r)) | ((x) >> (64 - (r))))
+    #define NGS_PREFETCH(p) __builtin_prefetch(p)
     """
     const uint64_t P1 "NGS_P1"
     const uint64_t P2 "NGS_P2"
@@ -26,6 +27,7 @@ cdef extern from *:
     const uint64_t P4 "NGS_P4"
     const uint64_t P5 "NGS_P5"
     uint64_t rotl "NGS_ROTL" (uint64_t x, int r) nogil
+    void prefetch_line "NGS_PREFETCH" (const void* p) nogil
 
 cdef enum:
     NONE = -1            # no index: end of a list, no state, no bucket
@@ -51,6 +53,15 @@ cdef inline Py_ssize_t first_negative(const int32_t* tokens, Py_ssize_t n) noexc
     cdef Py_ssize_t i
     for i in range(n):
         if tokens[i] < 0:
+            return i
+    return NONE
+
+
+cdef inline int index_of(const int32_t* tokens, int n, int32_t token) noexcept nogil:
+    """Index of the first of ``n`` tokens that is ``token``, or NONE."""
+    cdef int i
+    for i in range(n):
+        if tokens[i] == token:
             return i
     return NONE
 

@@ -9,16 +9,11 @@ cimport numpy as cnp
 cnp.import_array()
 
 MOST_TOKENS = MAX_TOKENS  # of a text; windows and matches are not longer either
-MOST_DRAFTED = MAX_DRAFT  # tokens per draft
 cdef uint64_t _salt = int.from_bytes(os.urandom(8), "little")
 
 
 def salt():
-    """The salt of structures made from now on: 64 bits, drawn when the process imports this.
-
-    Users who choose tokens do not know it, so they cannot choose tokens that collide in a hash
-    table. A structure's results do not depend on it.
-    """
+    """The salt of structures made from now on: 64 bits, drawn when the process imports this."""
     return _salt
 
 
@@ -33,10 +28,7 @@ cdef uint64_t process_salt() noexcept nogil:
 
 
 cdef const int32_t[::1] token_view(object tokens, str name="tokens"):
-    """View a contiguous one-dimensional int32 array, or raise a TypeError that describes the input.
-
-    The caller must keep a reference to the view while reading it.
-    """
+    """View a contiguous one-dimensional int32 array, or raise a TypeError that describes it."""
     cdef const int32_t[::1] view = None
     try:
         if tokens is not None:  # None would be accepted as a view without memory
@@ -108,9 +100,8 @@ cdef class TokenStructure:
     def extend(self, tokens):
         """Take committed tokens (int32 array, ids >= 0), in order.
 
-        Raises:
-            TypeError, ValueError: not an int32 array, or a negative id; nothing was taken.
-            MemoryError: the tokens before the failure were taken; the structure stays valid.
+        After a TypeError or ValueError nothing was taken; after a MemoryError the tokens before the
+        failure were, and the structure stays valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t i, bad, count = view.shape[0]

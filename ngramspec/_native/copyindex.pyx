@@ -18,8 +18,7 @@ at a time: a second one gets a RuntimeError.
 """
 
 from libc.stdint cimport int32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
+from libc.stdlib cimport calloc, free
 
 import numpy as np
 
@@ -75,41 +74,6 @@ cdef inline int32_t length_of(const Automaton* a, int32_t s) noexcept nogil:
 cdef inline int32_t first_of(const Automaton* a, int32_t s) noexcept nogil:
     """The end of a state's first occurrence."""
     return a.clones[s - CLONE].first if s >= CLONE else s
-
-
-cdef int automaton_init(Automaton* a) noexcept nogil:
-    """Initialize an empty text: 0, or -1 without memory; automaton_free must follow in any case."""
-    memset(a, 0, sizeof(Automaton))
-    a.salt = process_salt()
-    a.index_cap = 64
-    a.index = <int32_t*>calloc(64, sizeof(int32_t))
-    a.prefixes = <State*>malloc(16 * sizeof(State))
-    if a.index == NULL or a.prefixes == NULL:
-        return -1
-    a.prefix_cap = 16
-    a.prefixes[0].link = NONE
-    a.prefixes[0].edges = NONE
-    a.prefixes[0].recent = a.prefixes[0].prior = 0
-    return 0
-
-
-cdef void automaton_free(Automaton* a) noexcept nogil:
-    free(a.text)
-    free(a.prefixes)
-    free(a.clones)
-    free(a.edges)
-    free(a.index)
-
-
-cdef Py_ssize_t automaton_sizeof(const Automaton* a) noexcept nogil:
-    """Bytes allocated."""
-    return (
-        a.text_cap * sizeof(int32_t)
-        + a.prefix_cap * sizeof(State)
-        + a.clone_cap * sizeof(Clone)
-        + a.edge_cap * sizeof(Edge)
-        + a.index_cap * sizeof(int32_t)
-    )
 
 
 cdef inline Py_ssize_t home(const Automaton* a, int32_t source, int32_t token) noexcept nogil:
@@ -186,38 +150,6 @@ cdef int undo(Automaton* a, Py_ssize_t mark) noexcept nogil:
     return -1
 
 
-cdef int automaton_append(Automaton* a, int32_t token) noexcept nogil:
-    """Add one token to the text: 0, or -1 with nothing changed."""
-    cdef Py_ssize_t mark = a.edge_n
-    cdef int32_t now = <int32_t>a.n + 1
-    cdef int32_t p, q = NONE
-    if reserve(<void**>&a.text, &a.text_cap, now, sizeof(int32_t)) < 0:
-        return -1
-    if reserve(<void**>&a.prefixes, &a.prefix_cap, now + 1, sizeof(State)) < 0:
-        return -1
-    a.text[a.n] = token  # with n, the implicit edge from the previous prefix
-    a.n += 1
-    a.prefixes[now].link = 0
-    a.prefixes[now].edges = NONE
-    a.prefixes[now].recent = a.prefixes[now].prior = now
-    p = a.prefixes[now - 1].link
-    while p != NONE:
-        q = step(a, p, token)
-        if q != NONE:
-            break
-        if add_edge(a, p, token, now) < 0:
-            return undo(a, mark)
-        p = state_of(a, p).link
-    if p != NONE:
-        if length_of(a, q) != length_of(a, p) + 1:
-            q = split(a, p, q, token)
-            if q == NONE:
-                return undo(a, mark)
-        a.prefixes[now].link = q
-    visit(a)
-    return 0
-
-
 cdef int32_t split(Automaton* a, int32_t p, int32_t q, int32_t token) noexcept nogil:
     """Give the strings of ``q`` up to length(p) + 1 a separate state: its number, or NONE."""
     cdef int32_t c = CLONE + <int32_t>a.clone_n
@@ -246,19 +178,7 @@ cdef int32_t split(Automaton* a, int32_t p, int32_t q, int32_t token) noexcept n
     return c
 
 
-cdef void visit(Automaton* a) noexcept nogil:
-    """Record the newest position in the longest of the states that end there."""
-    cdef int32_t s = a.prefixes[a.n].link
-    cdef int _k
-    for _k in range(ANCESTORS):
-        if s == NONE or s == 0:
-            break
-        state_of(a, s).prior = state_of(a, s).recent
-        state_of(a, s).recent = <int32_t>a.n
-        s = state_of(a, s).link
-
-
-cdef int32_t automaton_follow(
+cdef int32_t followed(
     Automaton* a, int32_t s, const int32_t* tokens, Py_ssize_t n, int32_t* matched
 ) noexcept nogil:
     """The state of the longest suffix of text + tokens that is in the text, and its length."""
@@ -282,7 +202,7 @@ cdef int32_t automaton_follow(
     return s
 
 
-cdef int32_t automaton_occurrence(Automaton* a, int32_t s, int wanted) noexcept nogil:
+cdef int32_t occurrence(Automaton* a, int32_t s, int wanted) noexcept nogil:
     """End of the best occurrence of ``s`` (see CopyIndex.draft), or NONE at the root."""
     if s == 0:
         return NONE
@@ -293,53 +213,28 @@ cdef int32_t automaton_occurrence(Automaton* a, int32_t s, int wanted) noexcept 
     return first_of(a, s)
 
 
-cdef object automaton_longest_probe(Automaton* a):
-    """Largest number of index places inspected to find an edge; 1 without collisions. O(n)."""
-    cdef Py_ssize_t i, at, longest = 0
-    cdef Edge* edge
-    for i in range(a.index_cap):
-        if a.index[i] != 0:
-            edge = &a.edges[a.index[i] - 1]
-            at = home(a, edge.source, edge.token)
-            longest = max(longest, ((i - at) & (a.index_cap - 1)) + 1)
-    return longest
-
-
-cdef int automaton_check(Automaton* a) except -1:
-    """Walk every state and edge; raise an AssertionError if an invariant is broken."""
-    cdef int32_t s, e, k
-    cdef Py_ssize_t seen = 0
-    states = [*range(a.n + 1), *(CLONE + k for k in range(a.clone_n))]
-    for s in states:
-        if s != 0:
-            assert length_of(a, state_of(a, s).link) < length_of(a, s), "a link is not shorter"
-        for k in (first_of(a, s), state_of(a, s).prior, state_of(a, s).recent):
-            assert length_of(a, s) <= k <= a.n and first_of(a, s) <= k
-            for e in range(1, min(length_of(a, s), 32) + 1):
-                assert a.text[k - e] == a.text[first_of(a, s) - e], "not an occurrence"
-        e = state_of(a, s).edges
-        while e != NONE:
-            seen += 1
-            assert a.edges[e].source == s and find_edge(a, s, a.edges[e].token) == e
-            assert length_of(a, a.edges[e].target) > length_of(a, s)
-            assert a.text[first_of(a, a.edges[e].target) - 1] == a.edges[e].token
-            e = a.edges[e].next
-    assert seen == a.edge_n and 4 * a.edge_n <= 3 * a.index_cap
-    return 0
-
-
 cdef class CopyIndex(TokenStructure):
     """Finds earlier occurrences of the end of the text."""
 
     cdef Automaton automaton
 
     def __cinit__(self):
+        cdef Automaton* a = &self.automaton
         self.name = "copy index"
-        if automaton_init(&self.automaton) < 0:
+        a.salt = process_salt()
+        a.index_cap, a.prefix_cap = 64, 16
+        a.index = <int32_t*>calloc(64, sizeof(int32_t))
+        a.prefixes = <State*>calloc(16, sizeof(State))
+        if a.index == NULL or a.prefixes == NULL:
             raise MemoryError("copy index")
+        a.prefixes[0].link = a.prefixes[0].edges = NONE
 
     def __dealloc__(self):
-        automaton_free(&self.automaton)
+        free(self.automaton.text)
+        free(self.automaton.prefixes)
+        free(self.automaton.clones)
+        free(self.automaton.edges)
+        free(self.automaton.index)
 
     def __len__(self):
         """Tokens in the text."""
@@ -350,16 +245,9 @@ cdef class CopyIndex(TokenStructure):
 
         The best occurrence is the most recent recorded one that is followed by ``gamma`` tokens,
         otherwise the one followed by the most tokens. A copy that reaches the end of the text
-        continues with the tokens it has drafted itself.
-
-        Args:
-            gamma: number of tokens, 0..65536.
-            prefix: int32 array that is taken to follow the text (a draft begun elsewhere).
-            min_match: shortest match to draft from, >= 1.
-
-        Returns:
-            (tokens int32 (gamma,), matched): ``matched`` is the match's length in tokens. Both
-            are empty, (0,) and 0, when no suffix of min_match tokens occurred before.
+        continues with the tokens it has drafted itself. ``prefix``, int32, is taken to follow the
+        text. Returned are the tokens, int32 (gamma,), and the match's length: (0,) and 0 when no
+        suffix of ``min_match`` tokens occurred before.
         """
         cdef Automaton* a = &self.automaton
         cdef const int32_t[::1] view
@@ -375,8 +263,8 @@ cdef class CopyIndex(TokenStructure):
         tokens = np.empty(wanted, np.int32)
         cdef int32_t[::1] out = tokens
         self.idle()  # no other thread can run in the rest of this function
-        s = automaton_follow(a, a.prefixes[a.n].link, start, n, &matched)
-        end = NONE if matched < min_match else automaton_occurrence(a, s, wanted)
+        s = followed(a, a.prefixes[a.n].link, start, n, &matched)
+        end = NONE if matched < min_match else occurrence(a, s, wanted)
         if end == NONE:
             return tokens[:0], 0
         for i in range(wanted):
@@ -390,14 +278,10 @@ cdef class CopyIndex(TokenStructure):
         return tokens, matched
 
     def copies(self, Py_ssize_t gamma, int most, int min_match=1):
-        """Copy ``gamma`` tokens that follow each of at most ``most`` recorded occurrences.
+        """Copies as in ``draft``, int32 (gamma,) each, of at most ``most`` recorded occurrences.
 
         Occurrences of the longest match come first, then those of its longest suffix that occurred
-        elsewhere, and so on; the most recent of each first. As in ``draft``, a copy that reaches
-        the end of the text continues with its own tokens.
-
-        Returns:
-            a list of int32 (gamma,), empty when no suffix of min_match tokens occurred before.
+        elsewhere, and so on; the most recent of each first.
         """
         cdef Automaton* a = &self.automaton
         cdef int32_t s, end, matched = 0
@@ -411,7 +295,7 @@ cdef class CopyIndex(TokenStructure):
         try:
             ends: list[int] = []
             found: list[np.ndarray] = []
-            s = automaton_follow(a, a.prefixes[a.n].link, NULL, 0, &matched)
+            s = followed(a, a.prefixes[a.n].link, NULL, 0, &matched)
             while s != 0 and length_of(a, s) >= min_match and len(ends) < most:
                 for end in (state_of(a, s).recent, state_of(a, s).prior, first_of(a, s)):
                     if end < a.n and end not in ends:
@@ -430,26 +314,89 @@ cdef class CopyIndex(TokenStructure):
     def longest_match(self):
         """(length, end): the longest suffix that occurred before and one end of it; or (0, 0)."""
         cdef Automaton* a = &self.automaton
-        cdef int32_t s
+        cdef int32_t s = max(a.prefixes[a.n].link, 0)
         self.idle()
-        s = a.prefixes[a.n].link
-        if s == NONE or s == 0:
-            return 0, 0
-        return length_of(a, s), automaton_occurrence(a, s, 1)
+        return length_of(a, s), occurrence(a, s, 1) if s else 0
 
     def sizeof(self):
         """Bytes allocated."""
-        return sizeof(CopyIndex) + automaton_sizeof(&self.automaton)
+        return (
+            sizeof(CopyIndex)
+            + (self.automaton.text_cap + self.automaton.index_cap) * sizeof(int32_t)
+            + self.automaton.prefix_cap * sizeof(State)
+            + self.automaton.clone_cap * sizeof(Clone)
+            + self.automaton.edge_cap * sizeof(Edge)
+        )
 
     def longest_probe(self):
         """Largest number of index places inspected to find an edge; 1 without collisions. O(n)."""
+        cdef Automaton* a = &self.automaton
+        cdef Py_ssize_t i, at, longest = 0
+        cdef Edge* edge
         self.idle()
-        return automaton_longest_probe(&self.automaton)
+        for i in range(a.index_cap):
+            if a.index[i] != 0:
+                edge = &a.edges[a.index[i] - 1]
+                at = home(a, edge.source, edge.token)
+                longest = max(longest, ((i - at) & (a.index_cap - 1)) + 1)
+        return longest
 
     def check_integrity(self):
         """Walk every state and edge; raise an AssertionError if an invariant is broken."""
+        cdef Automaton* a = &self.automaton
+        cdef int32_t s, e, k
+        cdef Py_ssize_t seen = 0
         self.idle()
-        automaton_check(&self.automaton)
+        for s in [*range(a.n + 1), *range(CLONE, CLONE + a.clone_n)]:
+            if s != 0:
+                assert length_of(a, state_of(a, s).link) < length_of(a, s), "a link is not shorter"
+            for k in (first_of(a, s), state_of(a, s).prior, state_of(a, s).recent):
+                assert length_of(a, s) <= k <= a.n and first_of(a, s) <= k
+                for e in range(1, min(length_of(a, s), 32) + 1):
+                    assert a.text[k - e] == a.text[first_of(a, s) - e], "not an occurrence"
+            e = state_of(a, s).edges
+            while e != NONE:
+                seen += 1
+                assert a.edges[e].source == s and find_edge(a, s, a.edges[e].token) == e
+                assert length_of(a, a.edges[e].target) > length_of(a, s)
+                assert a.text[first_of(a, a.edges[e].target) - 1] == a.edges[e].token
+                e = a.edges[e].next
+        assert seen == a.edge_n and 4 * a.edge_n <= 3 * a.index_cap
 
     cdef int append(self, int32_t token) noexcept nogil:
-        return automaton_append(&self.automaton, token)
+        cdef Automaton* a = &self.automaton
+        cdef Py_ssize_t mark = a.edge_n
+        cdef int32_t now = <int32_t>a.n + 1
+        cdef int32_t p, q = NONE
+        cdef int _k
+        if reserve(<void**>&a.text, &a.text_cap, now, sizeof(int32_t)) < 0:
+            return -1
+        if reserve(<void**>&a.prefixes, &a.prefix_cap, now + 1, sizeof(State)) < 0:
+            return -1
+        a.text[a.n] = token  # with n, the implicit edge from the previous prefix
+        a.n += 1
+        a.prefixes[now].link = 0
+        a.prefixes[now].edges = NONE
+        a.prefixes[now].recent = a.prefixes[now].prior = now
+        p = a.prefixes[now - 1].link
+        while p != NONE:
+            q = step(a, p, token)
+            if q != NONE:
+                break
+            if add_edge(a, p, token, now) < 0:
+                return undo(a, mark)
+            p = state_of(a, p).link
+        if p != NONE:
+            if length_of(a, q) != length_of(a, p) + 1:
+                q = split(a, p, q, token)
+                if q == NONE:
+                    return undo(a, mark)
+            a.prefixes[now].link = q
+        q = a.prefixes[now].link
+        for _k in range(ANCESTORS):  # note the position in the longest states that end there
+            if q == NONE or q == 0:
+                break
+            state_of(a, q).prior = state_of(a, q).recent
+            state_of(a, q).recent = now
+            q = state_of(a, q).link
+        return 0

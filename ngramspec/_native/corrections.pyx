@@ -34,25 +34,13 @@ cdef class Comparison:
 cdef class Corrections:
     """A linear model of logarithms of times, learned from differences between steps.
 
-    One thread at a time.
-
-    Args:
-        covariance: float64 (n, n), of the coefficients before any measurement.
-        fade: share of the knowledge that is forgotten at each step.
-        revived: share of the initial uncertainty that is restored after a change of the machine's
-            speed. With a higher share, new costs are learned sooner, but stalls distort known costs
-            more.
-
-    Attributes:
-        mean: float64 (n,), of the coefficients; a view.
-        covariance: float64 (n, n), of the coefficients; a view.
-        revived: as given; it may change.
-
-    Raises:
-        ValueError: the covariance is not square.
+    One thread at a time. ``covariance``, float64 (n, n), is that of the coefficients before any
+    measurement, and ``fade`` the share of the knowledge that is forgotten at each step. ``revived``
+    is the share of the initial uncertainty that is restored after a change of the machine's speed:
+    with a higher share, new costs are learned sooner, but stalls distort known costs more.
     """
 
-    cdef readonly object mean, covariance
+    cdef readonly object mean, covariance   # of the coefficients, float64 (n,) and (n, n); views
     cdef double[::1] _mean, _difference, _spread
     cdef double[:, ::1] _covariance, _before
     cdef public double revived
@@ -72,22 +60,14 @@ cdef class Corrections:
         self._noise = NOISE * NOISE     # variance of the logarithm of a step's time
 
     def learn(self, Comparison before not None, features, double residual):
-        """Learn from the time of a step.
+        """Learn from a step; return P(no change of the machine's speed affected its time).
 
-        Args:
-            before: the steps to compare with; the step is added to it.
-            features: of the step, as pairs (index, value); all others are 0.
-            residual: the logarithm of its time / the assumed time.
-
-        Returns:
-            the probability that no change of the machine's speed affected its time.
-
-        Raises:
-            IndexError: a feature's index is invalid; nothing was learned.
-            ValueError: the comparison has another number of features; nothing was learned.
+        The step is compared with ``before`` and added to it. ``features`` are pairs (index, value),
+        0 elsewhere; ``residual`` is the logarithm of the step's time / the assumed time. After an
+        IndexError or ValueError nothing was learned.
         """
         cdef Py_ssize_t n = self._mean.shape[0], at
-        cdef double likely = 1.0, error = residual
+        cdef double likely = 1.0, error = residual, recent
         cdef bint begun = before.features is not None
         if begun and before.features.shape[0] != n:
             raise ValueError(f"before must have {n} features, got {before.features.shape[0]}")
@@ -110,7 +90,10 @@ cdef class Corrections:
                 likely = self.update(error)
                 for at in range(n):
                     now[at] += before.features[at]
-            self.follow(before, residual, 0.0 if not begun or likely < 0.5 else RECENT)
+            recent = RECENT if begun and likely >= 0.5 else 0.0  # 0: the speed changed
+            for at in range(n):
+                before.features[at] = recent * before.features[at] + (1.0 - recent) * now[at]
+            before.residual = recent * before.residual + (1.0 - recent) * residual
         return likely
 
     cdef void forget_some(self) noexcept nogil:
@@ -125,11 +108,7 @@ cdef class Corrections:
                 )
 
     cdef double update(self, double error) noexcept nogil:
-        """Correct the coefficients by the error of a predicted difference.
-
-        Returns:
-            the probability that the error is one of the costs, not of the machine's speed.
-        """
+        """Correct the coefficients by a predicted difference's error; return P(it is theirs)."""
         cdef double known = 0.0, variance, normal, likely, gain, revived, heard
         cdef Py_ssize_t n = self._mean.shape[0], i, j
         for i in range(n):
@@ -149,12 +128,3 @@ cdef class Corrections:
         heard = fmax(error * error - known, QUIETEST * QUIETEST)
         self._noise += likely * HEARD * (heard - self._noise)
         return likely
-
-    cdef void follow(self, Comparison before, double residual, double recent) noexcept nogil:
-        """Add a step. Earlier steps weigh ``recent``: 0 if the machine's speed changed."""
-        cdef Py_ssize_t at
-        for at in range(self._mean.shape[0]):
-            before.features[at] = (
-                recent * before.features[at] + (1.0 - recent) * self._difference[at]
-            )
-        before.residual = recent * before.residual + (1.0 - recent) * residual

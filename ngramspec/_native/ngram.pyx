@@ -19,7 +19,7 @@ One thread at a time: an operation runs without the GIL, and a second thread get
 
 from libc.stdint cimport INT32_MAX, int32_t, int8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcpy, memmove
 
 import numpy as np
 
@@ -68,8 +68,16 @@ cdef struct Context:    # 24 bytes; a slot of the table, empty while total == 0
 # The index: linear probing. Erasing shifts entries back, so there are no tombstones. The contexts'
 # keys contain the salt.
 
+
 cdef inline Py_ssize_t home(const CountOrder* o, uint64_t key, int32_t token) noexcept nogil:
     return <Py_ssize_t>(scatter(key ^ <uint64_t>token) & <uint64_t>(o.index_cap - 1))
+
+
+cdef inline Py_ssize_t home_of(const CountOrder* o, int32_t e) noexcept nogil:
+    """The place of the index where the search for an entry begins."""
+    return home(o, o.buckets[o.entries[e].bucket].key, o.entries[e].token)
+
+
 # Buckets and entries.
 
 cdef int32_t take_bucket(
@@ -97,12 +105,12 @@ cdef int32_t take_bucket(
     else:
         c.tail = b
     return b
+
+
 # Contexts: a single continuation is kept in the context itself, several in the lists.
 
-cdef void count_order_count(
-    CountOrder* o, Context* c, int32_t token, int32_t position
-) noexcept nogil:
-    """Count ``token`` once more after ``c``. Call count_order_reserve(o, 2) first."""
+cdef void count_once(CountOrder* o, Context* c, int32_t token, int32_t position) noexcept nogil:
+    """Count ``token`` once more after ``c``, with room for two more buckets and entries."""
     cdef int32_t e, first_seen
     if c.total == 0 or (c.top == NONE and c.token == token):
         c.token = token
@@ -114,7 +122,7 @@ cdef void count_order_count(
         add(o, c, c.token, c.total, first_seen)
         add(o, c, token, 1, position)
     else:
-        e = count_order_find(o, c.key, token)
+        e = find_entry(o, c.key, token)
         if e == NONE:
             add(o, c, token, 1, position)
         else:
@@ -125,38 +133,15 @@ cdef void count_order_count(
         c.token = o.entries[o.buckets[c.top].first].token
 
 
-cdef void count_order_init(CountOrder* o) noexcept nogil:
-    memset(o, 0, sizeof(CountOrder))
-    o.entry_free = o.bucket_free = NONE
-
-
-cdef void count_order_free(CountOrder* o) noexcept nogil:
-    free(o.entries)
-    free(o.buckets)
-    free(o.index)
-    count_order_init(o)
-
-
-cdef Py_ssize_t count_order_sizeof(const CountOrder* o) noexcept nogil:
-    return (
-        o.entry_cap * sizeof(Entry)
-        + o.bucket_cap * sizeof(Bucket)
-        + o.index_cap * sizeof(int32_t)
-    )
-
-
 cdef inline void index_put(CountOrder* o, int32_t e) noexcept nogil:
-    cdef Py_ssize_t i = home(o, o.buckets[o.entries[e].bucket].key, o.entries[e].token)
+    cdef Py_ssize_t i = home_of(o, e)
     while o.index[i] != 0:
         i = (i + 1) & (o.index_cap - 1)
     o.index[i] = e + 1
 
 
 cdef void index_erase(CountOrder* o, int32_t e) noexcept nogil:
-    cdef Py_ssize_t mask = o.index_cap - 1
-    cdef Py_ssize_t i = home(o, o.buckets[o.entries[e].bucket].key, o.entries[e].token)
-    cdef Py_ssize_t j, h
-    cdef int32_t other
+    cdef Py_ssize_t mask = o.index_cap - 1, i = home_of(o, e), j, h
     while o.index[i] != e + 1:
         i = (i + 1) & mask
     j = i
@@ -164,15 +149,14 @@ cdef void index_erase(CountOrder* o, int32_t e) noexcept nogil:
         j = (j + 1) & mask
         if o.index[j] == 0:
             break
-        other = o.index[j] - 1
-        h = home(o, o.buckets[o.entries[other].bucket].key, o.entries[other].token)
+        h = home_of(o, o.index[j] - 1)
         if ((j - h) & mask) >= ((j - i) & mask):  # the entry may move into the gap
             o.index[i] = o.index[j]
             i = j
     o.index[i] = 0
 
 
-cdef int32_t count_order_find(const CountOrder* o, uint64_t key, int32_t token) noexcept nogil:
+cdef int32_t find_entry(const CountOrder* o, uint64_t key, int32_t token) noexcept nogil:
     cdef Py_ssize_t i
     cdef int32_t e
     if o.index_cap == 0:
@@ -186,23 +170,8 @@ cdef int32_t count_order_find(const CountOrder* o, uint64_t key, int32_t token) 
     return NONE
 
 
-cdef Py_ssize_t count_order_longest_probe(const CountOrder* o) noexcept nogil:
-    """Largest number of index places inspected to find an entry; 1 without collisions."""
-    cdef Py_ssize_t i, h, longest = 0
-    cdef int32_t e
-    for i in range(o.index_cap):
-        if o.index[i] != 0:
-            e = o.index[i] - 1
-            h = home(o, o.buckets[o.entries[e].bucket].key, o.entries[e].token)
-            longest = max(longest, ((i - h) & (o.index_cap - 1)) + 1)
-    return longest
-
-
-cdef int count_order_reserve(CountOrder* o, Py_ssize_t more) noexcept nogil:
-    """Make room for ``more`` entries and buckets: 0, or -1 without memory and nothing changed.
-
-    Counting afterwards cannot fail half-way.
-    """
+cdef int reserve_more(CountOrder* o, Py_ssize_t more) noexcept nogil:
+    """Make room for ``more`` entries and buckets: 0, or -1 without memory and nothing changed."""
     cdef int32_t* old = o.index
     cdef int32_t* grown
     cdef Py_ssize_t i, cap = o.index_cap, old_cap = o.index_cap
@@ -242,19 +211,6 @@ cdef void drop_bucket(CountOrder* o, Context* c, int32_t b) noexcept nogil:
     o.buckets[b].down = o.bucket_free
     o.bucket_free = b
     o.bucket_n -= 1
-
-
-cdef int32_t take_entry(CountOrder* o, int32_t token, int32_t position) noexcept nogil:
-    cdef int32_t e = o.entry_free
-    if e != NONE:
-        o.entry_free = o.entries[e].next
-    else:
-        e = <int32_t>o.entry_top
-        o.entry_top += 1
-    o.entry_n += 1
-    o.entries[e].token = token
-    o.entries[e].last = position
-    return e
 
 
 cdef inline void drop_entry(CountOrder* o, int32_t e) noexcept nogil:
@@ -299,8 +255,14 @@ cdef void add(
     CountOrder* o, Context* c, int32_t token, int32_t count, int32_t position
 ) noexcept nogil:
     """A new continuation whose count is the context's lowest, or its only one."""
-    cdef int32_t e = take_entry(o, token, position)
-    cdef int32_t b = c.tail
+    cdef int32_t e = o.entry_free, b = c.tail
+    if e != NONE:
+        o.entry_free = o.entries[e].next
+    else:
+        e = <int32_t>o.entry_top
+        o.entry_top += 1
+    o.entry_n += 1
+    o.entries[e].token, o.entries[e].last = token, position
     if b == NONE or o.buckets[b].count != count:
         b = take_bucket(o, c, count, c.tail, NONE)
     link(o, e, b)
@@ -326,16 +288,13 @@ cdef void move(CountOrder* o, Context* c, int32_t e, int step) noexcept nogil:
         drop_bucket(o, c, b)
 
 
-cdef void count_order_uncount(CountOrder* o, Context* c, int32_t token) noexcept nogil:
-    """Remove one count of ``token``, which must have one. The caller drops a context of total 0.
-
-    Call count_order_reserve(o, 1) first.
-    """
+cdef void uncount(CountOrder* o, Context* c, int32_t token) noexcept nogil:
+    """Remove one count of ``token``, which must have one, with room for one more bucket."""
     cdef int32_t e, b, last
     c.total -= 1
     if c.top == NONE:
         return
-    e = count_order_find(o, c.key, token)
+    e = find_entry(o, c.key, token)
     b = o.entries[e].bucket
     if o.buckets[b].count > 1:
         move(o, c, e, -1)
@@ -384,7 +343,7 @@ cdef class NGramTable(TokenStructure):
         self.order = order
         self.window = window
         self.width = 0 if window is None else window
-        count_order_init(&self.counts)
+        self.counts.entry_free = self.counts.bucket_free = NONE
         self.slot_cap = 64
         self.slots = <Context*>calloc(64, sizeof(Context))
         if self.width:
@@ -395,7 +354,9 @@ cdef class NGramTable(TokenStructure):
     def __dealloc__(self):
         free(self.slots)
         free(self.ring)
-        count_order_free(&self.counts)
+        free(self.counts.entries)
+        free(self.counts.buckets)
+        free(self.counts.index)
 
     def __len__(self):
         """Tokens now counted: all, or those in the window."""
@@ -404,14 +365,9 @@ cdef class NGramTable(TokenStructure):
     def draft(self, Py_ssize_t gamma, prefix=None):
         """Draft a chain of at most ``gamma`` most frequent continuations, each fed back as context.
 
-        Args:
-            gamma: number of tokens, 0..65536.
-            prefix: int32 array that is taken to follow the committed tokens (a draft begun
-                elsewhere).
-
-        Returns:
-            (tokens int32, orders int8), both (n,), n <= gamma: orders[i] is the n-gram order that
-            predicted tokens[i]. Empty if even the last token alone is unknown as a context.
+        ``prefix``, int32, is taken to follow the committed tokens. Returned are the tokens, int32,
+        and the n-gram orders that predicted them, int8, both (n,): empty if even the last token
+        alone is unknown as a context.
         """
         cdef const int32_t[::1] view
         cdef const int32_t* start = NULL
@@ -446,13 +402,13 @@ cdef class NGramTable(TokenStructure):
             return [(c.token, c.total)]
         self.enter()  # making tuples may run the garbage collector, and so another thread
         try:
-            b = c.top
+            b, e = c.top, self.counts.buckets[c.top].first
             while b != NONE and len(found) < k:
-                e = self.counts.buckets[b].first
-                while e != NONE and len(found) < k:
-                    found.append((self.counts.entries[e].token, self.counts.buckets[b].count))
-                    e = self.counts.entries[e].next
-                b = self.counts.buckets[b].down
+                found.append((self.counts.entries[e].token, self.counts.buckets[b].count))
+                e = self.counts.entries[e].next
+                if e == NONE:
+                    b = self.counts.buckets[b].down
+                    e = self.counts.buckets[b].first if b != NONE else NONE
         finally:
             self.busy = False
         return found
@@ -478,21 +434,28 @@ cdef class NGramTable(TokenStructure):
             sizeof(NGramTable)
             + self.slot_cap * sizeof(Context)
             + self.width * sizeof(int32_t)
-            + count_order_sizeof(&self.counts)
+            + self.counts.entry_cap * sizeof(Entry)
+            + self.counts.bucket_cap * sizeof(Bucket)
+            + self.counts.index_cap * sizeof(int32_t)
         )
 
     def longest_probe(self):
         """Largest number of places inspected to find an item; 1 without collisions. O(n)."""
+        cdef const CountOrder* o = &self.counts
         cdef Py_ssize_t i, longest = 0
         self.idle()
         for i in range(self.slot_cap):
             if self.slots[i].total:
-                home = self.slots[i].key & <uint64_t>(self.slot_cap - 1)
-                longest = max(longest, ((i - home) & (self.slot_cap - 1)) + 1)
-        return max(longest, count_order_longest_probe(&self.counts))
+                first = self.slots[i].key & <uint64_t>(self.slot_cap - 1)
+                longest = max(longest, ((i - first) & (self.slot_cap - 1)) + 1)
+        for i in range(o.index_cap):
+            if o.index[i]:
+                longest = max(longest, ((i - home_of(o, o.index[i] - 1)) & (o.index_cap - 1)) + 1)
+        return longest
 
     def check_integrity(self):
         """Walk every list and raise an AssertionError if an invariant of the table is broken."""
+        cdef const CountOrder* o = &self.counts
         cdef Py_ssize_t i, used = 0, entries = 0, buckets = 0
         cdef int32_t b, e, prev, count
         cdef Context* c
@@ -506,27 +469,25 @@ cdef class NGramTable(TokenStructure):
             if c.top == NONE:
                 continue
             total, b, count = 0, c.top, 0
-            assert c.token == self.counts.entries[self.counts.buckets[b].first].token
+            assert c.token == o.entries[o.buckets[b].first].token
             while b != NONE:
                 buckets += 1
-                assert self.counts.buckets[b].key == c.key and self.counts.buckets[b].first != NONE
-                assert count == 0 or self.counts.buckets[b].count < count, "buckets out of order"
-                count = self.counts.buckets[b].count
-                assert self.counts.buckets[b].down != NONE or b == c.tail
-                e, prev = self.counts.buckets[b].first, NONE
+                assert o.buckets[b].key == c.key and o.buckets[b].first != NONE
+                assert count == 0 or o.buckets[b].count < count, "buckets out of order"
+                count = o.buckets[b].count
+                assert o.buckets[b].down != NONE or b == c.tail
+                e, prev = o.buckets[b].first, NONE
                 while e != NONE:
                     entries += 1
                     total += count
-                    assert self.counts.entries[e].bucket == b
-                    assert self.counts.entries[e].prev == prev
-                    assert count_order_find(&self.counts, c.key, self.counts.entries[e].token) == e
-                    prev, e = e, self.counts.entries[e].next
-                b = self.counts.buckets[b].down
+                    assert o.entries[e].bucket == b and o.entries[e].prev == prev
+                    assert find_entry(o, c.key, o.entries[e].token) == e
+                    prev, e = e, o.entries[e].next
+                b = o.buckets[b].down
             assert total == c.total, "counts do not add up"
         assert used == self.slot_n and 3 * used <= 2 * self.slot_cap
-        assert entries == self.counts.entry_n and buckets == self.counts.bucket_n
-        assert self.counts.entry_top <= self.counts.entry_cap, "entries past their array"
-        assert self.counts.bucket_top <= self.counts.bucket_cap, "buckets past their array"
+        assert entries == o.entry_n and buckets == o.bucket_n
+        assert o.entry_top <= o.entry_cap and o.bucket_top <= o.bucket_cap, "past their arrays"
 
     cdef Context* context_of(self, object context) except? NULL:
         cdef const int32_t[::1] view = token_view(context, "context")
@@ -550,7 +511,7 @@ cdef class NGramTable(TokenStructure):
         cdef Py_ssize_t slot
         cdef uint64_t key
         cdef int m
-        if self.grow() < 0 or count_order_reserve(&self.counts, MAX_NEW) < 0:
+        if self.grow() < 0 or reserve_more(&self.counts, MAX_NEW) < 0:
             return -1
         if self.width and self.n >= self.width:
             self.forget()
@@ -560,14 +521,10 @@ cdef class NGramTable(TokenStructure):
             if self.slots[slot].total == 0:
                 self.slots[slot].key = key
                 self.slot_n += 1
-            count_order_count(&self.counts, &self.slots[slot], token, <int32_t>self.n)
+            count_once(&self.counts, &self.slots[slot], token, <int32_t>self.n)
         if self.width:
             self.ring[self.n % self.width] = token
-        if self.tail_n == self.order - 1:
-            memmove(self.tail, self.tail + 1, (self.tail_n - 1) * sizeof(int32_t))
-            self.tail_n -= 1
-        self.tail[self.tail_n] = token
-        self.tail_n += 1
+        self.tail_n = push(self.tail, self.tail_n, self.order - 1, token)
         return 0
 
     cdef void forget(self) noexcept nogil:
@@ -579,7 +536,7 @@ cdef class NGramTable(TokenStructure):
             gram[m] = self.ring[(self.n - self.width + m) % self.width]
         for m in range(1, self.order):
             slot = self.find(xxh64(gram, m, m + 1, self.salt))
-            count_order_uncount(&self.counts, &self.slots[slot], gram[m])
+            uncount(&self.counts, &self.slots[slot], gram[m])
             if self.slots[slot].total == 0:
                 self.erase(slot)
 

@@ -19,8 +19,8 @@ from ngramspec._native.common cimport MAX_TOKENS, array_floats, array_tokens, pr
 cnp.import_array()
 
 cdef enum:
-    WHOLE_TOKENS = 1 << 14
-    PART_TOKENS = 1 << 12
+    WHOLE_TOKENS = 1 << 14  # texts of up to this many tokens are compared completely
+    PART_TOKENS = 1 << 12   # tokens in each of the three parts that are compared of longer texts
 
 cdef struct Row:
     const float* sure
@@ -30,14 +30,14 @@ cdef struct Row:
     double reach  # P(its next token is accepted)
     double weight
 
-WHOLE = 1 << 14  # texts of up to this many tokens are compared completely
-PART = 1 << 12  # tokens in each of the three parts that are compared of longer texts
+WHOLE, PART = WHOLE_TOKENS, PART_TOKENS
 
 
 cdef class TokenText:
     """Committed tokens and their hash.
 
-    Every ``tokens`` is a contiguous int32 array of one dimension and is read up to ``length``.
+    Every ``tokens`` is a contiguous int32 array of one dimension and is read up to ``length``; a
+    TypeError or ValueError says that it is none, or shorter.
     """
 
     cdef int32_t* text
@@ -59,9 +59,6 @@ cdef class TokenText:
 
         Of a text longer than ``WHOLE``, three parts are compared: the beginning, the end, and a
         part that advances with every call, so that count / ``PART`` calls compare everything.
-
-        Raises:
-            TypeError, ValueError: not such an array, or a shorter one.
         """
         cdef const int32_t* other = read(tokens, length)
         cdef Py_ssize_t n = self.count
@@ -77,19 +74,15 @@ cdef class TokenText:
         )
 
     def equals(self, tokens, Py_ssize_t length):
-        """Whether this is exactly ``tokens``. Raises like ``begins``."""
+        """Whether this is exactly ``tokens``."""
         cdef const int32_t* other = read(tokens, length)
         return self.count == length and same(self.text, other, 0, length)
 
     def append(self, tokens, Py_ssize_t length, Py_ssize_t vocab):
         """Append what follows this text in ``tokens``, which begins with it.
 
-        Returns:
-            A copy of the new tokens, int32, without those outside 0..vocab - 1.
-
-        Raises:
-            TypeError, ValueError: not such an array, or a shorter one; nothing was appended.
-            MemoryError, OverflowError: nothing was appended.
+        Returned is a copy of the new tokens, int32, without those outside 0..vocab - 1. After an
+        error nothing was appended.
         """
         cdef const int32_t* other = read(tokens, length)
         cdef Py_ssize_t i, kept = 0, begin = self.count
@@ -128,7 +121,7 @@ cdef class TokenText:
 
 
 def text_hash(tokens, Py_ssize_t length):
-    """The hash of the first ``length`` tokens of an array. Raises like ``TokenText.begins``."""
+    """The hash of the first ``length`` tokens of an array, see TokenText."""
     cdef const int32_t* other = read(tokens, length)
     cdef uint64_t ratio = process_salt() | 1, power = 1, total = 0
     cdef Py_ssize_t i
@@ -139,11 +132,7 @@ def text_hash(tokens, Py_ssize_t length):
 
 
 def agreed(drafted, committed, Py_ssize_t begin, Py_ssize_t end):
-    """The length of the common prefix of ``drafted`` and committed[begin:end].
-
-    Raises:
-        TypeError, ValueError: not contiguous int32 arrays, or ``end`` is out of range.
-    """
+    """The length of the common prefix of ``drafted`` and committed[begin:end], int32 each."""
     cdef const int32_t* mine
     cdef const int32_t* its = read(committed, end)
     cdef Py_ssize_t n = -1, i = 0
@@ -156,13 +145,9 @@ def agreed(drafted, committed, Py_ssize_t begin, Py_ssize_t end):
 
 
 def sound_chain(tokens, confidence, Py_ssize_t room, Py_ssize_t vocab):
-    """Whether a chain is valid: ids in the vocabulary, at most ``room``, and probabilities.
+    """Whether a chain is valid: at most ``room`` ids below ``vocab``, and probabilities or None.
 
-    Args:
-        tokens: any object.
-        confidence: any object; None: there is none.
-        room: maximum number of tokens.
-        vocab: exclusive upper bound of the ids.
+    ``tokens`` and ``confidence`` may be any objects.
     """
     cdef Py_ssize_t n = 0, floats = 0, i
     cdef const int32_t* ids = array_tokens(tokens, &n)
@@ -209,7 +194,7 @@ def best_prefix_lengths(
     confidences, const float[::1] curve not None, bint chains=True, double lasting=1.0,
     weights=None, double rate=NAN,
 ):
-    """The lengths of a batch's drafts that maximize the value of its expected tokens.
+    """The lengths of a batch's drafts that maximize the value of its expected tokens, a list.
 
     The most likely tokens of all rows are taken first; on ties, those of the earlier row. If
     several lengths have the same value, the longest drafts are taken.
@@ -220,24 +205,10 @@ def best_prefix_lengths(
             order.
         curve: float32 (m,), m >= 1: curve[d] is the cost of a step with d draft tokens in total. No
             more than m - 1 are drafted.
-        chains: the meaning of the confidences.
         lasting: for chains, P(a token is still needed | the one before it is).
         weights: floats, the value of a token of each row; None: 1.
         rate: a row's tokens per cost over all steps. The value is the expected tokens minus what
             the cost of the step yields at this rate. NaN: the value is this step's tokens per cost.
-
-    Returns:
-        list of the rows' draft lengths.
-
-    Raises:
-        TypeError, ValueError: invalid arrays, an empty curve, or another number of weights.
-        MemoryError: out of memory.
-
-    Example:
-        >>> import numpy as np
-        >>> sure, rare = np.array([0.9, 0.9], np.float32), np.array([0.1], np.float32)
-        >>> best_prefix_lengths([sure, rare], np.array([1, 1.2, 1.4, 1.6], np.float32))
-        [2, 0]
     """
     cdef Py_ssize_t rows = len(confidences), row, total
     cdef Py_ssize_t most = curve.shape[0] - 1
@@ -288,13 +259,9 @@ def best_prefix_lengths(
 def may_pay(
     const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k, double rate=1.0
 ):
-    """Whether drafts that are certainly accepted would be worth their cost.
+    """Whether at most ``k`` draft tokens per row, certainly accepted, would be worth their cost.
 
-    Args:
-        curve: float32 (n,), n >= 1: curve[d] is the cost of a step with d draft tokens in total.
-        rows: number of rows of the batch.
-        k: maximum number of draft tokens per row.
-        rate: a row's tokens per cost over all steps.
+    ``curve`` and ``rate`` are those of ``best_prefix_lengths``.
     """
     cdef Py_ssize_t drafted
     for drafted in range(1, min(curve.shape[0], rows * k + 1)):
@@ -307,13 +274,7 @@ def generous_cost(const float[::1] curve not None, Py_ssize_t rows, Py_ssize_t k
     """A row's cost, float32 (k + 2,), with which sessions omit what pays off in no batch.
 
     It is a quarter of the lowest cost that a token adds. Which of the remaining tokens are worth
-    verifying depends on the other rows and is decided jointly.
-
-    Args:
-        curve, rows, k: as in ``may_pay``.
-
-    Raises:
-        ValueError: an empty curve, or k < 0.
+    verifying depends on the other rows and is decided jointly. The arguments are ``may_pay``'s.
     """
     cdef cnp.npy_intp size = k + 2
     cdef Py_ssize_t i
@@ -342,12 +303,8 @@ cdef inline double worth(double expected, double cost, double rate) noexcept nog
 cdef int begin(Row* row, object confidence) except -1:
     row.sure = array_floats(confidence, &row.count)
     if row.sure == NULL:
-        if not isinstance(confidence, cnp.ndarray):
-            raise TypeError(f"confidences must be float32 arrays, got {type(confidence).__name__}")
-        raise TypeError(
-            "confidences must be contiguous float32 arrays of one dimension,"
-            f" got {confidence.dtype} {confidence.shape}"
-        )
+        what = getattr(confidence, "dtype", type(confidence).__name__)
+        raise TypeError(f"confidences must be contiguous 1-D float32 arrays, got {what}")
     row.taken = row.kept = 0
     row.reach = row.sure[0] if row.count else 0.0
     row.weight = 1.0

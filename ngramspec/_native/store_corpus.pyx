@@ -20,9 +20,8 @@ from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 
 import numpy as np
 
-from ngramspec._native.common cimport NONE, check_ids, start_of, token_view
-from ngramspec._native.store_reader cimport SEPARATOR, Found, StoreSource
-from ngramspec._native.text cimport prefetch_line
+from ngramspec._native.common cimport NONE, check_ids, prefetch_line, start_of, token_view
+from ngramspec._native.store_source cimport SEPARATOR, Found, StoreSource
 
 cdef extern from *:
     """
@@ -157,10 +156,8 @@ cdef inline void count_keys(
 ) noexcept nogil:
     """Find the position of a context's last ``most`` tokens among the sorted keys in low..high - 1.
 
-    All keys are compared. For few keys that costs less than the branch mispredictions of a binary
-    search.
-
-    ``below`` is set to the first key that is not lower, ``equal`` to the first that is higher.
+    ``below`` is set to the first key that is not lower, ``equal`` to the first that is higher. All
+    keys are compared, which costs less than a binary search's branch mispredictions.
     """
     cdef uint64_t i, here_high, here_low, top = ~<uint64_t>0, bottom = 0
     cdef int each = key_tokens(width) // 2, bits = 16 if width == 2 else 21
@@ -182,16 +179,9 @@ cdef inline void count_keys(
 
 
 cdef class CorpusIndex(StoreSource):
-    """The look-ups over one corpus's sections.
+    """The look-ups over one corpus's sections: text, places and keys.
 
-    Args:
-        sections: text, places and keys: bytes-like, aligned to eight bytes, and held while this
-            object lives.
-        width: bytes per code, 2 or 3.
-        limit: exclusive upper bound of the token ids.
-
-    Raises:
-        ValueError: the sections' sizes are inconsistent.
+    They are bytes-like and aligned to eight bytes. A code has ``width`` bytes, 2 or 3.
     """
 
     cdef Py_buffer sections[SECTIONS]   # held while this object lives
@@ -259,11 +249,7 @@ cdef class CorpusIndex(StoreSource):
         return self.m
 
     def longest(self, context):
-        """The longest match of the end of a context: (length, first, end), or (0, 0, 0).
-
-        Args:
-            context: int32 (n,); only its last 64 tokens are used.
-        """
+        """The longest match of the last 64 tokens of a context: (length, first, end), or zeros."""
         cdef const int32_t[::1] view = token_view(context, "context")
         cdef const int32_t* tokens = start_of(view)
         cdef Py_ssize_t n = view.shape[0]
@@ -380,8 +366,12 @@ cdef class CorpusIndex(StoreSource):
     cdef void around(self, const Query* q, const Interval* inner, Interval* found) noexcept nogil:
         """The places next to an interval that agree longest, including it; length 0: none."""
         cdef int64_t bounds[2]
+        cdef int64_t apart = 1
         cdef int left, right, length
-        self.prefetch_edges(inner.first, inner.end)
+        while apart <= 2 * GALLOP:  # loads what ``edge`` may compare
+            self.prefetch(inner.first - apart)
+            self.prefetch(inner.end - 1 + apart)
+            apart *= 2
         left = self.agreement(q, inner.first - 1, q.have)
         right = self.agreement(q, inner.end, q.have)
         found.length = length = max(left, right)
@@ -393,14 +383,6 @@ cdef class CorpusIndex(StoreSource):
         if bounds[0] == NONE or bounds[1] == NONE:
             self.bound(q, length, bounds[0] != NONE, 1 + (bounds[1] == NONE), bounds)
         found.first, found.end = bounds[0], bounds[1]
-
-    cdef void prefetch_edges(self, int64_t first, int64_t end) noexcept nogil:
-        """Start loading what ``edge`` may compare around places."""
-        cdef int64_t apart = 1
-        while apart <= 2 * GALLOP:
-            self.prefetch(first - apart)
-            self.prefetch(end - 1 + apart)
-            apart *= 2
 
     cdef int64_t edge(self, const Query* q, int64_t at, int length, int side) noexcept nogil:
         """The end of the places next to ``at`` that agree for ``length`` tokens; NONE: far away."""
@@ -471,12 +453,7 @@ cdef class CorpusIndex(StoreSource):
 
 
 def keys(const int32_t[::1] text, const uint32_t[::1] places, int width, int step):
-    """The keys of every ``step``-th place: uint64 (n, 2).
-
-    Args:
-        text: int32 (N,), with ``SEPARATOR`` as separator.
-        places: uint32 (M,), sorted by the tokens before them.
-    """
+    """The keys of every ``step``-th of the sorted places in a text: uint64 (n, 2)."""
     cdef Py_ssize_t i, k, n = (places.shape[0] + step - 1) // step
     packed = np.empty((n, 2), np.uint64)
     cdef uint64_t[:, ::1] into = packed

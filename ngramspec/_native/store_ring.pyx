@@ -30,10 +30,9 @@ from libc.string cimport memcpy, memmove
 import numpy as np
 
 from ngramspec._native.common cimport (
-    array_tokens, check_ids, process_salt, start_of, token_view, xxh64,
+    array_tokens, check_ids, prefetch_line, process_salt, start_of, token_view, xxh64,
 )
-from ngramspec._native.store_reader cimport SEPARATOR, Found, StoreSource
-from ngramspec._native.text cimport prefetch_line
+from ngramspec._native.store_source cimport SEPARATOR, Found, StoreSource
 
 cdef extern from *:
     """
@@ -65,9 +64,7 @@ cdef enum:
     LEAST_CAPACITY = 16
     TAIL = 6            # tokens of the longest context that has places
     OWN_RANGES = 32     # ranges of a stream's own text that are remembered
-
-cdef enum:
-    OVERLAP = 16    # tokens that are repeated after other requests' text intervened
+    OVERLAP = 16        # tokens that are repeated after other requests' text intervened
 
 cdef struct Range:      # positions begin <= p < end
     uint64_t begin, end
@@ -110,11 +107,7 @@ cdef uint32_t* zeroed(int64_t n) noexcept nogil:
 cdef class StoreRing:
     """Text that requests share, bounded by ``capacity`` codes of CODE_BYTES each.
 
-    Args:
-        capacity: codes, LEAST_CODES..MOST_CODES: tokens, and a separator per document.
-
-    Raises:
-        MemoryError: it cannot be allocated.
+    Codes are tokens, and a separator per document.
     """
 
     cdef PyThread_type_lock lock
@@ -131,25 +124,27 @@ cdef class StoreRing:
     cdef uint64_t salt
     cdef int64_t tokens         # number of tokens that may be read
     cdef int64_t ever, look_ups, hits, accepted     # counts, see ``counts``
-    cdef int32_t largest        # largest token id ever written, or -1
-    cdef int64_t held, most_held        # operations under the lock: current, and the maximum
+    cdef readonly int32_t largest_id    # largest token id ever written, or -1
+    cdef int64_t held           # codes and places accessed since the lock was taken
+    cdef readonly int64_t most_operations   # the maximum of that
 
     def __cinit__(self, int64_t capacity):
         cdef int level
         if not LEAST_CAPACITY <= capacity <= MOST_CODES:
             raise ValueError(f"capacity must be in {LEAST_CODES}..{MOST_CODES}, got {capacity}")
+        cdef bint failed
         self.lock = PyThread_allocate_lock()
         self.ring = <int32_t*>zeroed(capacity)
+        failed = self.lock == NULL or self.ring == NULL
         for level in range(RING_LEVELS):
             self.heads[level] = zeroed(capacity)
             self.links[level] = zeroed(capacity)
-            if self.heads[level] == NULL or self.links[level] == NULL:
-                raise MemoryError(f"a store of {capacity} codes")
-        if self.lock == NULL or self.ring == NULL:
+            failed = failed or self.heads[level] == NULL or self.links[level] == NULL
+        if failed:
             raise MemoryError(f"a store of {capacity} codes")
         self.capacity = capacity
         self.salt = process_salt()
-        self.largest = -1
+        self.largest_id = -1
 
     def __dealloc__(self):
         cdef int level
@@ -193,10 +188,7 @@ cdef class StoreRing:
                 slot += COPIED
 
     def codes(self, int64_t at, int most=COPIED):
-        """Codes from a position, or from the oldest one: (position, int32 (n,)).
-
-        They are tokens, with BORDER before each document. At most COPIED codes.
-        """
+        """At most COPIED codes from a position, or from the oldest one: (position, int32 (n,))."""
         cdef int32_t[::1] into
         cdef int n = 0
         cdef uint64_t begin
@@ -221,14 +213,6 @@ cdef class StoreRing:
     def count_on(self, counts):
         """Continue the counts of a saved store: tokens ever, look-ups, hits, accepted."""
         self.ever, self.look_ups, self.hits, self.accepted = counts
-
-    def largest_id(self):
-        """The largest token id ever added, or -1."""
-        return self.largest
-
-    def most_operations(self):
-        """The most codes and places accessed while the lock was held once."""
-        return self.most_held
 
     def memory_holds(self, int32_t code):
         """Whether any slot holds a code, including codes that cannot be read. For tests."""
@@ -268,8 +252,7 @@ cdef class StoreRing:
         self.held = 0
 
     cdef void release(self) noexcept nogil:
-        if self.held > self.most_held:
-            self.most_held = self.held
+        self.most_operations = max(self.most_operations, self.held)
         PyThread_release_lock(self.lock)
 
     cdef void forget(self) noexcept nogil:
@@ -309,7 +292,7 @@ cdef class StoreRing:
             self.have = 0
             return
         self.tokens += 1
-        self.largest = max(self.largest, code)
+        self.largest_id = max(self.largest_id, code)
         memmove(self.tail, self.tail + 1, (TAIL - 1) * sizeof(int32_t))
         self.tail[TAIL - 1] = code
         self.have = min(self.have + 1, <int>TAIL)
@@ -468,12 +451,7 @@ cdef class StoreRing:
 
 
 cdef class StoreStream(StoreSource):
-    """One request's access to a namespace.
-
-    Args:
-        ring: the namespace's ring.
-        limit: exclusive upper bound of the token ids that are read; 0: no bound.
-    """
+    """One request's access to a namespace's ring; token ids from ``limit`` on are not read."""
 
     cdef StoreRing ring
     cdef uint64_t owner
@@ -494,12 +472,7 @@ cdef class StoreStream(StoreSource):
         self.own.last = -1
 
     def append(self, tokens):
-        """Add tokens, int32 (n,), in batches of BATCH.
-
-        Raises:
-            TypeError: not such an array.
-            ValueError: an id is below 0 or is 2147483647; nothing was added.
-        """
+        """Add tokens, int32 (n,), in batches of BATCH. After an error nothing was added."""
         cdef const int32_t[::1] view  # holds the array while the GIL is released
         cdef Py_ssize_t i, n = 0
         cdef const int32_t* new = array_tokens(tokens, &n)
@@ -524,10 +497,6 @@ cdef class StoreStream(StoreSource):
         """Add documents, int32 (n,): token ids, with BORDER before each document.
 
         The last document continues with what is appended next. Empty documents add nothing.
-
-        Raises:
-            TypeError: not such an array.
-            ValueError: an id below 0; nothing was added.
         """
         cdef const int32_t[::1] view = token_view(codes, "codes")
         cdef const int32_t* new = start_of(view)

@@ -44,12 +44,6 @@ cdef class UnigramCounts(TokenStructure):
         self.idle()
         return (self.top, self.top_count) if self.n else None
 
-    @property
-    def share(self):
-        """The most frequent token's share of all tokens, 0.0 when empty."""
-        self.idle()
-        return self.top_count / <double>self.n if self.n else 0.0
-
     def count(self, int token):
         """How often ``token`` occurred."""
         self.idle()

@@ -1,10 +1,10 @@
 """Drafting by value: copies, resumed copies and n-gram counts under one calibrated estimate.
 
-At every position the candidates (candidates.pyx) are: the token after the longest known match; the
+At every position the candidates (candidates.pxi) are: the token after the longest known match; the
 leading continuations of the last one to three tokens and of the one before the last; the token
 where the last copy would continue after a substituted one; the one after the best match around
 there; and the sequence's most frequent token if there is no other. Each gets P(it is next) from the
-calibration (calibration.pyx).
+calibration (calibration.pxi).
 
 The search makes a chain of the best candidate of each position, or a tree that has a node for every
 candidate. Nodes are expanded in order of reach, the probability of their path. The draft is the
@@ -15,33 +15,35 @@ Invariants: drafts depend only on the committed text, the calibration and the ou
 drafts. No child has more reach than its parent, so the nodes up to the one being expanded keep
 their places in the order. Costs: a committed token four counts, a drafted position four look-ups
 and at most ``MAX_CANDIDATES`` estimates (in a chain nine); a draft expands at most ``limit``
-nodes, and at most LOOKAHEAD after the best end so far; finding places is bounded (text.pyx).
+nodes, and at most LOOKAHEAD after the best end so far; finding places is bounded (text.pxi).
 Memory: 4 bytes per token, 32 to 85 per context, 2.3 kB per node of the largest draft. One thread
 at a time: a second one gets a RuntimeError while an operation runs without the GIL.
 """
 
-from libc.stdint cimport int32_t, int8_t
+from libc.math cimport exp
+from libc.stdint cimport int16_t, int32_t, int64_t, int8_t, uint64_t, uint8_t
 from libc.stdlib cimport free
+from libc.string cimport memmove, memset
+from posix.stdlib cimport posix_memalign
+
+import numpy as np
 
 cimport numpy as cnp
 
-from ngramspec._native.calibration cimport Calibration, Candidates, squash
-from ngramspec._native.candidates cimport (
-    FROM_HEAD, FROM_NGRAM, FROM_TOP, FROM_UNIGRAM, Estimator, Position, is_candidate,
-    recent_cell, source_of, unemitted_cell,
-)
 from ngramspec._native.common cimport (
-    MAX_DRAFT, MAX_TOKENS, NONE, array_floats, array_tokens, check_ids, first_negative,
-    gamma_of, raise_negative, reserve, start_of, token_view,
+    MAX_DRAFT, MAX_TOKENS, NONE, array_floats, array_tokens, check_ids, first_negative, gamma_of,
+    index_of, prefetch_line, process_salt, raise_negative, reserve, start_of, token_view, xxh64,
 )
-from ngramspec._native.evidence cimport HeadRow, HeadRows, TopTokens, Unemitted
-from ngramspec._native.store_reader cimport STORE_PLACES, Familiar, StoreReader, StoreSource
-from ngramspec._native.text cimport (
-    CONTEXTS, MATCH, NEAR, ORDERS, PLACES, RESUME, CommittedText, Keys, Place, Recent, Slot,
-    Text, keys_of,
-)
+from ngramspec._native.store_source cimport AHEAD, STORE_PLACES, Found, StoreSource
 
 cnp.import_array()
+
+# One compilation unit in parts; each uses those before it.
+include "text.pxi"
+include "reader.pxi"
+include "top_tokens.pxi"
+include "calibration.pxi"
+include "candidates.pxi"
 
 cdef extern from *:
     """
@@ -52,8 +54,6 @@ cdef extern from *:
 cdef enum:
     LOOKAHEAD = 12      # nodes inspected after the best end so far
     LOOKAHEAD_TOP = 32      # the same in a tree where top-k candidates are known
-
-cdef enum:
     FEW = 64            # tokens committed without releasing the GIL
     REHEARSED = 16      # tokens per chain that is drafted along known text
 
@@ -123,11 +123,9 @@ cdef inline int child(const Frontier* f, int parent, int32_t token) noexcept nog
     return -1
 
 
-cdef class DraftSearch:
+cdef class DraftSearch(Estimator):
     """Finds the drafts of one sequence."""
 
-    cdef CommittedText committed
-    cdef Estimator estimator
     cdef Frontier frontier      # of the last draft
     cdef float least            # reach up to which a tree's nodes are not expanded
     cdef float least_node       # reach below which a tree ends
@@ -138,23 +136,10 @@ cdef class DraftSearch:
     cdef Py_ssize_t position_cap
     cdef int position_n
 
-    def __cinit__(self, CommittedText committed not None, Estimator estimator not None):
-        self.committed = committed
-        self.estimator = estimator
-
     def __dealloc__(self):
         free(self.frontier.nodes)
         free(self.frontier.order)
         free(self.positions)
-
-    def sizeof(self):
-        """Bytes allocated, without the text and the estimator."""
-        return (
-            sizeof(DraftSearch)
-            + self.frontier.node_cap * sizeof(Node)
-            + self.frontier.order_cap * sizeof(Ranked)
-            + self.position_cap * sizeof(Position)
-        )
 
     cdef int prepare(self, int limit, bint tree) noexcept nogil:
         """Make room for a draft of ``limit`` nodes: 0, or -1 without memory."""
@@ -171,13 +156,16 @@ cdef class DraftSearch:
         self.tree = tree
         if tree:
             self.committed.count_recent()
-            self.estimator.count_unemitted()
+            if self.top_tokens is not None:
+                self.unemitted_n = self.top_tokens.unemitted(
+                    &self.committed.text, &self.committed.recent, self.unemitted
+                )
             self.set_bounds()
         return 0
 
     cdef void set_bounds(self) noexcept nogil:
         """Set the bounds of a tree, which are wider once top-k candidates are known."""
-        cdef bint known = self.estimator.top_tokens is not None and self.estimator.top_tokens.n
+        cdef bint known = self.top_tokens is not None and self.top_tokens.n
         self.least = MIN_REACH_TOP if known else MIN_REACH_BRANCH
         self.least_node = MIN_REACH_TREE_TOP if known else MIN_REACH_TREE
         self.least_rest = MIN_REST_TOP if known else MIN_REST
@@ -194,7 +182,7 @@ cdef class DraftSearch:
         cdef float reach, expected = 1, value, highest = 0 if cost == NULL else 1 / cost[1]
         cdef float least = self.least_node if self.tree else MIN_REACH_CHAIN
         cdef int ahead = self.lookahead if self.tree else LOOKAHEAD
-        cdef int fixed = 0 if self.estimator.head is None else self.estimator.head.fixed
+        cdef int fixed = 0 if self.head is None else self.head.fixed
         self.begin()
         for k in range(f.limit):
             if k >= f.n:
@@ -222,7 +210,6 @@ cdef class DraftSearch:
 
     cdef void begin(self) noexcept nogil:
         """Offer what may follow the committed tokens."""
-        cdef const Slot* known[CONTEXTS]
         cdef const Text* text = &self.committed.text
         cdef const Place* places = self.committed.places
         cdef Position* root = &self.positions[0]
@@ -230,8 +217,10 @@ cdef class DraftSearch:
         for i in range(have):
             root.context[ORDERS - have + i] = text.tokens[text.n - have + i]
         root.have = have
-        self.committed.look_up(&self.committed.tail, known)
-        self.committed.find_places(known)
+        self.committed.look_up(&self.committed.tail, root.known)
+        if self.committed.min_match:
+            self.committed.find_match(root.known)
+        self.committed.find_near()
         root.depth = 0
         root.reach = 1
         for i in range(PLACES):
@@ -239,21 +228,18 @@ cdef class DraftSearch:
         root.length = places[MATCH].length
         root.live = 0
         root.headed = True
-        if self.estimator.store is not None:
-            root.live = self.estimator.store.find(
-                text.tokens + text.n, text.n, STORE_PLACES
-            )
+        if self.store is not None:
+            root.live = self.store.find(text.tokens + text.n, text.n, STORE_PLACES)
             if root.live:
                 self.least = min(self.least, MIN_REACH_STORE)
         self.position_n = 1
-        self.branch(root, NONE, known)
+        self.branch(root, NONE)
 
     cdef void expand(self, int k) noexcept nogil:
         """Offer what may follow the ``k``-th node."""
         cdef Node* node = ranked(&self.frontier, k)
         cdef const Position* above = &self.positions[node.at]
         cdef Position* p = &self.positions[self.position_n]
-        cdef const Slot* known[CONTEXTS]
         cdef Keys keys
         node.position = self.position_n
         self.position_n += 1
@@ -266,44 +252,36 @@ cdef class DraftSearch:
         p.follows[NEAR] = above.follows[NEAR] and node.token == above.placed[NEAR]
         p.length = above.length + 1 if p.follows[MATCH] else 0
         p.live = 0
-        p.headed = above.headed and self.reads(p.depth, node.token)
+        p.headed = (
+            above.headed and self.head is not None and p.depth < self.head.n
+            and self.head.rows[p.depth].before == node.token
+        )
         if above.live:
-            p.live = self.estimator.store.matching(
-                above.live, above.depth, &above.votes, node.token
-            )
+            p.live = self.store.matching(above.live, above.depth, &above.votes, node.token)
         if p.follows[MATCH]:
             keys = above.copied
         else:
-            keys = keys_of(p.context + ORDERS, p.have, self.committed.salt)
-        self.committed.look_up(&keys, known)
-        self.branch(p, k, known)
+            keys = keys_of(p.context + ORDERS, p.have, self.committed.table.salt)
+        self.committed.look_up(&keys, p.known)
+        self.branch(p, k)
 
-    cdef bint reads(self, int depth, int32_t token) noexcept nogil:
-        """Whether the head has a row at a depth, after ``token``."""
-        if self.estimator.head is None or depth >= self.estimator.head.n:
-            return False
-        return self.estimator.head.rows[depth].before == token
-
-    cdef void branch(self, Position* at, int parent, const Slot** known) noexcept nogil:
+    cdef void branch(self, Position* at, int parent) noexcept nogil:
         """Estimate a position and offer its best candidate in a chain, all of them in a tree.
 
         The remaining probability is divided among the recent tokens.
         """
         cdef Candidates* all = &at.candidates
-        cdef const HeadRow* head = NULL
         cdef float rest = 1, scale, least = 2
         cdef int i, counted
-        if self.estimator.head is not None:
-            head = self.estimator.head.at(at.headed, at.depth)
         if self.tree and at.reach > self.least:
             least = self.least / at.reach
-        self.estimator.estimate(at, known, least)
+        self.estimate(at, least)
         counted = FROM_UNIGRAM if at.fallback else FROM_NGRAM
         if not self.tree:
-            if head != NULL and head.fixed != NONE:
-                if not is_candidate(at, head.fixed):
+            if at.head != NULL and at.head.fixed != NONE:
+                if not is_candidate(at, at.head.fixed):
                     counted = FROM_HEAD
-                self.offer(at, parent, head.fixed, head.share, counted)
+                self.offer(at, parent, at.head.fixed, at.head.share, counted)
             elif all.n:
                 self.offer(at, parent, all.token[at.best], squash(all.odds[at.best]), counted)
             return
@@ -313,33 +291,26 @@ cdef class DraftSearch:
         scale = 1 if rest >= 0 else 1 / (1 - rest)
         for i in range(all.n):
             self.offer(at, parent, all.token[i], all.p[i] * scale, counted)
-        if self.estimator.falls_back and rest * at.reach > self.least_rest:
+        if self.falls_back and rest * at.reach > self.least_rest:
             self.offer_recent(at, parent, rest)
 
     cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil:
-        """Offer the recent tokens that are not candidates, with their shares of ``rest``."""
+        """Offer recent and unemitted tokens that are not candidates, with shares of ``rest``."""
         cdef const Recent* recent = &self.committed.recent
+        cdef const Unemitted* each
         cdef float p
         cdef int i, age = 0
         for i in range(recent.used):
             while i >> age:
                 age += 1
-            if self.estimator.is_unemitted(at, recent.token[i]):
+            if self.is_unemitted(at, recent.token[i]):
                 continue
-            p = rest * self.estimator.calibration.share(recent_cell(recent.count[i], age))
+            p = rest * self.calibration.share(recent_cell(recent.count[i], age))
             if at.reach * p > self.least_node and not is_candidate(at, recent.token[i]):
                 self.offer(at, parent, recent.token[i], p, FROM_UNIGRAM)
-        if at.depth == 0:
-            self.offer_unemitted(at, parent, rest)
-
-    cdef void offer_unemitted(self, const Position* at, int parent, float rest) noexcept nogil:
-        """Offer unemitted top-k tokens that are not candidates, with their shares of ``rest``."""
-        cdef const Unemitted* each
-        cdef float p
-        cdef int i
-        for i in range(self.estimator.unemitted_n):
-            each = &self.estimator.unemitted[i]
-            p = rest * self.estimator.calibration.share(
+        for i in range(self.unemitted_n if at.depth == 0 else 0):
+            each = &self.unemitted[i]
+            p = rest * self.calibration.share(
                 unemitted_cell(each.back, each.probability, each.recent)
             )
             if at.reach * p > self.least_node and not is_candidate(at, each.token):
@@ -367,7 +338,7 @@ cdef class DraftSearch:
         if self.position_n == 0:
             return
         for j in range(n):
-            self.estimator.learn(&self.positions[at], tokens[j], self.tree)
+            self.learn_position(&self.positions[at], tokens[j], self.tree)
             k = child(f, k, tokens[j])
             if k == NONE or ranked(f, k).position == NONE:
                 break
@@ -375,7 +346,7 @@ cdef class DraftSearch:
         self.position_n = 0
 
 
-cdef class ValueEngine:
+cdef class ValueEngine(DraftSearch):
     """The structures of one sequence, and drafting with them.
 
     Args:
@@ -390,76 +361,38 @@ cdef class ValueEngine:
         familiar: what earlier requests of the same conversation learned about the store, or None.
     """
 
-    cdef readonly Calibration calibration
-    cdef CommittedText committed
-    cdef Estimator estimator
-    cdef DraftSearch search
-    cdef StoreReader store      # or None
-    cdef readonly TopTokens top_tokens     # or None
-    cdef HeadRows head          # or None
     cdef bint busy              # an operation is running without the GIL
-
-    def __cinit__(
-        self, Calibration calibration not None, bint copies=True, bint counts=True,
-        bint falls_back=True, int min_match=2, StoreSource store=None, bint recycles=False,
-        bint headed=False, Familiar familiar=None,
-    ):
-        if min_match < 1:
-            raise ValueError(f"min_match must be >= 1, got {min_match}")
-        self.calibration = calibration
-        self.committed = CommittedText(min_match if copies else 0)
-        self.store = None if store is None else StoreReader(store, familiar)
-        self.top_tokens = TopTokens() if recycles else None
-        self.head = HeadRows() if headed else None
-        self.estimator = Estimator(
-            calibration, self.committed, counts, falls_back, self.store, self.top_tokens, self.head
-        )
-        self.search = DraftSearch(self.committed, self.estimator)
 
     def __len__(self):
         """Number of committed tokens."""
         return self.committed.text.n
 
     def draft(self, Py_ssize_t gamma, cost=None):
-        """Draft a chain of at most ``gamma`` tokens.
+        """Draft a chain: (tokens int32, confidence float32, source int8), each (n,), n <= gamma.
 
-        Args:
-            gamma: maximum number of tokens, 0..65536.
-            cost: float32 (gamma + 2,) or longer; cost[n] is the cost of a forward of n positions.
-                None: the draft ends at gamma, or where a path is too improbable.
-
-        Returns:
-            (tokens int32, confidence float32, source int8), each (n,): source is 0 for copy, 1
-            for a resumed copy, 2 for n-gram counts, 3 for the most frequent token, 4 for the store,
-            5 for the target's top-k candidates, 6 for the head.
+        ``cost``, float32 (gamma + 2,) or longer, has the cost of a forward of n positions at n.
+        None: the draft ends at gamma, or where a path is too improbable. A source is one of
+        ``FROM_COPY`` to ``FROM_HEAD``.
         """
         return self.drafted(self.propose(gamma, cost, False))
 
     def draft_tree(self, Py_ssize_t gamma, cost=None):
-        """Draft a tree of at most ``gamma`` tokens, in order of reach.
+        """Draft a tree in order of reach: as ``draft``, with parents int32 after the tokens.
 
-        Args:
-            gamma, cost: as in ``draft``.
-
-        Returns:
-            (tokens int32, parents int32, confidence float32, source int8), each (n,): parents[i]
-            is -1 for the last committed token, else below i.
+        parents[i] is -1 for the last committed token, else below i.
         """
         cdef cnp.npy_intp i, n = self.propose(gamma, cost, True)
         tokens, confidence, source = self.drafted(n)
         parents = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT32)
         for i in range(n):
-            (<int32_t*>cnp.PyArray_DATA(parents))[i] = ranked(
-                &self.search.frontier, <int>i
-            ).parent
+            (<int32_t*>cnp.PyArray_DATA(parents))[i] = ranked(&self.frontier, <int>i).parent
         return tokens, parents, confidence, source
 
     def extend(self, tokens):
         """Append committed tokens, int32 (n,), and learn which of the last candidates were right.
 
-        Raises:
-            TypeError, ValueError: not an int32 array, or a negative id; nothing was appended.
-            MemoryError: the tokens before the failure were appended; the engine stays valid.
+        After a TypeError or ValueError nothing was appended; after a MemoryError the tokens before
+        the failure were, and the engine stays valid.
         """
         cdef const int32_t[::1] view  # holds the array while the GIL is released
         cdef Py_ssize_t count = 0, old
@@ -473,7 +406,7 @@ cdef class ValueEngine:
         check_ids(new, count)
         self.idle()
         if count:
-            self.search.learn(new, count)
+            self.learn(new, count)
         if self.head is not None:
             self.head.n = self.head.fixed = 0
         if count == 0:
@@ -498,16 +431,13 @@ cdef class ValueEngine:
         The tokens are treated as if they were generated: a chain of at most ``REHEARSED`` tokens
         is drafted, its matching tokens and one more are committed, and so on. Look-ups in a store
         are not counted, and failed ones do not make later look-ups less frequent.
-
-        Raises:
-            The same as ``extend``.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t at = 0, n = view.shape[0], drafted, k
         while at < n:
             drafted = self.propose(min(<Py_ssize_t>REHEARSED, n - at - 1), None, False)
             k = 0
-            while k < drafted and ranked(&self.search.frontier, <int>k).token == view[at + k]:
+            while k < drafted and ranked(&self.frontier, <int>k).token == view[at + k]:
                 k += 1
             self.extend(tokens[at : at + k + 1])
             at += k + 1
@@ -520,16 +450,13 @@ cdef class ValueEngine:
         """Keep the target's most probable tokens after the last token and the draft tokens.
 
         Of rows after the same tokens the last one is kept, but rows of the text take precedence.
+        After a MemoryError the rows before the failure are kept, after other errors none.
 
         Args:
             tokens: int32 (m,), ids >= 0: the token that each row follows.
             ids: int32 (m, k), >= 0, by descending probability; 8 are kept.
             log_probs: float32 (m, k), the natural logarithms of their probabilities.
             accepted: indices of the rows whose tokens were accepted, in order.
-
-        Raises:
-            TypeError, ValueError, IndexError: not such arrays; nothing was kept.
-            MemoryError: the rows before the failure are kept; the engine stays valid.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t i, bad, m = view.shape[0], n = self.committed.text.n
@@ -560,15 +487,10 @@ cdef class ValueEngine:
     ):
         """Add a drafting head's rows for the next draft, in place of those from ``depth`` on.
 
-        Args:
-            before: int32 (m,), the draft token before each row; that of depth 0 is ignored.
-            ids: int32 (m, k), >= 0, by descending probability; 8 are kept.
-            log_probs: float32 (m, k), the natural logarithms of their probabilities.
-            depth: number of draft tokens before the first of the rows, at most the number of rows.
-
-        Raises:
-            TypeError, ValueError: not such arrays, or no head; nothing was changed.
-            MemoryError: the rows before the failure were added.
+        ``before``, int32 (m,), is the draft token before each row; that of depth 0 is ignored.
+        ``ids`` and ``log_probs`` are those of ``recycle``. ``depth`` is the number of draft tokens
+        before the first of the rows, at most the number of rows. After a MemoryError the rows
+        before the failure were added, after other errors nothing was changed.
         """
         cdef const int32_t[::1] view = token_view(before, "before")
         cdef Py_ssize_t i, bad, m = view.shape[0]
@@ -591,11 +513,9 @@ cdef class ValueEngine:
                 raise MemoryError("the head's rows")
 
     def fix(self, tokens, const float[::1] shares):
-        """Fix the tokens of the next chain's first positions, at which the head has rows.
+        """Fix the next chain's first tokens, int32 (n,), at positions with rows of the head.
 
-        Args:
-            tokens: int32 (n,), those before any fixed earlier included.
-            shares: float32 (n,), P(accepted) of each.
+        ``shares``, float32 (n,), are their P(accepted). Tokens fixed earlier are included.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t i, n = view.shape[0]
@@ -609,9 +529,14 @@ cdef class ValueEngine:
 
     def sizeof(self):
         """Bytes allocated, without the shared calibration."""
-        parts = (self.committed, self.search, self.store, self.top_tokens, self.head)
-        sizes = [part.sizeof() for part in parts if part is not None]
-        return sizeof(ValueEngine) + sizeof(Estimator) + sum(sizes)
+        parts = (self.committed, self.store, self.top_tokens, self.head)
+        return (
+            sizeof(ValueEngine)
+            + self.frontier.node_cap * sizeof(Node)
+            + self.frontier.order_cap * sizeof(Ranked)
+            + self.position_cap * sizeof(Position)
+            + sum([part.sizeof() for part in parts if part is not None])
+        )
 
     def store_counts(self):
         """(look-ups in the store, look-ups of which a place continued like the text)."""
@@ -645,15 +570,13 @@ cdef class ValueEngine:
             costs = array_floats(cost, &n)
             if costs == NULL:
                 what = getattr(cost, "dtype", type(cost).__name__)
-                raise TypeError(
-                    f"cost must be a contiguous one-dimensional float32 array, got {what}"
-                )
+                raise TypeError(f"cost must be a contiguous 1-D float32 array, got {what}")
             if n < most + 2:
                 raise ValueError(f"cost must have {most + 2} entries, got {n}")
         self.idle()
-        if self.search.prepare(most, tree) < 0:
+        if self.prepare(most, tree) < 0:
             raise MemoryError(f"a draft of {most} tokens")
-        return self.search.run(costs)
+        return self.run(costs)
 
     cdef object drafted(self, cnp.npy_intp n):
         """The first ``n`` nodes: tokens, confidence, source."""
@@ -663,7 +586,7 @@ cdef class ValueEngine:
         confidence = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_FLOAT32)
         source = cnp.PyArray_SimpleNew(1, &n, cnp.NPY_INT8)
         for i in range(n):
-            node = ranked(&self.search.frontier, <int>i)
+            node = ranked(&self.frontier, <int>i)
             (<int32_t*>cnp.PyArray_DATA(tokens))[i] = node.token
             (<float*>cnp.PyArray_DATA(confidence))[i] = node.p
             (<int8_t*>cnp.PyArray_DATA(source))[i] = <int8_t>node.source

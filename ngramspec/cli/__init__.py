@@ -12,8 +12,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from ngramspec.cli.options import Options, UsageError, check_folders
-from ngramspec.cli.output import UNPRINTABLE, printable
+from ngramspec.cli.options import UNPRINTABLE, Options, UsageError, check_folders, printable
 from ngramspec.errors import INSTALL
 
 # A new command is a module here and its name in this list. ``--help`` prints its docstring, and
@@ -71,12 +70,7 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line with the arguments after the program's name; return the exit code.
-
-    That is 2 for bad arguments and missing packages, 130 after Ctrl-C, and otherwise what the
-    command returns. A SystemExit is raised after ``--help``, ``--version`` and arguments that
-    argparse refuses, and, with 1, if the output is a closed pipe.
-    """
+    """Run the command line; return the exit code: 2 for bad arguments, 130 after Ctrl-C."""
     return execute(build_parser(), argv)
 
 
@@ -95,10 +89,7 @@ def quiet_on_closed_pipe() -> Iterator[None]:
 
 @quiet_on_closed_pipe()
 def execute(parser: Parser, argv: Sequence[str] | None) -> int:
-    """Parse the arguments and run the command that they name; return the exit code, see ``main``.
-
-    The parser's result has ``run`` and ``prog``. argv None: the arguments of the process.
-    """
+    """Parse the arguments (None: the process's) and run the command that they name."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(given)
     arguments.command_line = f"{parser.prog} {shlex.join(given)}"

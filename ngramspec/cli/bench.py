@@ -10,8 +10,17 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
-from ngramspec.cli.output import console, counted, make_table, write_json
+from ngramspec.cli.options import (
+    Options,
+    UsageError,
+    check_least,
+    console,
+    counted,
+    load_model,
+    make_table,
+    usable,
+    write_json,
+)
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
@@ -81,12 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_model(arguments)
     prompts = _prompts(arguments, loaded)
     plan = Plan(
-        repeats=arguments.repeats,
         new=arguments.max_new_tokens,
-        least=arguments.least,
         prompts=arguments.prompts_per_task,
-        keep=arguments.keep,
-        same_text=arguments.same_text,
+        **{name: getattr(arguments, name) for name in ("repeats", "least", "keep", "same_text")},
     )
     configurations = usual_configurations(
         lookups=arguments.lookup,

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ngramspec.cli.options import MODEL_HELP, Options, UsageError, need, usable
-from ngramspec.cli.output import counted, printable
+from ngramspec.cli.options import MODEL_HELP, Options, UsageError, counted, need, printable, usable
 from ngramspec.errors import check_int
 from ngramspec.stores.documents import MAX_FILE_MIB
 
 SUMMARY = "make a file of texts to draft from"
+MAX_FILE_HELP = "leave out files of more than MIB mebibytes (default:"
 MAX_NAMED_FILES = 5  # named files per reason for leaving them out
 
 
@@ -28,7 +28,7 @@ def add_arguments(options: Options) -> None:
     help = "only files whose name or path in the folder matches; may be repeated"
     build.repeated("--glob", "PATTERN", help)
     build.text("--jsonl", "FIELD", "every line is a JSON object with a text in FIELD")
-    add_max_file(build, f"{MAX_FILE_MIB}")
+    build.text("--max-file", "MIB", f"{MAX_FILE_HELP} {MAX_FILE_MIB})", type=int)
     for name, run, text in (
         ("info", run_info, "print what a corpus holds"),
         ("verify", run_verify, "read a whole corpus and check everything in it"),
@@ -38,23 +38,13 @@ def add_arguments(options: Options) -> None:
         command = commands(name, run, text)
         command.path("corpus", "CORPUS", "the file")
         if run in (run_watch, run_update):
-            add_max_file(command, "as it was built")
-
-
-def add_max_file(options: Options, default: str) -> None:
-    """Declare the largest file that is read."""
-    help = f"leave out files of more than MIB mebibytes (default: {default})"
-    options.text("--max-file", "MIB", help, type=int)
+            command.text("--max-file", "MIB", f"{MAX_FILE_HELP} as it was built)", type=int)
 
 
 def run_build(arguments: argparse.Namespace) -> int:
     """Build a corpus; print the files left out and the result."""
-    recipe = {
-        "tokenizer": arguments.tokenizer,
-        "paths": [str(path.absolute()) for path in arguments.paths],
-        "glob": arguments.glob,
-        "jsonl": arguments.jsonl,
-    }
+    recipe = {name: getattr(arguments, name) for name in ("tokenizer", "glob", "jsonl")}
+    recipe["paths"] = [str(path.absolute()) for path in arguments.paths]
     return build(arguments.out, with_max_file(recipe, arguments.max_file))
 
 

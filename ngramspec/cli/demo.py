@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -21,8 +20,6 @@ from ngramspec.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from ngramspec.cli.demo_view import View
-    from ngramspec.measure.calls import Measurement, Row
     from ngramspec.measure.tasks import SampleText
 
 SUMMARY = "see and measure speculative decoding on a real model"
@@ -50,24 +47,21 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load the model, show every text being generated, then measure in each dtype.
-
-    Return 0, or 1 if a text differs from plain ``generate`` in float32.
-    """
+    """Show each text being generated, and measure; return 1 if one differs in float32."""
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     check_least(arguments, max_new_tokens=1)
     texts = read_texts(arguments.prompt_file)
     need("rich", "the demo needs")
     from ngramspec.cli.demo_view import View
     from ngramspec.measure.calls import Measurement
-    from ngramspec.measure.models import STAGES, locate
+    from ngramspec.measure.models import locate
 
     begin = perf_counter()
     dtypes = DTYPES[arguments.dtype]
     view = View()
     with usable_model():
         name = locate(arguments.model).name
-    with view.progress(f"Loading {name}", len(STAGES)) as step:
+    with view.progress(f"Loading {name}") as step:
         loaded = load_model(arguments, dtype=dtypes[0], on_stage=step)
     measurement = Measurement(loaded, speculator, arguments.max_new_tokens)
     with usable():
@@ -82,30 +76,17 @@ def run(arguments: argparse.Namespace) -> int:
     for dtype in dtypes:
         late = perf_counter() - begin > MAX_REPEAT_START_SECONDS
         repeats = 1 if dtype == EXACT or late else 2  # float32 only shows identity, and is slow
-        rows = measure_all(measurement, texts, prompts, dtype, view, repeats)
+        rows = []
+        with view.progress(f"Measuring in {dtype}") as step:
+            measurement.prepare(dtype, prompts[0])
+            for text, ids in zip(texts, prompts, strict=True):
+                step(text.title)
+                rows.append(measurement.measure(text.name, ids, repeats))
+        view.table(dtype, rows, repeats)
         if dtype == EXACT:
             different = sum(row.difference is not None for row in rows)
             view.verdict(dtype, different, len(rows))
     return 1 if different else 0
-
-
-def measure_all(
-    measurement: Measurement,
-    texts: Sequence[SampleText],
-    prompts: Sequence[list[int]],
-    dtype: str,
-    view: View,
-    repeats: int,
-) -> list[Row]:
-    """Measure every text in one dtype, and show the table."""
-    rows = []
-    with view.progress(f"Measuring in {dtype}", len(texts)) as step:
-        measurement.prepare(dtype, prompts[0])
-        for text, ids in zip(texts, prompts, strict=True):
-            step(text.title)
-            rows.append(measurement.measure(text.name, ids, repeats))
-    view.table(dtype, rows, repeats)
-    return rows
 
 
 def read_texts(prompt_file: Path | None) -> list[SampleText]:

@@ -7,19 +7,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from itertools import count
 from typing import Any
 
 import torch
 from rich import box
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from ngramspec import DecodeStats, StepEvent, __version__
-from ngramspec.cli.output import counted, printable
+from ngramspec.cli.options import counted, printable
 from ngramspec.measure.calls import Row
 from ngramspec.server.text import REPLACEMENT_CHARACTER, Detokenizer
 
@@ -33,21 +31,14 @@ Piece = tuple[str, str]  # outcome of a token (one of the above), and its text
 
 
 class Pieces:
-    """The text of each step's tokens after the prompt ``ids``, decoded step by step.
-
-    A token whose text depends on the next tokens, as it ends inside a character, has no text. The
-    token that decides it has all of it.
-    """
+    """The text of each step's tokens, decoded step by step; a character comes whole."""
 
     def __init__(self, tokenizer: Any, ids: Sequence[int]) -> None:
         self._text = Detokenizer(tokenizer, ids)
         self._kind = PLAIN  # of the last token
 
     def of(self, event: StepEvent) -> list[Piece]:
-        """The drafted and emitted tokens of a step, in order.
-
-        It contains only the rejected token that was replaced, not its children or siblings.
-        """
+        """The drafted and emitted tokens of a step; of the rejected ones, the one replaced."""
         verdict = event.verdict
         accepted = len(verdict.accepted)
         pieces = [(ACCEPTED, self._add(token)) for token in verdict.emitted[:accepted]]
@@ -69,61 +60,36 @@ class Pieces:
 
 
 class Stream:
-    """Prints pieces at once, word-wrapped and indented. On a terminal the last row is live.
-
-    Without ``colour``, rejected pieces are marked by [-...-].
-    """
+    """Prints pieces, wrapped and indented, on a terminal at once; [-rejected-] without colour."""
 
     def __init__(self, console: Console, *, colour: bool) -> None:
-        self._console = console
-        self._colour = colour
-        self._width = min(console.width, MAX_COLUMNS) - len(INDENT)
-        self._line = Text()  # since the last newline
-        self._rows = 0  # number of its rows that are printed
-        self._begun = False
-        self._live = Live(console=console, auto_refresh=False, transient=True) if colour else None
+        self._console, self._colour, self._text = console, colour, Text()
+        self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Stream:
-        if self._live is not None:
+        if self._colour:
             self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.update(Text(), refresh=True)
-            self._live.stop()
-        self._print(self._wrapped())
+        self._live.stop()
+        for row in self._rows():
+            self._console.print(row, soft_wrap=True)
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Show the pieces of one step."""
         for kind, text in pieces:
-            self._append(kind, text)
-        rows = self._wrapped()
-        self._print(rows[:-1])
-        if self._live is not None and rows:
-            self._live.update(indented(rows[-1]), refresh=True)
+            if kind == REJECTED:  # not part of the text: show a newline, do not break the line
+                text = re.sub(r"\n\s*", "↵" if self._colour else r"\\n", text)
+                text = text if self._colour else f"[-{text}-]"
+            self._text.append(text if self._text else text.lstrip("\n"), STYLES[kind])
+        if self._colour:
+            rows = self._rows()[1 - self._console.height :]
+            self._live.update(Text("\n").join(rows), refresh=True)
 
-    def _append(self, kind: str, text: str) -> None:
-        if kind == REJECTED:  # not part of the text: show a newline, do not break the line
-            text = re.sub(r"\n\s*", "↵" if self._colour else r"\\n", text)
-            text = text if self._colour else f"[-{text}-]"
-        if not self._begun:
-            text = text.lstrip("\n")
-            self._begun = bool(text) and kind != REJECTED
-        first, *others = text.split("\n")
-        self._line.append(first, STYLES[kind])
-        for line in others:
-            self._print(self._wrapped())
-            self._line, self._rows = Text(line, STYLES[kind]), 0
-
-    def _wrapped(self) -> list[Text]:
-        """The rows of the current line that are not yet printed."""
-        return list(self._line.wrap(self._console, self._width))[self._rows :]
-
-    def _print(self, rows: Sequence[Text]) -> None:
-        for row in rows:
-            self._console.print(indented(row), soft_wrap=True)
-        self._rows += len(rows)
+    def _rows(self) -> list[Text]:
+        width = min(self._console.width, MAX_COLUMNS) - len(INDENT)
+        return list(map(indented, self._text.wrap(self._console, width)))
 
 
 def indented(row: Text) -> Text:
@@ -134,35 +100,21 @@ def indented(row: Text) -> Text:
 
 
 class View:
-    """The demo's output: results on stdout, progress on stderr.
-
-    Without a terminal, or with NO_COLOR set, no control character is written.
-    """
+    """The demo's output: results on stdout, progress on stderr."""
 
     def __init__(self) -> None:
-        self.out = make_console(sys.stdout)
-        self.err = make_console(sys.stderr)
+        self.out, self.err = make_console(sys.stdout), make_console(sys.stderr)
         self.colour = self.out.is_terminal
 
     @contextmanager
-    def progress(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
-        """Show a bar of ``total`` steps. The yielded function starts the next step, by name."""
+    def progress(self, title: str) -> Iterator[Callable[[str], None]]:
+        """Show what runs. The yielded function takes the name of each part as it begins."""
         if not self.err.is_terminal:
             self.err.print(f"{title} ...", highlight=False)
             yield lambda name: None
             return
-        bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(24),
-            TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[name]}"),
-            console=self.err,
-            transient=True,
-        )
-        with bar:
-            task, done = bar.add_task(title, total=total, name=""), count()
-            yield lambda name: bar.update(task, completed=next(done), name=name)
+        with self.err.status(title) as status:
+            yield lambda name: status.update(f"{title}: {name}")
 
     def header(self, model: str, drafter: str, gamma: int | str) -> None:
         """Print the versions and the legend of the colours."""
@@ -170,13 +122,10 @@ class View:
         versions = f"torch {torch.__version__}, transformers {version('transformers')}"
         threads = f"{torch.get_num_threads()} threads"
         self._line(Text(f"{versions}, {threads}; drafter {drafter}, gamma {gamma}", "dim"))
-        legend = Text("Drafted tokens: ")
-        stream = [(ACCEPTED, "accepted"), (PLAIN, ", "), (REJECTED, "rejected"), (PLAIN, " ")]
-        for kind, text in [*stream, (CORRECTED, "corrected")]:
-            text = f"[-{text}-]" if kind == REJECTED and not self.colour else text
-            legend.append(text, STYLES[kind])
-        legend.append("; the rest are the model's own.")
-        self._line(legend)
+        rejected = REJECTED if self.colour else f"[-{REJECTED}-]"
+        legend = Text("Drafted tokens: ").append(ACCEPTED, STYLES[ACCEPTED]).append(", ")
+        legend.append(rejected, STYLES[REJECTED]).append(" ").append(CORRECTED, STYLES[CORRECTED])
+        self._line(legend.append("; the rest are the model's own."))
 
     def title(self, title: str, prompt: str, tokens: int) -> None:
         """Print a text's title and the end of its prompt."""
@@ -223,14 +172,12 @@ class View:
 
     def verdict(self, dtype: str, different: int, total: int) -> None:
         """Print whether the texts are the baseline's, as the exit code also shows."""
+        which = "The text is" if total == 1 else f"All {total} texts are"
+        line, style = f"{which} plain generate's, token for token.", "green"
         if different:
             differ = f"{different} of {counted(total, 'text')} differ{'s' * (different == 1)}"
-            line = f"In {dtype}, {differ} from plain generate."
-            self._line(Text(line, "bold red"))
-        else:
-            which = "The text is" if total == 1 else f"All {total} texts are"
-            line = f"{which} plain generate's, token for token."
-            self._line(Text(line, "green"))
+            line, style = f"In {dtype}, {differ} from plain generate.", "bold red"
+        self._line(Text(line, style))
 
     def _width(self) -> int:
         return min(self.out.width, MAX_COLUMNS)

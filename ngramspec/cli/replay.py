@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import Options, usable
-from ngramspec.cli.output import console, make_table, write_json
+from ngramspec.cli.options import Options, console, make_table, usable, write_json
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 
     from ngramspec.draft import Float32
     from ngramspec.drafters.base import Drafter
-    from ngramspec.measure.knowledge import Known
+    from ngramspec.measure.replay import Known
     from ngramspec.measure.traces import Trace
 
     # By name: what makes the drafter, and its gamma.
     Contenders = dict[str, tuple[Callable[[], Drafter], int | str]]
 
 SUMMARY = "replay recorded outputs through drafters"
-MAX_GAMMA = 4096  # of --gamma-max and --tree; not tuned
+MAX_GAMMA = 4096  # of --gamma-max and --tree
 
 
 def add_arguments(options: Options) -> None:
@@ -43,7 +42,7 @@ def add_arguments(options: Options) -> None:
     )
     options.gamma(
         "tokens asked for: an integer, heuristic, threshold, or auto: by expected tokens per cost"
-        " if the drafter estimates them (default: auto)",
+        " if the drafter estimates them (default: auto)"
     )
     options.count("--gamma-max", 64, "most tokens of a draft")
     options.text("--tree", "N", "token trees of at most N nodes instead of chains", type=int)
@@ -75,10 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the options ask for: what makes each drafter, and what is replayed.
-
-    ``knowledge`` is what all drafters know in addition to each request, or None.
-    """
+    """What makes each drafter, what is replayed, and what all drafters know besides."""
 
     makers: dict[str, Callable[[], Drafter]]
     gamma_max: int
@@ -118,25 +114,28 @@ def max_tokens(arguments: argparse.Namespace) -> int:
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
     """What drafters know in addition to each request, by the options."""
-    from ngramspec.measure.knowledge import Earlier, Knowledge, Tools
+    from ngramspec.measure.replay import Earlier, Knowledge, Known
 
-    stored: Known | None = None
+    tools = None
+    if arguments.tools is not None:
+        if arguments.tokenizer is None:
+            raise ValueError("--tools needs --tokenizer")
+        from transformers import AutoTokenizer
+
+        from ngramspec.drafters.tool_calls import ToolCalls
+
+        tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+        tools = ToolCalls(json.loads(arguments.tools.read_text(encoding="utf-8")), tokenizer)
     if arguments.shared is not None:
         if arguments.corpus is not None or arguments.fresh:
             raise ValueError("--shared cannot be combined with --corpus or --fresh")
-        stored = Earlier(arguments.shared)
-    elif arguments.corpus is not None:
-        stored = knowledge = Knowledge(arguments.corpus)
-        for repo in {trace.repo for trace in traces}:
-            knowledge.corpus(repo)  # raises errors before the replay
-    if arguments.tools is None:
-        return stored
-    if arguments.tokenizer is None:
-        raise ValueError("--tools needs --tokenizer")
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
-    return Tools(json.loads(arguments.tools.read_text(encoding="utf-8")), tokenizer, stored)
+        return Earlier(arguments.shared, tools)
+    if arguments.corpus is None:
+        return None if tools is None else Known(tools)
+    knowledge = Knowledge(arguments.corpus, tools)
+    for which in {knowledge.which(trace) for trace in traces}:
+        knowledge.store(which)  # raises errors before the replay
+    return knowledge
 
 
 def curves(arguments: argparse.Namespace, longest: int) -> dict[str, Float32]:
@@ -162,14 +161,8 @@ def replay(
     for name, (maker, gamma) in contenders.items():
         limit = gamma_max if isinstance(gamma, str) else min(gamma, gamma_max)
         plan = Plan(cost, gamma, limit, arguments.tree is not None)
-        found = compare(
-            maker,
-            plan,
-            given.traces,
-            fresh=arguments.fresh,
-            shuffle=arguments.shuffle,
-            knowledge=given.knowledge,
-        )
+        order = {"fresh": arguments.fresh, "shuffle": arguments.shuffle}
+        found = compare(maker, plan, given.traces, knowledge=given.knowledge, **order)
         results.append({"drafter": name, "curve": Path(curve).stem, **found})
     return results
 
@@ -180,20 +173,14 @@ def report(
     results: list[dict[str, Any]],
     skipped: dict[str, str] | None = None,
 ) -> None:
-    """Print and write the results of all drafters and curves.
-
-    ``skipped`` are the drafters that are not installed, with the command that installs each.
-    """
+    """Print and write the results; ``skipped`` are drafters that are not installed."""
     screen = console()
     for table in tables(results):
         screen.print(table)
     settings = {
-        "traces": len(given.traces),
-        "gamma_max": given.gamma_max,
+        **{"traces": len(given.traces), "gamma_max": given.gamma_max},
+        **{name: getattr(arguments, name) for name in ("fresh", "shuffle", "shared")},
         "tree": arguments.tree is not None,
-        "fresh": arguments.fresh,
-        "shuffle": arguments.shuffle,
-        "shared": arguments.shared,
         "corpus": None if arguments.corpus is None else arguments.corpus.name,
     }
     write_json(arguments, {"settings": settings, "results": results, "skipped": skipped or {}})

@@ -25,6 +25,7 @@ INSTALL = "pip install fastapi uvicorn prometheus-client openai"
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "openai")
 MIB = 1 << 20
 MAX_PORT = 65535
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 # Prompt tokens of a prefill forward; each takes a fraction of a second. Not tuned.
 CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
@@ -40,22 +41,13 @@ def add_arguments(options: Options) -> None:
     help = "of ngramspec corpus build, to draft from; NAME=FILE names it; may be repeated"
     options.repeated("--corpus", "FILE", help)
     options.add("--host", default="127.0.0.1", help="to bind to (default: 127.0.0.1)")
-    options.repeated(
-        "--allowed-hosts",
-        "NAMES",
-        "names, by commas, that requests may have as their Host apart from localhost and"
-        " --host; '*': any; may be repeated",
-    )
+    help = "names, by commas, that requests may have as their Host apart from localhost and --host"
+    options.repeated("--allowed-hosts", "NAMES", f"{help}; '*': any; may be repeated")
     options.count("--port", 8012, "to listen on; 0: a free one")
     help = "only these may ask; may be repeated; also from NGRAMSPEC_API_KEYS, by commas"
     options.repeated("--api-key", "USER=KEY", help)
-    options.add(
-        "--unknown-fields",
-        choices=("refuse", "warn"),
-        default="refuse",
-        help="of a request: answer 400, or name them in the header X-Ignored-Fields"
-        " (default: refuse)",
-    )
+    help = "of a request: answer 400, or name them in the header X-Ignored-Fields (default: refuse)"
+    options.add("--unknown-fields", choices=("refuse", "warn"), default="refuse", help=help)
     help = "requests that name another model: answer with this one, or 404 (default: answer)"
     options.add("--other-models", choices=("answer", "refuse"), default="answer", help=help)
     limits = options.group("limits")
@@ -78,14 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
-    from ngramspec.server.settings import check_host
-
     check_least(arguments, cache=0, cache_of_key=0, shared=0, drain=0)
     check_least(arguments, active=1, waiting=1, max_body=1, grammar_seconds=1)
     check_port(arguments.host, arguments.port)
     keys = read_keys(arguments.api_key, os.environ.get("NGRAMSPEC_API_KEYS", ""))
-    with usable():
-        check_host(arguments.host, keys)
+    if arguments.host not in LOCAL_HOSTS and not keys:
+        refused = f"--host {arguments.host} lets other machines in"
+        raise UsageError(f"{refused}: give --api-key, or keep --host 127.0.0.1")
     check_allowed(arguments.allowed_hosts)  # before the slow loading of the model
     corpora = open_corpora(arguments.corpus)
     if arguments.assistant is not None:
@@ -119,15 +110,16 @@ def settings_of(
     head = "+mtp" * arguments.mtp
     if arguments.assistant is not None:
         head = f"+model({quoted(arguments.assistant)})"
+
+    def given(*names: str) -> dict[str, Any]:
+        return {name: getattr(arguments, name) for name in names}
+
     limits = Limits(
         body=arguments.max_body * MIB,
-        context=arguments.context,
-        active=arguments.active,
-        waiting=arguments.waiting,
         pool=arguments.cache * MIB,
         pool_of_key=arguments.cache_of_key * MIB,
-        grammar_seconds=arguments.grammar_seconds,
         chunk=CPU_CHUNK_TOKENS if arguments.device == "cpu" else CHUNK_TOKENS,
+        **given("context", "active", "waiting", "grammar_seconds"),
     )
     return ServerSettings(
         name=arguments.name or loaded.name,
@@ -136,10 +128,8 @@ def settings_of(
         corpora=corpora,
         drafter=f"{arguments.drafter}{head}",
         limits=limits,
-        max_tokens=arguments.max_tokens,
         allowed_hosts=[arguments.host, *check_allowed(arguments.allowed_hosts)],
-        unknown_fields=arguments.unknown_fields,
-        other_models=arguments.other_models,
+        **given("max_tokens", "unknown_fields", "other_models"),
     )
 
 
@@ -211,12 +201,7 @@ def listen(
         app = make_app(model, tokenizer, settings)
     dtype = str(model.dtype).removeprefix("torch.")
     print(f"serving {settings.name} on {model.device} in {dtype}", flush=True)
-    uvicorn.run(
-        app,
-        host=arguments.host,
-        port=arguments.port,
-        timeout_graceful_shutdown=arguments.drain,
-        log_level="info",
-        access_log=False,
-    )
+    place = {"host": arguments.host, "port": arguments.port}
+    ending = {"timeout_graceful_shutdown": arguments.drain}
+    uvicorn.run(app, **place, **ending, log_level="info", access_log=False)
     return 0

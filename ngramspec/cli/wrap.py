@@ -8,8 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import Options, UsageError
-from ngramspec.cli.output import counted
+from ngramspec.cli.options import Options, UsageError, counted
 
 if TYPE_CHECKING:
     from ngramspec.wrap.folder import Group, Wrapped
@@ -93,13 +92,7 @@ def summary(wrapped: Wrapped) -> str:
 
 
 def group_line(group: Group) -> str:
-    """The number of files and bytes.
-
-    Example:
-        >>> from ngramspec.wrap.folder import Group
-        >>> group_line(Group(files=2, bytes=2_500_000))
-        '2 files, 2.5 MB'
-    """
+    """The number of files and bytes."""
     power = min(int(math.log10(max(group.bytes, 1))) // 3, len(UNITS) - 1)
     size = group.bytes / 1000**power
     digits = 1 if power and size < 100 else 0

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.corrections import Comparison, Corrections
+from ngramspec._native import Comparison, Corrections
 from ngramspec.costs.processors import (
     BFLOAT16,
     ENGINE_ROW_COSTS,

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.rows import best_prefix_lengths
+from ngramspec._native import best_prefix_lengths
 from ngramspec.draft import Draft, Float32
 
 Float64 = NDArray[np.float64]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ngramspec._native.corrections import Comparison
+from ngramspec._native import Comparison
 from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel, Forward, engine_model
 from ngramspec.costs.saved import MAX_ENGINE_TOKENS
 from ngramspec.draft import Float32

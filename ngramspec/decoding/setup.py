@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from inspect import signature
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -49,10 +50,9 @@ from ngramspec.hf_model.facts import (
 )
 from ngramspec.hf_model.target import Target
 from ngramspec.options import Options
-from ngramspec.rng import default_generator, seed_of
 from ngramspec.stats import DecodeStats
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import StopRules, TokenSampler
+from ngramspec.verification.sampler import StopRules, TokenSampler, default_generator
 
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length
 
@@ -268,7 +268,9 @@ class CallSetup:
         call, temperature, seed = self.call, None, 0
         if call.generation_config.do_sample:
             temperature = float(call.generation_config.temperature or 1.0)
-            seed = seed_of(call.generator or default_generator(self.target.prompt.device))
+            generator = call.generator or default_generator(self.target.prompt.device)
+            state = generator.get_state().numpy().tobytes()
+            seed = int.from_bytes(blake2b(state, digest_size=16).digest(), "little")
 
         def begin(row: Row, session: DraftSession) -> None:
             session.begin_models(lambda drafter: self._open_model(drafter, row.vocab, at))

@@ -9,13 +9,12 @@ from ngramspec.drafters.registry import build_drafter, register_drafter
 from ngramspec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ngramspec.drafters.copy import CopyDrafter
     from ngramspec.drafters.headed import HeadedDrafter, MtpDrafter
     from ngramspec.drafters.known import NullDrafter, OracleDrafter, RandomDrafter
     from ngramspec.drafters.model import ModelDrafter
-    from ngramspec.drafters.ngram import NGramDrafter, UnigramDrafter
     from ngramspec.drafters.priority import CalibratedDrafter, PriorityDrafter
     from ngramspec.drafters.recycle import RecycleDrafter
+    from ngramspec.drafters.tables import CopyDrafter, NGramDrafter, UnigramDrafter
     from ngramspec.drafters.value import StoreDrafter, ValueDrafter
 
 # fmt: off
@@ -29,13 +28,12 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "copy": ("CopyDrafter",),
         "headed": ("HeadedDrafter", "MtpDrafter"),
         "known": ("NullDrafter", "OracleDrafter", "RandomDrafter"),
         "model": ("ModelDrafter",),
-        "ngram": ("NGramDrafter", "UnigramDrafter"),
         "recycle": ("RecycleDrafter",),
         "priority": ("CalibratedDrafter", "PriorityDrafter"),
+        "tables": ("CopyDrafter", "NGramDrafter", "UnigramDrafter"),
         "value": ("StoreDrafter", "ValueDrafter"),
     },
 )

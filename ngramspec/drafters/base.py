@@ -17,24 +17,19 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.rows import sound_chain
+from ngramspec._native import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32, Proposal
-from ngramspec.stores.base import fingerprint
+from ngramspec.stores import fingerprint
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
 
 
 class DraftModel(Protocol):
-    """A language model that drafts. It keeps the tokens that it has read in its cache.
+    """A language model that drafts. It keeps the tokens that it has read in its cache."""
 
-    Attributes:
-        room: most tokens that it can read; None: no limit.
-        vocab: it can read only ids below this one; None: all.
-    """
-
-    room: int | None
-    vocab: int | None
+    room: int | None  # most tokens that it can read; None: no limit
+    vocab: int | None  # it can read only ids below this one; None: all
 
     @property
     def ahead(self) -> int | None:
@@ -54,15 +49,10 @@ class DraftModel(Protocol):
         """Learn the number of committed tokens; called before the forwards of each draft."""
 
     def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
-        """Read tokens and return the distributions of the tokens that may follow.
+        """Read tokens, int32 (n,), after those read before; return what may follow.
 
-        Args:
-            tokens: int32 (n,), appended to those read before.
-            last: number of final positions to return distributions for, 1..n.
-            most: number of ids per position, limited to the vocabulary.
-
-        Returns:
-            (ids int32, log_probs float32), each (last, most), in descending order of probability.
+        These are ids int32 and log_probs float32, (last, most) each, by descending probability: the
+        ``most`` most probable ids (or all of the vocabulary) at the ``last`` final positions.
         """
 
     def truncate(self, length: int) -> None:
@@ -167,7 +157,7 @@ class DraftSession(ABC):
 
 
 class ForwardingSession(DraftSession):
-    """Base of sessions that wrap another session, ``inner``. Every call is forwarded to it."""
+    """Base of sessions that wrap another one, ``inner``, to which every call is forwarded."""
 
     def __init__(self, inner: DraftSession) -> None:
         self.inner = inner
@@ -287,15 +277,10 @@ def verified_count(draft: Draft, accepted: Sequence[int], verified: int | None) 
 
 
 class LearningDrafter(Drafter):
-    """A drafter whose copies, including pickled ones, keep its arguments and nothing learned.
+    """A drafter whose copies, including pickled ones, keep its arguments and nothing learned."""
 
-    Attributes:
-        learned: names of the attributes that ``forget`` sets.
-        by_request: whether each sequence learns separately.
-    """
-
-    learned: tuple[str, ...] = ()
-    by_request = False
+    learned: tuple[str, ...] = ()  # names of the attributes that ``forget`` sets
+    by_request = False  # whether each sequence learns separately
 
     @abstractmethod
     def forget(self) -> None:
@@ -306,6 +291,10 @@ class LearningDrafter(Drafter):
         other = copy.copy(self)
         vars(other).update(vars(self) | attributes)
         return other
+
+    def of_sequence(self) -> Self:
+        """What one sequence learns in: this drafter, or by request a copy, which knows nothing."""
+        return copy.copy(self) if self.by_request else self
 
     def with_calibration(self, *, by_request: bool) -> Self:
         if by_request == self.by_request:
@@ -355,11 +344,8 @@ def check_draft(
 
     The arrays are copied before they are checked, so nothing that the drafter later does to them,
     even in another thread, has an effect. Each node's proposal is divided by its sum, which removes
-    the rounding error of the sum. It may have ``limit`` tokens and name ``sources`` sources.
-
-    Raises:
-        TypeError, ValueError: a field is invalid; the message has its name, bound and value. Fields
-            that are not arrays may raise anything.
+    the rounding error of the sum. The draft may have ``limit`` tokens and name ``sources`` sources.
+    Fields that are not arrays may raise anything.
     """
     if type(draft) is not Draft:  # a subclass could override anything
         raise TypeError(f"propose must return a Draft and no subclass, got {type(draft).__name__}")
@@ -407,9 +393,7 @@ def valid_prefix(draft: object, limit: int, vocab: int, *, tree: bool, sources: 
     decide whether they are verified, which would bias the output. Otherwise it is empty.
     """
     sound, low, high = EMPTY_DRAFT, 0, limit
-    if type(draft) is not Draft or draft.proposal is None:
-        return sound
-    while low < high:
+    while type(draft) is Draft and draft.proposal is not None and low < high:
         middle = (low + high + 1) // 2
         try:
             sound = check_draft(draft.first(middle), middle, vocab, tree=tree, sources=sources)

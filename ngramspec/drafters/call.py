@@ -20,7 +20,7 @@ from ngramspec.drafters.base import (
     call_observe,
     verified_count,
 )
-from ngramspec.stores.choice import open_stores
+from ngramspec.stores import open_stores
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
@@ -32,7 +32,6 @@ class CallStores:
 
     ``current`` returns the Speculator's drafter. ``stores`` replace that drafter's (None: keep
     them), and ``extra`` come in addition. ``session`` names the conversation in the namespaces.
-    A TypeError, OSError or ValueError says which entry cannot be used.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class RowStores:
 logger = logging.getLogger("ngramspec")
 
 FORCED_SOURCE = "forced"
-# Prior counts of accepted and verified forced tokens, not tuned: all but the last, and the last,
+# Accepted and verified forced tokens that the counts begin with: all but the last, and the last,
 # which a longer token may replace.
 PRIOR_COUNTS, PRIOR_COUNTS_LAST = (19, 20), (1, 2)
 
@@ -166,9 +165,8 @@ class Forced(ABC):
 class ForcedDrafter(Drafter):
     """Drafts forced tokens where there are any, otherwise what another drafter drafts.
 
-    The text does not depend on it, because forced tokens are verified like all draft tokens. A
-    grammar forces characters, and the target may encode them in other tokens. Each session counts
-    how often the target does, separately for the last token of a forced continuation.
+    A grammar forces characters, and the target may encode them in other tokens. Each session counts
+    how often it does, separately for the last token of a forced continuation.
     """
 
     def __init__(self, inner: Drafter, forced: Forced) -> None:
@@ -188,15 +186,13 @@ class ForcedDrafter(Drafter):
 
 
 class ForcedBefore:
-    """The drafter of one row: the current one, preceded by forced tokens."""
+    """Returns a row's drafter, preceded by forced tokens; the same one for the same drafter."""
 
     def __init__(self, current: Callable[[], Drafter], forced: Forced) -> None:
-        self._current = current
-        self._forced = forced
+        self._current, self._forced = current, forced
         self._made: ForcedDrafter | None = None
 
     def __call__(self) -> Drafter:
-        """Return the same object as long as the current drafter is the same."""
         current = self._current()
         if len(current.source_names) >= MAX_SOURCES:
             return current

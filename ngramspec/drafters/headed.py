@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.draft import Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import (
-    Drafter,
-    DraftModel,
-    ForwardingSession,
-    LearningDrafter,
-    verified_count,
-)
+from ngramspec.drafters.base import Drafter, verified_count
 from ngramspec.drafters.known import NullDrafter
-from ngramspec.drafters.model import ModelDrafter, Reader
+from ngramspec.drafters.model import ModelDrafter, Reader, ReadingSession
 from ngramspec.drafters.priority import CalibratedDrafter, PriorityDrafter
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.drafters.value import (
@@ -31,10 +24,6 @@ from ngramspec.drafters.value import (
     ValueSession,
 )
 
-if TYPE_CHECKING:
-    from ngramspec.drafters.tool_calls import ToolCalls
-
-
 # Not tuned one by one:
 CONFIDENCE_BOUNDS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98)  # buckets of a confidence
 DEPTHS = 6  # buckets of the number of draft tokens before
@@ -43,40 +32,44 @@ FADED = 100.0  # most earlier times that a mean remembers
 PRIOR_TIMES = 15.0  # times that the initial value of a mean counts as
 PATIENCE, MAX_PATIENCE = 16, 256  # steps between trials of a head that does not pay
 PEAKS = 10  # buckets of the highest probability of a head's distribution
+RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost
+
+ONE = np.ones(1, np.float32)
+HEAD = len(SOURCES_OF_ENGINE)  # the engine's source of a head's tokens and of predicted calls
 
 
-class _Means:
+class Means:
     """Running means by bucket, which begin with the values of ``prior``."""
 
     def __init__(self, prior: NDArray[np.float64]) -> None:
-        self.values, self._times = prior, np.full(prior.shape, PRIOR_TIMES)
+        self._values, self._times = prior, np.full(prior.shape, PRIOR_TIMES)
+
+    def __getitem__(self, at: int | tuple[int, int]) -> float:
+        return float(self._values[at])
 
     def learn(self, at: int | tuple[int, int], value: float) -> None:
         """Learn a value of the bucket ``at``."""
         self._times[at] = min(self._times[at] + 1, FADED)
-        self.values[at] += (value - self.values[at]) / self._times[at]
+        self._values[at] += (value - self._values[at]) / self._times[at]
 
 
 class HeadWorth:
     """What a head's rows and sampled tokens were worth, over all sequences of a drafter.
 
     It contains no text. Threads may share it: a lost update changes drafts, never the output.
+
+    Attributes:
+        gain: what a row added to the draft's expected tokens, less what the draft then costs more,
+            by ``cell``.
+        accepted: P(a token is accepted) that is sampled from a distribution, by ``peak``.
     """
 
     def __init__(self) -> None:
         middles = np.array([0.05, 0.18, 0.33, 0.48, 0.63, 0.75, 0.85, 0.93, 0.965, 0.99])
         prior = np.maximum(GUESS - middles, 0.1 * (1 - middles))
-        self._gain = _Means(np.repeat(prior[:, None], DEPTHS, axis=1))
-        self._accepted = _Means((np.arange(PEAKS) + 0.5) / PEAKS * 0.6 + 0.35)
+        self.gain = Means(np.repeat(prior[:, None], DEPTHS, axis=1))
+        self.accepted = Means((np.arange(PEAKS) + 0.5) / PEAKS * 0.6 + 0.35)
         self._skipped, self._patience = 0, PATIENCE
-
-    def gain(self, confidence: float, depth: int) -> float:
-        """What a row added to the draft's expected tokens, less what the draft then costs more."""
-        return float(self._gain.values[_cell(confidence, depth)])
-
-    def learn_gain(self, confidence: float, depth: int, gain: float) -> None:
-        """Learn what a row has added."""
-        self._gain.learn(_cell(confidence, depth), gain)
 
     def should_retry(self, cost: float) -> bool:
         """Count a step in which the head does not pay; whether to try it nevertheless."""
@@ -90,26 +83,15 @@ class HeadWorth:
         """Note that the head pays: if it no longer does, it is tried again soon."""
         self._skipped, self._patience = 0, PATIENCE
 
-    def accepted(self, peak: float) -> float:
-        """P(a token is accepted) that is sampled from a distribution with this maximum."""
-        return float(self._accepted.values[_peak(peak)])
 
-    def learn_accepted(self, peak: float, accepted: bool) -> None:
-        """Learn whether a sampled token was accepted."""
-        self._accepted.learn(_peak(peak), accepted)
-
-
-def _cell(confidence: float, depth: int) -> tuple[int, int]:
+def cell(confidence: float, depth: int) -> tuple[int, int]:
+    """The bucket of a position, by the confidence of the tables' token there and its depth."""
     return int(np.searchsorted(CONFIDENCE_BOUNDS, confidence)), min(depth, DEPTHS - 1)
 
 
-def _peak(probability: float) -> int:
-    return min(int(probability * PEAKS), PEAKS - 1)
-
-
-ONE = np.ones(1, np.float32)
-HEAD = len(SOURCES_OF_ENGINE)  # the engine's source of a head's tokens and of predicted calls
-RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost; not tuned
+def peak(probabilities: Float32) -> int:
+    """The bucket of a distribution, by its highest probability, which is the first."""
+    return min(int(float(probabilities[0]) * PEAKS), PEAKS - 1)
 
 
 @dataclass(slots=True)
@@ -134,30 +116,24 @@ class Chain:
         return float(np.cumprod(self.confidence, dtype=np.float64).sum())
 
 
-class HeadedSession(ForwardingSession):
+class HeadedSession(ReadingSession, ValueSession):
     """Drafts for one sequence from the tables, and from the head where that is worth its cost.
 
     Before each draft, the head is consulted about the position at which its row promises the
-    largest gain, as long as the gain exceeds the cost of its forward at the sequence's tokens per
-    cost. The search then chooses among the candidates of all sources. A head that does not pay is
-    tried from time to time. A head that must read much text first, such as the prompt, is consulted
-    once the gains that were missed without it exceed the cost of reading.
+    largest gain, as long as that exceeds the cost of its forward at the sequence's tokens per cost.
+    A head that does not pay is tried from time to time. One that must read much text first is
+    consulted once the gains that were missed without it exceed the cost of reading.
 
     In sampled requests a token is sampled from the head's distribution where it is accepted with
-    a higher probability than the best token of the tables. Whether it is drafted is decided before
-    it is sampled. Rows and sampled tokens are kept until tokens are committed, so a draft that is
-    proposed again needs no further forward. Tool calls are predicted by ``inner`` alone.
+    a higher probability than the tables' best one, which is decided before. Rows and sampled tokens
+    are kept until tokens are committed, so a draft that is proposed again needs no further forward.
     """
 
-    def __init__(self, drafter: HeadedDrafter, inner: ValueSession, tokens: Int32) -> None:
-        super().__init__(inner)
-        self._calls = inner.tools
+    def __init__(self, drafter: HeadedDrafter, tokens: Int32) -> None:
+        ReadingSession.__init__(self, drafter.head, tokens)
+        ValueSession.__init__(self, drafter, tokens)
         self._tools_source = np.int8(HEAD + len(drafter.head.source_names))
-        self.drafter, self.engine, self.worth = drafter, inner.engine, drafter.worth
-        self.text: list[int] = tokens.tolist()
-        self.reader: Reader | None = None
-        self.temperature: float | None = None
-        self._rng = np.random.default_rng(0)
+        self.worth = drafter.worth
         self._path: list[int] = []  # draft tokens before the head's rows but the first
         self._rows: list[tuple[Int32, Float32]] = []  # the head's distributions along them
         self._emitted = self._cost = 1.0  # decaying sums over steps
@@ -167,17 +143,9 @@ class HeadedSession(ForwardingSession):
         self._failed: Exception | None = None
         self._sampled: dict[int, tuple[Int32, Float32]] = {}  # by depth: what it was sampled from
 
-    def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
-        self.reader = Reader(load(self.drafter.head), self.drafter.head.most)
-
-    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
-        self.temperature = temperature
-        self._rng = np.random.default_rng(seed)
-        super().begin_sampling(temperature, seed)
-
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         plan = None
-        in_call = self._calls is not None and self._calls.predicts
+        in_call = self.tools is not None and self.tools.predicts
         if self.reader is not None and self.text and gamma > 0 and not in_call:
             self.reader.model.commit(len(self.text))
             if self.reader.model.ready:
@@ -185,7 +153,7 @@ class HeadedSession(ForwardingSession):
         if plan is not None and self._sampled:
             draft = self._stated(plan)
         else:
-            draft = self.inner.propose(gamma, self._with_paid(cost), tree=tree)
+            draft = super().propose(gamma, self._with_paid(cost), tree=tree)
             if in_call and draft.source is not None:
                 source = np.where(draft.source == HEAD, self._tools_source, draft.source)
                 draft = replace(draft, source=source)
@@ -235,7 +203,7 @@ class HeadedSession(ForwardingSession):
             last = min(last, model.ahead - 1)
         best, most = None, -np.inf
         for depth in range(plan.known, last + 1):
-            gain = plan.reach(depth) * self.worth.gain(plan.chance(depth), depth)
+            gain = plan.reach(depth) * self.worth.gain[cell(plan.chance(depth), depth)]
             net = gain - rate * model.cost(depth + 1 - plan.known)
             if net > most:
                 best, most = depth, net
@@ -267,12 +235,7 @@ class HeadedSession(ForwardingSession):
         self._paid += reader.model.cost(last)
 
     def _learn(
-        self,
-        before: Chain,
-        after: Chain,
-        depth: int,
-        cost: Float32 | None,
-        rate: float,
+        self, before: Chain, after: Chain, depth: int, cost: Float32 | None, rate: float
     ) -> None:
         """Learn what the row at a depth has changed."""
         more = 0.0
@@ -280,7 +243,7 @@ class HeadedSession(ForwardingSession):
             more = float(cost[len(after.tokens) + 1]) - float(cost[len(before.tokens) + 1])
         gain = after.expected() - before.expected() - rate * more
         reach = max(before.reach(depth), 1e-3)
-        self.worth.learn_gain(before.chance(depth), depth, gain / reach)
+        self.worth.gain.learn(cell(before.chance(depth), depth), gain / reach)
 
     def _sample(self, plan: Chain, gamma: int, cost: Float32 | None, rate: float) -> Chain:
         """Sample the head's tokens where they are accepted with a higher probability."""
@@ -288,7 +251,7 @@ class HeadedSession(ForwardingSession):
         depth = max(self._sampled, default=-1) + 1
         while depth < min(plan.known, gamma):
             q = distribution(*self._rows[depth], self.temperature)
-            share = self.worth.accepted(float(q[1][0]))
+            share = self.worth.accepted[peak(q[1])]
             price = 0.0 if cost is None else float(cost[depth + 2] - cost[depth + 1])
             worth = plan.reach(depth) * share > rate * price
             if share > plan.chance(depth) and worth:
@@ -317,7 +280,7 @@ class HeadedSession(ForwardingSession):
         judged = verified_count(draft, accepted, verified)
         for depth, (_, probs) in self._sampled.items():
             if depth < judged:
-                self.worth.learn_accepted(float(probs[0]), depth < len(accepted))
+                self.worth.accepted.learn(peak(probs), depth < len(accepted))
         super().observe(draft, accepted, verified, evidence)
 
     def extend(self, tokens: Int32) -> None:
@@ -330,64 +293,39 @@ class HeadedSession(ForwardingSession):
         self._path, self._rows, self._sampled = [], [], {}
         super().extend(tokens)
 
-    def close(self) -> None:
-        self.reader = None
-        super().close()
 
-
-class HeadedDrafter(LearningDrafter):
-    """Tables, and a head that drafts with a model, under one calibrated estimate.
+class HeadedDrafter(ValueDrafter):
+    """Tables (a head of theirs is replaced) and a head, under one calibrated estimate.
 
     Sequences share what the head was worth, besides the calibration of the tables.
-
-    Args:
-        tables: a drafter by value.
-        head: what drafts with a model.
     """
 
-    estimates = True
-    branches = True
-    learned = ("worth",)
+    learned = ("calibration", "worth")
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
-        self.tables, self.head = tables.with_attributes(headed=True), head
-        self.evidence, self.stores, self.assistants = tables.evidence, tables.stores, (head,)
-        unnamed = None in (tables.spec, head.spec)
-        self.spec = None if unnamed else f"{tables.spec}+{head.spec}"
-        self.forget()
+        vars(self).update(vars(tables))
+        self.headed, self.head, self.assistants = True, head, (head,)
+        self.tables_spec = getattr(tables, "tables_spec", tables.spec)
+        unnamed = None in (self.tables_spec, head.spec)
+        self.spec = None if unnamed else f"{self.tables_spec}+{head.spec}"
+        self.worth = HeadWorth()
 
     @property
     def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """The engine's sources, the head's, and "tools" if calls are predicted."""
         names = (*SOURCES_OF_ENGINE, *self.head.source_names)
-        return names if self.tables.tools is None else (*names, TOOLS)
+        return names if self.tools is None else (*names, TOOLS)
 
     def forget(self) -> None:
+        super().forget()
         self.worth = HeadWorth()
 
-    def with_calibration(self, *, by_request: bool) -> Self:
-        other = super().with_calibration(by_request=by_request)
-        other.tables = self.tables.with_calibration(by_request=by_request)
-        return other
-
-    def with_stores(self, stores: Sequence[Any]) -> Self:
-        tables = self.tables.with_stores(stores)
-        return self.with_attributes(tables=tables, stores=tables.stores)
-
-    def with_tools(self, tools: ToolCalls) -> Self:
-        return self.with_attributes(tables=self.tables.with_tools(tools))
-
     def start(self, tokens: Int32) -> HeadedSession:
-        drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
-        return HeadedSession(drafter, self.tables.start(tokens), tokens)
+        return HeadedSession(self.of_sequence(), tokens)
 
 
 class MtpDrafter(ModelDrafter):
-    """Drafts with the target's layers for multi-token prediction, one token with each layer.
-
-    Args:
-        gamma, threshold, most: see ModelDrafter.
-    """
+    """Drafts with the target's layers for multi-token prediction, one token with each layer."""
 
     source_names = ("mtp",)
     reads_states = True
@@ -398,15 +336,9 @@ class MtpDrafter(ModelDrafter):
 
 
 def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:
-    """A drafter that uses a head as well.
-
-    Tables by value and the head share one estimate. Other drafters continue the head's draft. With
-    a drafter that drafts nothing, the head drafts alone.
-    """
+    """A drafter with a head: one estimate with tables by value; others continue its draft."""
     if isinstance(drafter, NullDrafter):
-        return HeadedDrafter(StoreDrafter(), head)
-    if isinstance(drafter, HeadedDrafter):
-        return HeadedDrafter(drafter.tables, head)
+        drafter = StoreDrafter()  # without stores: the head drafts alone
     if isinstance(drafter, ValueDrafter):
         return HeadedDrafter(drafter, head)
     return CalibratedDrafter(PriorityDrafter((head, drafter)))
@@ -415,8 +347,7 @@ def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:
 class HeadOfCalls:
     """The head that the calls of a Speculator bring, with its drafter. Threads may share it.
 
-    It keeps what was learned about one head, the last one, but does not keep its model alive. The
-    call does.
+    It keeps what was learned about the last head, but does not keep the head's model alive.
     """
 
     def __init__(self) -> None:

@@ -14,12 +14,11 @@ import numpy as np
 from ngramspec.costs.policies import worthwhile_nodes
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession, LearningDrafter
-from ngramspec.drafters.copy import CopyDrafter
 from ngramspec.drafters.known import NullDrafter
-from ngramspec.drafters.ngram import NGramDrafter
 from ngramspec.drafters.priority import PriorityDrafter
 from ngramspec.drafters.registry import quoted
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
+from ngramspec.drafters.tables import CopyDrafter, NGramDrafter
 from ngramspec.errors import check_bool, check_int, check_real
 
 MAX_PROPOSAL_IDS = 1 << 20  # larger than any vocabulary
@@ -50,9 +49,8 @@ class Reader:
         return tokens[:end]
 
     def agree(self, text: Sequence[int], committed: int) -> int:
-        """Forget what differs from ``text``; return the length of what was read of it.
+        """Forget what differs from ``text``; return how much of it is read, not its last token.
 
-        At least the last token is left to read, because the distribution after it is needed.
         ``text`` has ``committed`` committed tokens, followed by draft tokens.
         """
         at, most = self._sure, min(len(self._read), len(text) - 1)
@@ -78,18 +76,11 @@ class Reader:
         return self.model.forward(np.array(tokens, np.int32), last, self.most)
 
 
-class ModelSession(DraftSession):
-    """Drafts for one sequence with a model.
-
-    The model reads the committed text and its own draft. The tables guess the model's tokens, so
-    that one forward of the model yields several: each token is chosen from the model's own
-    distribution, and a guess is right if it equals that token. The tables therefore change the
-    number of forwards, but never the distribution of a draft.
-    """
+class ReadingSession(DraftSession):
+    """Base of sessions with a model that reads the sequence."""
 
     def __init__(self, drafter: ModelDrafter, tokens: Int32) -> None:
         self.drafter = drafter
-        self.tables = drafter.tables.start(tokens)
         self.text: list[int] = tokens.tolist()  # committed
         self.reader: Reader | None = None
         self.temperature: float | None = None
@@ -101,6 +92,26 @@ class ModelSession(DraftSession):
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         self.temperature = temperature
         self._rng = np.random.default_rng(seed)
+
+    def close(self) -> None:
+        self.reader = None
+        super().close()
+
+
+class ModelSession(ReadingSession):
+    """Drafts for one sequence with a model.
+
+    The tables guess the model's tokens, so that one forward of the model yields several. Each token
+    is chosen from the model's own distribution, and a guess is right if it equals that token. So
+    the tables change the number of forwards, but never the distribution of a draft.
+    """
+
+    def __init__(self, drafter: ModelDrafter, tokens: Int32) -> None:
+        super().__init__(drafter, tokens)
+        self.tables = drafter.tables.start(tokens)
+
+    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
+        super().begin_sampling(temperature, seed)
         self.tables.begin_sampling(temperature, seed)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
@@ -117,9 +128,8 @@ class ModelSession(DraftSession):
             return EMPTY_DRAFT
         if reader.model.ahead is not None:
             gamma = min(gamma, reader.model.ahead - len(path))
-        if gamma < 1 or not reader.fits(self.text, len(path) + gamma):
-            return EMPTY_DRAFT
-        if len(reader.readable(path)) < len(path):
+        fits = gamma > 0 and reader.fits(self.text, len(path) + gamma)
+        if not fits or len(reader.readable(path)) < len(path):
             return EMPTY_DRAFT
         reader.model.commit(len(self.text))
         return self._drafted(reader, text, gamma) if reader.model.ready else EMPTY_DRAFT
@@ -150,10 +160,9 @@ class ModelSession(DraftSession):
         return self._draft(found)
 
     def _choose(self, ids: Int32, log_probs: Float32) -> tuple[int, Int32, Float32] | None:
-        """The model's next token and the distribution it was chosen from; None: stop drafting.
+        """The model's next token and its distribution; None: stop, decided before sampling.
 
-        Whether to stop is decided before the token is sampled. Without a temperature, the token is
-        the most probable one, and only its own probability is returned.
+        Without a temperature, the token is the most probable one, with its own probability alone.
         """
         if not log_probs[0] >= self.drafter.least:  # also stops at NaN
             return None
@@ -176,7 +185,7 @@ class ModelSession(DraftSession):
         self.tables.extend(tokens)
 
     def close(self) -> None:
-        self.reader = None
+        super().close()
         self.tables.close()
 
 

@@ -5,7 +5,6 @@ Drafts of several drafters are merged by their prefixes into one tree (SpecInfer
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -30,8 +29,9 @@ from ngramspec.drafters.base import (
     verified_count,
 )
 
-ASSUMED_CONFIDENCE = 0.9  # assumed confidence of nodes without one; not tuned
-PRIORITY_FACTOR = 0.3  # factor on a draft's first nodes per draft of higher priority; not tuned
+# Of nodes without a confidence, in trees; not tuned: their confidence, and the factor on that of a
+# draft's first nodes for each draft of higher priority.
+ASSUMED_CONFIDENCE, PRIORITY_FACTOR = 0.9, 0.3
 
 
 def pack(drafts: Sequence[Draft], limit: int) -> Draft:
@@ -44,12 +44,6 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     of the earlier draft come first. Where drafts have no confidence, a later draft and a deeper
     node count as less likely. A node that several drafts share gets the highest of their
     confidences and the source of the first. Confidence is None if no draft has any.
-
-    Example:
-        >>> chains = [Draft(np.array(ids, np.int32)) for ids in ([5, 6, 7], [5, 8])]
-        >>> tree = pack(chains, 4)
-        >>> tree.tokens.tolist(), tree.parents.tolist()
-        ([5, 6, 8, 7], [-1, 0, 0, 1])
     """
     places: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     confidence: list[float] = []
@@ -99,10 +93,7 @@ def path_along(draft: Draft, tokens: Iterable[int]) -> list[int]:
 
 
 def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:
-    """Sort a deterministic tree's nodes by descending ``reach``, float64 (n,), stably.
-
-    No node may have a higher reach than its parent.
-    """
+    """Sort a tree's nodes stably by ``reach``, float64 (n,), which descends along each path."""
     by_reach = np.argsort(-reach, kind="stable")
     new = np.empty(len(by_reach) + 1, np.int32)
     new[by_reach] = np.arange(len(by_reach), dtype=np.int32)
@@ -272,8 +263,8 @@ class PriorityDrafter(Drafter):
 
 DEPTH_CELLS = 16  # depths with separate counts; deeper nodes share the last
 SIBLING_CELLS = 4  # places among siblings with separate counts
-HALVE_AT_VERIFIED = 600  # verified tokens at which counts are halved, so old ones fade; not tuned
-PRIOR_ACCEPTED, PRIOR_VERIFIED = 2.0, 4.0  # initial counts; not tuned
+HALVE_AT_VERIFIED = 600  # at which counts are halved, so that old ones fade: the value engine's
+PRIOR_ACCEPTED, PRIOR_VERIFIED = 2.0, 4.0  # counts to begin with: one half, soon outweighed
 
 
 class CalibratedSession(ForwardingSession):
@@ -306,11 +297,7 @@ class CalibratedSession(ForwardingSession):
         return whole.first(worthwhile_nodes(reached, cost))
 
     def propose_sampled(self, length: int, gamma: int) -> Draft:
-        """Sample a draft of a length that was decided beforehand.
-
-        If sampled tokens decided the length, the output would be biased: the verified ones would
-        not have the distribution that their proposal gives.
-        """
+        """Sample a draft of a length decided beforehand: sampled tokens would bias the output."""
         draft = self.inner.propose(min(length + 1, gamma))  # the extra token is only learned from
         if not len(draft):
             return draft
@@ -329,11 +316,7 @@ class CalibratedDrafter(LearningDrafter):
 
     The place is the index among its siblings: 0 in a chain. Confidence is (accepted + 2) /
     (verified + 4) of its counts (float32, 8 bytes for each source, depth and place). The counts are
-    halved when full and shared by the drafter's sequences. Thread-safe: one lock guards them. A
-    node costs O(1).
-
-    Args:
-        inner: any drafter.
+    halved when full and shared by the drafter's sequences. Thread-safe: one lock guards them.
     """
 
     estimates = True
@@ -360,8 +343,7 @@ class CalibratedDrafter(LearningDrafter):
         self._verified = np.full(shape, PRIOR_VERIFIED, np.float32)
 
     def start(self, tokens: Int32) -> DraftSession:
-        drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
-        return CalibratedSession(drafter, self.inner.start(tokens))
+        return CalibratedSession(self.of_sequence(), self.inner.start(tokens))
 
     def confidence(self, draft: Draft) -> Float32:
         """P(accepted | parent accepted) of each node of a draft, float32 (n,)."""

@@ -28,12 +28,8 @@ def static_tree(nodes: int, ranks: int) -> tuple[tuple[int, int], ...]:
     """The tree of ``nodes`` nodes with the highest total of assumed path probabilities.
 
     A node has at most ``ranks`` >= 1 children. Returned is (parent, rank) of each node, by
-    descending probability. Parents come before their children, and the first n nodes are the tree
-    of n nodes. Parent -1 is the last committed token.
-
-    Examples:
-        >>> static_tree(4, 8)
-        ((-1, 0), (0, 0), (-1, 1), (1, 0))
+    descending probability; parent -1 is the last committed token. The first n nodes are the tree of
+    n nodes.
     """
     tree: list[tuple[int, int]] = []
     # -P(path), order, parent, rank, P(the parent's path)
@@ -127,12 +123,8 @@ class RecycleDrafter(Drafter):
     """Drafts from the target's own candidates: a static tree, or a chain of the best ones.
 
     Each sequence begins with an empty table. (In the paper, later requests inherit the table; here
-    no request's text reaches another's drafts.) Memory: at most k token ids for each token of the
-    vocabulary. A draft costs O(nodes), a step O(positions).
-
-    Args:
-        top_k: candidates kept per token, 1..64; the paper uses 8.
-        always: False: only where they pay off, which requires other sources to compare with.
+    no request's text reaches another's drafts.) It keeps ``top_k`` candidates per token, 1..64; the
+    paper uses 8. ``always`` is an option of ValueDrafter, which alone can compare sources.
     """
 
     source_names = ("recycle",)

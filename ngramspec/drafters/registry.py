@@ -11,7 +11,7 @@ from importlib import import_module
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.value import RECYCLE_TOP_K, SOURCES, ValueDrafter
 from ngramspec.errors import check_choice
-from ngramspec.stores.choice import Store, open_stores
+from ngramspec.stores import Store, open_stores
 
 TABLES = "copy+ngram+unigram"
 AUTO = f"{TABLES}+recycle(always=false)"  # policy "value"; "priority" uses TABLES

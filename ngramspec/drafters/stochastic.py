@@ -25,12 +25,8 @@ CHILDREN_BY_DEPTH = (3, 2, 2, 1)
 class SamplingSession(DraftSession):
     """A session that samples its tokens. Subclasses supply the counts to sample from.
 
-    A sampled request supplies the seed (``begin_sampling``); other requests use a constant one. The
-    same seed gives the same drafts.
-
-    Args:
-        temperature: T; q of a token is proportional to count ** (1 / T). "request": the request's
-            own.
+    At a temperature T ("request": the request's own), q of a token is proportional to count **
+    (1 / T). The same seed gives the same drafts; requests that are not sampled have a constant one.
     """
 
     def __init__(self, temperature: float | str) -> None:
@@ -66,10 +62,9 @@ class SamplingSession(DraftSession):
         return Draft(np.array(tokens, np.int32), proposal=proposal_of(parts))
 
     def _tree(self, gamma: int) -> Draft:
-        """A tree of at most ``gamma`` nodes, breadth first.
+        """A tree of at most ``gamma`` nodes, breadth first; siblings without replacement.
 
-        The number of a node's children depends on its depth and on how many ids may follow. Both
-        are known before the children are sampled, without replacement.
+        The number of a node's children depends on what is known before they are sampled.
         """
         paths: list[list[int]] = [[]]  # indexed by node + 1
         tokens: list[int] = []

@@ -18,18 +18,18 @@ import numpy as np
 
 from ngramspec.draft import NO_TOKENS, Float32, Int32
 from ngramspec.drafters.partial_json import MAX_DEPTH, Frame, PartialJson, unquoted
-from ngramspec.stores.base import encode, vocabulary_of
+from ngramspec.stores import encode, vocabulary_of
 
 logger = logging.getLogger("ngramspec")
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 OPENING_TOKENS = 16  # last tokens in which an opening is searched
 MAX_CALL_TOKENS = 4096  # of a call that is read; a longer one is not predicted
-MAX_READ_TOKENS, MAX_READ_CHARACTERS = 1 << 14, 1 << 16  # of a prompt's end; not tuned
-CONTEXT_TOKENS = 256  # of a call, which are encoded with a continuation; not tuned
+MAX_READ_TOKENS, MAX_READ_CHARACTERS = 1 << 14, 1 << 16  # of a prompt's end: bound its time
+CONTEXT_TOKENS = 256  # of a call, which are encoded with a continuation: bound its time
 MAX_PREDICTED_TOKENS = 64
-# Probabilities, not tuned, which the calibration corrects: of the first predicted token, of that of
-# a value, and of a token after the first.
+# Probabilities until the calibration has corrected them: of the first predicted token, of that of a
+# value, and of a token after the first.
 CERTAIN, LIKELIEST, FURTHER = 0.98, 0.55, 0.98
 NAME_KEY, ARGUMENT_KEYS = "name", ("arguments", "parameters")
 MAX_TOOLS = MAX_KEYS = 256  # keys: of an object

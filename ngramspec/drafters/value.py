@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.common import MOST_TOKENS
-from ngramspec._native.store_reader import StorePair, StoreSource
-from ngramspec._native.value import ValueEngine
+from ngramspec._native import MOST_TOKENS, Calibration, StorePair, StoreSource, ValueEngine
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.errors import check_bool, check_int
-from ngramspec.stores.choice import Store, open_stores
+from ngramspec.stores import Store, open_stores
 
 if TYPE_CHECKING:
-    from ngramspec.drafters.tool_calls import CallPredictor, ToolCalls
+    from ngramspec.drafters.tool_calls import ToolCalls
 
 SOURCES = ("copy", "ngram", "unigram")
 RECYCLE = "recycle"  # Token Recycling: the target's own top-k candidates
@@ -58,30 +55,33 @@ class SessionStores:
 
 
 class ValueSession(DraftSession):
-    """Drafts for one sequence with a value engine, native or the twin.
+    """Drafts for one sequence with a value engine.
 
     It learns in ``extend``: the committed tokens show for every candidate whether it was right,
     including candidates after the draft's end and those that were not drafted. ``observe`` only
-    receives the target's top-k candidates, if they are asked for, and credits stores. ``engine`` is
-    new, and ``always`` that of ValueDrafter.
+    receives the target's top-k candidates, if they are asked for, and credits stores.
     """
 
-    def __init__(
-        self,
-        engine: Any,
-        tokens: Int32,
-        always: bool = True,
-        stores: SessionStores | None = None,
-        tools: CallPredictor | None = None,
-    ) -> None:
-        self.engine, self.tools = engine, tools
-        self._stores = stores
-        self._always = self._wanted = always
+    engine_type: Any = ValueEngine  # or its twin
+
+    def __init__(self, drafter: ValueDrafter, tokens: Int32) -> None:
+        self._stores = stores = SessionStores(drafter.stores, tokens) if drafter.stores else None
+        self.engine = self.engine_type(
+            drafter.calibration,
+            *(name in drafter.sources for name in SOURCES),
+            drafter.min_match,
+            None if stores is None else stores.source,
+            RECYCLE in drafter.sources,
+            drafter.headed,
+            None if stores is None else stores.familiar,
+        )
+        self.tools = None if drafter.tools is None else drafter.tools.predictor(tokens)
+        self._always = self._wanted = drafter.always
         rehearsed = 0 if stores is None else stores.rehearsed
         known = max(len(tokens) - rehearsed, 0)
-        engine.extend(tokens[:known])
+        self.engine.extend(tokens[:known])
         if rehearsed:
-            engine.rehearse(tokens[known:])
+            self.engine.rehearse(tokens[known:])
 
     @property
     def wants_evidence(self) -> bool:
@@ -114,12 +114,8 @@ class ValueSession(DraftSession):
             if taken:
                 self.engine.credit_store(taken)
         if evidence is not None and len(evidence.tokens):
-            self.engine.recycle(
-                evidence.tokens,
-                evidence.ids,
-                evidence.log_probs,
-                evidence.accepted,
-            )
+            seen = evidence
+            self.engine.recycle(seen.tokens, seen.ids, seen.log_probs, seen.accepted)
 
     def extend(self, tokens: Int32) -> None:
         self.engine.extend(tokens)
@@ -167,7 +163,8 @@ class ValueDrafter(LearningDrafter):
 
     estimates = True
     branches = True
-    learned = ("calibration",)
+    learned: tuple[str, ...] = ("calibration",)
+    always = True
     headed = False  # whether its engines draft a head's tokens, or predicted tool calls, too
     tools: ToolCalls | None = None
 
@@ -217,21 +214,7 @@ class ValueDrafter(LearningDrafter):
         self.calibration = Calibration()
 
     def start(self, tokens: Int32) -> ValueSession:
-        stores = SessionStores(self.stores, tokens) if self.stores else None
-        copies, counts, falls_back = (name in self.sources for name in SOURCES)
-        engine = ValueEngine(
-            Calibration() if self.by_request else self.calibration,
-            copies,
-            counts,
-            falls_back,
-            self.min_match,
-            None if stores is None else stores.source,
-            RECYCLE in self.sources,
-            self.headed,
-            None if stores is None else stores.familiar,
-        )
-        tools = None if self.tools is None else self.tools.predictor(tokens)
-        return ValueSession(engine, tokens, self.always, stores, tools)
+        return ValueSession(self.of_sequence(), tokens)
 
 
 class StoreDrafter(ValueDrafter):
@@ -243,7 +226,6 @@ class StoreDrafter(ValueDrafter):
         stores: corpora, paths of corpora, and namespaces of shared stores.
     """
 
-    always = True
     spec = "store"
 
     def __init__(self, stores: Sequence[Store] = ()) -> None:

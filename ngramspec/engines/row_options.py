@@ -13,9 +13,7 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.engines.rows import Rows
 from ngramspec.errors import check_int
-from ngramspec.stores.shared import DEFAULT_BYTES, Namespace, SharedStore, made_namespace
-
-SAVED_STORE_OPTIONS = {"path", "namespace", "max_bytes", "namespace_bytes"}
+from ngramspec.stores import open_stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +28,9 @@ class EngineOptions:
             without a draft: ``{"1": {"8": 1.2, "24": 1.5}, "16": {"16": 1.9}}``.
         max_sessions: maximum number of known texts.
         max_mib: maximum size of texts and sessions in MiB.
-        stores: draft sources of all requests: paths of corpora, and dicts that name shared stores,
-            to which all requests add their output: see ``named_stores``.
+        stores: draft sources of all requests: paths of corpora, and dicts of SharedStore's
+            arguments and ``namespace``, which make a store to which all requests add their output.
+            With ``path``, it is loaded from a file of ``SharedStore.save``.
         log_every: seconds between two log lines with counts; 0: none.
     """
 
@@ -87,7 +86,7 @@ class EngineOptions:
                 with another tokenizer.
             OSError: a store cannot be read.
         """
-        stores = named_stores(self.stores, tokenizer)
+        stores = open_stores(self.stores, tokenizer=tokenizer)
         drafter = build_drafter(self.drafter, policy=self.policy, stores=stores)
         for store in drafter.stores:
             if tokenizer is not None:
@@ -133,40 +132,3 @@ class EngineOptions:
             max_bytes=self.max_mib << 20,
             clock=clock,
         )
-
-
-def named_stores(given: object, tokenizer: Any = None) -> list[str | Namespace]:
-    """The stores that the option ``stores`` names.
-
-    It is a list of paths of corpora, and dicts of SharedStore's arguments and ``namespace``. With
-    ``path``, the store is loaded from a file of ``SharedStore.save``, which is not written again.
-    Only a store with ``sync`` needs the model's tokenizer.
-
-    Raises:
-        TypeError, ValueError: ``given`` is not such a list, or an entry is wrong.
-        OSError: a file cannot be read.
-    """
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise TypeError(f"stores must be a list of paths and dicts, got {given!r}")
-    return [_named(at, each, tokenizer) for at, each in enumerate(given)]
-
-
-def _named(at: int, given: Any, tokenizer: Any) -> str | Namespace:
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, Mapping):
-        raise TypeError(f"stores[{at}] must be a path or a dict, got {given!r}")
-    if "path" not in given:
-        return made_namespace(given, tokenizer)
-    unknown = given.keys() - SAVED_STORE_OPTIONS
-    if unknown or "namespace" not in given or not isinstance(given["path"], str):
-        raise ValueError(
-            f"stores[{at}]: a store with a path must have 'path' and 'namespace', and may have"
-            f" max_bytes, namespace_bytes; got {dict(given)!r}"
-        )
-    store = SharedStore.load(
-        given["path"],
-        given.get("max_bytes", DEFAULT_BYTES),
-        namespace_bytes=given.get("namespace_bytes"),
-    )
-    return store[given["namespace"]]

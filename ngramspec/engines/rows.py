@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ngramspec._native.rows import TokenText, agreed, generous_cost, may_pay, text_hash
+from ngramspec._native import TokenText, agreed, generous_cost, may_pay, text_hash
 from ngramspec.costs.policies import LAG_POWER, Refills, progress_weights, worthwhile_rows
 from ngramspec.costs.steps import EngineCosts
 from ngramspec.decoding.row import OnFault, Row

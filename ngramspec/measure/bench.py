@@ -36,10 +36,6 @@ MAX_COMPILING_CALLS = 16  # consecutive calls that may be repeated because they 
 Forcing = Callable[[Prompt], None]
 
 
-def unforced(prompt: Prompt) -> None:
-    """Let the model generate its own text."""
-
-
 def by_model(set_text: Callable[[Sequence[int] | None], None]) -> Forcing:
     """Have the model's own logits force a prompt's text, if it has one, by ``forced_model``."""
 
@@ -57,7 +53,7 @@ def forced_texts(model: Any, prompts: Sequence[Prompt], plan: Plan) -> Iterator[
     and cuts them at the first impossible token, so it would learn the text from the processor.
     """
     if not plan.same_text and all(each.text is None for each in prompts):
-        yield unforced
+        yield lambda prompt: None
         return
     capacity = max((len(each.ids) for each in prompts), default=0) + plan.new
     with forced_model(model, capacity + POSITIONS_AFTER_TEXT) as set_text:
@@ -119,15 +115,12 @@ class Measured:
 
 @dataclass
 class EndToEnd:
-    """Compares configurations of ``generate`` with the first of them, the baseline PLAIN.
-
-    ``model`` is in eval mode; ``progress`` is called with a line of text for each stage.
-    """
+    """Compares configurations of ``generate`` with the first of them, the baseline PLAIN."""
 
     model: Any
     configurations: list[Configuration]
     plan: Plan
-    forcing: Forcing = unforced
+    forcing: Forcing = lambda prompt: None
     progress: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
@@ -149,13 +142,11 @@ class EndToEnd:
         return self.measured
 
     def probe(self, prompt: Prompt) -> None:
-        """Try every configuration on the longest prompt; one that fails is skipped with its error.
-
-        This also warms up. Compiled ones run whole, so that later static caches have one size.
-        """
+        """Try and warm up all configurations on the longest prompt; skip those that fail."""
         for configuration in self.configurations[:]:
             self.progress(f"warming up: {configuration.name}")
             try:
+                # Compiled ones run whole, so that later static caches have one size.
                 for _ in range(WARM_UPS if configuration.compiled else 1):
                     new = self.plan.new if configuration.compiled else PROBE_TOKENS
                     with compiled_forwards(self.model) as compiled:
@@ -200,10 +191,7 @@ class EndToEnd:
             self.measured.costs[key] = (context, seconds)
 
     def turns(self, prompt: Prompt, plain: list[int], first: int) -> None:
-        """All repeats of one prompt, each beginning with another configuration, at first ``first``.
-
-        ``plain`` are the tokens that the baseline generates.
-        """
+        """All repeats of one prompt; the first begins with the configuration ``first``."""
         for configuration in self.configurations:
             if configuration.compiled:  # another prompt may compile again
                 self.call(configuration, prompt, self.plan.new)
@@ -271,17 +259,20 @@ def to_dict(measured: Measured) -> dict[str, Any]:
     }
 
 
-MEANS = (  # fields of a row that are geometric means over prompts
-    *("tokens_per_second", "ratio", "decode_ratio"),
-    *("tokens_per_call", "mean_cost", "limit_share"),
+MEANS = (
+    "ratio",
+    "decode_ratio",
+    "limit_share",
+    "tokens_per_second",
+    "tokens_per_call",
+    "mean_cost",
 )
 
 
 def summarize(measured: Measured) -> list[dict[str, Any]]:
     """A row for each task, length and configuration, the baseline included.
 
-    Rows have geometric means over prompts of ``tokens_per_second``, ``ratio``, ``decode_ratio``,
-    ``tokens_per_call``, ``mean_cost`` and ``limit_share``; ``ratio_median`` and ``ratio_worst``;
+    Rows have geometric means over prompts of ``MEANS``; ``ratio_median`` and ``ratio_worst``;
     ``peak_bytes``, the most; the number of ``prompts``, and of those with the ``same`` text as the
     baseline; ``first_differences`` of the others by prompt.
     """

@@ -83,16 +83,12 @@ def take_turns(
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """How to generate: arguments of ``generate``, and how to speculate, if at all.
-
-    ``speculator`` is one for all calls, or the arguments of a new one for each call. ``compiled``:
-    ``generate`` must compile the forward, on a CPU, too.
-    """
+    """How to generate: arguments of ``generate``, and how to speculate, if at all."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    speculator: dict[str, Any] | Speculator | None = None
-    compiled: bool = False
+    speculator: dict[str, Any] | Speculator | None = None  # or the arguments of one for each call
+    compiled: bool = False  # whether ``generate`` must compile the forward, on a CPU, too
 
     @property
     def static(self) -> bool:
@@ -174,10 +170,7 @@ class Caller:
         new: int,
         on_step: Callable[[StepEvent], None] = lambda event: None,
     ) -> Outcome:
-        """Generate at most ``new`` tokens after a prompt, greedily if the configuration does not.
-
-        ``on_step`` is called with each step of a Speculator.
-        """
+        """Generate at most ``new`` tokens after a prompt, greedily unless configured otherwise."""
         arguments = {"do_sample": False, "max_new_tokens": new, **inputs_of(self.model, ids)}
         arguments |= {**configuration.arguments, **self._compiling(configuration)}
         events: list[StepEvent] = []
@@ -244,16 +237,12 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where speculative text first diverges from the baseline's.
-
-    ``ulps`` is the distance of the two best logits of a baseline forward there, in units in the
-    last place of the larger one in the model's dtype.
-    """
+    """Where speculative text first diverges from the baseline's."""
 
     token: int  # the first new token that differs, counted from 1
     plain: str  # the baseline's token there, decoded
     speculative: str
-    ulps: float
+    ulps: float  # distance of the baseline's two best logits there, in units in the last place
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +258,7 @@ class Row:
 
 
 class Measurement:
-    """A model, with the baseline and speculation to compare: greedy, one sequence at a time.
-
-    The speculator's statistics are those of the last call, of at most ``max_new_tokens`` >= 1.
-    """
+    """A model, with the baseline and speculation to compare: greedy, one sequence at a time."""
 
     def __init__(self, loaded: LoadedModel, speculator: Speculator, max_new_tokens: int) -> None:
         self.model = loaded.model
@@ -322,10 +308,7 @@ class Measurement:
     def difference(
         self, ids: list[int], plain: list[int], speculative: list[int]
     ) -> Difference | None:
-        """Where two continuations of ``ids`` diverge, and how close the two best logits are there.
-
-        One forward over their common prefix gives the logits.
-        """
+        """Where two continuations of ``ids`` diverge, by a forward over their common prefix."""
         same = first_difference(plain, speculative)
         if same is None:
             return None

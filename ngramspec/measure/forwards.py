@@ -127,10 +127,7 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
 
 @contextmanager
 def forwards_of(model: Any, *, watch: bool) -> Iterator[list[tuple[int, int]]]:
-    """The width of every forward inside the block, and the cache's length before it.
-
-    The model is not compiled. Without ``watch``, no hook is set, and the list stays empty.
-    """
+    """The width of every forward inside the block, and the cache's length before it."""
     seen: list[tuple[int, int]] = []
 
     def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:

@@ -67,10 +67,7 @@ def synchronize(device: torch.device) -> None:
 
 
 class PeakMemory:
-    """The peak memory since ``reset``: the device's, or this process's resident set.
-
-    On a CPU this reads the kernel's high-water mark, which only Linux can reset.
-    """
+    """The peak memory since ``reset``: the device's, or this process's resident set."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

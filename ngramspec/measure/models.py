@@ -42,10 +42,7 @@ class LoadedModel:
     name: str
 
     def encode(self, prompt: str, *, chat: bool) -> list[int]:
-        """The prompt's token ids, as a user's message if it is one and the model has a template.
-
-        A ValueError is raised if the prompt leaves no room for a new token.
-        """
+        """The prompt's token ids, as a user's message if it is one and the model has a template."""
         if chat and self.tokenizer.chat_template:
             message = [{"role": "user", "content": prompt}]
             encoded = self.tokenizer.apply_chat_template(
@@ -129,11 +126,7 @@ def load(
 
 @contextmanager
 def gguf_read_once() -> Iterator[None]:
-    """Have a GGUF file parsed once inside the block, in a third of the time.
-
-    transformers parses the whole file for the configuration, for the tokenizer and for the weights.
-    It also builds the table of tensor names for each module.
-    """
+    """Have a GGUF file parsed once inside the block, in a third of the time."""
     if find_spec("gguf") is None:
         yield
         return

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
@@ -23,9 +25,10 @@ from ngramspec.costs.processors import GPU_COSTS
 from ngramspec.costs.steps import DraftMargin
 from ngramspec.draft import Draft, Evidence, Float32, Verdict, verified_nodes
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
-from ngramspec.measure.knowledge import Known
+from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.measure.traces import TopTokens, Trace, halves
 from ngramspec.stats import DecodeStats, SourceStats
+from ngramspec.stores import Corpus, SharedStore
 
 # Widths and costs by which drafters are compared. "cpu": SmolLM2-135M in bfloat16 on two cores of
 # an Intel Xeon with AMX. "gpu": assumed, of a 7-8B model on one data-centre GPU.
@@ -61,6 +64,91 @@ def _read_curve(path: Path) -> tuple[list[float], list[float]]:
     if sorted(set(at)) != at:
         raise ValueError(f"{path}: positions must rise, got {at}")
     return at, cost
+
+
+SEPARATOR_ID = 0  # after each document of an .npy file
+NAMESPACE = "replay"
+STORE_BYTES = 256 << 20  # bytes of a store of earlier requests
+
+
+class Known:
+    """What drafters know in addition to each request: a store, and tools whose calls they predict.
+
+    If it ``shares``, requests add their text, and an output's first token is not in the prompt.
+    """
+
+    shares = False
+
+    def __init__(self, tools: ToolCalls | None = None) -> None:
+        self.tools = tools
+        self._last: tuple[Drafter, str, Drafter] | None = None
+
+    def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
+        """A drafter that knows what belongs to a trace; all such traces share it."""
+        which = self.which(trace)
+        if self._last is None or self._last[0] is not drafter or self._last[1] != which:
+            self._last = None  # one at a time: suffix trees take much memory
+            store = self.store(which)
+            known: Any = drafter
+            if store is not None:
+                with suppress(ValueError):  # it supports none
+                    known = drafter.with_stores([store])
+            if self.tools is not None:
+                known = known.with_tools(self.tools)
+            self._last = (drafter, which, known)
+        return self._last[2]
+
+    def which(self, trace: Trace) -> str:
+        """The name of the store that belongs to a trace; "" if all traces share one."""
+        return ""
+
+    def store(self, which: str) -> Any:
+        """The store of a name, or None."""
+        return None
+
+
+class Earlier(Known):
+    """The outputs of earlier traces, or with ``write`` "all" also their prompts."""
+
+    shares = True
+
+    def __init__(self, write: str, tools: ToolCalls | None = None) -> None:
+        super().__init__(tools)
+        self.write = write
+
+    def store(self, which: str) -> Any:
+        store = SharedStore(STORE_BYTES, namespace_bytes=STORE_BYTES, write=self.write)
+        return store[NAMESPACE]
+
+
+class Knowledge(Known):
+    """A corpus for all traces, or one for each repository that traces name.
+
+    ``place`` is a corpus; or a folder with ``REPO.ngc``, a corpus, or ``REPO.npy``, token ids with
+    a 0 after each document, for each trace's ``repo``.
+    """
+
+    def __init__(self, place: Path, tools: ToolCalls | None = None) -> None:
+        super().__init__(tools)
+        self.place = place
+        self._corpora: dict[str, Corpus] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-")
+        if not place.is_dir():
+            self._corpora[""] = Corpus.open(place)
+
+    def which(self, trace: Trace) -> str:
+        return trace.repo if self.place.is_dir() else ""
+
+    def store(self, which: str) -> Corpus:
+        """A repository's corpus; from an .npy file it is built once, if it exists."""
+        if which not in self._corpora:
+            path = self.place / f"{which}.ngc"
+            if not path.is_file():
+                tokens = np.load(path.with_suffix(".npy"))
+                path = Path(self._folder.name) / path.name
+                Corpus.build(np.split(tokens, np.flatnonzero(tokens == SEPARATOR_ID) + 1), path)
+            self._corpora[which] = Corpus.open(path)
+        return self._corpora[which]
 
 
 @dataclass(slots=True)
@@ -110,10 +198,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Player:
-    """Replays traces through one drafter and keeps the tallies by group.
-
-    ``head`` makes the drafting model of a trace, if there is one; its cost is not counted.
-    """
+    """Replays traces through one drafter and keeps the tallies by group."""
 
     drafter: Drafter
     plan: Plan

@@ -59,11 +59,7 @@ class Prompt:
 
 
 def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
-    """Read prompts: JSON lines with ``group``, ``id`` and ``prompt``.
-
-    A prompt is a text, which ``encode`` turns into tokens, or a list of token ids. Recorded outputs
-    are ignored. A ValueError names the first line without a prompt, or says that there is none.
-    """
+    """Read prompts: JSON lines with ``group``, ``id`` and ``prompt``."""
     prompts = []
     for number, fields in json_lines(path):
         where = f"{path}, line {number}"
@@ -127,11 +123,7 @@ def fit(prompts: Sequence[Prompt], length: int) -> list[Prompt]:
 def unpredictable(
     prompts: Iterable[Prompt], tokens: int, vocab: int, never: Collection[int] = ()
 ) -> list[Prompt]:
-    """The prompts of all tasks in turn, each with a different random text to generate.
-
-    The text has ``tokens`` ids, sampled uniformly from 0..vocab - 1, except those of ``never``,
-    such as the end-of-sequence tokens.
-    """
+    """The prompts of all tasks in turn, each with a different random text to generate."""
     by_task: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_task.setdefault(prompt.task, []).append(prompt)

@@ -96,11 +96,7 @@ def record(
     generate: Callable[[list[int]], list[int]],
     take: Callable[[int], TopTokens | None] = lambda length: None,
 ) -> Iterator[Trace]:
-    """One trace for each prompt, as it is generated.
-
-    ``generate`` returns the tokens that the model greedily generates after token ids. ``take`` is
-    then called with their number, and returns the target's most probable tokens at them, or None.
-    """
+    """One trace for each prompt, as it is generated."""
     for prompt in prompts:
         ids = encode(prompt.text)
         output = np.array(generate(ids), np.int32)
@@ -236,10 +232,7 @@ class RecordingDrafter(Drafter):
         return _RecordingSession(self, self.inner.start(tokens))
 
     def take(self, length: int) -> TopTokens | None:
-        """Return the candidates recorded since the last call, for an output of ``length`` tokens.
-
-        The first position is missing if the prefill verified no draft, because no session ran.
-        """
+        """The candidates since the last call; the first of ``length`` tokens may have none."""
         ids, log_probs, self.ids, self.log_probs = self.ids, self.log_probs, [], []
         if not ids:
             return None

@@ -38,12 +38,11 @@ from ngramspec.server.bodies import (
     TokenizeBody,
     check_fields,
 )
-from ngramspec.server.chat import ChatReply, apply_template
-from ngramspec.server.completions import CompletionReply
 from ngramspec.server.engine import CompletionRequest, Engine, ModelRunner, Sampling
 from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.llama import LlamaReply
 from ngramspec.server.metrics import Metrics, private_logs
+from ngramspec.server.openai_api import ChatReply, CompletionReply, apply_template
 from ngramspec.server.responses import ApiError, Error, add_handlers, answer_of, shutting_down
 from ngramspec.server.service import Reply, Service
 from ngramspec.server.settings import ANYONE, Client, ServerSettings
@@ -62,24 +61,20 @@ class AllowedHosts:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        given = set(names)
-        self._any = ANY_HOST in given
-        hosts = {text: _host_of(text) for text in given - {ANY_HOST}}
-        for text, host in hosts.items():
+        hosts = {name: name if name == ANY_HOST else _host_of(name) for name in names}
+        for name, host in hosts.items():
             if host is None:
-                wrong = f"a host must be a name or an address without a port, got {text!r}"
+                wrong = f"a host must be a name or an address without a port, got {name!r}"
                 raise ValueError(wrong)
         self._hosts = set(hosts.values())
         self._any_address = any(getattr(each, "is_unspecified", False) for each in self._hosts)
 
     def allow(self, header: str) -> bool:
         """Whether a request with this ``Host`` is answered; a missing one is like an empty one."""
-        if self._any:
-            return True
         found = HOST_HEADER.fullmatch(header)
         host = _host_of(found[1]) if found else None
-        if host is None:
-            return False
+        if host is None or ANY_HOST in self._hosts:
+            return ANY_HOST in self._hosts
         if isinstance(host, str):
             local = host == "localhost" or host.endswith(".localhost")
         else:
@@ -102,17 +97,14 @@ def _host_of(text: str) -> str | IPv4Address | IPv6Address | None:
 def authenticate(
     keys: Mapping[str, str], authorization: str | None, x_api_key: str | None = None
 ) -> str:
-    """The user whose key a request has; an ApiError if the key is missing or wrong.
-
-    All keys are compared, each in constant time, so that the duration reveals nothing about a key.
-    """
+    """The user whose key a request has; an ApiError if the key is missing or wrong."""
     if not keys:
         return ANYONE
     scheme, given = "bearer", x_api_key or ""
     if authorization is not None:
         scheme, _, given = authorization.partition(" ")
     found = None
-    for user, key in keys.items():
+    for user, key in keys.items():  # all of them, each in constant time: the duration tells nothing
         if hmac.compare_digest(key.encode(), given.strip().encode()):
             found = user
     if found is None or scheme.lower() != "bearer":
@@ -178,11 +170,8 @@ class Front:
         headers = Headers(scope=scope)
         for host in headers.getlist("host") or [""]:
             if not self._hosts.allow(host):
-                message = "the request must have a Host header"
-                if "host" in headers:
-                    refused = f"this server does not answer to the host {host[:200]!r}"
-                    message = f"{refused}; see --allowed-hosts"
-                raise ApiError(421, message, code="host_not_allowed")
+                refused = f"this server does not answer to the host {host[:200]!r}"
+                raise ApiError(421, f"{refused}; see --allowed-hosts", code="host_not_allowed")
         keys = {} if scope["path"] in PUBLIC_PATHS else self._keys
         user = authenticate(keys, headers.get("authorization"), headers.get("x-api-key"))
         length = headers.get("content-length", "")
@@ -205,10 +194,7 @@ class Front:
 
 
 REFERENCE = "#/components/schemas/{model}"
-BODY = (
-    "A member that is null counts as absent, as does a field of llama.cpp whose value has no"
-    " effect."
-)
+BODY = "A null member counts as absent, as does a field of llama.cpp whose value has no effect."
 UNKNOWN = {
     "refuse": "Unknown fields that might change the answer are refused with 400.",
     "warn": "Unknown fields are ignored and named in the header X-Ignored-Fields.",
@@ -224,18 +210,18 @@ RESPONSES: dict[int | str, dict[str, Any]] = {  # of every route
 SHUTDOWN_GRACE_SECONDS = 1.0  # for clients of cancelled requests to receive their errors
 
 
-def described(kind: type[BaseModel], streams: bool, unknown_fields: str) -> dict[str, Any]:
-    """An operation's body of type ``kind``, and its response."""
-    schema = {"$ref": REFERENCE.format(model=kind.__name__)}
+def described(route: BodyRoute, unknown_fields: str) -> dict[str, Any]:
+    """An operation's body, and its response."""
+    schema = {"$ref": REFERENCE.format(model=route.kind.__name__)}
     content: dict[str, Any] = {"application/json": {"schema": {}}}
-    if streams:
+    if route.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    also = "; with `stream`, events with parts of it" if streams else ""
     body = {
         "description": f"{BODY} {UNKNOWN[unknown_fields]}",
         "required": True,
         "content": {"application/json": {"schema": schema}},
     }
+    also = "; with `stream`, events with parts of it" if route.streams else ""
     response = {"description": f"The answer{also}", "content": content}
     return {"requestBody": body, "responses": {"200": response}}
 
@@ -345,23 +331,22 @@ BODY_ROUTES = {
 
 
 def _add_answer(app: FastAPI, service: Service, path: str) -> None:
-    kind, answer, summary, streams = BODY_ROUTES[path]
-    mode = service.settings.unknown_fields
+    route, mode = BODY_ROUTES[path], service.settings.unknown_fields
 
     @app.post(
         path,
         response_model=None,
-        summary=summary,
+        summary=route.summary,
         operation_id=path.strip("/").replace("/", "_"),
-        openapi_extra=described(kind, streams, mode),
+        openapi_extra=described(route, mode),
     )
     async def answered(
         request: Request, x_session: Annotated[str | None, Header(max_length=200)] = None
     ) -> Response:
-        body = await service.reading.body(request, kind)
+        body = await service.reading.body(request, route.kind)
         check_fields(body, request, mode, service.idle_fields)
         client = Client(request.state.user, x_session or None)
-        found = await service.reading.run(request, answer, service, body, client)
+        found = await service.reading.run(request, route.answer, service, body, client)
         return await found.respond(request) if isinstance(found, Reply) else found
 
 
@@ -375,35 +360,38 @@ def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
         "fill_in_the_middle": None if service.fim is None else service.fim.family.name,
     }
 
+    def view(
+        *paths: str, kind: type[Response] = JSONResponse, shown: bool = True
+    ) -> Callable[[Callable[..., Any]], None]:
+        def add(function: Callable[..., Any]) -> None:
+            for path in paths:
+                app.get(path, response_class=kind, include_in_schema=shown)(function)
+                app.head(path, include_in_schema=False)(function)
+
+        return add
+
+    @view(*PUBLIC_PATHS)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
+    @view("/v1/models", "/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [entry]}
 
+    @view("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        service.check_name(name)
+        service.check_model(name, strict=True)
         return entry
 
+    @view("/props")
     async def props() -> dict[str, Any]:
         return llama.props(service)
 
+    @view("/metrics", kind=PlainTextResponse)
     async def metrics_page() -> Response:
         return Response(metrics.text(service.engine), media_type=CONTENT_TYPE_LATEST)
 
-    written = cache(lambda: document(app, service.settings))
-
+    @view("/openapi.json", shown=False)
+    @cache
     def openapi() -> dict[str, Any]:  # in a thread: writing it takes long
-        return written()
-
-    views: dict[str, Callable[..., Any]] = {
-        **dict.fromkeys(PUBLIC_PATHS, health),
-        **dict.fromkeys(("/v1/models", "/models"), models),
-        **{"/v1/models/{name:path}": model, "/props": props, "/metrics": metrics_page},
-        "/openapi.json": openapi,
-    }
-    for path, view in views.items():
-        kind = PlainTextResponse if view is metrics_page else JSONResponse
-        shown = view is not openapi
-        app.get(path, response_class=kind, include_in_schema=shown)(view)
-        app.head(path, include_in_schema=False)(view)
+        return document(app, service.settings)

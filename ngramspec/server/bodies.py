@@ -61,27 +61,11 @@ PARAMETERS: dict[str, Any] = {
 PENALTIES = {"repeat_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty"}
 
 
-def effective(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request without those that have no effect."""
-    found = {name: value for name, value in given.items() if not _idle(name, value)}
-    if not PENALTIES & found.keys():
-        found.pop("repeat_last_n", None)
-    return found
-
-
-def _idle(name: str, value: Any) -> bool:
-    if name not in NEUTRAL:
-        return name in PARAMETERS
-    neutral = NEUTRAL[name]
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-LARGE_BODY_BYTES = 64 << 10  # reading a larger body can take many milliseconds; not tuned
+LARGE_BODY_BYTES = 64 << 10  # reading a larger body can take many milliseconds
 THREADS = {False: 2, True: 1}  # for small and for large bodies
 MAX_DIGITS = 400  # consecutive digits of a number: parsing n of them takes O(n * n)
 MAX_MEMBERS = 4096  # of an object
-MAX_NAMED_FIELDS = 8  # in a warning's header; not tuned
-MIN_SIMILARITY = 0.75  # of an unknown field to the one that an error suggests; not tuned
+MAX_NAMED_FIELDS = 8  # in a warning's header
 # Fields that constrain an answer, in llama.cpp's, vLLM's and SGLang's APIs. Where they are unknown
 # they are always refused: an answer without the constraint would be wrong.
 CONSTRAINING_FIELDS = (
@@ -152,6 +136,10 @@ TextParts = Annotated[
 Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)]
 
 
+def _same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
 class Given(BaseModel):
     """An object of a request. A member that is null counts as absent."""
 
@@ -209,7 +197,17 @@ class Body(Given):
     @model_validator(mode="before")
     @classmethod
     def _without_idle_fields(cls, given: Any) -> Any:
-        return effective(given) if isinstance(given, dict) else given
+        """Leave out the fields that have no effect."""
+        if not isinstance(given, dict):
+            return given
+        found = {
+            name: value
+            for name, value in given.items()
+            if name not in PARAMETERS and not (name in NEUTRAL and _same(value, NEUTRAL[name]))
+        }
+        if not PENALTIES & found.keys():
+            found.pop("repeat_last_n", None)
+        return found
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -236,11 +234,6 @@ class Common(Body):
     user: Name | None = None
     prediction: Prediction | None = None
     prompt_cache_key: Name | None = None
-
-    @property
-    def streams_usage(self) -> bool:
-        """Whether a stream ends with an event for the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
 
 class CompletionBody(Common):
@@ -315,20 +308,17 @@ class ChatBody(Common):
 
     @property
     def variables(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in TEMPLATE_FIELDS}
-        known = {name: value for name, value in fields.items() if value is not None}
+        known = self.model_dump(include=set(TEMPLATE_FIELDS), exclude_none=True)
         return known | (self.chat_template_kwargs or {})
 
     @property
     def offered(self) -> list[dict[str, Any]]:
         """The tools that the model may call, in the form for templates."""
-        if self.tool_choice == "none":
-            return []
-        dumped = (
-            tool.function.model_dump(exclude_unset=True, exclude={"strict"})
-            for tool in self.tools or []
-        )
-        return [{"type": "function", "function": each} for each in dumped]
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        shown: dict[str, Any] = {"exclude_unset": True, "exclude": {"strict"}}
+        return [
+            {"type": "function", "function": each.function.model_dump(**shown)} for each in tools
+        ]
 
     @property
     def chosen(self) -> str | None:
@@ -412,10 +402,7 @@ class DetokenizeBody(Given):
 
 
 class Reading:
-    """Reads requests. Large ones use a separate thread, so that small ones do not wait for them.
-
-    At most ``Limits.waiting`` requests of each kind wait for a thread.
-    """
+    """Reads requests in threads; large ones use another, so that small ones do not wait."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -514,26 +501,21 @@ def check_fields(body: BaseModel, request: Request, mode: str, idle: Iterable[st
     """Refuse unknown fields that might change the answer, or name them in the headers."""
     objects = [(f"{name}.", value) for name, value in body if isinstance(value, BaseModel)]
     unknown = [
-        (place, name, type(owner).model_fields)
+        (place + name, type(owner).model_fields)
         for place, owner in (("", body), *objects)
         for name in owner.model_extra or {}
         if name not in IGNORABLE_FIELDS
     ]
     fields = type(body).model_fields
-    unknown += [("", name, fields) for name in idle if getattr(body, name, None) is not None]
-    refused = unknown
-    if mode == "warn":
-        names = [(place + name)[:100] for place, name, _ in unknown[:MAX_NAMED_FIELDS]]
-        if names:
-            request.scope["state"]["ignored"] = ", ".join(quote(name, safe="") for name in names)
-        refused = [
-            (place, name, fields)
-            for place, name, fields in unknown
-            if (not place and name in CONSTRAINING_FIELDS) or place == "response_format."
-        ]
-    if refused:
-        place, name, fields = refused[0]
-        raise bad((place + name)[:100], _why_unknown(name, fields), "unknown_parameter")
+    unknown += [(name, fields) for name in idle if getattr(body, name, None) is not None]
+    if mode == "warn" and unknown:
+        names = [quote(name[:100], safe="") for name, _ in unknown[:MAX_NAMED_FIELDS]]
+        request.scope["state"]["ignored"] = ", ".join(names)
+        always = (*CONSTRAINING_FIELDS, "response_format")
+        unknown = [each for each in unknown if each[0].partition(".")[0] in always]
+    for name, fields in unknown:
+        why = _why_unknown(name.rpartition(".")[2], fields)
+        raise bad(name[:100], why, "unknown_parameter")
 
 
 def _why_unknown(name: str, fields: Iterable[str]) -> str:
@@ -543,6 +525,6 @@ def _why_unknown(name: str, fields: Iterable[str]) -> str:
     if not same and name in NEUTRAL:
         alone = " together with a penalty" if name == "repeat_last_n" else ""
         return f"this server supports only {json.dumps(NEUTRAL[name])} here{alone}"
-    known = same or get_close_matches(name[:100], fields, 1, cutoff=MIN_SIMILARITY)
+    known = same or get_close_matches(name[:100], fields, 1, cutoff=0.75)
     hint = f"; did you mean {known[0]!r}?" if known else ""
     return f"this server does not know the field{hint}"

@@ -357,9 +357,8 @@ class ModelRunner:
     def open(self, request: CompletionRequest, cache: Any) -> OpenGeneration:
         """Open the generation of a request over a cache that holds a prefix of its prompt."""
         ids = self._ids(request.prompt)
-        kept = {}
-        if request.top_logprobs is not None:
-            kept = {"return_dict_in_generate": True, "output_logits": True}
+        reports = request.top_logprobs is not None
+        kept = {"return_dict_in_generate": True, "output_logits": True} if reports else {}
         return open_generation(
             self.model,
             ids,
@@ -404,12 +403,9 @@ class Scheduler:
         self._owed = 0  # turns of completions since the last turn of a chat
 
     @property
-    def active(self) -> int:
-        return len(self._active)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def load(self) -> tuple[int, int]:
+        """Numbers of jobs that take turns, and that wait."""
+        return len(self._active), len(self._waiting)
 
     def add(self, jobs: Sequence[Job], session: tuple[str, str] | None = None) -> None:
         """Add a request's jobs, all or none, and cancel older ones of the user's session."""
@@ -431,10 +427,8 @@ class Scheduler:
         for job in (*self._waiting, *self._active):
             if job.cancelled:
                 return [job]
-        jobs, chats = (
-            [each for each in self._active if each.request.first is first]
-            for first in (True, False)
-        )
+        jobs = [each for each in self._active if each.request.first]
+        chats = [each for each in self._active if not each.request.first]
         self._owed += bool(jobs and chats)
         if chats and (not jobs or self._owed > MAX_TURNS_BEFORE_CHAT):
             self._owed, jobs = 0, chats
@@ -445,9 +439,8 @@ class Scheduler:
         return taken
 
     def remove(self, job: Job) -> None:
-        for jobs in (self._waiting, self._active):
-            if job in jobs:
-                jobs.remove(job)
+        self._waiting = [each for each in self._waiting if each is not job]
+        self._active = [each for each in self._active if each is not job]
 
     def cancel_all(self) -> None:
         for job in (*self._waiting, *self._active):
@@ -497,7 +490,7 @@ class Engine:
     @property
     def load(self) -> tuple[int, int]:
         with self._changed:
-            return self._scheduler.active, self._scheduler.waiting
+            return self._scheduler.load
 
     def close(self) -> None:
         """Refuse new jobs, cancel all existing ones and wait for the current forward."""
@@ -516,7 +509,7 @@ class Engine:
                     if self.closing:
                         return
                     self._changed.wait()
-                alone = scheduler.active + scheduler.waiting == 1
+                alone = sum(scheduler.load) == 1
             added: Sequence[Added | None] = [None]
             if len(jobs) > 1:
                 added = runner.steps.step([job.generation for job in jobs if job.generation])

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import faulthandler
 import logging
+import multiprocessing
 import os
-import sys
+import re
+import signal
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from typing import Any
 
 from anyio.to_thread import run_sync
 
-from ngramspec.server import grammar_worker
 from ngramspec.server.responses import ApiError, bad, json_parts, refuse_unless
 
 logger = logging.getLogger("ngramspec.server")
-WORKER_MODULE = "ngramspec.server.grammar_worker"
-MAX_WORKERS = 2  # processes: a slow grammar must not block other users; not tuned
-MAX_KEPT_BYTES = 64 << 20  # of all users' compiled grammars; not tuned
-MAX_SCHEMA_CHARACTERS = 65536  # bounds the size of the compiled grammar; not tuned
+SPAWN = multiprocessing.get_context("spawn")
+MAX_WORKERS = 2  # processes: a slow grammar must not block other users
+MAX_KEPT_BYTES = 64 << 20  # of all users' compiled grammars
+MAX_SCHEMA_CHARACTERS = 65536  # bounds the size of the compiled grammar
 INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
-# The request's field that requires a grammar, and the grammar's kind and text, see
-# ``grammar_worker.compiled``.
+# The request's field that requires a grammar, and the grammar's kind and text, see ``compiled``.
 Source = tuple[str, str, str]
+# The prefix of xgrammar's error messages: time, place in its source, and sometimes its condition.
+SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*\) is false: )?")
 
 
 class UnusableGrammarError(Exception):
@@ -39,8 +44,8 @@ class GrammarPool:
     Compilation is native code in a thread that cannot be stopped, and xgrammar has no time limit. A
     compiled grammar can be sent between processes only as JSON, which is up to 90 times as large
     and slower to convert than most grammars are to compile. So a worker process compiles each
-    grammar first, and is killed at the time limit or when the client disconnects. The server then
-    compiles a grammar that passed again, in about the same time.
+    grammar first. It ends at the time limit, and is killed when the client disconnects. The server
+    then compiles a grammar that passed again, in about the same time.
 
     Each user has an equal share of the memory and compiles one grammar at a time, so that response
     times reveal nothing about other users' grammars. At most ``waiting`` of a user's requests wait.
@@ -54,20 +59,21 @@ class GrammarPool:
         self._turns = {user: asyncio.Lock() for user in users}
         self._waiting = dict.fromkeys(users, 0)
         self._places = asyncio.Semaphore(MAX_WORKERS)
-        self._made: tuple[bytes, Any] | None = None  # a worker's first line, and the compiler
+        self._made: tuple[str, Any] | None = None  # the vocabulary as JSON, and its compiler
         self._idle: list[_Worker] = []
-        self.workers: set[_Worker] = set()  # running, busy or idle
+        self.workers: set[_Worker] = set()  # busy or idle
 
     def prepare(self) -> None:
         """Read the vocabulary if xgrammar is installed. It holds the GIL, so do it at the start."""
         if find_spec("xgrammar") is None:
             return
+        os.environ["PYTHONSAFEPATH"] = "1"  # workers import nothing from the working directory
         try:
             import xgrammar
 
             info = self._vocabulary()
             compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
-            self._made = _line([self._seconds, info.serialize_json()]), compiler
+            self._made = info.serialize_json(), compiler
         except Exception as error:  # whatever xgrammar raises about a tokenizer
             logger.warning("xgrammar cannot use the model's tokenizer: %s", str(error))
 
@@ -84,105 +90,80 @@ class GrammarPool:
         return partial(xgrammar.contrib.hf.LogitsProcessor, grammar)
 
     async def compile(self, user: str, kind: str, text: str) -> Any:
-        """A grammar compiled for a user, see ``grammar_worker``; or an UnusableGrammarError."""
-        kept = self._kept[user].get(kind, text)
-        if kept is not None:
-            return kept
+        """A grammar compiled for a user, see ``compiled``; or an UnusableGrammarError."""
+        kept = self._kept[user]
+        if (found := kept.get(kind, text)) is not None:
+            return found
         if self._waiting[user] >= self._max_waiting:
             raise ApiError(429, "too many requests wait for a grammar already", code="queue_full")
         self._waiting[user] += 1
         try:
             async with self._turns[user]:
-                kept = self._kept[user].get(kind, text)  # the previous holder may have compiled it
-                if kept is None:
+                found = kept.get(kind, text)  # the previous holder may have compiled it
+                if found is None:
                     async with self._places:
-                        kept = await self._compile(kind, text)
-                    self._kept[user].add(kind, text, kept)
-                return kept
+                        found = await self._compile(kind, text)
+                    kept.add(kind, text, found)
+                return found
         finally:
             self._waiting[user] -= 1
 
     async def close(self) -> None:
-        self._idle.clear()
         for worker in list(self.workers):
             await self._end(worker)
 
     async def _compile(self, kind: str, text: str) -> Any:
         if self._made is None:
             raise UnusableGrammarError("xgrammar cannot use the model's tokenizer")
-        first_line, compiler = self._made
-        worker = self._idle.pop() if self._idle else _Worker()
+        vocabulary, compiler = self._made
+        worker = self._idle.pop() if self._idle else _Worker(self._seconds, vocabulary)
         self.workers.add(worker)
         try:
-            await worker.start(first_line)
-            async with asyncio.timeout(self._seconds):
-                fault = await worker.fault_of(kind, text)
+            fault = await run_sync(worker.fault_of, kind, text, abandon_on_cancel=True)
         except BaseException as error:
             await asyncio.shield(self._end(worker))
-            if isinstance(error, TimeoutError):
-                limit = f"compiling it takes more than {self._seconds:g} seconds, the limit here"
-                raise UnusableGrammarError(limit) from error
-            raise
+            if not isinstance(error, EOFError | OSError):
+                raise
+            limit = f"compiling it takes more than {self._seconds:g} seconds, the limit here"
+            raise UnusableGrammarError(f"{limit}, or the compiler failed on it") from error
         self._idle.append(worker)
         if fault is not None:
             raise UnusableGrammarError(fault)
-        compiled = partial(grammar_worker.compiled, compiler, kind, text)
-        return await run_sync(compiled, abandon_on_cancel=True)
+        return await run_sync(compiled, compiler, kind, text, abandon_on_cancel=True)
 
     async def _end(self, worker: _Worker) -> None:
-        await worker.end()
+        await run_sync(worker.end)
         self.workers.discard(worker)
+        self._idle = [each for each in self._idle if each is not worker]
 
 
 class _Worker:
-    """A worker process that runs ``grammar_worker``."""
+    """A process that compiles grammars, and ends itself if one takes too long. Methods block."""
 
-    def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
+    def __init__(self, seconds: float, vocabulary: str) -> None:
+        self._pipe, self._theirs = SPAWN.Pipe()
+        given = self._theirs, seconds, vocabulary
+        self.process = SPAWN.Process(target=work, args=given, daemon=True)
+        self._lock, self._ended = threading.Lock(), False
 
-    async def start(self, first_line: bytes) -> None:
-        """Start the process unless it is running. Its imports take some seconds."""
-        if self._process is not None and self._process.returncode is None:
-            return
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", WORKER_MODULE),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-        )
-        if await self._ask(first_line):
-            raise RuntimeError("the process that compiles grammars did not start; see the log")
-
-    async def fault_of(self, kind: str, text: str) -> str | None:
-        return await self._ask(_line([kind, text]))
-
-    async def end(self) -> None:
-        if self._process is not None:
-            if self._process.returncode is None:
-                self._process.kill()
-            await self._process.wait()
-
-    async def _ask(self, line: bytes) -> str | None:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(line)
-            await process.stdin.drain()
-            answer = await process.stdout.readline()
-        except ConnectionError:
-            answer = b""
-        if not answer:
-            await self.end()
-            return "the compiler failed on it"
-        fault: str | None = json.loads(answer)
+    def fault_of(self, kind: str, text: str) -> str | None:
+        """Why a grammar cannot be used, or None; an error if the process ends."""
+        with self._lock:
+            if self._ended:
+                raise EOFError
+            if self.process.pid is None:  # starting it waits for its imports
+                self.process.start()
+                self._theirs.close()
+        self._pipe.send((kind, text))
+        fault: str | None = self._pipe.recv()
         return fault
 
-
-def _line(given: list[Any]) -> bytes:
-    return json.dumps(given).encode() + b"\n"
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            if self.process.pid is not None:
+                self.process.kill()
+                self.process.join()
 
 
 class _Kept:
@@ -205,6 +186,55 @@ class _Kept:
         while self._size > self._max_bytes:
             _, (_, size) = self._grammars.popitem(last=False)
             self._size -= size
+
+
+def compiled(compiler: Any, kind: str, text: str) -> Any:
+    """A compiled JSON schema, structural tag, grammar in GBNF, or any JSON ("json")."""
+    if kind == "json":
+        return compiler.compile_builtin_json_grammar()
+    if kind == "json_schema":
+        return compiler.compile_json_schema(text)
+    if kind == "grammar":
+        return compiler.compile_grammar(text)
+    return compiler.compile_structural_tag(text)
+
+
+def compiler_of(vocabulary: str) -> Any:
+    """A worker's compiler for a serialized ``TokenizerInfo``, which uses half of the cores."""
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo.deserialize_json(vocabulary)
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    return xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
+
+
+def work(pipe: Connection, seconds: float, vocabulary: str) -> None:
+    """Send for each grammar why it cannot be used, or None, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
+    compiler = compiler_of(vocabulary)
+    with suppress(EOFError):
+        while True:
+            kind, text = pipe.recv()
+            # A thread that needs no GIL ends the process, even if the server was killed.
+            with open(os.devnull, "w") as nowhere:
+                faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere)
+                fault = fault_of(compiler, kind, text)
+                faulthandler.cancel_dump_traceback_later()
+            pipe.send(fault)
+
+
+def fault_of(compiler: Any, kind: str, text: str) -> str | None:
+    """Why a grammar cannot be used, or None."""
+    import xgrammar
+
+    try:
+        grammar = compiled(compiler, kind, text)
+        allowed = xgrammar.allocate_token_bitmask(1, grammar.tokenizer_info.vocab_size)
+        xgrammar.GrammarMatcher(grammar).fill_next_token_bitmask(allowed)
+    except Exception as error:  # xgrammar raises errors of several types
+        reason = str(error).strip().partition("\n")[0]
+        return SOURCE_LINE.sub("", reason)[:500] or type(error).__name__
+    return None if allowed.any() else "no text matches it"
 
 
 def bounded_json(param: str, schema: Any) -> str:

@@ -32,9 +32,9 @@ from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat.caches import new_cache
 from ngramspec.hf_model.facts import Ability, facts_of, why_unsupported
 
-MARK_EVERY = 32  # tokens; not tuned
-MAX_MARKS = 4  # snapshots of a cache; not tuned
-MIN_COPIED_TOKENS = 32  # shortest common prefix that is copied; not tuned
+MARK_EVERY = 32  # tokens
+MAX_MARKS = 4  # snapshots of a cache, which bound its memory
+MIN_COPIED_TOKENS = 32  # shortest common prefix that is copied
 MIN_KEPT_SHARE = 0.5  # of its prompt that a cropped cache must keep; not tuned
 
 
@@ -81,11 +81,7 @@ class Lease:
 
 @dataclass(slots=True)
 class CachePool:
-    """The caches of one model. Used by one thread.
-
-    Invariant: a busy cache is never cropped, evicted or lent. Idle caches use at most
-    ``max_bytes``, and those of each user at most ``max_bytes_of_user``.
-    """
+    """The caches of one model, used by one thread; a busy one is never cropped or evicted."""
 
     make: Callable[[], Any]  # returns an empty cache
     max_bytes: int

@@ -21,7 +21,7 @@ from ngramspec.server.bodies import (
     LlamaBody,
     TokenizeBody,
 )
-from ngramspec.server.engine import LENGTH, Answers, Delta, Job, Sampling, answers_of
+from ngramspec.server.engine import LENGTH, Answers, Delta, Job, Sampling
 from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, Source, bounded_json
 from ngramspec.server.metrics import speculation_of, timings_of
 from ngramspec.server.responses import json_response, refuse_unless
@@ -30,7 +30,7 @@ from ngramspec.server.settings import Client
 from ngramspec.server.text import TokenLogprobs
 
 DEFAULT_TEMPERATURE = 0.8  # of ``/completion``, as in llama.cpp
-MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``; not tuned
+MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``
 SETTINGS = (  # of LlamaBody, in ``generation_settings``
     *("n_predict", "n_indent", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
     *("repeat_penalty", "presence_penalty", "frequency_penalty", "stream", "return_tokens"),
@@ -76,17 +76,16 @@ def encoded(service: Service, body: LlamaBody) -> list[int]:
 class LlamaReply(Reply):
     """The answers to a prompt."""
 
+    body: LlamaBody
     done = False
 
     def __init__(self, service: Service, body: LlamaBody, client: Client) -> None:
         super().__init__(service, body, client)
-        self._body = body
         refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
         self.source = source_of(service, body)
         service.check_count(body.n_cmpl, "n_cmpl")
         prompt = service.check_prompt(encoded(service, body))
         asked = body.n_predict if body.n_predict >= 0 else None
-        eos = service.ends_of(prompt)
         default = 0.0 if isinstance(body, InfillBody) else DEFAULT_TEMPERATURE
         sampling = Sampling(
             temperature=default if body.temperature is None else max(body.temperature, 0.0),
@@ -98,19 +97,17 @@ class LlamaReply(Reply):
             repetition_penalty=body.repeat_penalty,
             logit_bias=biases_of(service, body),
             seed=body.seed if body.seed >= 0 else None,
-            banned=eos if body.ignore_eos else (),
+            banned=service.ends_of(prompt) if body.ignore_eos else (),
         )
-        common = service.common(body, client) | {
-            "prompt": prompt,
-            "max_tokens": service.max_tokens(asked, prompt, None),
-            "indent": body.n_indent,
-            "eos": eos,
-            "top_logprobs": body.n_probs or None,
-            "seconds": body.t_max_predict_ms / 1000 or None,
-            "reference": service.reference(body)(prompt),
-        }
-        self.requests = answers_of(sampling, body.n_cmpl, **common)
-        service.check_logprobs(self.requests, "n_probs")
+        self.requests = self.ask(
+            [prompt],
+            body.n_cmpl,
+            sampling,
+            max_tokens=(asked, None),
+            logprobs=(body.n_probs or None, "n_probs"),
+            indent=body.n_indent,
+            seconds=body.t_max_predict_ms / 1000 or None,
+        )
 
     def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
         made = [
@@ -136,14 +133,14 @@ class LlamaReply(Reply):
         tokens = [token for delta in deltas for token in delta.tokens]
         found: dict[str, Any] = {
             "content": "".join(delta.text for delta in deltas),
-            "tokens": tokens if self._body.return_tokens or self._body.stream else [],
+            "tokens": tokens if self.body.return_tokens or self.body.stream else [],
         }
         rows = [_row(self.service, row) for delta in deltas for row in delta.logprobs]
         return found | ({"completion_probabilities": rows} if rows else {})
 
     def _final(self, job: Job, deltas: Sequence[Delta], new_line: bool) -> dict[str, Any]:
         """llama.cpp's JSON of an answer that has ended, with the fields that were asked for."""
-        body, last, progress, request = self._body, deltas[-1], job.progress, job.request
+        body, last, progress, request = self.body, deltas[-1], job.progress, job.request
         settings = settings_of(self.service, body) | {
             "n_predict": request.max_tokens,
             "max_tokens": request.max_tokens,
@@ -182,16 +179,14 @@ def biases_of(service: Service, body: LlamaBody) -> dict[int, float]:
 
 
 def _row(service: Service, row: TokenLogprobs) -> dict[str, Any]:
-    top = [_token(service, token, value) for token, value in row.top]
-    return {**_token(service, row.token, row.logprob or 0.0), "top_logprobs": top}
+    def named(token: int, logprob: float) -> dict[str, Any]:
+        found, shown = service.bytes_of.text(token), service.bytes_of(token)
+        text = (shown or b"").decode(errors="replace") if found is None else found
+        data = text.encode() if shown is None else shown
+        return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
 
-
-def _token(service: Service, token: int, logprob: float) -> dict[str, Any]:
-    named, shown = service.bytes_of(token, ()), service.bytes_of(token)
-    # ``decode`` strips the leading space of a single token.
-    text = service.decode([token]) if named is None else named.decode(errors="replace")
-    data = text.encode() if shown is None else shown
-    return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
+    top = [named(token, value) for token, value in row.top]
+    return {**named(row.token, row.logprob or 0.0), "top_logprobs": top}
 
 
 def settings_of(service: Service, body: LlamaBody) -> dict[str, Any]:
@@ -262,19 +257,14 @@ def tokenize(service: Service, body: TokenizeBody, client: Client) -> Response:
     else:
         before = service.text.lead if body.add_special else []
         ids = before + service.text.encode(body.content)
-    tokens: list[Any] = ids
-    if body.with_pieces:
-        tokens = [{"id": token, "piece": piece_of(service, token)} for token in ids]
-    return json_response({"tokens": tokens})
-
-
-def piece_of(service: Service, token: int) -> str | list[int]:
-    """What a token adds to a text: text, or its bytes if they are part of a character."""
-    found = service.bytes_of(token, ())
-    try:
-        return service.decode([token]) if found is None else found.decode()
-    except UnicodeDecodeError:
-        return list(found or b"")
+    if not body.with_pieces:
+        return json_response({"tokens": ids})
+    pieces: list[dict[str, Any]] = []
+    for token in ids:
+        text = service.bytes_of.text(token)  # None: part of a character, which is sent as bytes
+        data = list(service.bytes_of(token, ()) or b"")
+        pieces.append({"id": token, "piece": data if text is None else text})
+    return json_response({"tokens": pieces})
 
 
 def detokenize(service: Service, body: DetokenizeBody, client: Client) -> Response:

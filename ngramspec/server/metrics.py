@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -26,10 +27,7 @@ class TypeName(str):
 
 
 class WithoutMessages(logging.Filter):
-    """Removes the messages of exceptions from log records, as they can quote a request.
-
-    A message that cannot quote a request is logged as ``str(error)``.
-    """
+    """Removes the messages of exceptions from log records, as they can quote a request."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[1] is not None:
@@ -80,18 +78,11 @@ SPECULATION_FIELDS = (  # of DecodeStats, in the field ``ngramspec`` of a respon
 
 
 def ending(jobs: Sequence[Job], body: Common) -> dict[str, Any]:
-    """The fields of a response whose answers have ended."""
-    return {"usage": usage_of(jobs, body), "timings": timings_of(jobs)}
-
-
-def usage_of(jobs: Sequence[Job], body: Common) -> dict[str, Any]:
-    """The usage of one request; several answers to one prompt share its array.
-
-    Draft tokens that continue the prediction are counted only if there is one.
-    """
+    """The usage and the timings of one request; answers to one prompt share its array."""
     first = {id(job.request.prompt): job for job in reversed(jobs)}.values()  # of each prompt
     made = sum(len(job.progress.tokens) for job in jobs)
     read = sum(len(job.request.prompt) for job in first)
+    # Draft tokens that continue the prediction are counted only if there is one.
     stats = DecodeStats() if body.prediction is None else stats_of(jobs)
     fields: dict[str, Any] = {
         "prompt_tokens": read,
@@ -105,7 +96,7 @@ def usage_of(jobs: Sequence[Job], body: Common) -> dict[str, Any]:
     }
     if body.ngramspec.usage:
         fields["ngramspec"] = speculation_of(jobs)
-    return fields
+    return {"usage": fields, "timings": timings_of(jobs)}
 
 
 def stats_of(jobs: Sequence[Job]) -> DecodeStats:
@@ -154,15 +145,6 @@ def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-POOL = "cache_pool_"  # before the attributes of CachePool
-GAUGES = {
-    "active_answers": "Answers that take turns.",
-    "waiting_answers": "Answers that wait for a place.",
-    f"{POOL}bytes": "Memory of the idle key-value caches.",
-    f"{POOL}copies": "Caches copied, since the start.",
-    f"{POOL}evicted": "Caches dropped, since the start.",
-    f"{POOL}afresh": "Requests whose model's caches cannot be cut, since the start.",
-}
 BUCKET_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -170,14 +152,9 @@ class Metrics:
     """The metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"ngramspec_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"ngramspec_{name}", text, registry=registry, buckets=BUCKET_SECONDS)
-
+        self.registry = CollectorRegistry()
+        counter, gauge = partial(self._made, Counter), partial(self._made, Gauge)
+        seconds = partial(self._made, Histogram, buckets=BUCKET_SECONDS)
         self.requests = counter("requests", "Answered requests.", ("route", "status"))
         self.answers = counter("answers", "Answers by how they ended.", ("ended",))
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
@@ -186,13 +163,20 @@ class Metrics:
         self.calls = counter("target_calls", "Target forwards after the prefill.")
         self.call_tokens = counter("target_call_tokens", "Tokens that these forwards emitted.")
         self.drafts = counter("draft_tokens", "Draft tokens by source.", ("source", "outcome"))
-        self.first = histogram("time_to_first_token_seconds", "From request to first token.")
-        self.whole = histogram("answer_seconds", "From the request to the end of an answer.")
-        self.waited = histogram("waiting_seconds", "From the request to its first turn.")
-        self.gauges = {
-            name: Gauge(f"ngramspec_{name}", text, registry=registry)
-            for name, text in GAUGES.items()
+        self.first = seconds("time_to_first_token_seconds", "From request to first token.")
+        self.whole = seconds("answer_seconds", "From the request to the end of an answer.")
+        self.waited = seconds("waiting_seconds", "From the request to its first turn.")
+        self.active = gauge("active_answers", "Answers that take turns.")
+        self.waiting = gauge("waiting_answers", "Answers that wait for a place.")
+        self.pool = {  # by an attribute of CachePool
+            "bytes": gauge("cache_pool_bytes", "Memory of the idle key-value caches."),
+            "copies": gauge("cache_pool_copies", "Caches copied, since the start."),
+            "evicted": gauge("cache_pool_evicted", "Caches dropped, since the start."),
+            "afresh": gauge("cache_pool_afresh", "Requests whose model's caches cannot be cut."),
         }
+
+    def _made(self, kind: Any, name: str, text: str, labels: Any = (), **more: Any) -> Any:
+        return kind(f"ngramspec_{name}", text, labels, registry=self.registry, **more)
 
     def count_request(self, route: str, status: str) -> None:
         self.requests.labels(route, status).inc()
@@ -218,9 +202,9 @@ class Metrics:
             self.drafts.labels(name, "unverified").inc(each.drafted - each.verified)
 
     def text(self, engine: Engine) -> bytes:
-        values = dict(zip(("active_answers", "waiting_answers"), engine.load, strict=True))
-        for name, gauge in self.gauges.items():
-            known = name in values
-            gauge.set(values[name] if known else getattr(engine.pool, name.removeprefix(POOL)))
+        for gauge, value in zip((self.active, self.waiting), engine.load, strict=True):
+            gauge.set(value)
+        for name, gauge in self.pool.items():
+            gauge.set(getattr(engine.pool, name))
         page: bytes = generate_latest(self.registry)
         return page

@@ -19,12 +19,12 @@ from typing import Any
 from ngramspec.draft import Int32
 from ngramspec.server.bodies import ExtraFile
 
-PIECE_CHARACTERS = 1 << 15  # of a text in one operation that holds the GIL; not tuned
+PIECE_CHARACTERS = 1 << 15  # of a text in one operation that holds the GIL
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
 TAGS = (OPEN, CLOSE, THINK, THOUGHT)  # earlier answers contain them
 Span = tuple[int, int]
-MAX_CHARACTERS_PER_TOKEN = 16  # assumed upper bound of a text's average; not tuned
+MAX_CHARACTERS_PER_TOKEN = 16  # assumed upper bound of a text's average
 ANCHOR = "☺"  # encoded as separate tokens, so that text can be encoded as if it followed text
 VEIL = "\ue000"  # from the private use area; no control token's name contains it
 COMPARED_FIELDS = ("role", "type")  # templates compare their values, so they are not veiled
@@ -38,11 +38,7 @@ DEEPSEEK = "<\uff5cfim▁begin\uff5c>{prefix}<\uff5cfim▁hole\uff5c>{suffix}<\u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The fill-in-the-middle format of one family of models.
-
-    In the templates, ``{files}`` are the other files, ``{name}`` is the name of a file, and
-    ``{text}`` its text. Each comment below names the public source of a format.
-    """
+    """The fill-in-the-middle format of one family of models, with slots such as ``{prefix}``."""
 
     name: str
     # The special tokens of the templates, which a tokenizer must have, first the prefix's.

@@ -131,7 +131,7 @@ def _of_validation(found: Any) -> ApiError:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-PART_PIECES = 4096  # pieces of few characters that are joined at once; not tuned
+PART_PIECES = 4096  # pieces of few characters that are joined in one operation that holds the GIL
 DONE = format_sse_event(data_str="[DONE]")
 
 
@@ -149,11 +149,7 @@ def json_response(value: Any) -> Response:
 
 
 class Stream(EventSourceResponse):
-    """Streams JSON values as events.
-
-    An error after the first event, or the server's shutdown, which cancels the task, is sent as an
-    event with the error's JSON. ``at_end`` is always called, even if the stream never began.
-    """
+    """Streams JSON values as events; an error or the server's shutdown is the last one."""
 
     def __init__(
         self, events: AsyncIterator[Any], at_end: Callable[[], None], *, done: bool = True
@@ -186,7 +182,7 @@ class Stream(EventSourceResponse):
             last = event_of(shutting_down().body()) + self._end
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
-            self._at_end()
+            self._at_end()  # even if the stream never began
 
 
 def event_of(value: Any) -> bytes:

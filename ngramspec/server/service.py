@@ -26,6 +26,7 @@ from ngramspec.server.engine import (
     Engine,
     Job,
     Sampling,
+    answers_of,
     while_connected,
 )
 from ngramspec.server.grammars import INSTALL, GrammarPool, Source
@@ -37,9 +38,9 @@ from ngramspec.server.tools import find_format
 
 BUILD = f"ngramspec {__version__}"
 MAX_REFERENCE_TOKENS = 1 << 18
-MAX_LOGPROBS = 1 << 19  # of all tokens of a response; not tuned
-DECODED_TOKENS = 4096  # at once; not tuned
-JOINED_TOKENS = 16  # of a prompt's end, which are repeated before a prediction; not tuned
+MAX_LOGPROBS = 1 << 19  # of all tokens of a response
+DECODED_TOKENS = 4096  # at once, as decoding holds the GIL
+JOINED_TOKENS = 16  # of a prompt's end, which are repeated before a prediction
 SAMPLING_FIELDS = (  # with OpenAI's names, passed on unless they are null
     *("temperature", "top_p", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -79,25 +80,19 @@ class Service:
         self.eos: tuple[int, ...] = tuple(dict.fromkeys(each for each in ends if each is not None))
         self.grammars = GrammarPool(self._vocabulary, limits.grammar_seconds, users, limits.waiting)
 
-    def check_model(self, name: str | None) -> None:
-        """Refuse a request that names another model, if the settings say so."""
-        if self.settings.other_models == "refuse" and name:
-            self.check_name(name)
-
-    def check_name(self, name: str) -> None:
+    def check_model(self, name: str | None, *, strict: bool = False) -> None:
+        """Refuse the name of another model, if ``strict`` or if the settings say so."""
         own = self.settings.name
-        if name != own:
+        if name and name != own and (strict or self.settings.other_models == "refuse"):
             message = f"model: there is no model {name!r} here; the model is {own!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def _vocabulary(self) -> Any:
         import xgrammar
 
-        return xgrammar.TokenizerInfo.from_huggingface(
-            self.tokenizer,
-            vocab_size=vocab_size(self.model),
-            stop_token_ids=list(self.eos),
-        )
+        size, ends = vocab_size(self.model), list(self.eos)
+        read = xgrammar.TokenizerInfo.from_huggingface
+        return read(self.tokenizer, vocab_size=size, stop_token_ids=ends)
 
     def check_grammars(self, param: str, value: str) -> None:
         """Refuse a field that needs a grammar if grammars are not available."""
@@ -111,20 +106,6 @@ class Service:
         given = f"{n} to each of {prompts} prompts" if prompts > 1 else str(n)
         message = f"a request may have at most {max_answers} answers, got {given}"
         refuse_unless(n * prompts <= max_answers, param if n > 1 else "prompt", message)
-
-    def check_logprobs(self, requests: Sequence[CompletionRequest], param: str) -> None:
-        """Refuse a request for more log-probabilities than one response may have."""
-        count = sum(
-            (each.max_tokens + len(each.prompt) * each.prompt_logprobs) * (each.top_logprobs + 1)
-            for each in requests
-            if each.top_logprobs is not None
-        )
-        refuse_unless(
-            count <= MAX_LOGPROBS,
-            param,
-            f"a response may have at most {MAX_LOGPROBS} log-probabilities, and this one might have"
-            f" {count}; ask for fewer of each token, fewer tokens or fewer answers",
-        )
 
     def filler(self, param: str) -> FillInTheMiddle:
         """What makes fill-in-the-middle prompts; an ApiError that names the field if none does."""
@@ -148,10 +129,8 @@ class Service:
         max_size = self.context * self.text.longest
         if len(text) > max_size:
             bound = f"{self.context} tokens of at most {self.text.longest} characters each"
-            message = (
-                f"it must have at most {max_size} characters, which is {bound}, got {len(text)}"
-            )
-            raise bad(param, message, "context_length_exceeded")
+            bound = f"at most {max_size} characters, which is {bound}"
+            raise bad(param, f"it must have {bound}, got {len(text)}", "context_length_exceeded")
 
     def encode(self, text: str, param: str = "prompt", *, framed: bool = True) -> list[int]:
         """The token ids of a prompt; an error names the field ``param`` if it is too long."""
@@ -171,10 +150,8 @@ class Service:
         parts = [decoder.add(ids[at : at + DECODED_TOKENS]) for at in ends]
         return "".join((*parts, decoder.add((), last=True)))
 
-    def names(
-        self, request: CompletionRequest, *, framing: int = 0, echoed: bool = False
-    ) -> TokenNames:
-        prompt, hidden = request.prompt.tolist(), request.hidden
+    def names(self, request: CompletionRequest, framing: int = 0) -> TokenNames:
+        prompt, hidden, echoed = request.prompt.tolist(), request.hidden, request.prompt_logprobs
         return TokenNames(
             self.tokenizer, self.bytes_of, prompt, hidden, framing=framing, echoed=echoed
         )
@@ -202,7 +179,8 @@ class Service:
             return self.eos
         return tuple(dict.fromkeys((*self.eos, *self.fim.ends)))
 
-    def max_tokens(self, asked: int | None, prompt: Int32, param: str | None) -> int:
+    def max_tokens(self, asked: int | None, param: str | None, prompt: Int32) -> int:
+        """The limit on an answer; one beyond the context is refused by ``param``, if given."""
         room = self.context - len(prompt)
         if asked is None or param is None:
             return min(self.settings.max_tokens if asked is None else asked, room)
@@ -211,16 +189,6 @@ class Service:
             message = f"{bound}, got {len(prompt)} and {asked}"
             raise bad(param, message, "context_length_exceeded")
         return asked
-
-    def common(self, body: Body, client: Client) -> dict[str, Any]:
-        """The fields that the completion requests of all answers to a request share."""
-        return {
-            "user": client.user,
-            "stops": body.stops,
-            "stores": self.stores(body.ngramspec, client),
-            "speculate": body.ngramspec.speculate,
-            "session": getattr(body, "prompt_cache_key", None) or None,
-        }
 
     def stores(self, extras: Extras, client: Client) -> tuple[Any, ...]:
         """The stores a request drafts from: its namespace of shared text and the corpora."""
@@ -241,9 +209,8 @@ class Service:
         """A function from a prompt to the text that its answers will probably resemble, or None."""
         prediction: Prediction | None = getattr(body, "prediction", None)
         like = self._reference_ids("ngramspec.reference", body.ngramspec.reference)
-        predicted = self._reference_ids(
-            "prediction", None if prediction is None else prediction.text
-        )
+        text = None if prediction is None else prediction.text
+        predicted = self._reference_ids("prediction", text)
 
         def reference_for(prompt: Int32) -> Int32 | None:
             joined = prompt[-JOINED_TOKENS:] if len(predicted) else predicted
@@ -284,13 +251,60 @@ class Reply(ABC):
     grammar of all. ``done``: whether a stream ends with ``[DONE]``, as OpenAI's.
     """
 
+    body: Body
     requests: list[CompletionRequest]
     source: Source | None = None
     done = True
 
     def __init__(self, service: Service, body: Body, client: Client) -> None:
         service.check_model(body.model)
-        self.service, self.client, self.stream = service, client, bool(body.stream)
+        self.service, self.body, self.client = service, body, client
+
+    def ask(
+        self,
+        prompts: Sequence[Int32],
+        n: int,
+        sampling: Sampling,
+        *,
+        max_tokens: tuple[int | None, str | None],
+        logprobs: tuple[int | None, str],
+        **more: Any,
+    ) -> list[CompletionRequest]:
+        """The requests of ``n`` answers to each prompt, with ``more`` of their fields.
+
+        ``max_tokens`` and ``logprobs`` are values and the names of their fields, see
+        ``Service.max_tokens``.
+        """
+        service, body = self.service, self.body
+        common = {
+            "user": self.client.user,
+            "stops": body.stops,
+            "stores": service.stores(body.ngramspec, self.client),
+            "speculate": body.ngramspec.speculate,
+            "session": getattr(body, "prompt_cache_key", None) or None,
+            "top_logprobs": logprobs[0],
+        }
+        reference, found = service.reference(body), list[CompletionRequest]()
+        for prompt in prompts:
+            own = {
+                "prompt": prompt,
+                "max_tokens": service.max_tokens(*max_tokens, prompt),
+                "eos": service.ends_of(prompt),
+                "reference": reference(prompt),
+            }
+            found += answers_of(sampling, n, **(common | own | more))
+        count = sum(
+            (each.max_tokens + len(each.prompt) * each.prompt_logprobs) * (each.top_logprobs + 1)
+            for each in found
+            if each.top_logprobs is not None
+        )
+        refuse_unless(
+            count <= MAX_LOGPROBS,
+            logprobs[1],
+            f"a response may have at most {MAX_LOGPROBS} log-probabilities, and this one might have"
+            f" {count}; ask for fewer of each token, fewer tokens or fewer answers",
+        )
+        return found
 
     @abstractmethod
     def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
@@ -310,7 +324,7 @@ class Reply(ABC):
                 replace(each, sampling=replace(each.sampling, grammar=grammar)) for each in requests
             ]
         answers = Answers(self.service.engine, requests, self.client)
-        if self.stream:
+        if self.body.stream:
             return Stream(self.events(answers), answers.cancel, done=self.done)
         found = await answers.whole(request)
         return await run_sync(lambda: json_response(self.whole(answers.jobs, found)))

@@ -19,10 +19,9 @@ logger = logging.getLogger("ngramspec.server")
 watch_logger = logging.getLogger("ngramspec.watch")
 ANYONE = ""  # the only user of a server without keys
 ANYONE_NAMESPACE = "anyone"
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 MIB = 1 << 20
-QUIET_MS = 2000  # without a change before a rebuild; not tuned
-POLL_MS = 500  # between checks of ``stop``; not tuned
+QUIET_MS = 2000  # without a change before a rebuild
+POLL_MS = 500  # between checks of ``stop``
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class SharedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on one request and on all requests together. The defaults are not tuned."""
+    """Limits on one request and on all requests together."""
 
     body: int = 4 * MIB  # bytes of a request's body
     context: int | None = None  # tokens of prompt and answer; None: the model's positions
@@ -108,14 +107,6 @@ class ServerSettings:
                 raise ValueError(f"a user must have a name without slashes, got {user!r}")
             if not key or not key.isascii() or key != key.strip():
                 raise ValueError(f"the key of {user!r} must be ASCII text without spaces around it")
-
-
-def check_host(host: str, keys: Mapping[str, str]) -> None:
-    """Raise ValueError if other machines could use the server without a key."""
-    if host not in LOCAL_HOSTS and not keys:
-        raise ValueError(
-            f"--host {host} lets other machines in: give --api-key, or keep --host 127.0.0.1"
-        )
 
 
 class Shelf(UserDict[str, Corpus]):

@@ -8,13 +8,14 @@ import re
 from codecs import utf_8_decode
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")  # a vocabulary entry of byte fallback
 REPLACEMENT_CHARACTER = "�"  # bytes that are not a character decode to it
 MAX_INCOMPLETE = 3  # bytes of an incomplete character in UTF-8
-CONTEXT_TOKENS = 8  # decoded together with new tokens, as decoding depends on neighbours; not tuned
-MAX_HELD_BYTES = 64  # held back of a run of byte tokens while it is valid; not tuned
+CONTEXT_TOKENS = 8  # decoded together with new tokens, as decoding depends on neighbours
+MAX_HELD_BYTES = 64  # held back of a run of byte tokens while it is valid
 
 Reader = Callable[[str], bytes | None]
 
@@ -24,7 +25,7 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._piece = tokenizer.convert_ids_to_tokens
+        self._piece, self._decode = tokenizer.convert_ids_to_tokens, tokenizer.decode
         self._read = None if backend is None else reader_of(backend.decoder)
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self._added: dict[int, bytes] = {id: each.content.encode() for id, each in added.items()}
@@ -40,6 +41,14 @@ class TokenBytes:
             return self._added[token]
         piece: str | None = self._piece(token)
         return None if piece is None else self._read(piece)
+
+    def text(self, token: int) -> str | None:
+        """The text of a token, with the spaces that decoding strips; None if it is not UTF-8."""
+        found = self(token, ())
+        try:
+            return str(self._decode([token])) if found is None else found.decode()
+        except UnicodeDecodeError:
+            return None
 
 
 def reader_of(decoder: Any) -> Reader | None:
@@ -104,47 +113,14 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-class ByteRun:
-    """The last tokens of a sequence, if each of them is one byte.
-
-    The tokenizers package decodes such a run (byte fallback) as a whole: if a part of it is not
-    UTF-8, each of its bytes becomes a replacement character.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.pending = b""  # the incomplete character at the end
-        self.wrong = b""  # the first bytes that are not UTF-8, up to the one that shows it
-        self.since = 0  # number of bytes from the beginning of ``wrong``
-        self.released = False  # whether characters were returned, and so cannot change
-
-    def add(self, byte: int) -> None:
-        self.count += 1
-        if self.wrong:
-            self.since += 1
-            return
-        begun = self.pending + bytes((byte,))
-        try:
-            self.pending = begun[utf_8_decode(begun, "strict", False)[1] :]
-        except UnicodeDecodeError:
-            self.pending, self.wrong, self.since = b"", begun, len(begun)
-
-    @property
-    def held(self) -> int:
-        """Number of bytes at the end whose text is undecided."""
-        if self.wrong:
-            return 0
-        whole = not self.released and self.count <= MAX_HELD_BYTES
-        return self.count if whole else len(self.pending)
-
-
 class Detokenizer:
     """Decodes a growing sequence of tokens incrementally.
 
     The pieces join to the text that the tokenizer decodes from all tokens at once. Text is held
-    back while later tokens may change it: an incomplete character, and with byte fallback at most
-    ``MAX_HELD_BYTES`` bytes. (If a longer run of bytes turns out not to be UTF-8, its first
-    characters remain.) The time per token does not depend on the number of tokens before.
+    back while later tokens may change it: an incomplete character, and with byte fallback a run of
+    at most ``MAX_HELD_BYTES`` bytes, each of which becomes a replacement character if the run is
+    not UTF-8. (If a longer run turns out not to be UTF-8, its first characters remain.) The time
+    per token does not depend on the number of tokens before.
     """
 
     def __init__(
@@ -155,25 +131,36 @@ class Detokenizer:
         known = getattr(tokenizer, "convert_tokens_to_ids", lambda name: None)("<0x80>")
         fallback = known is not None and tokenizer.convert_ids_to_tokens(known) == "<0x80>"
         self._piece = tokenizer.convert_ids_to_tokens if fallback else None
-        self._window: list[int] = []  # the last visible tokens
-        self._length = 0  # number of characters of its text, without tokens that are held back
-        self._given = 0  # number of these that were returned
-        self._run = ByteRun()  # at its end
+        self._window: list[int] = []  # the last visible tokens before the run
+        self._given = 0  # number of characters of the window's text that were returned
+        # The run of byte tokens after the window: its tokens that are held back, the last ones that
+        # were returned, and whether it is known not to be UTF-8.
+        self._run: list[int] = []
+        self._shown: list[int] = []
+        self._wrong = False
         # Replacement characters at the prompt's end that may become a character of the answer.
         self._undecided = ""
-        self._append(self._context(self._visible(prompt[-2 * CONTEXT_TOKENS :])))
-        self._run.released = self._run.count > 0
-        self._take(self._run.held)
-        self._undecided = REPLACEMENT_CHARACTER * (self._length - self._given)
+        begin = max(len(prompt) - 2 * CONTEXT_TOKENS, 0)
+        while 0 < begin < len(prompt) and 0x80 <= (self._byte(prompt[begin]) or 0) < 0xC0:
+            begin += 1  # inside a character
+        self.add(prompt[begin:])
+        if self._run and not self._wrong:
+            self._release(self._complete() or 0)
+        held = len(self._run) or len(self._decode(self._window)) - self._given
+        self._undecided = REPLACEMENT_CHARACTER * held
 
     def add(self, tokens: Sequence[int], *, last: bool = False) -> str:
         """The text that the next tokens add, without undecided text unless ``last``."""
-        text = self._append(self._visible(tokens))
-        if last and self._run.released and self._run.pending:
-            text += self._cut(len(self._run.pending))
-        text += self._take(0 if last else self._run.held, last=last)
-        if len(self._window) > 2 * CONTEXT_TOKENS:
-            self._shorten()
+        hidden, text = self._hidden, ""
+        if hidden is not None:
+            tokens = [token for token in tokens if token not in hidden]
+        for is_byte, group in groupby(tokens, key=lambda token: self._byte(token) is not None):
+            run = list(group)
+            text += "".join(map(self._add_byte, run)) if is_byte else self._add_text(run)
+        if last:
+            text += self._end_run() + self._take(last=True)
+        if text:
+            text, self._undecided = text.removeprefix(self._undecided), ""
         return text
 
     def peek(self, tokens: Sequence[int]) -> str:
@@ -183,17 +170,13 @@ class Detokenizer:
     @property
     def held(self) -> str:
         """The whole characters that are held back; "" if an incomplete one follows."""
-        whole = bool(self._run.held) and not self._run.pending
+        whole = self._run and self._complete() == len(self._run)
         return self._copy().add((), last=True) if whole else ""
 
     def _copy(self) -> Detokenizer:
         made = copy.copy(self)
-        made._window, made._run = list(self._window), copy.copy(self._run)
+        made._window, made._run = list(self._window), list(self._run)
         return made
-
-    def _visible(self, tokens: Sequence[int]) -> list[int]:
-        hidden = self._hidden
-        return list(tokens) if hidden is None else [each for each in tokens if each not in hidden]
 
     def _byte(self, token: int) -> int | None:
         """The byte that a token of byte fallback represents, else None."""
@@ -201,66 +184,75 @@ class Detokenizer:
         found = None if piece is None else BYTE_PIECE.fullmatch(piece)
         return None if found is None else int(found[1], 16)
 
-    def _context(self, tokens: list[int]) -> list[int]:
-        """The last few tokens, which do not begin inside a character of byte fallback."""
-        kept = tokens[-CONTEXT_TOKENS:]
-        while len(kept) < len(tokens) and kept and 0x80 <= (self._byte(kept[0]) or 0) < 0xC0:
-            del kept[0]
-        return kept
+    def _bytes(self, tokens: Sequence[int]) -> bytes:
+        return bytes(self._byte(token) or 0 for token in tokens)
 
-    def _append(self, tokens: Sequence[int]) -> str:
-        """Append visible tokens, and return text that has to be taken before all are appended."""
-        text = ""
-        for token in tokens:
-            byte, run = self._byte(token), self._run
-            if byte is not None:
-                pending, wrong = len(run.pending), run.wrong
-                run.add(byte)
-                if run.released and run.wrong and not wrong:
-                    text += self._cut(pending)
-            elif run.count:
-                if not self._decode([token]) and self._tokenizer.decode([token]):
-                    continue  # a special token, which does not end the run
-                self._run = ByteRun()
-            self._window.append(token)
+    def _complete(self) -> int | None:
+        """Number of bytes of the whole characters that are held back; None: not UTF-8."""
+        try:
+            return utf_8_decode(self._bytes(self._run), "strict", False)[1]
+        except UnicodeDecodeError:
+            return None
+
+    def _add_byte(self, token: int) -> str:
+        text = "" if self._run or self._shown else self._take(last=True)
+        self._run.append(token)
+        complete = None if self._wrong else self._complete()
+        self._wrong = complete is None
+        if complete is None:
+            complete = len(self._run)
+        elif not self._shown and len(self._run) <= MAX_HELD_BYTES:
+            complete = 0
+        return text + self._release(complete)
+
+    def _add_text(self, tokens: list[int]) -> str:
+        """Add tokens that are no bytes."""
+        begun = self._run or self._shown
+        if begun and not self._decode(tokens) and self._tokenizer.decode(tokens):
+            return ""  # special tokens, which do not end a run
+        text = self._end_run()
+        self._window += tokens
+        return text + self._take()
+
+    def _end_run(self) -> str:
+        if not self._run and not self._shown:
+            return ""
+        self._wrong = self._wrong or self._complete() != len(self._run)
+        text = self._release(len(self._run))
+        self._window += self._shown[-CONTEXT_TOKENS:]
+        self._given = len(self._decode(self._window))
+        self._shown, self._wrong = [], False
         return text
 
-    def _cut(self, count: int) -> str:
-        """Take the text before the last ``count`` tokens, with which the window then begins."""
-        text = self._take(count)
-        self._window = self._window[len(self._window) - count :]
-        self._length = self._given = 0
+    def _release(self, count: int) -> str:
+        """The text of the first tokens of the run that are held back."""
+        if not count:
+            return ""
+        tokens, self._run = self._run[:count], self._run[count:]
+        if self._wrong:
+            text = REPLACEMENT_CHARACTER * count
+        elif self._shown:
+            text = self._bytes(tokens).decode()
+        else:  # the tokenizer may strip the text's first space
+            text = self._decode(self._window + tokens)[len(self._decode(self._window)) :]
+        self._shown = tokens
         return text
 
-    def _take(self, held: int, *, last: bool = False) -> str:
-        """The window's text that was not returned yet, without that of ``held`` tokens."""
-        run, text = self._run, self._decode(self._window[: len(self._window) - held])
-        self._length = end = len(text)
-        if not last and not run.count:
+    def _take(self, *, last: bool = False) -> str:
+        """The window's text that was not returned yet."""
+        text = self._decode(self._window)
+        end = len(text)
+        if not last:
             end -= min(end - len(text.rstrip(REPLACEMENT_CHARACTER)), MAX_INCOMPLETE)
-        if self._undecided and (last or end > self._given):
-            remains = text.startswith(self._undecided, self._given)
-            self._given += len(self._undecided) if remains else 0
-            self._undecided = ""
-        run.released |= held < run.count and not run.wrong
         shown, self._given = text[self._given : end], max(self._given, end)
+        if len(self._window) > 2 * CONTEXT_TOKENS:
+            kept = self._window[-CONTEXT_TOKENS:]
+            length = len(self._decode(kept))
+            # The tokenizer may decode the first token that has text differently.
+            if length or len(self._window) >= MAX_HELD_BYTES:
+                self._given = max(length - len(text) + self._given, 0)
+                self._window = kept
         return shown
-
-    def _shorten(self) -> None:
-        """Let the window begin later, with the same text still to be returned."""
-        run, window = self._run, self._window
-        if run.held and not run.released:
-            return
-        if run.wrong:
-            kept = window[len(window) - run.since :][: len(run.wrong)]
-        else:
-            kept = self._context(window)
-        length = len(self._decode(kept[: len(kept) - run.held]))
-        if not length and len(window) < MAX_HELD_BYTES:
-            return  # the tokenizer may decode the first token that has text differently
-        run.since = len(run.wrong)
-        self._given = max(length - self._length + self._given, 0)
-        self._window, self._length = kept, length
 
     def _decode(self, tokens: list[int]) -> str:
         hides = self._hidden is None
@@ -376,10 +368,7 @@ class TokenNames:
     def alone(self, token: int) -> str:
         """A token's text, with its spaces; ``bytes:\\\\xe6`` (as OpenAI's) if it is not text."""
         if token not in self._known:
-            found = self._bytes_of(token, ())
-            try:
-                text = self._tokenizer.decode([token]) if found is None else found.decode()
-            except UnicodeDecodeError:
-                text = "bytes:" + "".join(f"\\x{each:02x}" for each in found or ())
-            self._known[token] = text
+            text, data = self._bytes_of.text(token), self._bytes_of(token, ()) or b""
+            named = "bytes:" + "".join(f"\\x{each:02x}" for each in data)
+            self._known[token] = named if text is None else text
         return self._known[token]

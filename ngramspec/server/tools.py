@@ -47,12 +47,7 @@ class Parser(Protocol):
 
 
 class TagParser:
-    """Parses ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` of Hermes, Qwen2.5 and Qwen3.
-
-    A list of such objects is several calls. Whitespace around a call is dropped. Text that can no
-    longer become a call is returned at once. Text between ``<think>``, with which the prompt may
-    end, and ``</think>`` is content and is not searched for calls.
-    """
+    """Parses ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, or a list of such calls."""
 
     def __init__(self, thinking: bool = False) -> None:
         self._thinking = thinking
@@ -147,13 +142,10 @@ def call_of(value: Any) -> Call:
 
 
 class TemplateParser:
-    """Parses an answer with transformers' own parser of a response template.
-
-    ``closes`` are the strings that end a call. If there are none, a pattern ends it, which is
-    recognized only at the following character.
-    """
+    """Parses an answer with transformers' own parser of a response template."""
 
     def __init__(self, parser: Any, closes: Sequence[str] = ()) -> None:
+        # Strings that end a call; without one, the character after a pattern shows its end.
         self._parser, self._closes = parser, tuple(closes)
         self._text = ""  # the whole answer
         self._settled = 0  # lower bound of the position up to which the text was shown or parsed
@@ -249,7 +241,9 @@ def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
         answer = {"role": "assistant", "content": "", "tool_calls": [call]}
         if TAGGED_CALL.search(told + (rendered(tokenizer, [user, answer], tools) or "")):
             return ToolFormat(None, hidden_ids(tokenizer, (OPEN, CLOSE, THINK, THOUGHT))), ""
-        template = known_template(model, tokenizer)
+        from ngramspec.hf_model.compat.extras import response_template
+
+        template = response_template(model, tokenizer)
     if template is None or not hasattr(tokenizer, "get_response_parser"):
         return None, "the form of this model's calls is not known here"
     eos = (tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ()
@@ -262,10 +256,3 @@ def rendered(tokenizer: Any, messages: list[Any], tools: list[Any]) -> str | Non
         return prompt_text(tokenizer, messages, tools, {})
     except Exception:  # templates raise errors of any type
         return None
-
-
-def known_template(model: Any, tokenizer: Any) -> dict[str, Any] | None:
-    """The response template that ``transformers serve`` uses for a model, if it has one."""
-    from ngramspec.hf_model.compat.extras import response_template
-
-    return response_template(model, tokenizer)

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.common import salt
-from ngramspec._native.store_reader import Familiar
-from ngramspec._native.store_ring import StoreStream
+from ngramspec._native import Familiar, StoreStream, salt
 from ngramspec.draft import Int32
 
-BLOCK = 64  # tokens of a prompt that are recognized together; not tuned
+BLOCK = 64  # tokens of a prompt that are recognized together
 CONVERSATION_BYTES = 6 << 10  # memory of one, with its marks
 MARKS_EACH = 64  # marks of blocks for each conversation that is kept
 MAX_CONVERSATIONS = 4096
@@ -68,11 +66,10 @@ class Begun:
 class Conversations:
     """The latest conversations of a namespace. Thread-safe.
 
-    A request continues the conversation whose text is the longest prefix of its prompt. A session's
-    name additionally connects requests whose prompts share no prefix; it connects only what they
-    learned about the store. What a request knows is not kept if the namespace was cleared while it
-    ran. Text is compared by hashes. Memory is bounded: CONVERSATION_BYTES for each conversation, at
-    most 1/SHARE of ``namespace_bytes``; the least recently used one is dropped.
+    A request continues the conversation whose text is the longest prefix of its prompt, by hashes.
+    A session's name also connects what requests learned whose prompts share no prefix. What a
+    request knows is not kept if the namespace was cleared while it ran. Memory:
+    CONVERSATION_BYTES for each conversation, at most 1/SHARE of ``namespace_bytes``.
     """
 
     def __init__(self, namespace_bytes: int) -> None:

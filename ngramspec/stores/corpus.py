@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.store_corpus import SEPARATOR_CODE, STRIDE, CorpusIndex, check_corpus, keys
+from ngramspec._native import SEPARATOR_CODE, STRIDE, CorpusIndex, check_corpus, keys
 from ngramspec.draft import Int32
-from ngramspec.stores.base import Source, encode, fingerprint, vocabulary_size
+from ngramspec.stores import Source, encode, fingerprint, vocabulary_size
 from ngramspec.stores.files import (
     FileKind,
     Section,
@@ -48,11 +48,7 @@ Progress = Callable[[str], None]
 
 
 def gather(documents: Iterable[Any], tokenizer: Any) -> tuple[Int32, int]:
-    """The text as codes, with a separator before and after each document; number of documents.
-
-    Empty documents are left out. An invalid document raises a TypeError or ValueError with its
-    index.
-    """
+    """The text as codes, a separator around each document with tokens; number of documents."""
     border = np.array([SEPARATOR_CODE], np.int32)
     parts, total = [border], 1
     for index, document in enumerate(documents):
@@ -72,15 +68,10 @@ def tokens_of(document: Any, index: int, tokenizer: Any) -> Int32:
         if tokenizer is None:
             raise TypeError(f"{where} is text: pass tokenizer=, or token ids as an int32 array")
         return np.array(encode(tokenizer, document), np.int32)
-    if (
-        not isinstance(document, np.ndarray)
-        or document.ndim != 1
-        or document.dtype.kind not in "iu"
-    ):
-        raise TypeError(
-            f"{where} must be a text or a one-dimensional integer array, got"
-            f" {getattr(document, 'dtype', type(document).__name__)}"
-        )
+    array = isinstance(document, np.ndarray) and document.ndim == 1
+    if not array or document.dtype.kind not in "iu":
+        kind = getattr(document, "dtype", type(document).__name__)
+        raise TypeError(f"{where} must be a text or a one-dimensional integer array, got {kind}")
     if len(document) and not 0 <= int(document.min()) <= int(document.max()) <= MAX_TOKEN_ID:
         raise ValueError(
             f"{where}: token ids must be in 0..{MAX_TOKEN_ID}, got {document.min()}"
@@ -111,9 +102,8 @@ def sorted_places(text: Int32) -> NDArray[np.uint32]:
     try:
         from pydivsufsort import divsufsort
     except ImportError as error:
-        raise ImportError(
-            "building a corpus needs pydivsufsort: pip install pydivsufsort"
-        ) from error
+        message = "building a corpus needs pydivsufsort: pip install pydivsufsort"
+        raise ImportError(message) from error
     order = divsufsort(content)
     places = np.empty(len(text), np.uint32)
     borders = text == SEPARATOR_CODE
@@ -268,7 +258,7 @@ class Corpus(Source):
 
     def info(self) -> CorpusInfo:
         """The file's metadata."""
-        width, largest, size, _, _, tokens, documents, known = self._fields
+        width, largest, size, _, _, tokens, documents, _ = self._fields
         return CorpusInfo(
             path=str(self.path),
             bytes=len(self._content),
@@ -278,7 +268,7 @@ class Corpus(Source):
             width=width,
             largest_id=largest,
             vocabulary=size,
-            tokenizer=known.hex() if any(known) else "",
+            tokenizer=self.tokenizer,
         )
 
     def recipe(self) -> dict[str, Any]:
@@ -302,32 +292,23 @@ class Corpus(Source):
         except AssertionError as error:
             raise StoreFileError(f"{self.path} is broken: {error}") from error
 
-    def check_tokenizer(self, tokenizer: Any) -> None:
-        """Raise a ValueError if the corpus was built with another tokenizer.
+    @property
+    def tokenizer(self) -> str:
+        """The fingerprint of the tokenizer it was built with; empty: not known."""
+        return self._fields[-1].hex() if any(self._fields[-1]) else ""
 
-        For a corpus that was built without a tokenizer, only the largest id is compared.
-        """
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """Raise a ValueError if it was built with another tokenizer, or has ids outside it."""
         if self._checked is not None and self._checked() is tokenizer:
             return
-        info = self.info()
-        own = fingerprint(tokenizer)
-        if info.tokenizer and info.tokenizer != own:
-            raise ValueError(
-                f"{self.path} was built with another tokenizer: its fingerprint is"
-                f" {info.tokenizer}, that of the given one {own}; build it again with that one"
-            )
+        super().check_tokenizer(tokenizer)
         self.check_vocabulary(vocabulary_size(tokenizer))
         with contextlib.suppress(TypeError):  # not every type supports weak references
             self._checked = weakref.ref(tokenizer)
 
-    def check_vocabulary(self, size: int) -> None:
-        """Raise a ValueError if the corpus has ids outside a vocabulary of ``size``."""
-        largest = self.info().largest_id
-        if largest >= size:
-            raise ValueError(
-                f"{self.path} has token id {largest}, the vocabulary has {size}: it was built with"
-                " another tokenizer"
-            )
+    def largest_id(self) -> int:
+        """The largest token id."""
+        return int(self._fields[1])
 
     def description(self) -> str:
         """Its path."""

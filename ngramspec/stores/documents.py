@@ -24,11 +24,10 @@ def find_files(
 ) -> Iterator[Path]:
     """Find the files in the given files and folders, each folder's in order of name.
 
-    In folders, ``.git`` folders, symbolic links and the files excluded by ``.gitignore`` files are
-    left out. The ``.gitignore`` files of parent folders in the same repository apply as well. A
-    file that is named explicitly is always included. If there are ``globs``, at least one must
-    match the name of a file in a folder, or its relative path. ``skipped`` is called with each path
-    that was left out and the reason. A FileNotFoundError is raised if a place does not exist.
+    In folders, ``.git`` folders, symbolic links and the files excluded by the repository's
+    ``.gitignore`` files are left out. If there are ``globs``, at least one must match the name of a
+    file in a folder, or its relative path. ``skipped`` is called with each path that was left out
+    and the reason.
     """
     for place in places:
         if place.is_file():
@@ -47,11 +46,9 @@ def read_texts(
     skipped: Skipped = lambda path, why: None,
     max_file: int = MAX_FILE_MIB,
 ) -> Iterator[str]:
-    """The text of each file. Files without text and files over the limit are left out.
+    """The text of each file. Files without text and files over ``max_file`` MiB are left out.
 
-    At most the first 8 KiB of a file that is left out are read, unless it is not UTF-8. The limit
-    ``max_file`` is in MiB. With ``field``, a file is not one document: every line is a JSON object,
-    whose field of that name is a document. A ValueError has the number of a line that is none.
+    With ``field``, every line of a file is a JSON object, whose field of that name is a document.
     """
     for path in files:
         try:

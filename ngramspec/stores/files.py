@@ -43,16 +43,14 @@ KINDS = {
 def open_regular(path: str | PathLike[str]) -> BinaryIO:
     """Open a regular file, or a symbolic link to one; others are refused before they are opened.
 
-    Opening a FIFO waits for a writer, and opening a device can have side effects. If the path is
-    replaced after the check, ``O_NONBLOCK`` makes the call return at once, and the opened file is
-    checked again. The flag has no effect on regular files.
+    Opening a FIFO waits for a writer, and opening a device can have side effects.
     """
     check_regular(path, os.stat(path).st_mode)
     return open(path, "rb", opener=_open_at_once)
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # the path may have become a FIFO since
     try:
         check_regular(path, os.fstat(descriptor).st_mode)
     except OSError:
@@ -70,12 +68,8 @@ def check_regular(path: str | PathLike[str], mode: int) -> None:
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """A new file that replaces ``path`` if the block succeeds, and is removed if it raises.
-
-    Temporary files that killed writers of ``path`` left are removed first. An OSError is raised if
-    ``path`` is something else than a regular file: renaming would replace a device or a FIFO.
-    """
-    with contextlib.suppress(FileNotFoundError):
+    """A new file that replaces ``path`` if the block succeeds, and is removed if it raises."""
+    with contextlib.suppress(FileNotFoundError):  # renaming would replace a device or a FIFO
         check_regular(path, os.stat(path).st_mode)
     remove_stale(path)
     temporary, file = _create(path)
@@ -92,11 +86,7 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove the temporary files of ``path`` that belong to no writer.
-
-    A file whose writer is alive is locked and kept. A file that cannot be opened or locked for
-    another reason, such as permissions or a file system without ``flock``, is also kept.
-    """
+    """Remove the temporary files of ``path`` that can be locked: they belong to no writer."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.new")
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(path.parent)):
@@ -204,12 +194,7 @@ def aligned(size: int) -> int:
 def write_file(
     path: Path, kind: FileKind, fields: Sequence[object], sections: Sequence[Sequence[Any]]
 ) -> None:
-    """Write a file of ``kind`` under a temporary name and rename it to ``path``.
-
-    A crash at any moment leaves the old file or the new one. Existing mappings of the old file stay
-    valid. After an OSError no temporary file remains. ``sections`` holds the parts of each section,
-    bytes-like.
-    """
+    """Write a file of ``kind``; ``sections`` holds the parts of each section, bytes-like."""
     with replaced(path) as file:
         file.seek(kind.header_size)
         written = [_write_section(file, parts) for parts in sections]
@@ -226,8 +211,7 @@ def read_header(
 ) -> tuple[tuple[Any, ...], list[Section]]:
     """Read the fields and sections from a file's header and check them against its size in bytes.
 
-    ``header`` holds the first ``kind.header_size`` bytes, or all of a shorter file. A
-    StoreFileError says that the file is not of this kind, or how its header is broken.
+    ``header`` holds the first ``kind.header_size`` bytes, or all of a shorter file.
     """
     if header[:8] != kind.magic:
         raise StoreFileError(f"{path} is no {kind.name}: it begins with {header[:8]!r}")
@@ -281,10 +265,7 @@ def check_checksums(
     sections: Sequence[Section],
     read: Callable[[Section], Iterable[Content]],
 ) -> None:
-    """Raise a StoreFileError that names the first section whose content differs from its checksum.
-
-    ``read`` returns a section's bytes, in pieces.
-    """
+    """Compare the sections with their checksums; ``read`` returns a section's bytes, in pieces."""
     for name, section in zip(kind.sections, sections, strict=True):
         digest = _new_digest()
         for part in read(section):
@@ -294,8 +275,9 @@ def check_checksums(
 
 
 def _write_section(file: BinaryIO, parts: Sequence[Any]) -> Section:
-    file.seek(aligned(file.tell()))
-    offset, digest = file.tell(), _new_digest()
+    offset, digest = aligned(file.tell()), _new_digest()
+    file.seek(offset)
+    file.truncate()  # an empty section at the end begins there, too
     for part in parts:
         view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
         for begin in range(0, len(view), WRITE_CHUNK_BYTES):

@@ -26,10 +26,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 
-from ngramspec._native.store_ring import BYTES_PER_CODE, StoreRing, StoreStream
+from ngramspec._native import BYTES_PER_CODE, StoreRing, StoreStream
 from ngramspec.draft import Int32
 from ngramspec.errors import check_int
-from ngramspec.stores.base import Outlet, fingerprint, vocabulary_size
+from ngramspec.stores import Outlet, fingerprint, vocabulary_size
 from ngramspec.stores.conversations import Conversations
 
 SCHEMES = ("redis", "rediss", "unix")
@@ -97,7 +97,7 @@ class Keys:
         return f"ngramspec:{FORMAT}:{name.hexdigest()}:{self._tokenizer}:{self.vocabulary}".encode()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """An entry of a stream: a piece of a document, or the deletion of all earlier text."""
 
@@ -107,6 +107,10 @@ class Entry:
     document: int  # the producer's number of the document
     tokens: Int32 | None  # (n,), n at most MAX_ENTRY_TOKENS; None: the namespace was deleted
     end: bool  # whether the document ends here
+    namespace: str = ""  # where it waits to be published; not part of the fields in Redis
+
+    def __len__(self) -> int:
+        return 0 if self.tokens is None else len(self.tokens)
 
     def fields(self) -> dict[bytes, bytes]:
         """The fields in Redis."""
@@ -130,8 +134,7 @@ class Entry:
             tokens = np.frombuffer(given, "<i4").astype(np.int32)
             if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
                 raise ValueError(f"token ids must be in 0..{vocabulary - 1}")
-        cleared = (milliseconds, order)
-        return cls(producer, number, cleared, document, tokens, bool(end))
+        return cls(producer, number, (milliseconds, order), document, tokens, bool(end))
 
 
 def entry_id(given: bytes) -> EntryId:
@@ -140,41 +143,23 @@ def entry_id(given: bytes) -> EntryId:
     return int(milliseconds), int(order)
 
 
-def id_bytes(entry: EntryId) -> bytes:
-    """The id of a number pair."""
-    return b"%d-%d" % entry
-
-
 MAX_QUEUED_TOKENS = 1 << 20
 
 
-@dataclass(slots=True, eq=False)
-class Queued:
-    """A piece of a document, or the deletion of a namespace."""
-
-    namespace: str
-    document: int
-    tokens: Int32 | None  # (n,), n at most MAX_ENTRY_TOKENS; None: the namespace is to be deleted
-    end: bool  # whether the document ends here
-    number: int  # rises with each piece that is put
-
-    def __len__(self) -> int:
-        return 0 if self.tokens is None else len(self.tokens)
-
-
 class PublishQueue:
-    """Pieces of each namespace in the order in which they were put.
+    """Entries of each namespace that wait to be published, in order.
 
     Any number of threads put, one takes. A namespace has at most one deletion that waits, and it is
     first. An operation takes time in the number of namespaces that wait only where text is dropped
     because the queue is full.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, producer: bytes = b"") -> None:
+        self._producer = producer
         self.lost = 0  # tokens that were dropped because the queue was full, the oldest first
         self._lock = threading.RLock()
-        self._waiting: dict[str, deque[Queued]] = {}  # by namespace, none of them empty
-        self._taken: list[Queued] = []
+        self._waiting: dict[str, deque[Entry]] = {}  # by namespace, none of them empty
+        self._taken: list[Entry] = []
         self._tokens = 0
         self._numbers = itertools.count()
 
@@ -187,12 +172,15 @@ class PublishQueue:
             for at in range(0, max(len(tokens), 1), MAX_ENTRY_TOKENS):
                 after = at + MAX_ENTRY_TOKENS
                 piece = np.array(tokens[at:after], np.int32)
-                number = next(self._numbers)
-                self._add(Queued(namespace, document, piece, end and after >= len(tokens), number))
+                self._add(self._entry(namespace, document, piece, end and after >= len(tokens)))
             while self._tokens > MAX_QUEUED_TOKENS:
                 self._drop_oldest()
 
-    def _add(self, piece: Queued) -> None:
+    def _entry(self, namespace: str, document: int, tokens: Int32 | None, end: bool) -> Entry:
+        number = next(self._numbers)
+        return Entry(self._producer, number, NO_ENTRY, document, tokens, end, namespace)
+
+    def _add(self, piece: Entry) -> None:
         """Add a piece, or append it to the last one where that belongs to the same document."""
         pieces = self._waiting.setdefault(piece.namespace, deque())
         last = pieces[-1] if pieces else None
@@ -225,45 +213,41 @@ class PublishQueue:
         """Add the deletion of a namespace, which replaces all that still waits for it."""
         with self._lock:
             self.discard(namespace)
-            self._waiting[namespace] = deque(
-                [Queued(namespace, 0, None, True, next(self._numbers))]
-            )
+            self._waiting[namespace] = deque([self._entry(namespace, 0, None, True)])
 
-    def discard(self, namespace: str) -> int:
-        """Drop a namespace's text that waits; return its number of tokens."""
+    def discard(self, namespace: str) -> None:
+        """Drop a namespace's text that waits."""
         with self._lock:
             pieces = self._waiting.pop(namespace, deque())
-            dropped = sum(map(len, pieces))
-            self._tokens -= dropped
+            self._tokens -= sum(map(len, pieces))
             if pieces and pieces[0].tokens is None:
                 self._waiting[namespace] = deque([pieces[0]])
-            own = [each for each in self._taken if each.namespace == namespace]
-            self._taken = [each for each in self._taken if each not in own or each.tokens is None]
-            return dropped + sum(map(len, own))
+            self._taken = [
+                each for each in self._taken if each.namespace != namespace or each.tokens is None
+            ]
 
-    def take(self, limit: int) -> list[Queued]:
-        """The next pieces. They stay in the queue until ``remove``; call it before the next."""
+    def take(self, limit: int) -> list[Entry]:
+        """The next pieces of one namespace: a deletion, or text. They stay until ``remove``."""
         with self._lock:
-            for namespace in list(itertools.islice(self._waiting, limit)):
-                if len(self._taken) == limit:
-                    break
+            if self._waiting and not self._taken:
+                namespace = next(iter(self._waiting))
                 pieces = self._waiting.pop(namespace)
-                while pieces and len(self._taken) < limit:
-                    self._taken.append(pieces.popleft())
-                    self._tokens -= len(self._taken[-1])
+                count = 1 if pieces[0].tokens is None else min(limit, len(pieces))
+                self._taken = [pieces.popleft() for _ in range(count)]
+                self._tokens -= sum(map(len, self._taken))
                 if pieces:
                     self._waiting[namespace] = pieces  # last, so that the others are next
-            return list(self._taken)
+            return self._taken
 
-    def remove(self, pieces: list[Queued]) -> None:
-        """Remove pieces that were published."""
+    def remove(self) -> None:
+        """Remove the pieces that were taken."""
         with self._lock:
-            self._taken = [piece for piece in self._taken if piece not in pieces]
+            self._taken = []
 
 
 MAX_OPEN_DOCUMENTS = 256  # documents that may still continue, per namespace
 MAX_PRODUCERS = 1024
-STALE_MILLISECONDS = 600_000  # that text from before a deletion may take to arrive. Not tuned
+STALE_MILLISECONDS = 600_000  # that text from before a deletion may take to arrive
 
 
 class Feed:
@@ -280,11 +264,10 @@ class Feed:
         """Add an entry with the id ``at``; ``own`` is the identity of this process.
 
         Returns how many tokens were added; None: another process deleted the namespace.
-        Entries that arrive twice, text from before a deletion, this process's own entries, and
-        entries that name a deletion after themselves are skipped.
         """
         if entry.tokens is None:
             return self._clear(at, entry.producer == own)
+        # Text from before a deletion can arrive after it. An entry cannot name a later deletion.
         late = entry.cleared < self.cleared and at[0] < self.cleared[0] + STALE_MILLISECONDS
         twice = entry.number <= self._numbers.get(entry.producer, -1)
         if entry.producer == own or entry.cleared >= at or late or twice:
@@ -337,7 +320,7 @@ _living: weakref.WeakSet[RedisSync] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class SyncStatistics:
-    """What was exchanged, in tokens."""
+    """Tokens that were exchanged."""
 
     connected: bool  # whether the last attempt reached Redis
     published: int
@@ -383,7 +366,7 @@ class RedisSync:
         """Begin with the state of a new process."""
         self._process = os.getpid()
         self._producer = os.urandom(12)
-        self._queue = PublishQueue()
+        self._queue = PublishQueue(self._producer)
         self._wake = threading.Event()
         self._lock = threading.Lock()  # protects _feeds and _thread
         self._feeds: dict[str, Feed] = {}
@@ -476,41 +459,36 @@ class RedisSync:
         self._connected, self._warned = False, True
         self._pause = min(max(2 * self._pause, POLL_MILLISECONDS / 1000), MAX_PAUSE_SECONDS)
         if not self._closed:
-            self._wake.wait(self._pause)
-            self._wake.clear()
+            self._rest(self._pause)
 
     def _publish(self) -> None:
         """Send the queued text."""
         while pieces := self._queue.take(MAX_ENTRIES_AT_ONCE):
-            cleared = next((i for i, piece in enumerate(pieces) if piece.tokens is None), None)
-            if cleared == 0:
-                with self._of(pieces[0].namespace):
-                    self._publish_clear(pieces[0])
-                self._queue.remove(pieces[:1])
-                continue
-            pieces = pieces[:cleared]
-            feeds = {piece.namespace: self._feeds.get(piece.namespace) for piece in pieces}
-            lost = 0
-            for name, feed in feeds.items():
-                own = [each for each in pieces if each.namespace == name]
-                if name in self._refused:
-                    lost += sum(map(len, own))
-                elif feed is not None and feed.last is None:
-                    return  # its deletions are not known before its tail was read
-                elif feed is not None:
-                    self._publish_text(name, own)
-            self._queue.lost += lost
-            self._queue.remove(pieces)
+            name, tokens = pieces[0].namespace, sum(map(len, pieces))
+            feed, deletion = self._feeds.get(name), pieces[0].tokens is None
+            if name in self._refused and not deletion:
+                self._queue.lost += tokens
+            elif feed is not None and feed.last is None and not deletion:
+                return  # its deletions are not known before its tail was read
+            elif feed is not None or deletion:
+                with self._of(name):
+                    if deletion:
+                        self._redis.xtrim(self._keys[name], maxlen=0, approximate=False)
+                    at = self._send(name, pieces, feed)
+                    self._published += tokens
+                    if deletion and feed is not None:
+                        feed.cleared = max(feed.cleared, at)
+            self._queue.remove()
 
-    def _publish_text(self, name: str, pieces: list[Queued]) -> None:
-        """Send a namespace's pieces of text."""
-        with self._of(name):
-            pipeline = self._redis.pipeline(transaction=False)
-            for piece in pieces:
-                self._add(pipeline, piece)
-            pipeline.expire(self._keys[name], self.address.max_age)
-            pipeline.execute()
-            self._published += sum(map(len, pieces))
+    def _send(self, name: str, pieces: list[Entry], feed: Feed | None) -> EntryId:
+        """XADD pieces, with the last deletion that this process knows; the id of the last one."""
+        key, most = self._keys[name], self.address.max_entries
+        pipeline = self._redis.pipeline(transaction=False)
+        for piece in pieces:
+            piece.cleared = NO_ENTRY if feed is None else feed.cleared
+            pipeline.xadd(key, piece.fields(), maxlen=most, approximate=True)
+        pipeline.expire(key, self.address.max_age)
+        return entry_id(pipeline.execute()[-2])
 
     @contextmanager
     def _of(self, name: str) -> Iterator[None]:
@@ -534,59 +512,32 @@ class RedisSync:
                 )
             self._refused.add(name)
 
-    def _add(self, client: Any, piece: Queued) -> Any:
-        """XADD a piece. It carries the last deletion that this process knows."""
-        feed = self._feeds.get(piece.namespace)
-        entry = Entry(
-            self._producer,
-            piece.number,
-            NO_ENTRY if feed is None else feed.cleared,
-            piece.document,
-            piece.tokens,
-            piece.end,
-        )
-        return client.xadd(
-            self._keys[piece.namespace],
-            entry.fields(),
-            maxlen=self.address.max_entries,
-            approximate=True,
-        )
-
-    def _publish_clear(self, piece: Queued) -> None:
-        """Remove a stream's entries, and tell the processes that read it."""
-        key = self._keys[piece.namespace]
-        self._redis.xtrim(key, maxlen=0, approximate=False)
-        at = entry_id(self._add(self._redis, piece))
-        self._redis.expire(key, self.address.max_age)
-        feed = self._feeds.get(piece.namespace)
-        if feed is not None:
-            feed.cleared = max(feed.cleared, at)
-
     def _read(self) -> None:
         """Add what other processes published; wait for it for a moment if there is nothing."""
         with self._lock:
             feeds = dict(self._feeds)
-        if not feeds:
-            self._wake.wait(POLL_MILLISECONDS / 1000)
-            self._wake.clear()
-            return
         for name, feed in feeds.items():
             if feed.last is None and name not in self._refused:
                 with self._of(name):
                     self._read_tail(name, feed)
         names = {self._keys[name]: name for name in feeds if name not in self._refused}
         if not names:
-            self._wake.wait(POLL_MILLISECONDS / 1000)
-            self._wake.clear()
+            self._rest(POLL_MILLISECONDS / 1000)
         wait, more = None if self._closed else POLL_MILLISECONDS, bool(names)
         while more:
-            positions = {key: id_bytes(feeds[name].last or NO_ENTRY) for key, name in names.items()}
+            ids = {key: feeds[name].last or NO_ENTRY for key, name in names.items()}
+            positions = {key: b"%d-%d" % each for key, each in ids.items()}
             found = self._xread(positions, names, wait)
             for key, entries in found or ():
                 self._add_entries(names[key], feeds[names[key]], entries)
             wait = None
             more = any(len(entries) == MAX_ENTRIES_AT_ONCE for _, entries in found or ())
-        self._trim(feeds)
+        if feeds:
+            self._trim(feeds)
+
+    def _rest(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()
 
     def _xread(
         self, positions: dict[bytes, bytes], names: dict[bytes, str], wait: int | None
@@ -627,9 +578,8 @@ class RedisSync:
             feed.last = entry_id(at)
             try:
                 entry = Entry.read(fields, self._keys.vocabulary)
-            except (KeyError, ValueError) as error:
-                kind = type(error).__name__
-                logger.debug("sync: an entry that is not one of ours: %s", kind)
+            except (KeyError, ValueError) as error:  # its message can quote a text
+                logger.debug("sync: an entry that is not one of ours: %s", type(error).__name__)
                 continue
             added = feed.add(feed.last, entry, self._producer)
             if added is None:

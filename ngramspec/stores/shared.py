@@ -1,19 +1,34 @@
-"""A shared store: text of earlier requests, in memory, for the drafts of later ones."""
+"""A shared store: text of earlier requests, in memory, for the drafts of later ones; its file.
+
+The indexes are rebuilt when a file is loaded. It has two sections:
+
+    text    the codes of all namespaces: token ids, and a border before each document
+    names   a line of JSON for each namespace, least recently used first: its name, its number of
+            codes, and the counts of its statistics
+
+A file does not decide how much memory is allocated: section sizes are checked before reading,
+sections are read in pieces, and their content is checked before use.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from ngramspec._native.store_ring import (
+from ngramspec._native import (
+    BORDER,
     BYTES_PER_CODE,
     LEAST_CODES,
     WRITTEN_AGAIN,
@@ -22,24 +37,43 @@ from ngramspec._native.store_ring import (
 )
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import check_bool, check_choice, check_int
-from ngramspec.stores import shared_file
-from ngramspec.stores.base import NotCopied, Outlet, Source, fingerprint
+from ngramspec.stores import NotCopied, Outlet, Source, fingerprint
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Begun, Conversations, TextHash
-from ngramspec.stores.files import open_regular
-from ngramspec.stores.shared_file import MAX_NAME_LENGTH, MIN_NAMESPACE_BYTES, Header, SavedStore
+from ngramspec.stores.files import (
+    FileKind,
+    StoreFileError,
+    check_checksums,
+    chunks_of,
+    open_regular,
+    read_header,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from ngramspec.stores.redis import RedisSync
+
+logger = logging.getLogger("ngramspec")
+
+KIND = FileKind(
+    magic=b"\x89NGS\r\n\x1a\n",
+    name="ngramspec shared store",
+    version=2,
+    fields="QII32s",
+    sections=("text", "names"),
+)
+COUNTS_PER_ENTRY = 4  # tokens ever, look-ups, hits, accepted tokens
+MAX_COUNT = 1 << 62
+MAX_NAME_LENGTH = 256  # characters of a namespace's name
+MIN_NAMESPACE_BYTES = 4096  # memory of a namespace
+MAX_LINE_BYTES = 4096  # a name of 256 characters, each escaped as two of \\uxxxx, and five numbers
+MEMORY_PER_FILE_BYTE = BYTES_PER_CODE // 4  # memory of a code for each byte of it in the file
 
 
 class SharedRequest(Source):
     """Reads a namespace's text and adds a request's own. One thread at a time.
 
-    It replaces the namespace in the drafter's stores. It does not find its own text, nor the text
-    that earlier requests of the same conversation added, because both are in the sequence itself.
-
-    ``write`` and ``live`` are those of SharedStore. ``outlet`` gets the text that is added, for
-    other processes. ``session`` is the conversation's name.
+    It does not find its own text, nor the text that earlier requests of the same conversation
+    added, because both are in the sequence itself. ``write`` and ``live`` are those of SharedStore.
     """
 
     def __init__(
@@ -47,7 +81,7 @@ class SharedRequest(Source):
         stream: StoreStream,
         write: str,
         live: bool,
-        outlet: Outlet | None = None,
+        outlet: Outlet | None = None,  # gets the text that is added, for other processes
         conversations: Conversations = NO_CONVERSATIONS,
         session: str | None = None,
     ) -> None:
@@ -61,10 +95,7 @@ class SharedRequest(Source):
         self._kept: list[Int32] = []
 
     def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
-        """Record the prompt, int32 (n,), and the reference text before it, int32 (m,).
-
-        Of a prompt that begins like earlier ones, only what is new is added.
-        """
+        """Record the prompt, of which only what is new is added, and the reference before it."""
         self._begun, self._text = self._conversations.begin(prompt, self._session)
         self.familiar, known = self._begun.familiar, self._begun.known
         if self._begun.earlier is not None:
@@ -77,7 +108,7 @@ class SharedRequest(Source):
             self._add(reference)
             self._add(prompt[known:])
             if self._live:
-                self._mark()
+                self._conversations.mark(self._begun, self._text)
 
     def append(self, tokens: Int32) -> None:
         """Record committed tokens, int32 (n,)."""
@@ -85,10 +116,6 @@ class SharedRequest(Source):
             self._new.append(tokens)
         if self._write != "none":
             self._add(tokens)
-
-    def _mark(self) -> None:
-        if self._begun is not None and self._write == "all":
-            self._conversations.mark(self._begun, self._text)
 
     def _add(self, tokens: Int32) -> None:
         if self._live:
@@ -113,7 +140,8 @@ class SharedRequest(Source):
             return
         self._text.add(np.concatenate([NO_TOKENS, *self._new]))
         self._new = []
-        self._mark()
+        if self._write == "all":
+            self._conversations.mark(self._begun, self._text)
         self._begun = self._conversations.end(self._begun, self._text, self.index)
 
     def finish(self) -> None:
@@ -140,7 +168,7 @@ class SharedRequest(Source):
             self._outlet(NO_TOKENS, end=True)
 
 
-MAX_ANSWERS_READ = 8  # other answers that an answer is drafted from; not tuned
+MAX_ANSWERS_READ = 8  # bounds the memory and look-ups of a call with many answers
 MAX_ANSWER_TOKENS = 1 << 13  # of an answer that the others find: the latest ones
 
 
@@ -335,10 +363,16 @@ class SharedStore(NotCopied):
             OSError: the file cannot be written.
             ImportError: xxhash is not installed.
         """
-        header = Header(
-            self.namespace_bytes, WRITES.index(self.write), int(self.live), self.tokenizer
-        )
-        shared_file.save(Path(path), header, self.rings())
+        known = bytes.fromhex(self.tokenizer) if self.tokenizer else bytes(32)
+        fields = (self.namespace_bytes, WRITES.index(self.write), int(self.live), known)
+        names: list[bytes] = []
+        text: list[Int32] = []
+        for name, ring in self.rings().items():
+            pieces = list(pieces_of(ring))  # each takes the lock for a bounded number of codes
+            entry = [name, sum(map(len, pieces)), *ring.counts()[1:]]
+            names.append(json.dumps(entry).encode() + b"\n")
+            text += [piece.astype("<i4", copy=False) for piece in pieces]
+        write_file(Path(path), KIND, fields, [text, names])
 
     @classmethod
     def load(
@@ -366,13 +400,11 @@ class SharedStore(NotCopied):
         store = cls(max_bytes)
         with open_regular(path) as file:
             saved = SavedStore(file, max_bytes)
-            header = saved.header
             if namespace_bytes is None:
-                namespace_bytes = max(min(header.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)
+                namespace_bytes = max(min(saved.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)
             check_int("namespace_bytes", namespace_bytes, MIN_NAMESPACE_BYTES, max_bytes)
-            store.namespace_bytes = namespace_bytes
-            store.write, store.live = WRITES[header.write], bool(header.live)
-            store.tokenizer = header.tokenizer
+            store.namespace_bytes, store.tokenizer = namespace_bytes, saved.tokenizer
+            store.write, store.live = WRITES[saved.write], bool(saved.live)
             saved.restore(store.ring, max_bytes // namespace_bytes)
         return store
 
@@ -397,10 +429,7 @@ class SharedStore(NotCopied):
 class Namespace(Source):
     """One namespace of a SharedStore. Only requests that name it read or write it.
 
-    Attributes:
-        store: the store.
-        name: 1 to 256 characters.
-        settings: the settings from which its store was also made; None: the store existed before.
+    ``settings`` are those from which its store was also made; None: the store existed before.
     """
 
     def __init__(self, store: SharedStore, name: str) -> None:
@@ -421,14 +450,10 @@ class Namespace(Source):
         )
 
     def _outlet(self) -> Outlet | None:
-        sync = self.store.sync
-        return None if sync is None else sync.outlet(self.name)
+        return None if self.store.sync is None else self.store.sync.outlet(self.name)
 
     def description(self) -> dict[str, Any]:
-        """The settings from which its store was made.
-
-        A ValueError says that it was not made from settings and exists only in memory.
-        """
+        """The settings from which its store was made; a ValueError if it exists only in memory."""
         if self.settings is None:
             raise ValueError(
                 f"{self!r} lies in memory and cannot be kept; leave it out of stores=, and pass it"
@@ -469,24 +494,15 @@ class Namespace(Source):
         ring = self.store.rings().get(self.name)
         return StoreStatistics() if ring is None else StoreStatistics.of(ring)
 
-    def check_tokenizer(self, tokenizer: Any) -> None:
-        """Raise a ValueError if the store is known to belong to another tokenizer."""
-        own = fingerprint(tokenizer) if self.store.tokenizer else ""
-        if own != self.store.tokenizer:
-            raise ValueError(
-                f"{self!r} is of another tokenizer: its fingerprint is {self.store.tokenizer},"
-                f" that of the given one {own}"
-            )
+    @property
+    def tokenizer(self) -> str:
+        """The store's."""
+        return self.store.tokenizer
 
-    def check_vocabulary(self, size: int) -> None:
-        """Raise a ValueError if it holds ids outside a vocabulary of ``size``."""
+    def largest_id(self) -> int:
+        """The largest token id that it ever held."""
         ring = self.store.rings().get(self.name)
-        largest = -1 if ring is None else ring.largest_id()
-        if largest >= size:
-            raise ValueError(
-                f"{self!r} has token id {largest}, the vocabulary has {size}: it was filled with"
-                " another tokenizer's"
-            )
+        return -1 if ring is None else ring.largest_id
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Namespace) and (self.store, self.name) == (other.store, other.name)
@@ -499,17 +515,176 @@ class Namespace(Source):
 
 
 def made_namespace(settings: Mapping[str, Any], tokenizer: Any = None) -> Namespace:
-    """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name."""
-    known = ("namespace", "max_bytes", "namespace_bytes", "write", "live", "sync")
-    unknown = [name for name in settings if name not in known]
-    if unknown or "namespace" not in settings:
+    """A namespace of a new store, from SharedStore's arguments and ``namespace``, its name.
+
+    With ``path``, the store is loaded from a file of ``SharedStore.save``, which is not written
+    again. Only a store with ``sync`` needs the model's tokenizer.
+    """
+    known: tuple[str, ...] = ("namespace", "max_bytes", "namespace_bytes")
+    known = (*known, "path") if "path" in settings else (*known, "write", "live", "sync")
+    if settings.keys() - set(known) or "namespace" not in settings:
         raise ValueError(
             f"a shared store's settings must have 'namespace', and may have {', '.join(known[1:])};"
             f" got {', '.join(map(repr, settings))}"
         )
     rest = {name: value for name, value in settings.items() if name != "namespace"}
-    if "sync" in rest:
-        rest["tokenizer"] = tokenizer
-    namespace = SharedStore(**rest)[settings["namespace"]]
+    if "path" in rest:
+        if not isinstance(rest["path"], str):
+            raise TypeError(f"path must be a string, got {rest['path']!r}")
+        store = SharedStore.load(**rest)
+    else:
+        store = SharedStore(**rest, tokenizer=tokenizer if "sync" in rest else None)
+    namespace = store[settings["namespace"]]
     namespace.settings = dict(settings)
     return namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A namespace in a file: its name, the number of its codes, and its counts."""
+
+    name: str
+    codes: int
+    counts: tuple[int, ...]
+
+
+def pieces_of(ring: StoreRing) -> Iterator[Int32]:
+    """The codes that a namespace has now, in pieces, without those that are overwritten meanwhile.
+
+    Codes that are added meanwhile are not copied, so the number of pieces is bounded.
+    """
+    at, end = 0, ring.written
+    while at < end:
+        begin, codes = ring.codes(at)
+        if 0 < at < begin < end:  # the codes in between were overwritten meanwhile
+            yield np.array([BORDER], np.int32)
+        codes = codes[: max(end - begin, 0)]
+        if not len(codes):
+            return
+        yield codes
+        at = begin + len(codes)
+
+
+class SavedStore:
+    """An open file of a shared store. Everything but the names and codes is checked on opening.
+
+    Sections of more than ``max_bytes`` bytes are refused before they are read. Codes take
+    ``MEMORY_PER_FILE_BYTE`` times as many bytes in memory as in the file. So a file can be loaded
+    with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved.
+    """
+
+    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
+        self._file, self._path, self._max_bytes = file, Path(file.name), max_bytes
+        path, size = self._path, os.fstat(file.fileno()).st_size
+        fields, sections = read_header(path, KIND, file.read(KIND.header_size), size)
+        self.namespace_bytes, self.write, self.live, known = fields  # see SharedStore.save
+        self.tokenizer = known.hex() if any(known) else ""
+        if self.namespace_bytes < 1 or self.write > 2 or self.live > 1:
+            raise StoreFileError(f"{path} has broken settings: {', '.join(map(str, fields[:3]))}")
+        self._text, self._names = sections
+        for name, section in zip(KIND.sections, sections, strict=True):
+            if section.size > max_bytes:
+                raise StoreFileError(
+                    f"{path}: section {name} must have at most max_bytes={max_bytes} bytes, got"
+                    f" {section.size}; pass a larger max_bytes"
+                )
+        if self._text.size % 4:
+            raise StoreFileError(
+                f"{path}: section text has {self._text.size} bytes, no multiple of 4"
+            )
+        check_checksums(path, KIND, sections, partial(chunks_of, file))
+
+    def restore(self, ring_of: Callable[[str], StoreRing], limit: int) -> None:
+        """Add the most recently used namespaces, at most ``limit``, to a store.
+
+        Text that does not fit is left out, the oldest first, which is logged.
+        """
+        entries, passed_over = self._last_entries(limit)
+        codes = _Codes(chunks_of(self._file, self._text))
+        left_out = _count_tokens(codes.take(passed_over))
+        for entry in entries:
+            ring = ring_of(entry.name)
+            fitting = min(entry.codes, ring.capacity - 1)
+            left_out += _count_tokens(codes.take(entry.codes - fitting))
+            stream = StoreStream(ring)
+            for piece in codes.take(fitting):
+                if int(piece.min()) < 0:
+                    raise StoreFileError(f"{self._path}: section text has a negative token id")
+                stream.append_documents(piece)
+            stream.finish()
+            ring.count_on(entry.counts)
+        if left_out:
+            logger.warning(
+                "%s: the oldest text does not fit into the store; tokens left out: %d",
+                self._path,
+                left_out,
+            )
+
+    def _last_entries(self, limit: int) -> tuple[Sequence[Entry], int]:
+        """The last entries, at most ``limit``, and the number of codes before them."""
+        entries: deque[Entry] = deque(maxlen=limit)
+        total = self._text.size // 4
+        max_known = MEMORY_PER_FILE_BYTE * self._max_bytes // MIN_NAMESPACE_BYTES
+        codes = 0
+        try:
+            for count, line in enumerate(self._lines(), 1):
+                if count > max_known:
+                    raise StoreFileError(
+                        f"{self._path} must have at most {max_known} namespaces with max_bytes="
+                        f"{self._max_bytes}, got more; pass a larger max_bytes"
+                    )
+                entries.append(_checked_entry(json.loads(line)))
+                codes += entries[-1].codes
+            if len({entry.name for entry in entries}) < len(entries):
+                raise ValueError("it has a name twice")
+            if codes != total:
+                raise ValueError(f"it has {codes} codes, section text has {total}")
+        except StoreFileError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise StoreFileError(f"{self._path}: section names is broken: {error}") from error
+        return entries, total - sum(entry.codes for entry in entries)
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines of the section of names."""
+        self._file.seek(self._names.offset)
+        left = self._names.size
+        while left:
+            line = self._file.readline(min(left, MAX_LINE_BYTES))
+            if not line.endswith(b"\n"):
+                raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes, and an end")
+            left -= len(line)
+            yield line
+
+
+class _Codes:
+    """Codes that are read one after the other."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._left = np.empty(0, np.int32)
+
+    def take(self, count: int) -> Iterator[Int32]:
+        """The next ``count`` codes, in pieces."""
+        while count:
+            if not len(self._left):
+                self._left = np.frombuffer(next(self._chunks), "<i4").astype(np.int32, copy=False)
+            piece, self._left = self._left[:count], self._left[count:]
+            count -= len(piece)
+            yield piece
+
+
+def _count_tokens(pieces: Iterable[Int32]) -> int:
+    return sum(int(np.count_nonzero(piece != BORDER)) for piece in pieces)
+
+
+def _checked_entry(element: Any) -> Entry:
+    """A namespace from its element of the section names; a ValueError if it is none."""
+    if not isinstance(element, list) or len(element) != 2 + COUNTS_PER_ENTRY:
+        raise ValueError("an element is no namespace")
+    name, *numbers = element
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH:
+        raise ValueError(f"a name must be a string of 1..{MAX_NAME_LENGTH} characters")
+    if not all(type(each) is int and 0 <= each < MAX_COUNT for each in numbers):
+        raise ValueError(f"counts must be integers in 0..{MAX_COUNT - 1}")
+    return Entry(name, numbers[0], tuple(numbers[1:]))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ngramspec.draft import EvidenceRequest, Float32, Int32
 
-BLOCK_LOGITS = 64  # logits of a block, of which ``top_k`` first finds the maximum; not tuned
+BLOCK_LOGITS = 64  # of a block, whose maximum ``top_k`` finds first; the result is the same for any
 Computed = tuple[Int32, Float32, Float32 | None]  # ids, log_probs, hidden: see Evidence
 
 

@@ -19,10 +19,17 @@ from ngramspec.hf_model.compat.names import (
     caller_of,
     criterion_name,
 )
-from ngramspec.rng import default_generator
 from ngramspec.verification.evidence import fetched
 from ngramspec.verification.rejection import draw_at_depths
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """torch's global generator of a device."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    return torch.default_generator
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,7 @@ _thread = threading.local()  # its ``running``: the ids of the models that it is
 
 
 def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """``generate`` with speculation if it is supported.
-
-    Nested calls go directly to the class's ``generate``, for example if the model is its own
-    assistant, or if ``ngramspec.generate`` or ``enabled`` calls it. So do calls with their own
-    ``custom_generate``.
-    """
+    """``generate`` with speculation if it is supported; nested calls go to the class's own."""
     plain = partial(type(model).generate, model)
     speculator = speculator_of(model)
     if overrides_generate(type(model)):
@@ -62,10 +57,8 @@ def speculator_of(model: Any) -> Speculator:
 
 
 def _settings_file(model: Any) -> Path | None:
-    """The settings file next to the model's generate.py. If it is missing, log that; return None.
-
-    transformers runs a copy of generate.py in its module cache, so ``__file__`` does not help.
-    """
+    """The settings file next to the model's generate.py; None, and a warning, if it is missing."""
+    # transformers runs a copy of generate.py in its module cache, so ``__file__`` does not help.
     folder, name = Path(model.name_or_path), f"{FOLDER}/{FILE}"
     commit = commit_hash(model.config)
     if not folder.is_dir() and commit is not None:  # the model came from a hub

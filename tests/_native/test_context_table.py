@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from native_strategies import MISALIGNED
-from ngramspec._native.text import ContextTable
 
-from tests.twins.contexts import ContextTable as ContextTableTwin
+from ngramspec._native.value import ContextTable
+from tests.twins.text import ContextTable as ContextTableTwin
 
 
 def ids(tokens):

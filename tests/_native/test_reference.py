@@ -15,48 +15,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_strategies import QUICK, TEXTS, int32
 
-import ngramspec
-from ngramspec._native.copyindex import CopyIndex
-from ngramspec._native.ngram import NGramTable
-from ngramspec._native.unigram import UnigramCounts
+from ngramspec import _native
+from ngramspec._native import NGramTable
 from tests import twins as reference
 
-NATIVE = Path(ngramspec.__file__).parent / "_native"
-TWINS = pytest.mark.parametrize(
-    ("native", "twin", "stub"),
-    [
-        (NGramTable, reference.NGramTable, "ngram.pyi"),
-        (CopyIndex, reference.CopyIndex, "copyindex.pyi"),
-        (UnigramCounts, reference.UnigramCounts, "unigram.pyi"),
-    ],
-)
+STUBS = ast.parse(Path(_native.__file__).with_suffix(".pyi").read_text()).body
+TWINS = [
+    (getattr(_native, name), getattr(reference, name))
+    for name in ("NGramTable", "CopyIndex", "UnigramCounts")
+]
 
 
-def public(names) -> set[str]:
-    return {name for name in names if not name.startswith("_")}
+def public(owner: type) -> dict[str, object]:
+    return {name: getattr(owner, name) for name in dir(owner) if not name.startswith("_")}
 
 
-@TWINS
-def test_twins_and_stubs_have_the_native_surface(native, twin, stub):
-    (stubbed,) = (
-        node
-        for node in ast.parse((NATIVE / stub).read_text()).body
-        if isinstance(node, ast.ClassDef)
-    )
-    methods = {node.name: node for node in stubbed.body}
-    assert stubbed.name == native.__name__ == twin.__name__
-    assert public(dir(native)) == public(methods)
-    values = {name for name in methods if methods[name].decorator_list}  # properties
-    assert public(methods) - values == public(dir(twin)) - values
-    for name in public(methods) - values:
-        ours = inspect.signature(getattr(native, name)).parameters.values()
-        theirs = inspect.signature(getattr(twin, name)).parameters.values()
-        stub_args = methods[name].args
-        assert [p.name for p in ours] == [p.name for p in theirs]
-        assert [p.name for p in ours] == [arg.arg for arg in stub_args.args]
-        assert [p.default for p in ours] == [p.default for p in theirs]
-        defaults = [ast.literal_eval(value) for value in stub_args.defaults]
-        assert [p.default for p in ours if p.default is not p.empty] == defaults
+@pytest.mark.parametrize(("native", "twin"), TWINS)
+def test_twins_have_the_native_surface(native, twin):
+    ours, theirs = public(native), public(twin)
+    methods = {name for name in ours if callable(ours[name])} - {"sizeof", "longest_probe"}
+    assert methods == {name for name in theirs if callable(theirs[name])}
+    for name in methods:
+        mine, its = (inspect.signature(each[name]).parameters.values() for each in (ours, theirs))
+        assert [(p.name, p.default) for p in mine] == [(p.name, p.default) for p in its]
+
+
+def test_stubs_name_what_is_there():
+    checked = 0
+    for node in STUBS:
+        owner = getattr(_native, node.name) if hasattr(node, "name") else None
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        for each in inside:
+            if not isinstance(each, ast.FunctionDef) or each.name == "__init__":
+                continue
+            found = owner if each is node else getattr(owner, each.name)
+            if each.decorator_list or each.name.startswith("__"):
+                continue
+            parameters = inspect.signature(found).parameters.values()
+            assert [p.name for p in parameters] == [arg.arg for arg in each.args.args], each.name
+            assert sum(p.default is not p.empty for p in parameters) == len(each.args.defaults)
+            checked += 1
+    assert checked > 40
 
 
 @pytest.mark.parametrize("make", [list, tuple, int32, lambda tokens: np.array(tokens, np.int64)])
@@ -66,7 +65,6 @@ def test_any_sequence_of_ints_is_taken(make):
         structure.extend(make([1, 2, 3, 1, 2]))
         structure.check_integrity()
         assert len(structure) == 5
-        assert structure.sizeof() > 0
     assert table.draft(2, make([3]))[0].tolist() == [1, 2]
     assert table.top_k(make([1]), 1) == [(2, 2)]
     assert index.draft(2, make([3]))[0].tolist() == [1, 2]

@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 import xxhash
 from native_strategies import int32, salted
-from ngramspec._native.text import ContextTable
 
 from ngramspec._native import common
-from ngramspec._native.calibration import Calibration
 from ngramspec._native.copyindex import CopyIndex
 from ngramspec._native.ngram import NGramTable
 from ngramspec._native.unigram import UnigramCounts
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.value import Calibration, ContextTable, ValueEngine
 from tests import twins as reference
 
 FLOOD = 400  # things that meet

@@ -49,7 +49,7 @@ def debug_level(extension: setuptools.Extension) -> str:
 @pytest.mark.parametrize("on", [(), ("NGRAMSPEC_CHECKED",)], ids=["usual", "checked"])
 def test_a_usual_build_is_stripped(extensions, on):
     found = extensions(*on)
-    assert len(found) > 10
+    assert len(found) >= 10
     assert {debug_level(each) for each in found} == {"-g0"}
     assert all("-Wl,--strip-all" in each.extra_link_args for each in found)
 

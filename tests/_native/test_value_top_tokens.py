@@ -1,126 +1,20 @@
-"""The value engine with the target's top-k candidates equals its twin, and drafts them."""
+"""The value engine drafts what models find most probable: the target, and a drafting head."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from native_strategies import QUICK
-from value_play import costs, ids, noisy_repetition, same
+from engine_pair import ids
 
-from ngramspec._native.calibration import Calibration
-from ngramspec._native.value import ValueEngine
-from tests.twins.calibration import Calibration as CalibrationTwin
-from tests.twins.value import ValueEngine as ValueTwin
+from ngramspec._native.value import Calibration, ValueEngine
 
-BEFORE = [0, 1, 2, 3, 70, 5000, 2**22, 2**30]  # tokens before a row; the last two get none
 OPTIONS = (True, True, True, 2, None, True)
-
-
-def engines(options=OPTIONS):
-    return ValueEngine(Calibration(), *options), ValueTwin(CalibrationTwin(), *options)
-
-
-def rows(rng, tokens, vocab, k=8):
-    """The target's candidates behind a tree: a few ids with probabilities that fall."""
-    k = min(k, vocab)
-    found = np.stack([rng.permutation(vocab)[:k] for _ in tokens]).astype(np.int32)
-    log_probs = -np.sort(rng.exponential(1.5, (len(tokens), k)), axis=1)
-    parents = [-1, *(int(rng.integers(0, i)) for i in range(1, len(tokens)))]
-    path = [0]
-    while parents.count(path[-1]) and rng.random() < 0.7:
-        path.append(parents.index(path[-1]))
-    return ids(tokens), found, log_probs.astype(np.float32), tuple(path)
+HEADED = (*OPTIONS, True)
 
 
 def behind(tokens, found, log_probs, accepted=()):
     """``recycle``'s arguments for rows behind a chain."""
     return ids(tokens), found, log_probs, accepted
-
-
-@pytest.mark.parametrize("slope", [None, 0.0, 0.002, 0.05])
-@pytest.mark.parametrize(("seed", "vocab"), [(0, 12), (1, 3), (2, 150)])
-def test_native_equals_twin(seed, vocab, slope):
-    text = noisy_repetition(seed, 300, vocab)
-    rng = np.random.default_rng(seed)
-    native, twin = engines()
-    used = set()
-    for begin in range(0, 300, 4):
-        if begin % 3:
-            cost = None if slope is None else costs(10, slope)
-            ours, theirs = native.draft(10, cost), twin.draft(10, cost)
-        else:
-            cost = None if slope is None else costs(32, slope)
-            ours, theirs = native.draft_tree(32, cost), twin.draft_tree(32, cost)
-        same(ours, theirs)
-        used |= set(ours[-1].tolist())
-        recycled = (
-            rows(rng, rng.integers(0, vocab, rng.integers(1, 9)).tolist(), vocab)
-            if begin % 5
-            else None
-        )
-        if recycled is not None:
-            native.recycle(*recycled)
-            twin.recycle(*recycled)
-        native.extend(text[begin : begin + 4])
-        twin.extend(text[begin : begin + 4])
-        native.check_integrity()
-        assert len(native.top_tokens) == len(twin.top_tokens)
-    if slope != 0.05:
-        assert 5 in used
-
-
-class TopTokensMachine(RuleBasedStateMachine):
-    """Any order of calls, against the twin."""
-
-    def __init__(self):
-        super().__init__()
-        self.native, self.twin = engines()
-
-    @rule(tokens=st.lists(st.integers(0, 5), max_size=70))
-    def extend(self, tokens):
-        self.native.extend(ids(tokens))
-        self.twin.extend(ids(tokens))
-
-    @rule(
-        tokens=st.lists(st.sampled_from(BEFORE), min_size=1, max_size=6),
-        k=st.integers(1, 10),
-        seed=st.integers(0, 99),
-    )
-    def recycle(self, tokens, k, seed):
-        found = rows(np.random.default_rng(seed), tokens, 12, k)
-        self.native.recycle(*found)
-        self.twin.recycle(*found)
-
-    @rule(gamma=st.integers(0, 20), tree=st.booleans())
-    def draft(self, gamma, tree):
-        if tree:
-            same(self.native.draft_tree(gamma), self.twin.draft_tree(gamma))
-        else:
-            same(self.native.draft(gamma), self.twin.draft(gamma))
-
-    @invariant()
-    def rows_agree(self):
-        self.native.check_integrity()
-        for token in (0, 1, 2, 3, 70, 5000, 2**22):
-            assert self.native.top_tokens.row(token) == self.twin.top_tokens.row(token)
-
-
-TestTopTokensMachine = TopTokensMachine.TestCase
-TestTopTokensMachine.settings = settings(QUICK, max_examples=60)
-
-
-def test_of_the_texts_own_rows_the_last_four_positions_are_kept():
-    """Also of positions that the text has not reached."""
-    native, twin = engines()
-    ahead = ids([1] * 5), np.array([[7], [8], [8], [8], [8]], np.int32)
-    for engine in (native, twin):
-        engine.extend(ids([0, 1]))
-        engine.recycle(*behind(*ahead, np.zeros((5, 1), np.float32), (0, 1, 2, 3, 4)))
-        engine.extend(ids([1]))
-    same(native.draft_tree(20), twin.draft_tree(20))
 
 
 def test_top_tokens_are_branches_by_what_the_target_thought_of_them():
@@ -225,3 +119,45 @@ def test_wrong_rows_are_refused_and_nothing_is_kept():
     without = ValueEngine(Calibration())
     without.recycle(ids([1]), found, log_probs)
     assert without.top_tokens is None
+
+
+def test_a_right_head_is_trusted_and_a_wrong_one_is_not():
+    rng = np.random.default_rng(0)
+    for right in (True, False):
+        engine = ValueEngine(Calibration(), *HEADED)
+        for token in rng.integers(0, 5000, 300).tolist():
+            said = token if right else 5001
+            tokens = np.array([[said, *range(6000, 6007)]], np.int32)
+            engine.set_head_rows(ids([0]), tokens, np.log(np.full((1, 8), 0.55, np.float32)))
+            drafted, confidence, _ = engine.draft(1)
+            engine.extend(ids([token]))
+        assert (len(drafted) == 1 and confidence[0] > 0.9) == right
+        if not right:
+            assert not len(drafted) or confidence[0] < 0.1
+
+
+def test_rows_belong_to_one_step_and_one_path():
+    engine = ValueEngine(Calibration(), False, False, False, 2, None, False, True)
+    log_probs = np.log(np.array([[0.9], [0.9]], np.float32))
+    engine.set_head_rows(ids([0, 5]), ids([[5], [6]]), log_probs)
+    assert engine.draft(4)[0].tolist() == [5, 6]
+    engine.set_head_rows(ids([7]), ids([[6]]), log_probs[:1], 1)  # the path is not the head's token
+    assert engine.draft(4)[0].tolist() == [5]
+    engine.extend(ids([5]))
+    assert engine.draft(4)[0].tolist() == []
+
+
+def test_invalid_rows_are_refused():
+    log_probs = np.zeros((1, 1), np.float32)
+    engine = ValueEngine(Calibration(), *HEADED)
+    with pytest.raises(ValueError, match="depth"):
+        engine.set_head_rows(ids([0]), ids([[1]]), log_probs, 1)
+    with pytest.raises(ValueError, match="one length"):
+        engine.set_head_rows(ids([0, 1]), ids([[1]]), log_probs)
+    with pytest.raises(ValueError, match="-1"):
+        engine.set_head_rows(ids([0]), ids([[-1]]), log_probs)
+    with pytest.raises(ValueError, match="a row and a share"):
+        engine.fix(ids([1]), np.ones(1, np.float32))
+    with pytest.raises(ValueError, match="depth"):
+        ValueEngine(Calibration()).set_head_rows(ids([0]), ids([[1]]), log_probs)
+    engine.check_integrity()

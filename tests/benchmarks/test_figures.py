@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import warnings
-from dataclasses import replace
 
 import pytest
 
@@ -15,7 +14,7 @@ from benchmarks import figures
 from benchmarks.__main__ import build_parser as benchmark_parser
 from benchmarks.agent_sessions import AGAIN, FIRST
 from benchmarks.figures import MARKED, RESULTS, ROOT, pages, raws, rendered, source_hash, stale
-from benchmarks.renderers import markdown, native, native_kept
+from benchmarks.renderers import markdown
 from benchmarks.tables import PUBLIC, TABLES, Table
 from ngramspec.cli import build_parser
 from ngramspec.measure.traces import by_group, read_traces
@@ -127,12 +126,6 @@ def test_a_table_says_where_its_raw_files_were_measured(small, tmp_path):
     assert line.endswith("[raw.json](raw.json), measured before commits were recorded.")
 
 
-def test_a_table_of_another_environment_needs_it(small, monkeypatch, capfd):
-    monkeypatch.setitem(TABLES, "small", replace(small, environment="absent"))
-    assert figures.run(arguments()) == 1
-    assert "raw.json needs the environment absent" in capfd.readouterr().out
-
-
 def test_the_hash_depends_on_names_and_contents_of_source_files(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     (tmp_path / "folder").mkdir()
@@ -179,18 +172,6 @@ class A:
     native = source_hash(["a.pyx"])
     (tmp_path / "a.pyx").write_text("one = 1  # a reason")
     assert source_hash(["a.pyx"]) != native
-
-
-def test_native_operations_are_reduced_to_medians_and_growth():
-    stats = {"median": 2e-6, "iqr": 1e-7, "data": [1.0] * 9}
-    known = [
-        {"group": "extend", "params": {"name": "table", "size": size}, "stats": stats}
-        for size in (1000, 1_000_000)
-    ]
-    known[1]["stats"] = stats | {"median": 3e-6}
-    kept = native_kept({"benchmarks": known, "machine_info": {}})
-    assert len(json.dumps(kept)) < 300
-    assert native(kept).splitlines()[-1] == "| extend | table | 2.00 | 3.00 | 1.5 |"
 
 
 def test_the_public_traces_are_small_and_of_several_kinds():

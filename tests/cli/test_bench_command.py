@@ -61,10 +61,7 @@ def test_bench_has_texts_of_its_own(loaded, capsys):
     [
         (["--repeats", "0"], "--repeats must be >= 1, got 0"),
         (["--max-new-tokens", "1"], "--max-new-tokens must be >= 2, got 1"),
-        (
-            ["--tasks", "poetry"],
-            "--tasks: unknown task 'poetry'; choose from nothing, summ",
-        ),
+        (["--tasks", "poetry"], "--tasks: unknown task 'poetry'; choose from nothing, summ"),
         (["--prompts", "nowhere.jsonl"], "--prompts: "),
         (["--speculator", "{"], "not JSON: {"),
         (["--speculator", "[]"], "not a JSON object: []"),

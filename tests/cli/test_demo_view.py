@@ -14,7 +14,7 @@ from tiny_tokenizers import with_fallback
 from ngramspec import DecodeStats, StepEvent, Verdict
 from ngramspec.cli import demo_view
 from ngramspec.cli.demo_view import Pieces
-from ngramspec.cli.output import printable
+from ngramspec.cli.options import printable
 from ngramspec.measure.calls import Row
 
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other than the newline
@@ -150,7 +150,7 @@ def test_a_terminal_without_colour_gets_no_control_characters(name, value, monke
     monkeypatch.setenv(name, value)
     view = demo_view.View()
     assert not view.colour
-    with view.progress("Loading", 2) as step:
+    with view.progress("Loading") as step:
         step("one")
     view.header("model", "auto", 8)
     with view.stream(ByteTokenizer(), []) as show:

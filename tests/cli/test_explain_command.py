@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.__main__ import main as bench_main
 from ngramspec.cli import main
-from ngramspec.cli.output import stages
+from ngramspec.cli.options import stages
 
 SHORT = ["--tokens", "12", "--repeats", "1", "--count", "2"]
 VOID = {"meta"}
@@ -57,12 +57,7 @@ def test_explain_prints_and_writes(loaded, prompts, tmp_path, capsys):
     command = ["explain", *prompts, *SHORT, "--json", str(out), "--html", str(html)]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    for word in (
-        "Theorem 3.8",
-        "cost(n)",
-        "measured",
-        "position 1",
-    ):
+    for word in ("Theorem 3.8", "cost(n)", "measured", "position 1"):
         assert word in printed
     written = json.loads(out.read_text())
     assert len(written["steps"]) == len([step for step in written["steps"] if step["width"]])

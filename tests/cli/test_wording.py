@@ -11,7 +11,7 @@ from benchmarks.divergence import Comparison, summary
 from ngramspec import DecodeStats
 from ngramspec.cli import bench
 from ngramspec.cli.demo_view import View
-from ngramspec.cli.output import counted
+from ngramspec.cli.options import counted
 
 
 def test_a_noun_agrees_with_its_number():
@@ -21,7 +21,7 @@ def test_a_noun_agrees_with_its_number():
 
 
 def test_the_report_of_whole_calls(capsys):
-    from ngramspec.cli.output import console
+    from ngramspec.cli.options import console
 
     measured = SimpleNamespace(skipped={}, compiling={"plain": 1}, left_out={"edit": 1, "chat": 2})
     bench.show(console(), [], measured)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec._native.rows import generous_cost, may_pay
+from ngramspec._native import generous_cost, may_pay
 from ngramspec.costs.policies import (
     Refills,
     common_length,

@@ -3,51 +3,31 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from doubles import DraftModelDouble
+from engine_pair import costs, ids
 from scipy.stats import chisquare
-from value_play import costs, ids
+from two_tokens import VOCAB, P, fits, two_tokens
 
-from ngramspec import DecodeStats, build_drafter
+from ngramspec import build_drafter
 from ngramspec.costs.policies import FixedGamma
-from ngramspec.decoding.row import Row, report_fault
-from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
 from ngramspec.drafters.headed import HeadOfCalls, with_head
 from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import DraftCursor, drafted_at
 
 TEXT = ids([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2])
-VOCAB = 6
-P = torch.tensor([0.25, 0.2, 0.1, 0.25, 0.1, 0.1])
-P_NEXT = torch.softmax(torch.randn((VOCAB, VOCAB), generator=torch.Generator().manual_seed(1)), -1)
 
 
-class Toy:
+class Toy(DraftModelDouble):
     """A draft model whose distribution depends on the last token alone."""
 
-    room = vocab = None
-    ready = True
-    reading = 0.0  # cost of reading a token
-
-    def __init__(self, logits, cost=0.05, ahead=None, broken=()):
-        self.logits, self.price, self.ahead, self.broken = logits, cost, ahead, broken
-        self.read, self.calls = [], 0
-
-    def reading_cost(self, tokens):
-        return self.reading * tokens
-
-    def cost(self, last):
-        return self.price
-
-    def commit(self, length):
-        self.committed = length
-
-    def truncate(self, length):
-        del self.read[length:]
+    def __init__(self, logits, cost=0.05, broken=()):
+        super().__init__(cost)
+        self.logits, self.broken, self.calls = logits, broken, 0
 
     def forward(self, tokens, last, most):
         self.calls += 1
@@ -81,40 +61,16 @@ class KnownCosts(FixedGamma):
         return 4, costs(4, 0.03)
 
 
-def begun(row, logits):
-    """What prepares the session of a sampled row."""
-
-    def begin(_, session):
-        session.begin_models(lambda _: Toy(logits))
-        session.begin_sampling(0.9, (7, row))
-
-    return begin
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("controller", [FixedGamma(4), KnownCosts(4)])
 @pytest.mark.parametrize("samples", [2000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_mixed_drafts_keep_the_distribution(controller, samples):
     """Two tokens of many generations: chi-square against the target's distribution."""
-    stats, drafts, drafter, logits = DecodeStats(), [], headed(), noisy()
-    for row in range(samples):
-        runner = Row(partial(report_fault, stats), controller, begin=begun(row, logits))
-        runner.connect(lambda: drafter, VOCAB, TEXT)
-        drafts.append(runner.propose(4))
-        runner.close()
+    logits = noisy()
+    made = {"samples": samples, "controller": controller, "models": lambda: Toy(logits)}
+    counts, drafts, stats = two_tokens(headed(), TEXT, **made)
     assert stats.drafter_faults == 0
-    rule = Rule(True, generator=torch.Generator().manual_seed(0))
-    walks, cpu = [DraftCursor(draft) for draft in drafts], torch.device("cpu")
-    scores = P.log().expand(samples, -1)
-    first = rule.choose(scores, *drafted_at([(walk, 0) for walk in walks], VOCAB, cpu))
-    nothing = DraftCursor(EMPTY_DRAFT)
-    right = [walk.tokens[:1] == [token] for walk, token in zip(walks, first.tolist(), strict=True)]
-    walks = [walk if each else nothing for walk, each in zip(walks, right, strict=True)]
-    spots = [(walk, 1 if walk.tokens else 0) for walk in walks]
-    second = rule.choose(P_NEXT[first].log(), *drafted_at(spots, VOCAB, cpu))
-    counts = np.bincount((VOCAB * first + second).numpy(), minlength=VOCAB**2)
-    expected = (P[:, None].double() * P_NEXT.double()).flatten().numpy()
-    assert chisquare(counts, counts.sum() * expected / expected.sum()).pvalue > 1e-5
+    assert fits(counts) > 1e-5
     sizes = np.concatenate([np.diff(each.proposal.starts) for each in drafts if each.proposal])
     assert (sizes > 1).any()  # sampled tokens, and
     assert (sizes == 1).any()  # tokens of the tables
@@ -237,7 +193,8 @@ def test_specs_by_name():
     assert "recycle" in build_drafter("auto+mtp").source_names
     own = drafter.with_calibration(by_request=True)
     assert own.by_request
-    assert own.tables.by_request
+    assert own.worth is not drafter.worth
+    assert own.calibration is not drafter.calibration
 
 
 def test_what_is_learned_of_a_calls_head_is_kept():
@@ -245,7 +202,11 @@ def test_what_is_learned_of_a_calls_head_is_kept():
     first = heads.drafter(own, MtpDrafter(2))
     assert heads.drafter(own, MtpDrafter(2)) is first
     assert heads.drafter(own, MtpDrafter(1)) is not first
-    assert with_head(build_drafter("none"), MtpDrafter()).tables.sources == ()
+    alone = with_head(build_drafter("none"), MtpDrafter())
+    assert alone.sources == ()
+    assert len(alone.start(TEXT).propose(4)) == 0  # without its model
+    other = with_head(alone, MtpDrafter(2))
+    assert (other.head.gamma, other.spec.count("mtp")) == (2, 1)
 
 
 def steps_until_read(reading, promised, steps=400):

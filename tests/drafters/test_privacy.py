@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from doubles import Characters, DraftModelDouble
 
 from ngramspec import SharedStore, Speculator, ToolCalls, build_drafter
 from ngramspec.drafters.registry import _factories
@@ -33,44 +34,13 @@ CASES = [(spec, policy) for spec in SPECS for policy in ("value", "priority")]
 COST = np.ones(66, np.float32)
 
 
-class Head:
-    """A drafting model that expects the next id, and never a token of the secret."""
-
-    room = ahead = vocab = None
-    ready = True
-
-    def __init__(self):
-        self.read = []
-
-    def reading_cost(self, tokens):
-        return 0.0
-
-    def cost(self, last):
-        return 0.05
-
-    def commit(self, length):
-        pass
-
-    def truncate(self, length):
-        del self.read[length:]
+class Head(DraftModelDouble):
+    """Expects the next id, and never a token of the secret."""
 
     def forward(self, tokens, last, most):
         self.read += tokens.tolist()
         ids = np.array([[1 + token % 9, 10] for token in self.read[-last:]], np.int32)
         return ids, np.log(np.tile(np.array([0.9, 0.1], np.float32), (last, 1)))
-
-
-class Characters:
-    """A tokenizer with a token for each character."""
-
-    def get_vocab(self):
-        return {chr(i): i for i in range(1100)}
-
-    def encode(self, text, add_special_tokens=True):
-        return list(map(ord, text))
-
-    def decode(self, ids, skip_special_tokens=True):
-        return "".join(map(chr, ids))
 
 
 def said(drafter, tokens, output, asked):

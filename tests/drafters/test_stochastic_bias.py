@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from scipy.stats import chisquare
+from two_tokens import VOCAB, fits, two_tokens
 
-from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Speculator, build_drafter
-from ngramspec.costs.policies import FixedGamma
-from ngramspec.decoding.row import Row, report_fault
+from ngramspec import Draft, Drafter, DraftSession, Speculator, build_drafter
 from ngramspec.draft import EMPTY_DRAFT, Proposal
 from ngramspec.drafters import PriorityDrafter
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
-from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import DraftCursor, drafted_at
 
 TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)
-VOCAB = 6
 SAMPLES = 2000
-P = torch.tensor([0.25, 0.2, 0.1, 0.25, 0.1, 0.1])
-P_NEXT = torch.softmax(torch.randn((VOCAB, VOCAB), generator=torch.Generator().manual_seed(1)), -1)
-
-
-def two_tokens(drafter, tokens, gamma=4):
-    """What two positions commit in many generations of their own: counts, drafts, faults.
-
-    P is the target's distribution at the first, P_NEXT[first] at the second.
-    """
-    stats, drafts = DecodeStats(), []
-    for row in range(SAMPLES):
-        seed = (7, row)
-        drafting = Row(
-            partial(report_fault, stats),
-            FixedGamma(gamma),
-            begin=lambda _, session, seed=seed: session.begin_sampling(1.0, seed),
-        )
-        drafting.connect(lambda: drafter, VOCAB, tokens)
-        drafts.append(drafting.propose(gamma))
-    rule = Rule(True, generator=torch.Generator().manual_seed(0))
-    walks = [DraftCursor(draft) for draft in drafts]
-    cpu = torch.device("cpu")
-    scores = P.log().expand(SAMPLES, -1)
-    first = rule.choose(scores, *drafted_at([(walk, 0) for walk in walks], VOCAB, cpu))
-    nothing = DraftCursor(EMPTY_DRAFT)
-    first_drafted = [[walk.tokens[node] for node in walk.nodes(0)] for walk in walks]
-    agrees = [own == [token] for own, token in zip(first_drafted, first.tolist(), strict=True)]
-    walks = [walk if agreed else nothing for walk, agreed in zip(walks, agrees, strict=True)]
-    spots = [(walk, 1 if walk.tokens else 0) for walk in walks]
-    second = rule.choose(P_NEXT[first].log(), *drafted_at(spots, VOCAB, cpu))
-    counts = np.bincount((VOCAB * first + second).numpy(), minlength=VOCAB**2)
-    return counts, drafts, stats
-
-
-def fits(counts):
-    """The p-value of the counts under the target's distribution of two tokens."""
-    expected = (P[:, None].double() * P_NEXT.double()).flatten().numpy()
-    return chisquare(counts, counts.sum() * expected / expected.sum()).pvalue
 
 
 class Sampling(Drafter):

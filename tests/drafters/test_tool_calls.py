@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
+from doubles import Characters, DraftModelDouble
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,26 +43,6 @@ TOOLS = [
     for name in ("get_weather", "get_time")
 ]
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Bonn", "unit": "F"}}\n</tool_call>'
-
-
-class Characters:
-    """A tokenizer with a token for each character; "<tool_call>" can be one, too."""
-
-    def __init__(self, special=False):
-        self.special = special
-
-    def get_vocab(self):
-        pieces = {chr(i): i for i in range(128)} | {"é": 233}
-        return pieces | ({"<tool_call>": 300} if self.special else {})
-
-    def encode(self, text, add_special_tokens=True):
-        ids = [ord(each) for each in text.replace("<tool_call>", "\u012c")]
-        if self.special:
-            return ids
-        return [each for one in ids for each in ([one] if one != 300 else map(ord, "<tool_call>"))]
-
-    def decode(self, ids, skip_special_tokens=True):
-        return "".join("<tool_call>" if each == 300 else chr(each) for each in ids)
 
 
 def int32(ids):
@@ -125,23 +106,8 @@ def test_a_session_drafts_the_call_and_names_its_source(tokenizer, spec):
     assert chr(draft.tokens[0]) == "w"
 
 
-class Counting:
+class Counting(DraftModelDouble):
     """A draft model that is sure of the next higher token."""
-
-    room = ahead = vocab = None
-    ready = True
-
-    def reading_cost(self, tokens):
-        return 0.0
-
-    def cost(self, last):
-        return 0.01
-
-    def commit(self, length):
-        return None
-
-    def truncate(self, length):
-        return None
 
     def forward(self, tokens, last, most):
         return tokens[-last:, None] + np.int32(1), np.full((last, 1), -0.01, np.float32)
@@ -152,7 +118,7 @@ def test_a_head_and_predicted_calls_have_different_names():
     assert "tools" not in drafter.source_names
     drafter = drafter.with_tools(ToolCalls(TOOLS, Characters()))
     session = drafter.start(int32([40]))
-    session.begin_models(lambda _: Counting())
+    session.begin_models(lambda _: Counting(0.01))
     text, source = drafted(session, 4)
     assert text == ")*+,"
     assert [drafter.source_names[each] for each in source] == ["mtp"] * 4
@@ -178,7 +144,6 @@ def test_calls_with_other_tools_or_stores_share_what_was_learned(spec):
     with_both = with_tools.with_stores([SharedStore(1 << 20)["a"]])
     if isinstance(drafter, HeadedDrafter):
         assert drafter.worth is with_tools.worth is with_both.worth
-        drafter, with_tools, with_both = drafter.tables, with_tools.tables, with_both.tables
     shared = drafter.calibration
     assert shared is with_tools.calibration is with_both.calibration
     assert shared is drafter.with_attributes(headed=True).calibration

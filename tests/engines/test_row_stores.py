@@ -7,8 +7,9 @@ import pytest
 from engine_rows import Engine, ids
 
 from ngramspec import Corpus, SharedStore, build_drafter
-from ngramspec.engines.row_options import EngineOptions, named_stores
+from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import Rows
+from ngramspec.stores import open_stores
 
 VOCAB = 200
 SAID = list(range(100, 140))  # less than what is added at once
@@ -223,7 +224,7 @@ def test_a_saved_store_is_begun_with(tmp_path):
     store["all"].add(ids(SAID))
     store.save(path)
     given = [{"path": path, "namespace": "all", "max_bytes": 1 << 19}]
-    (namespace,) = named_stores(given)
+    (namespace,) = open_stores(given)
     assert namespace.statistics().tokens == len(SAID)
     assert namespace.store.max_bytes == 1 << 19
     engine = Engine(Rows(build_drafter("auto", stores=[namespace]), 4, VOCAB, 300))
@@ -234,13 +235,19 @@ def test_a_saved_store_is_begun_with(tmp_path):
 @pytest.mark.parametrize(
     ("stores", "message"),
     [
-        ("all", "stores must be a list of paths and dicts, got 'all'"),
-        ([3], r"stores\[0\] must be a path or a dict, got 3"),
+        ("all", "stores must be a list of stores, got str"),
+        ([3], r"stores\[0\] must be a Corpus, the path of one"),
         ([{"max_bytes": 1 << 20}], "settings must have 'namespace'"),
         ([{"namespace": "a", "bytes": 3}], "may have max_bytes, namespace_bytes, write, live"),
         ([{"namespace": "a", "max_bytes": 3}], "max_bytes must lie in|max_bytes must be"),
-        ([{"path": "x.ngs"}], "a store with a path must have 'path' and 'namespace'"),
-        ([{"path": "x.ngs", "namespace": "a", "write": "all"}], "a store with a path must have"),
+        (
+            [{"path": "x.ngs"}],
+            "settings must have 'namespace', and may have max_bytes, namespace_bytes, path",
+        ),
+        (
+            [{"path": "x.ngs", "namespace": "a", "write": "all"}],
+            "may have max_bytes, namespace_bytes, path; got",
+        ),
     ],
 )
 def test_wrong_stores_are_refused(stores, message):

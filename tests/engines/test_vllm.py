@@ -80,7 +80,7 @@ def test_corpora_with_ids_outside_are_refused(tmp_path, caplog):
     assert "not checked against the model's tokenizer" in caplog.text  # it names none
     for wrong, said in (
         ("known.ngc", "stores must be a list of"),
-        ([1], r"stores\[0\] must be a path or a dict, got 1"),
+        ([1], r"stores\[0\] must be a Corpus, the path of one"),
     ):
         with pytest.raises(TypeError, match=said):
             NgramspecProposer(config({"stores": wrong}))

@@ -16,11 +16,13 @@ from ngramspec.measure.explain import (
     by_depth,
     curve,
     explain,
+    first_rejected,
     judged,
     ladder,
+    page,
     rung_rows,
+    tree_text,
 )
-from ngramspec.measure.explain_page import first_rejected, page, tree_text
 from ngramspec.stats import DecodeStats, SourceStats
 from ngramspec.theory.walltime import improvement
 

@@ -8,8 +8,7 @@ import pytest
 from benchmarks.peers import documents_of
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.known import NullDrafter
-from ngramspec.measure.knowledge import Earlier, Knowledge
-from ngramspec.measure.replay import Plan, compare
+from ngramspec.measure.replay import Earlier, Knowledge, Plan, compare
 from ngramspec.measure.traces import Trace
 from ngramspec.stores import Corpus
 

@@ -13,13 +13,7 @@ from forced_text import IDS, TEXT, VOCAB, prompt
 
 from ngramspec import Speculator, generate
 from ngramspec.measure.bench import EndToEnd, Plan, by_model, forced_texts, summarize, to_dict
-from ngramspec.measure.calls import (
-    PLAIN,
-    Caller,
-    Configuration,
-    forwards_of,
-    usual_configurations,
-)
+from ngramspec.measure.calls import PLAIN, Caller, Configuration, forwards_of, usual_configurations
 from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.tasks import NOTHING, Prompt
 

@@ -9,12 +9,10 @@ import random
 NAMES = (
     "common",
     "copyindex",
-    "evidence",
     "ngram",
     "store_corpus",
-    "store_reader",
     "store_ring",
-    "text",
+    "store_source",
     "unigram",
     "value",
 )

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec._native.calibration import Calibration
 from ngramspec._native.store_corpus import CorpusIndex
-from ngramspec._native.store_reader import StorePair
 from ngramspec._native.store_ring import BORDER, StoreRing, StoreStream
-from ngramspec._native.value import ValueEngine
+from ngramspec._native.store_source import StorePair
+from ngramspec._native.value import Calibration, ValueEngine
 
 SMALL = (16, 17, 100, 1000)
 CODES = 600  # of a corpus

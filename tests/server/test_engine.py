@@ -6,14 +6,14 @@ import asyncio
 import http.client
 import json
 import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import stub_grammar_worker
 import torch
 from conftest import tiny_llama
-from serving import VOCAB, listening
+from serving import VOCAB, listening, wait
 
 from ngramspec import Speculator
 from ngramspec.server.engine import (
@@ -74,7 +74,7 @@ def test_a_waiting_completion_gets_the_next_place():
     assert turns(scheduler, 1) == "a"
     scheduler.add([chat])
     scheduler.add([job])
-    assert (scheduler.active, scheduler.waiting) == (1, 2)
+    assert scheduler.load == (1, 2)
     scheduler.remove(first)
     assert turns(scheduler, 2) == "bb"
 
@@ -106,7 +106,7 @@ def test_too_many_are_refused_whole():
     scheduler.add([FakeJob("a"), FakeJob("b")])
     with pytest.raises(ApiError, match="too many requests"):
         scheduler.add([FakeJob("c"), FakeJob("d")])
-    assert scheduler.active + scheduler.waiting == 2
+    assert sum(scheduler.load) == 2
     scheduler.add([FakeJob("e")])
 
 
@@ -242,8 +242,7 @@ def test_a_cancelled_request_stops_after_the_chunk_that_runs_and_its_work_stays(
     heard = Heard()
     jobs = engine.submit([request_for(TEXT[:290])], heard)
     engine.watched.let(2)  # two chunks of 4 x 16, as it is alone, and a third one waits
-    while len(engine.watched.forwards) < 3:
-        time.sleep(0.001)
+    wait(lambda: len(engine.watched.forwards) == 3)
     engine.cancel(jobs)
     engine.watched.let(1)
     assert heard.wait().ends == {0: "cancelled"}
@@ -259,8 +258,7 @@ def test_a_prompt_is_read_in_shorter_chunks_while_another_request_takes_turns(en
     engine = engine_of(watched=True)
     one, other = Heard(), Heard()
     engine.submit([request_for(TEXT[:200], user="a")], one)
-    while not engine.watched.forwards:
-        time.sleep(0.001)
+    wait(lambda: engine.watched.forwards)
     engine.submit([request_for(TEXT[::-1][:200], user="b")], other)
     engine.watched.let()
     one.wait()
@@ -349,8 +347,7 @@ def test_closing_cancels_answers_and_refuses_others(tiny, engine_of):
     assert cut.first.wait(LONG)
     closing = threading.Thread(target=engine.close)
     closing.start()
-    while not engine.closing:
-        time.sleep(0.001)
+    wait(lambda: engine.closing)
     engine.watched.let()
     closing.join(LONG)
     assert cut.ends == {0: "cancelled"}
@@ -392,14 +389,6 @@ def asked(address, route, **body):
     kind = {"Content-Type": "application/json"}
     connection.request("POST", route, json.dumps(body), kind)
     return connection
-
-
-def wait(condition):
-    for _ in range(LONG * 100):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 def event_after(stream):
@@ -447,7 +436,7 @@ def test_answers_that_take_too_long_end_with_an_error(route, body, done):
 
 def test_compiling_a_grammar_ends_too(monkeypatch):
     pytest.importorskip("xgrammar")
-    monkeypatch.setattr("ngramspec.server.grammars.WORKER_MODULE", "stub_grammar_worker")
+    monkeypatch.setattr("ngramspec.server.grammars.work", stub_grammar_worker.work)
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["endless"]}}}
     body = {"messages": [{"role": "user", "content": "hi"}], "response_format": form}
     model = tiny_llama(vocab=VOCAB, eos_token_id=100)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from types import SimpleNamespace
 
 import pytest
+import stub_grammar_worker
 from conftest import tiny_llama
-from serving import VOCAB, ask, letters, listening, refused, served
+from serving import VOCAB, ask, letters, listening, refused, served, wait
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 xgrammar = pytest.importorskip("xgrammar", reason="pip install --no-deps xgrammar==0.2.8")
 
-from ngramspec.server import grammar_worker  # noqa: E402
+from ngramspec.server import grammars  # noqa: E402
 from ngramspec.server.grammars import (  # noqa: E402
     GrammarPool,
     UnusableGrammarError,
@@ -64,6 +64,7 @@ def asked(monkeypatch):
     own = _Worker.fault_of
 
     def fault_of(self, kind, text):
+        assert asyncio._get_running_loop() is None, "it would block the event loop"
         found.append(text)
         return own(self, kind, text)
 
@@ -83,7 +84,7 @@ async def until(condition):
 @pytest.fixture
 def stub(monkeypatch):
     """Worker processes that start at once, and never end what is "endless"."""
-    monkeypatch.setattr("ngramspec.server.grammars.WORKER_MODULE", "stub_grammar_worker")
+    monkeypatch.setattr(grammars, "work", stub_grammar_worker.work)
 
 
 @pytest.fixture(scope="module")
@@ -143,16 +144,7 @@ def test_compiling_ends_when_the_client_disconnects(model, asked, stub):
             wait(lambda: asked)
             (worker,) = pool.workers
         wait(lambda: not pool.workers)
-        assert worker._process.returncode is not None
-
-
-def wait(condition):
-    """Wait for a condition of another thread; two minutes only against hanging for ever."""
-    for _ in range(12000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
+        assert not worker.process.is_alive()
 
 
 def test_a_users_slow_grammar_does_not_stop_another_users(asked, stub):
@@ -177,9 +169,9 @@ def test_a_users_slow_grammar_does_not_stop_another_users(asked, stub):
 @pytest.mark.parametrize(("cores", "threads"), [(8, 4), (3, 1), (1, 1), (None, 1)])
 def test_a_worker_uses_half_of_the_cores(monkeypatch, cores, threads):
     made = []
-    monkeypatch.setattr(grammar_worker.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(grammars.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(xgrammar, "GrammarCompiler", lambda *given, **options: made.append(options))
-    grammar_worker.compiler_of(vocabulary().serialize_json())
+    grammars.compiler_of(vocabulary().serialize_json())
     assert [options["max_threads"] for options in made] == [threads]
 
 
@@ -211,7 +203,7 @@ def test_a_grammar_that_ends_the_compiler_is_refused_and_the_next_one_compiled(a
         broken = asyncio.ensure_future(pool.compile("ann", *ENDLESS))
         await until(lambda: asked)
         (worker,) = pool.workers
-        worker._process.kill()
+        worker.process.kill()
         with pytest.raises(UnusableGrammarError, match="failed"):
             await broken
         assert await pool.compile("ann", *SIMPLE)

@@ -11,6 +11,8 @@ from serving import CHAT as TEMPLATE
 from serving import VOCAB, ask, events, parts_of, plain, refused, served, shown, text_of
 from tiny_tokenizers import with_fallback
 
+from ngramspec.server.text import TokenBytes
+
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
 
@@ -307,16 +309,12 @@ def test_a_text_is_tokenized(client, tokenizer):
         refused(client, "/tokenize", body, param)
 
 
-def test_a_tokens_piece_is_text_or_bytes(client, model):
+def test_a_tokens_piece_is_text_or_bytes(client, monkeypatch):
     found = ask(client, "/tokenize", content="a<|fim_prefix|>", with_pieces=True)
     assert found["tokens"] == [{"id": 65, "piece": "a"}, {"id": 96, "piece": "<|fim_prefix|>"}]
-    service = client.app.state.service
-    known = service.bytes_of
-    try:
-        service.bytes_of = lambda token, hidden: b"\xc3" if token == 65 else None
-        found = ask(client, "/tokenize", content="ab", with_pieces=True)
-    finally:
-        service.bytes_of = known
+    known = {65: b"\xc3"}
+    monkeypatch.setattr(TokenBytes, "__call__", lambda self, token, hidden=None: known.get(token))
+    found = ask(client, "/tokenize", content="ab", with_pieces=True)
     assert found["tokens"] == [{"id": 65, "piece": [195]}, {"id": 66, "piece": "b"}]
 
 
@@ -374,34 +372,27 @@ def test_only_health_needs_no_key(model):
         assert client.get("/props", headers=key).status_code == 200
 
 
+FILE = {"text": "def sum(x):\n    return 1\n", "filename": "other.py"}
+EDITOR = {  # that both of llama.cpp's editors send
+    "input_prefix": "import os\n\n",
+    "input_suffix": "\n    return total\n",
+    "prompt": "def total(xs):\n    to",
+    **{"id_slot": 0, "n_predict": 24, "top_k": 40, "stream": False, "cache_prompt": True},
+    **{"samplers": ["top_k", "top_p", "infill"], "t_max_prompt_ms": 500},
+    "t_max_predict_ms": 100000,
+}
 # What llama.vim sends, and what it reads of the answer: autoload/llama.vim, s:default_config and
 # llama#fim, at https://github.com/ggml-org/llama.vim (commit a1c8e6e, January 2026). Only
 # n_predict (there 128) and t_max_predict_ms (there 1000) differ: a short answer, without a clock.
-LLAMA_VIM = {
-    "id_slot": 0,
-    "input_prefix": "import os\n\n",
-    "input_suffix": "\n    return total\n",
-    "input_extra": [
-        {"text": "def sum(x):\n    return 1\n", "time": [1764, 25], "filename": "other.py"}
-    ],
-    "prompt": "def total(xs):\n    to",
-    "n_predict": 24,
-    "stop": [],
-    "n_indent": 0,
-    "top_k": 40,
-    "top_p": 0.90,
-    "samplers": ["top_k", "top_p", "infill"],
-    "stream": False,
-    "cache_prompt": True,
-    "t_max_prompt_ms": 500,
-    "t_max_predict_ms": 100000,
+LLAMA_VIM = EDITOR | {
+    "input_extra": [FILE | {"time": [1764, 25]}],
+    **{"stop": [], "n_indent": 0, "top_p": 0.90, "model": ""},  # of its default configuration
     "response_fields": [
         *("content", "truncated", "tokens_cached", "timings/prompt_n", "timings/prompt_ms"),
         *("timings/prompt_per_token_ms", "timings/prompt_per_second", "timings/predicted_n"),
         *("timings/predicted_ms", "timings/predicted_per_token_ms"),
         "timings/predicted_per_second",
     ],
-    "model": "",  # of its default configuration
 }
 WHOLE = (
     "<|repo_name|>repository\n<|file_sep|>other.py\ndef sum(x):\n    return 1\n<|file_sep|>\n"
@@ -410,41 +401,15 @@ WHOLE = (
 )
 # What it sends when its chunks have changed, so that they are read: s:ring_update.
 WARM_UP = {
-    "id_slot": 0,
-    "input_prefix": "",
-    "input_suffix": "",
-    "input_extra": LLAMA_VIM["input_extra"],
-    "prompt": "",
-    "n_predict": 0,
-    "temperature": 0.0,
-    "samplers": [],
-    "stream": False,
-    "cache_prompt": True,
-    "t_max_prompt_ms": 1,
-    "t_max_predict_ms": 1,
-    "response_fields": [""],
-    "model": "",
+    **{"id_slot": 0, "stream": False, "cache_prompt": True, "samplers": [], "model": ""},
+    **{"input_prefix": "", "input_suffix": "", "input_extra": LLAMA_VIM["input_extra"]},
+    **{"prompt": "", "n_predict": 0, "temperature": 0.0, "response_fields": [""]},
+    **{"t_max_prompt_ms": 1, "t_max_predict_ms": 1},
 }
 # What llama.vscode sends: createRequestPayload in src/llama-server.ts at
 # https://github.com/ggml-org/llama.vscode (commit 3938fb3, August 2026), shorter in the same way.
-LLAMA_VSCODE = {
-    "id_slot": 0,
-    "input_prefix": "import os\n\n",
-    "input_suffix": "\n    return total\n",
-    "input_extra": [
-        {"text": "def sum(x):\n    return 1\n", "time": 1764000000000, "filename": "other.py"}
-    ],
-    "prompt": "def total(xs):\n    to",
-    "n_predict": 24,
-    "n_cmpl": 3,
-    "top_k": 40,
-    "top_p": 0.99,
-    "stream": False,
-    "samplers": ["top_k", "top_p", "infill"],
-    "cache_prompt": True,
-    "t_max_prompt_ms": 500,
-    "t_max_predict_ms": 100000,
-}
+VSCODE_FILE = FILE | {"time": 1764000000000}
+LLAMA_VSCODE = EDITOR | {"input_extra": [VSCODE_FILE], "n_cmpl": 3, "top_p": 0.99}
 
 
 def test_llama_vim_is_answered(client, model, tokenizer):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, letters, listening, plain
+from serving import VOCAB, letters, listening, plain, wait
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 httpx = pytest.importorskip("httpx2", reason="make test installs it")
@@ -133,14 +133,11 @@ def serving_of(model):
     return listening(model, keys=KEYS, limits=limits, other_models="refuse")
 
 
-def ended(app, seconds=60):
+def ended(app):
     """Wait until no request is left."""
     engine = app.state.service.engine
-    for _ in range(seconds * 100):
-        if engine.load == (0, 0):
-            return engine
-        time.sleep(0.01)
-    raise AssertionError(f"stuck requests: {engine.load}")
+    wait(lambda: engine.load == (0, 0))
+    return engine
 
 
 def test_a_few_clients_and_much_goes_wrong(model, expected):

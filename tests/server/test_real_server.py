@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, letters, listening, plain
+from serving import VOCAB, letters, listening, plain, wait
 from wrapping import checkout
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
@@ -138,12 +138,7 @@ def test_a_closed_connection_ends_the_answer(client, server):
 
     with greedy(client, max_tokens=400, stream=True) as stream:
         next(iter(stream))
-    for _ in range(600):
-        if value(r'ngramspec_answers_total\{ended="cancelled"\}') == 1:
-            break
-        time.sleep(0.1)
-    else:
-        raise AssertionError("the answer goes on")
+    wait(lambda: value(r'ngramspec_answers_total\{ended="cancelled"\}') == 1)
     assert value("ngramspec_active_answers") == 0
 
 

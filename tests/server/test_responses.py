@@ -104,12 +104,12 @@ def test_the_log_probabilities_of_a_response_are_bounded(client, monkeypatch):
 def test_log_probabilities_of_a_prompt_are_streamed_in_pieces(client, monkeypatch):
     from serving import ask, events
 
-    from ngramspec.server import completions
+    from ngramspec.server import openai_api
 
     body = {"prompt": "the cat sat on the mat", "max_tokens": 4, "echo": True, "logprobs": 2}
     body |= {"temperature": 0}
     whole = ask(client, **body)["choices"][0]
-    monkeypatch.setattr(completions, "STREAMED_ROWS", 5)
+    monkeypatch.setattr(openai_api, "STREAMED_ROWS", 5)
     answer = client.post("/v1/completions", json={**body, "stream": True})
     choices = [each["choices"][0] for each in events(answer.text)]
     assert "".join(each["text"] for each in choices) == whole["text"]

@@ -166,11 +166,7 @@ def template_parser(prefix="user:x;assistant:"):
         (f"{CALLED}{CALLED[:-9]}", CALLED[:-9], [ADDED]),
         ("text <call:add>no JSON</call> more", "text <call:add>no JSON</call> more", []),
         ("text <call:add>[1]</call> more", "text <call:add>[1]</call> more", []),
-        (
-            f"<call:add>no JSON</call>{CALLED}",
-            f"<call:add>no JSON</call>{CALLED}",
-            [],
-        ),
+        (f"<call:add>no JSON</call>{CALLED}", f"<call:add>no JSON</call>{CALLED}", []),
     ],
 )
 def test_a_response_template_is_read_by_transformers(text, content, calls, size):

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from native_strategies import CHUNKS, INDICES, QUICK, int32
+from tiny_tokenizers import Letters
 
-from ngramspec.stores import Corpus
-from ngramspec.stores.base import fingerprint
+from ngramspec.stores import Corpus, fingerprint
 from ngramspec.stores.corpus import sortable
 from tests.twins.store_corpus import CorpusIndex as Twin
 
@@ -171,27 +171,13 @@ def test_bad_contexts_are_refused(tmp_path):
         corpus.index.find(int32([1]), 33)
 
 
-class Pieces:
-    """A tokenizer of letters."""
-
-    def __init__(self, letters="abcdefgh "):
-        self.letters = letters
-
-    def get_vocab(self):
-        return {each: i for i, each in enumerate(self.letters)}
-
-    def encode(self, text, add_special_tokens):
-        assert add_special_tokens is False
-        return [self.letters.index(each) for each in text]
-
-
 def test_texts_and_tokenizers(tmp_path):
-    corpus = Corpus.build(["abc abd", "abe"], tmp_path / "c.ngc", tokenizer=Pieces())
+    corpus = Corpus.build(["abc abd", "abe"], tmp_path / "c.ngc", tokenizer=Letters())
     assert after(corpus, [0, 1, 2, 8]) == [0, 1, 3]
     info = corpus.info()
-    assert (info.vocabulary, info.tokenizer) == (9, fingerprint(Pieces()))
-    corpus.check_tokenizer(Pieces())
-    other = Pieces("bacdefgh ")
+    assert (info.vocabulary, info.tokenizer) == (9, fingerprint(Letters()))
+    corpus.check_tokenizer(Letters())
+    other = Letters("bacdefgh ")
     with pytest.raises(ValueError, match=f"{info.tokenizer}, that of the .* {fingerprint(other)}"):
         corpus.check_tokenizer(other)
     with pytest.raises(TypeError, match="tokenizer must be"):

@@ -12,12 +12,7 @@ from functools import partial
 import pytest
 
 from ngramspec.stores import documents
-from ngramspec.stores.documents import (
-    BINARY_CHECK_BYTES,
-    MAX_IGNORE_BYTES,
-    find_files,
-    read_texts,
-)
+from ngramspec.stores.documents import BINARY_CHECK_BYTES, MAX_IGNORE_BYTES, find_files, read_texts
 
 pytest.importorskip("pathspec")
 TREE = {

@@ -10,6 +10,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from tiny_tokenizers import Letters
 
 import ngramspec
 from ngramspec import Corpus, Speculator, build_drafter
@@ -83,17 +84,6 @@ def test_a_store_of_a_larger_vocabulary_is_left_out_and_said_once(tiny, tmp_path
     assert len(said) == 1
     assert "has token id 97, the vocabulary has 97" in said[0]
     assert speculator.stats.drafter_faults == 0
-
-
-class Letters:
-    def __init__(self, letters):
-        self.letters = letters
-
-    def get_vocab(self):
-        return {letter: i for i, letter in enumerate(self.letters)}
-
-    def encode(self, text, add_special_tokens):
-        return [self.letters.index(letter) for letter in text]
 
 
 def test_a_store_of_another_tokenizer_is_refused(tiny, tmp_path):

@@ -1,14 +1,9 @@
 """The plain-Python twin of each native structure: oracle and readable documentation."""
 
-from tests.twins.batch_choice import (
-    best_prefix_lengths,
-    generous_cost,
-    may_pay,
-)
 from tests.twins.common import context_key
 from tests.twins.copyindex import CopyIndex, longest_repeated_suffix
 from tests.twins.ngram import NGramTable
-from tests.twins.row_text import TokenText
+from tests.twins.rows import TokenText, best_prefix_lengths, generous_cost, may_pay
 from tests.twins.unigram import UnigramCounts
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec._native import starts
+from ngramspec._native import starting
 
 Real = np.float32
 RATE, RATE_STORE, RATE_FURTHER = Real(0.02), Real(0.005), Real(0.00125)
@@ -21,6 +21,11 @@ ALONE = (0, None, 0, False)  # the set of weights there
 PRIOR, PRIOR_STORE, PRIOR_HEAD, PRIOR_SHARE = Real(4), Real(64), Real(16), Real(100)
 HALVE_AT, HALVE_SHARE_AT = 600, 10000
 OLDEST = 6  # bucket of the age of recent tokens
+SAYS = 5  # number of things that a store can say about a candidate
+INPUTS = (  # that have fitted initial weights
+    *("context 0", "context 1", "context 2", "context 3", "match", "resume", "near", "session"),
+    *("store", "store other", "top", "nearest", "bias"),
+)
 Situation = tuple[Any, ...]
 
 # Of buckets: the count, the length. Of contexts with one continuation so far: 1 - P(it again).
@@ -55,6 +60,9 @@ UNEMITTED_SHARE = (0.015, 0.005, 0.003, 0.002)
 STORE_SURE = (0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40)
 # Odds of what comes at its nearest place, by the match's length.
 PLACE_SURE = (0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40)
+
+TABLES = ("BY_KNOWN", "BY_LENGTH", "BY_AGREEMENT", "BY_STANDING", "BY_STORE_LENGTH")
+STARTS = {name: starting(name) for name in TABLES}
 
 LN2 = Real(0.69314718)
 LN = (0.99998116, -0.49947178, 0.32824221, -0.22589801, 0.13467453, -0.05514520, 0.01076451)
@@ -126,15 +134,15 @@ def known_weight(set: Situation, i: int) -> Real:
     """The weight of the ``i``-th input that a set begins with where a store knows something."""
     length, agrees, stored, _ = set
     agreement = 0 if agrees is None else 1 if agrees else 2
-    rows = starts.BY_KNOWN[(stored - 1) % 3], starts.BY_LENGTH[length]
-    return Real(rows[0][i]) + Real(rows[1][i]) + Real(starts.BY_AGREEMENT[agreement][i])
+    rows = STARTS["BY_KNOWN"][(stored - 1) % 3], STARTS["BY_LENGTH"][length]
+    return Real(rows[0][i]) + Real(rows[1][i]) + Real(STARTS["BY_AGREEMENT"][agreement][i])
 
 
 def further_weight(standing: Situation, i: int) -> Real:
     """The weight of the ``i``-th input that a further set begins with."""
     _, own, says, length = standing
-    standing_row = starts.BY_STANDING[starts.SAYS * own + says]
-    return Real(standing_row[i]) + Real(starts.BY_STORE_LENGTH[length][i])
+    standing_row = STARTS["BY_STANDING"][SAYS * own + says]
+    return Real(standing_row[i]) + Real(STARTS["BY_STORE_LENGTH"][length][i])
 
 
 @dataclass
@@ -242,8 +250,8 @@ class Calibration:
 
     def initial(self, set: Situation, name: str) -> Real:
         """The initial weight of an input in a set; see ``weight``."""
-        if set[2] and name in starts.INPUTS:
-            return known_weight(set, starts.INPUTS.index(name))
+        if set[2] and name in INPUTS:
+            return known_weight(set, INPUTS.index(name))
         begin = Real(WEIGHTS.get(name, 0.3))
         if name == "match":
             begin = Real(float(begin) + 0.05 * set[0])
@@ -271,9 +279,9 @@ class Calibration:
         """What is added to the weight of an input."""
         if (standing, name) in self.further:
             return self.further[standing, name]
-        if name not in starts.INPUTS:
+        if name not in INPUTS:
             return Real(0)
-        return further_weight(standing, starts.INPUTS.index(name))
+        return further_weight(standing, INPUTS.index(name))
 
     def learn(self, candidate: Candidate, right: bool) -> None:
         """One step down the coding cost's gradient for the weights; count in every cell."""

@@ -14,12 +14,18 @@ from tests.twins.calibration import (
     distance_bucket,
     length_bucket,
 )
-from tests.twins.committed import ORDERS, SKIP, CommittedText
-from tests.twins.contexts import Slot
-from tests.twins.head import FAINT_CHANCE, HeadRow, HeadRows
-from tests.twins.places import Place
-from tests.twins.store_reader import Followed, StoreReader, Votes
-from tests.twins.top_tokens import FAINT, Row, TopTokens, Unemitted, age_bucket
+from tests.twins.reader import Familiar, Followed, Source, StoreReader, Votes
+from tests.twins.text import ORDERS, SKIP, CommittedText, Place, Slot
+from tests.twins.top_tokens import (
+    FAINT,
+    FAINT_CHANCE,
+    HeadRow,
+    HeadRows,
+    Row,
+    TopTokens,
+    Unemitted,
+    age_bucket,
+)
 
 
 @dataclass
@@ -54,20 +60,21 @@ class Estimator:
     def __init__(
         self,
         calibration: Calibration,
-        committed: CommittedText,
-        counts: bool,
-        falls_back: bool,
-        store: StoreReader | None = None,
-        top_tokens: TopTokens | None = None,
-        head: HeadRows | None = None,
+        copies: bool = True,
+        counts: bool = True,
+        falls_back: bool = True,
+        min_match: int = 2,
+        store: Source | None = None,
+        recycles: bool = False,
+        headed: bool = False,
+        familiar: Familiar | None = None,
     ) -> None:
-        self.head = head
-        self.store = store
-        self.top_tokens = top_tokens
         self.calibration = calibration
-        self.committed = committed
-        self.counts = counts
-        self.falls_back = falls_back
+        self.counts, self.falls_back = counts, falls_back
+        self.committed = CommittedText(min_match if copies else 0)
+        self.store = None if store is None else StoreReader(store, familiar)
+        self.top_tokens = TopTokens() if recycles else None
+        self.head = HeadRows() if headed else None
         self.unemitted: list[Unemitted] = []  # what the target left unemitted before the last tree
 
     def estimate(self, at: Position, least: Real) -> None:
@@ -296,7 +303,7 @@ class Estimator:
         counted = mine is not None and any(name.startswith("context") for name in mine.situations)
         return 2 if self.counts and counted else 3
 
-    def learn(self, at: Position, token: int, tree: bool) -> None:
+    def learn_position(self, at: Position, token: int, tree: bool) -> None:
         """Compare a position's candidates, in a tree recent tokens too, with what came there."""
         for each in at.candidates:
             self.calibration.learn(each, each.token == token)

@@ -11,15 +11,13 @@ from __future__ import annotations
 import itertools
 import operator
 import struct
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ngramspec._native.common import MOST_DRAFTED
-
+MOST_DRAFTED = 1 << 16  # tokens per draft
 Tokens = Sequence[int] | npt.NDArray[np.int32]
 Context = tuple[int, ...]
 
@@ -60,14 +58,6 @@ def context_key(context: Context, salt: int) -> int:
 
 class Twin:
     """A native structure's sibling in plain Python."""
-
-    def sizeof(self) -> int:
-        """Bytes of the containers without what they hold: not comparable with the native figure."""
-        return sum(sys.getsizeof(value) for value in vars(self).values())
-
-    def longest_probe(self) -> int:
-        """1: the twin has no hash table of its own."""
-        return 1
 
     def check_integrity(self) -> None:
         """Nothing to check: the counts are plain."""

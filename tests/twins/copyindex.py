@@ -80,10 +80,6 @@ class CopyIndex(Twin):
 
         Best is the most recent end noted with ``gamma`` tokens behind it, else the first one. A
         copy that reaches the end of the text goes on with the prefix and what it has drafted.
-
-        Returns:
-            (tokens int32 (gamma,), matched): ``matched`` is the match's length in tokens. Both
-            are empty, (0,) and 0, when no suffix of min_match tokens occurred before.
         """
         check_gamma(gamma)
         if min_match < 1:

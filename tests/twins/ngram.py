@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ngramspec._native.common import salt
+from ngramspec._native import salt
 from tests.twins.common import (
     Context,
     Tokens,
@@ -25,7 +25,7 @@ class NGramTable(Twin):
 
     Equal counts are ordered by their last occurrence, newest first, always. The native table
     guarantees that without a window. With one, a continuation that lost a count is placed exactly
-    only among 64 newer equals (``TIES`` in count_order.pyx), so that with more equals their order
+    only among 64 newer equals (``TIES`` in ngram.pyx), so that with more equals their order
     may differ.
 
     Args:
@@ -67,10 +67,6 @@ class NGramTable(Twin):
         """Chain at most ``gamma`` most frequent continuations, each fed back as context.
 
         At each step the longest context ever seen predicts (backoff), with its best continuation.
-
-        Returns:
-            (tokens int32, orders int8), both (n,), n <= gamma: orders[i] is the n-gram order that
-            predicted tokens[i]. Empty where even the last token alone is unknown.
         """
         check_gamma(gamma)
         text = self._tokens + ints(prefix)

@@ -1,4 +1,4 @@
-"""Twin of the top-k candidates: what the target last found most probable after its last tokens."""
+"""Twin of the tokens that models find most probable: the target's last ones, and a head's."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import Any
 
 import numpy as np
 
-RANKS, FAINT = 8, 8
-LATEST = 4
-MAX_IDS = 1 << 22
+RANKS, LATEST, MAX_IDS = 8, 4, 1 << 22
+FAINT, FAINT_CHANCE = 8, 11  # the last buckets
 # ln of 0.9, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03 and 0.01.
-BOUNDS = [
-    np.float32(bound)
-    for bound in (
-        *(-0.1053605, -0.3566749, -0.6931472, -1.203973),
-        *(-1.897120, -2.659260, -3.506558, -4.605170),
-    )
-]
+BOUNDS = np.array(
+    [-0.1053605, -0.3566749, -0.6931472, -1.203973, -1.897120, -2.659260, -3.506558, -4.605170],
+    np.float32,
+)
+# ln of 0.97, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.25, 0.12, 0.05 and 0.01.
+HEAD_BOUNDS = np.array(
+    [
+        *(-0.0304592, -0.1053605, -0.2231436, -0.3566749, -0.5108256, -0.6931472, -0.9162907),
+        *(-1.386294, -2.120264, -2.995732, -4.605170),
+    ],
+    np.float32,
+)
 
 
-def bucket_of(log_prob: Any) -> int:
-    """0..8, of a natural logarithm of probability; NaN is the last."""
-    return next((i for i, bound in enumerate(BOUNDS) if log_prob > bound), FAINT)
+def bucket_of(bounds: Any, log_prob: Any) -> int:
+    """The bucket of a natural logarithm of probability; NaN is the last."""
+    return next((i for i, bound in enumerate(bounds) if log_prob > bound), len(bounds))
 
 
 def age_bucket(age: int) -> int:
@@ -65,14 +69,15 @@ class TopTokens:
 
     def row(self, token: int) -> tuple[list[tuple[int, int]], int] | None:
         """((token, bucket), ...) and the time of a row, or None."""
-        return described(self.rows.get(token))
+        row = self.rows.get(token)
+        return None if row is None else (list(zip(row.tokens, row.buckets, strict=True)), row.since)
 
     def put(self, last: int, ids: Any, log_probs: Any, since: int) -> None:
         """Write the row behind ``last``."""
         if last >= MAX_IDS:
             return
         tokens = tuple(int(each) for each in ids[:RANKS])
-        buckets = tuple(bucket_of(np.float32(each)) for each in log_probs[:RANKS])
+        buckets = tuple(bucket_of(BOUNDS, np.float32(each)) for each in log_probs[:RANKS])
         self.rows[last] = Row(tokens, buckets, since)
 
     def put_latest(self, last: int) -> None:
@@ -94,6 +99,44 @@ class TopTokens:
         return list(found.values())
 
 
-def described(row: Row | None) -> tuple[list[tuple[int, int]], int] | None:
-    """((token, bucket), ...) and the time of a row; None of none."""
-    return None if row is None else (list(zip(row.tokens, row.buckets, strict=True)), row.since)
+@dataclass
+class HeadRow:
+    """A head's tokens, the most probable first, and the buckets of their probabilities."""
+
+    before: int
+    tokens: tuple[int, ...]
+    chances: tuple[int, ...]
+    fixed: int | None = None
+    share: Any = None
+
+
+class HeadRows:
+    """The rows along the head's path of one draft."""
+
+    def __init__(self) -> None:
+        self.rows: list[HeadRow] = []
+
+    @property
+    def fixed(self) -> int:
+        """The number of rows with a fixed token, which are the first."""
+        return sum(row.fixed is not None for row in self.rows)
+
+    def at(self, path: Sequence[int]) -> HeadRow | None:
+        """The row after a path, if the path is the head's."""
+        if len(path) >= len(self.rows):
+            return None
+        own = [row.before for row in self.rows[1 : len(path) + 1]]
+        return self.rows[len(path)] if own == list(path) else None
+
+    def read(self, before: Any, ids: Any, log_probs: Any, depth: int) -> None:
+        """Add rows in place of those from ``depth`` on."""
+        del self.rows[depth:]
+        for last, tokens, probs in zip(before, ids, log_probs, strict=True):
+            chances = tuple(bucket_of(HEAD_BOUNDS, np.float32(each)) for each in probs[:RANKS])
+            row = HeadRow(int(last), tuple(int(each) for each in tokens[:RANKS]), chances)
+            self.rows.append(row)
+
+    def fix(self, tokens: Any, shares: Any) -> None:
+        """Fix the tokens at the first rows."""
+        for row, token, share in zip(self.rows, tokens, shares, strict=False):
+            row.fixed, row.share = int(token), np.float32(share)

@@ -29,12 +29,6 @@ class UnigramCounts(Twin):
         token = max(self._seen, key=self._seen.__getitem__)
         return token, self.count(token)
 
-    @property
-    def share(self) -> float:
-        """The most frequent token's part of all tokens, 0.0 when empty."""
-        best = self.best()
-        return best[1] / self._n if best else 0.0
-
     def count(self, token: int) -> int:
         """How often ``token`` occurred."""
         return self._seen.get(token, (0, 0))[0]

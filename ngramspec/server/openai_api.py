@@ -1,9 +1,11 @@
-"""``/v1/chat/completions``: reading a request, and its answer, whole or streamed."""
+"""OpenAI's routes: ``/v1/completions`` and ``/v1/chat/completions``, whole or streamed."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -14,8 +16,8 @@ from uuid import uuid4
 from fastapi import Response
 
 from ngramspec.drafters.tool_calls import ToolCalls
-from ngramspec.server.bodies import ChatBody, Message, json_value
-from ngramspec.server.engine import STOP, Answers, Delta, Job, answers_of
+from ngramspec.server.bodies import ChatBody, Common, CompletionBody, Message, json_value
+from ngramspec.server.engine import STOP, Answers, Delta, Job
 from ngramspec.server.grammars import Source, bounded_json
 from ngramspec.server.metrics import ending, timings_of
 from ngramspec.server.prompts import (
@@ -29,9 +31,143 @@ from ngramspec.server.prompts import (
 from ngramspec.server.responses import ApiError, bad, json_response, refuse_unless
 from ngramspec.server.service import Reply, Service
 from ngramspec.server.settings import Client, Limits
+from ngramspec.server.text import TokenLogprobs, TokenNames
 from ngramspec.server.tools import Parser, Part
 
 T = TypeVar("T")
+STREAMED_ROWS = 32  # tokens with log-probabilities in one event, so that events stay small
+
+
+class OpenAIReply(Reply):
+    """The answers to a request, in OpenAI's form."""
+
+    body: Common
+    kinds: tuple[str, str]  # of objects: a whole response and an event
+    prefix: str  # of a response's id
+
+    def __init__(self, service: Service, body: Common, client: Client) -> None:
+        super().__init__(service, body, client)
+        self._head = service.head(f"{self.prefix}-{uuid4().hex}")
+        self._names: list[TokenNames] = []  # of each answer, if log-probabilities are wanted
+
+    @abstractmethod
+    def choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """A whole answer."""
+
+    @abstractmethod
+    def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        """The parts of an answer that its next delta completes."""
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        """What a stream begins with."""
+        return []
+
+    def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
+        choices = [self.choice(index, deltas) for index, deltas in enumerate(found)]
+        end = ending(jobs, self.body)
+        return {"object": self.kinds[0], "choices": choices, **end, **self._head}
+
+    async def events(self, answers: Answers) -> AsyncIterator[Any]:
+        options = self.body.stream_options
+        with_usage = options is not None and options.include_usage
+        head = {"object": self.kinds[1], **self._head} | ({"usage": None} if with_usage else {})
+        for chunk in self.first_chunks():
+            yield {"choices": [chunk], **head}
+        async for index, delta in answers.deltas():
+            for chunk in self.chunks(index, delta):
+                if chunk["finish_reason"] and answers.ended and not with_usage:
+                    head["timings"] = timings_of(answers.jobs)
+                yield {"choices": [chunk], **head}
+                await asyncio.sleep(0)
+        if with_usage:
+            yield {"choices": [], **head, **ending(answers.jobs, self.body)}
+
+
+class CompletionReply(OpenAIReply):
+    """The answers to each prompt, prompt by prompt."""
+
+    body: CompletionBody
+    kinds, prefix = ("text_completion", "text_completion"), "cmpl"
+
+    def __init__(self, service: Service, body: CompletionBody, client: Client) -> None:
+        super().__init__(service, body, client)
+        n = body.n or 1
+        refuse_unless(body.best_of in (None, n), "best_of", f"only n={n} is supported")
+        refuse_unless(not (body.echo and body.suffix), "echo", "not supported with suffix")
+        given: Any = body.prompt
+        several = isinstance(given, list) and given and not isinstance(given[0], int)
+        many: list[Any] = given if several else [given]
+        ids = completion_ids(service, body, many)
+        refuse_unless(bool(ids), "prompt", "it must have at least one prompt, got none")
+        if body.max_tokens == 0 and not body.echo:
+            raise bad("max_tokens", "0 is of use with echo only")
+        self.requests = self.ask(
+            [service.check_prompt(each) for each in ids],
+            n,
+            service.sampling(body),
+            max_tokens=(body.max_tokens, "max_tokens"),
+            logprobs=(body.logprobs, "logprobs"),
+            prompt_logprobs=bool(body.echo) and body.logprobs is not None,
+        )
+        # The text to repeat before each answer.
+        self._echoes = [""] * len(self.requests)
+        if body.echo:
+            texts = [each if isinstance(each, str) else service.decode(each) for each in many]
+            self._echoes = [text for text in texts for _ in range(n)]
+        if body.logprobs is not None:
+            framings = [service.text.framing(each) for each in many for _ in range(n)]
+            self._names = list(map(service.names, self.requests, framings))
+
+    def choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        text = self._echoes[index] + "".join(delta.text for delta in deltas)
+        rows = [row for delta in deltas for row in delta.logprobs]
+        return self._choice(index, text, rows, deltas[-1].ended or STOP)
+
+    def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        text, self._echoes[index] = self._echoes[index] + delta.text, ""
+        if not text and delta.ended is None and not delta.logprobs:
+            return
+        rows = delta.logprobs
+        while len(rows) > STREAMED_ROWS:
+            yield self._choice(index, "", rows[:STREAMED_ROWS], None)
+            rows = rows[STREAMED_ROWS:]
+        yield self._choice(index, text, rows, delta.ended)
+
+    def _choice(
+        self, index: int, text: str, rows: Sequence[TokenLogprobs], ended: str | None
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {"index": index, "text": text, "finish_reason": ended}
+        if not self._names:
+            return {**found, "logprobs": None}
+        texts, offsets, top, names = [], [], [], self._names[index]
+        for row, last in ended_rows(rows, ended):
+            offsets.append(names.offset)
+            texts.append(names.add(row.token, last=last))
+            top.append(None if row.logprob is None else names.of(row, texts[-1]))
+        values = [row.logprob for row in rows]
+        lists = {"tokens": texts, "token_logprobs": values, "top_logprobs": top}
+        return {**found, "logprobs": {**lists, "text_offset": offsets}}
+
+
+def ended_rows(
+    rows: Sequence[TokenLogprobs], ended: str | None
+) -> Iterator[tuple[TokenLogprobs, bool]]:
+    """Each token of an answer, and whether it is the last one."""
+    for left, row in enumerate(rows, 1 - len(rows)):
+        yield row, ended is not None and not left
+
+
+def completion_ids(service: Service, body: CompletionBody, many: list[Any]) -> list[list[int]]:
+    """The ids of the prompts, which are texts or ids."""
+    service.check_count(body.n or 1, "n", len(many))
+    if not body.suffix:
+        return [service.encode(each) if isinstance(each, str) else each for each in many]
+    fim = service.filler("suffix")
+    texts = all(isinstance(each, str) for each in many)
+    refuse_unless(texts, "suffix", "it needs a prompt that is text")
+    for each in many:
+        service.check_text(each + body.suffix)
+    return [fim.prompt(each, body.suffix) for each in many]
 
 
 def apply_template(service: Service, body: ChatBody, client: Client) -> Response:
@@ -64,7 +200,7 @@ def check(service: Service, body: ChatBody) -> None:
         refuse_unless(name not in own, "chat_template_kwargs", message)
 
 
-def encoded(service: Service, body: ChatBody) -> list[int]:
+def chat_prompt(service: Service, body: ChatBody) -> list[int]:
     """The ids that the model's own template makes of the messages and tools."""
     ids_of = partial(
         chat_ids,
@@ -187,7 +323,8 @@ class Reader:
         self, parser: Parser | None, several: bool = True, closing: str | None = None
     ) -> None:
         self._parser, self._several, self._closing = parser, several, closing
-        self.calls = 0  # calls seen so far
+        self._calls = 0  # calls seen so far
+        self._sent = 0  # calls streamed so far
 
     def read(self, delta: Delta) -> list[Part]:
         """The parts that a delta completes; nothing is held back once the answer has ended."""
@@ -198,26 +335,35 @@ class Reader:
             return [Part(text)] if text else []
         shown = []
         for part in self._parser.add(text, last=delta.ended is not None):
-            if self._several or not self.calls:
+            if self._several or not self._calls:
                 shown.append(part)
-                self.calls += part.call is not None
+                self._calls += part.call is not None
         return shown
+
+    def streamed(self, part: Part) -> dict[str, Any]:
+        """The streamed delta of a part; a call is sent whole."""
+        if part.call is None:
+            name = "reasoning_content" if part.reasoning else "content"
+            return {name: part.reasoning or part.content}
+        self._sent += 1
+        return {"tool_calls": [{"index": self._sent - 1, **call_json(part)}]}
 
     def reason(self, ended: str) -> Any:
         """The finish reason: "tool_calls" if there are calls and the answer was not cut off."""
-        return "tool_calls" if self.calls and ended == STOP else ended
+        return "tool_calls" if self._calls and ended == STOP else ended
 
 
-class ChatReply(Reply):
+class ChatReply(OpenAIReply):
     """The answers to a chat."""
+
+    body: ChatBody
+    kinds, prefix = ("chat.completion", "chat.completion.chunk"), "chatcmpl"
 
     def __init__(self, service: Service, body: ChatBody, client: Client) -> None:
         super().__init__(service, body, client)
-        self._body = body
         check(service, body)
-        prompt = service.check_prompt(encoded(service, body), "messages")
+        prompt = service.check_prompt(chat_prompt(service, body), "messages")
         self.source = source_of(service, body)
-        self._head = service.head(f"chatcmpl-{uuid4().hex}")
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         asked: int | None = getattr(body, name)
         refuse_unless(asked != 0, name, "it must be >= 1, got 0")
@@ -228,19 +374,18 @@ class ChatReply(Reply):
         predicted = None  # tools whose calls are drafted; a grammar knows them better
         if body.offered and self.source is None and service.call_format is not None:
             predicted = ToolCalls(body.offered, service.call_format)
-        common = service.common(body, client) | {
-            "prompt": prompt,
-            "max_tokens": service.max_tokens(asked, prompt, name),
-            "stops": body.stops if closing is None else (*body.stops, closing),
-            "eos": service.eos,
-            "hidden": None if tools is None else tools.hidden.union(service.eos),
-            "top_logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-            "reference": service.reference(body)(prompt),
-            "tools": predicted,
-            "first": False,
-        }
-        self.requests = answers_of(service.sampling(body), body.n or 1, **common)
-        service.check_logprobs(self.requests, "top_logprobs")
+        self.requests = self.ask(
+            [prompt],
+            body.n or 1,
+            service.sampling(body),
+            max_tokens=(asked, name),
+            logprobs=((body.top_logprobs or 0) if body.logprobs else None, "top_logprobs"),
+            stops=body.stops if closing is None else (*body.stops, closing),
+            eos=service.eos,
+            hidden=None if tools is None else tools.hidden.union(service.eos),
+            tools=predicted,
+            first=False,
+        )
         text = "" if tools is None else service.decode(prompt.tolist())
         self._readers = []
         for _ in self.requests:
@@ -250,48 +395,34 @@ class ChatReply(Reply):
             self._readers.append(Reader(parser, body.several, closing))
         self._names = [service.names(each) for each in self.requests if body.logprobs]
 
-    def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
-        choices = []
-        for index, (deltas, reader) in enumerate(zip(found, self._readers, strict=True)):
-            choice: dict[str, Any] = {
-                "index": index,
-                "message": message_of([part for each in deltas for part in reader.read(each)]),
-                "finish_reason": reader.reason(deltas[-1].ended or STOP),
-                "logprobs": self._logprobs(index, deltas),
-            }
-            choices.append(choice)
-        end = ending(jobs, self._body)
-        return {"object": "chat.completion", "choices": choices, **end, **self._head}
+    def choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        reader = self._readers[index]
+        return {
+            "index": index,
+            "message": message_of([part for each in deltas for part in reader.read(each)]),
+            "finish_reason": reader.reason(deltas[-1].ended or STOP),
+            "logprobs": self._logprobs(index, deltas),
+        }
 
-    async def events(self, answers: Answers) -> AsyncIterator[Any]:
-        with_usage = self._body.streams_usage
-        head = {"object": "chat.completion.chunk", **self._head}
-        if with_usage:
-            head["usage"] = None
-        for index in range(len(answers.jobs)):
-            yield {"choices": [_chunk(index, {"role": "assistant", "content": ""})], **head}
-        async for index, delta in answers.deltas():
-            reader = self._readers[index]
-            choices = [_chunk(index, each) for each in _deltas(reader.read(delta), reader)]
-            if not choices and (delta.logprobs or delta.ended):
-                choices = [_chunk(index, {})]
-            if delta.ended:
-                choices[-1]["finish_reason"] = reader.reason(delta.ended)
-            if choices:
-                choices[0]["logprobs"] = self._logprobs(index, [delta])
-            for choice in choices:
-                if choice is choices[-1] and answers.ended and not with_usage:
-                    head["timings"] = timings_of(answers.jobs)
-                yield {"choices": [choice], **head}
-        if with_usage:
-            yield {"choices": [], **head, **ending(answers.jobs, self._body)}
+    def first_chunks(self) -> list[dict[str, Any]]:
+        role = {"role": "assistant", "content": ""}
+        return [_chunk(index, role) for index in range(len(self.requests))]
+
+    def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        reader = self._readers[index]
+        chunks = [_chunk(index, reader.streamed(part)) for part in reader.read(delta)]
+        if not chunks and (delta.logprobs or delta.ended):
+            chunks = [_chunk(index, {})]
+        if delta.ended:
+            chunks[-1]["finish_reason"] = reader.reason(delta.ended)
+        if chunks:
+            chunks[0]["logprobs"] = self._logprobs(index, [delta])
+        yield from chunks
 
     def _logprobs(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any] | None:
         if not self._names:
             return None
         names, hidden = self._names[index], self.requests[index].hidden
-        rows = [each for delta in deltas for each in delta.logprobs]
-        ended = bool(deltas) and deltas[-1].ended is not None
 
         def named(token: int, name: str, logprob: float | None) -> dict[str, Any]:
             """A token's text and bytes. The joined bytes of all tokens are the answer's text."""
@@ -300,8 +431,9 @@ class ChatReply(Reply):
             return {"token": name, "bytes": known, "logprob": logprob or 0.0}
 
         content = []
-        for left, row in enumerate(rows, 1 - len(rows)):
-            name = names.add(row.token, last=ended and not left)
+        rows = [each for delta in deltas for each in delta.logprobs]
+        for row, last in ended_rows(rows, deltas[-1].ended):
+            name = names.add(row.token, last=last)
             top = [
                 named(token, name if token == row.token else names.alone(token), value)
                 for token, value in row.top
@@ -328,21 +460,6 @@ def call_json(part: Part) -> dict[str, Any]:
     assert part.call is not None
     name = f"call_{uuid4().hex[:24]}"
     return {"id": name, "type": "function", "function": asdict(part.call)}
-
-
-def _deltas(parts: Sequence[Part], reader: Reader) -> list[dict[str, Any]]:
-    """The streamed deltas of parts; each call is sent whole."""
-    found: list[dict[str, Any]] = []
-    number = reader.calls - sum(part.call is not None for part in parts)
-    for part in parts:
-        if part.call is not None:
-            found.append({"tool_calls": [{"index": number, **call_json(part)}]})
-            number += 1
-        elif part.reasoning:
-            found.append({"reasoning_content": part.reasoning})
-        else:
-            found.append({"content": part.content})
-    return found
 
 
 def _chunk(index: int, delta: dict[str, Any]) -> dict[str, Any]:

@@ -8,26 +8,73 @@ add a source of candidates, add places or contexts, its cells, its turn in ``col
 inputs in ``describe``. One thread at a time.
 """
 
-from libc.stdint cimport int16_t, int32_t, int8_t
+cdef enum:
+    FROM_COPY = 0           # sources of a drafted token
+    FROM_RESUME = 1
+    FROM_NGRAM = 2
+    FROM_UNIGRAM = 3
+    FROM_STORE = 4
+    FROM_TOP = 5
+    FROM_HEAD = 6
 
-from ngramspec._native.calibration cimport (
-    AGREEMENTS, COUNTS, DISTANCES, HEADLESS_SETS, HEAD_CELLS, HEAD_INPUT, KNOWN, LENGTHS,
-    MATCH_CELLS, MATCH_INPUT, MAX_CANDIDATES, NEAREST_CELLS, NEAREST_INPUT, NEAR_CELLS,
-    NEAR_INPUT, NEAR_LENGTHS, NEAR_SINCE, OWN_STANDINGS, RANKED, RESUMED, RESUME_CELLS,
-    RESUME_INPUT, SESSION_CELLS, SESSION_INPUT, STORE_BLOCK, STORE_CELLS, STORE_DISTANCES,
-    STORE_INPUT, STORE_OTHER_CELLS, STORE_OTHER_INPUT, STORE_STANDINGS, TOP_CELLS, TOP_INPUT,
-    TOP_RANKS, Calibration, Candidates, squash,
-)
-from ngramspec._native.common cimport NONE
-from ngramspec._native.evidence cimport (
-    AGED, CHANCES, FAINT, FAINT_CHANCE, PROBABILITIES, RANKS, HeadRow, HeadRows, Row, TopTokens,
-    Unemitted, age_bucket, rank_of,
-)
-from ngramspec._native.store_reader cimport StoreReader, Votes
-from ngramspec._native.text cimport (
-    CONTEXTS, LEADERS, MATCH, NEAR, ORDERS, PLACES, RESUME, SKIP, CommittedText, Place, Recent,
-    Slot, keys_of, leader, token_at,
-)
+cdef struct Position:       # after the committed text and a path of draft tokens
+    int32_t context[ORDERS + 1]     # the last tokens, and room for a guess of the next
+    int32_t have            # number of last tokens
+    int32_t depth           # tokens in the path
+    float reach             # P(the path)
+    bint follows[PLACES]    # whether the path is the text at a place; a resumed copy: always true
+    int32_t length          # the match's length, while the path follows it
+    int32_t placed[PLACES]  # the token at each place, or NONE
+    Keys copied             # keys of the contexts after the match's token
+    uint64_t live           # bits of the store's places that the path follows
+    Votes votes             # the next tokens at these places
+    const Slot* known[CONTEXTS]     # its contexts, while it is estimated; NULL: never occurred
+    const Row* row          # the target's probabilities after its last token, or NULL
+    const HeadRow* head     # the head's row for it, or NULL
+    bint headed             # whether the path is a drafting head's
+    int32_t leads           # the first token of the head's row, or NONE
+    bint fallback           # whether the only candidate is the most frequent token
+    int32_t recycled        # candidates from this index on are only top-k candidates
+    int32_t ranked          # from this index on they are only a drafting head's
+    int32_t best            # index of the most probable candidate
+    Candidates candidates
+
+
+cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
+    return index_of(at.candidates.token, at.candidates.n, token) != NONE
+
+
+cdef inline int source_of(const Position* at, int32_t token, int otherwise) noexcept nogil:
+    """The source of a token, see ``ValueEngine.draft``; ``otherwise`` if no other applies."""
+    cdef int i
+    if token == at.placed[0]:
+        return FROM_COPY
+    if token == at.leads:
+        return FROM_HEAD
+    for i in range(1, PLACES):
+        if token == at.placed[i]:
+            return FROM_RESUME
+    if index_of(at.votes.token, at.votes.n, token) != NONE:
+        return FROM_STORE
+    for i in range(at.recycled, at.candidates.n):
+        if token == at.candidates.token[i]:
+            return FROM_TOP if i < at.ranked else FROM_HEAD
+    return otherwise
+
+
+cdef inline int count_bucket(int n) noexcept nogil:
+    """The bucket 0..6 of a count: 0..3 unchanged, then up to 5, up to 9, and more."""
+    return n if n <= 3 else 4 if n <= 5 else 5 if n <= 9 else 6
+
+
+cdef inline int recent_cell(int count, int age) noexcept nogil:
+    """A recent token's cell: by its count, and the bit length of the number of others since."""
+    return RECENT_CELLS + AGES * count_bucket(count) + age
+
+
+cdef inline int unemitted_cell(int back, int probability, bint recent) noexcept nogil:
+    """An unemitted top-k token's cell: by positions since, probability, and recency."""
+    return UNEMITTED_CELLS + (back * PROBABILITIES + probability) * 2 + recent
 
 cdef extern from *:
     """
@@ -74,7 +121,7 @@ cdef inline int store_set(int own, int length, bint earlier) noexcept nogil:
 
 cdef inline int top_cell(int rank, int probability, int age) noexcept nogil:
     """By rank, bucket of probability (the top one's if there is no rank), and bucket of age."""
-    cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
+    cdef int place = TOP_RANKS - 1 if rank == NONE else min(rank, TOP_RANKS - 2)
     return TOP_CELLS + (place * PROBABILITIES + probability) * AGED + age
 
 
@@ -94,7 +141,7 @@ cdef inline int nearest_cell(bint earlier, int rank, int distance, int length) n
 
 cdef inline int head_cell(int rank, int chance, int agreement) noexcept nogil:
     """By the head's rank and probability of the candidate, and by what else suggests it."""
-    cdef int place = TOP_RANKS - 1 if rank == RANKS else min(rank, TOP_RANKS - 2)
+    cdef int place = TOP_RANKS - 1 if rank == NONE else min(rank, TOP_RANKS - 2)
     return HEAD_CELLS + agreement + AGREEMENTS * (chance + CHANCES * place)
 
 
@@ -118,10 +165,9 @@ cdef inline void set_where(
     const Candidates* all, int32_t of, int value, int32_t* into
 ) noexcept nogil:
     """Set the value of the candidate ``of``, if it is a candidate."""
-    cdef int i
-    for i in range(all.n):
-        if all.token[i] == of:
-            into[i] = value
+    cdef int i = index_of(all.token, all.n, of)
+    if i != NONE:
+        into[i] = value
 
 
 cdef inline int16_t* add_input(Candidates* all, int input) noexcept nogil:
@@ -137,7 +183,7 @@ cdef inline void add_agreeing(Candidates* all, int input, int cell, int32_t toke
     set_cells(all, token, cell + 1, cell, add_input(all, input))
 
 
-cdef inline void add_contexts(Position* at, const Slot** known, int32_t* own) noexcept nogil:
+cdef inline void add_contexts(Position* at, int32_t* own) noexcept nogil:
     """Describe how often the candidates followed each context.
 
     ``own`` is set to what the text says about each candidate: 0: nothing, 1: it followed one of the
@@ -151,7 +197,7 @@ cdef inline void add_contexts(Position* at, const Slot** known, int32_t* own) no
     for i in range(all.n):
         own[i] = 0
     for m in range(CONTEXTS):
-        slot = known[m]
+        slot = at.known[m]
         if slot == NULL:
             continue
         if m < ORDERS:
@@ -191,54 +237,45 @@ cdef inline void add_places(
     add_agreeing(all, SESSION_INPUT, SESSION_CELLS + length, NONE)
 
 
-cdef inline void add_store(Position* at, StoreReader store, const int32_t* own) noexcept nogil:
-    """Describe what a store says about the candidates; ``own`` is what the text says."""
-    cdef Candidates* all = &at.candidates
-    cdef const Votes* votes = &at.votes
-    cdef int32_t which[MAX_CANDIDATES]
-    cdef int i, k, says, cell
-    for i in range(all.n):
-        which[i] = votes.n
-    for k in range(votes.n):
-        set_where(all, votes.token[k], k, which)
-    if votes.total:
-        cell = STORE_CELLS + STORE_BLOCK * store.earlier
-        add_counts(at, STORE_INPUT, cell, votes.count, votes.total, which)
-    if votes.others:
-        cell = STORE_OTHER_CELLS + STORE_BLOCK * store.earlier
-        add_counts(at, STORE_OTHER_INPUT, cell, votes.other, votes.others, which)
-    if votes.n == 0:
-        return
-    add_where(at, store.earlier, which)
-    for i in range(all.n):
-        k = which[i]
-        says = (k < votes.n) + (k == votes.leading_other) + 2 * (k == votes.leading)
-        all.standing[i] = <int16_t>standing_of(store.earlier, own[i], says, votes.length)
-
-
 cdef inline void add_counts(
     Position* at, int input, int first, const int32_t* counts, int total, const int32_t* which
 ) noexcept nogil:
     """Describe how many of a store's places are followed by each candidate."""
     cdef int16_t* cells = add_input(&at.candidates, input)
-    cdef int i
+    cdef int i, count
     for i in range(at.candidates.n):
-        cells[i] = <int16_t>store_cell(
-            first, at.votes.length, counts[which[i]], total - counts[which[i]]
-        )
+        count = counts[which[i]]
+        cells[i] = <int16_t>store_cell(first, at.votes.length, count, total - count)
 
 
-cdef inline void add_where(Position* at, bint earlier, const int32_t* which) noexcept nogil:
-    """Describe the places in the store that are followed by the candidates."""
+cdef inline void add_store(Position* at, bint earlier, const int32_t* own) noexcept nogil:
+    """Describe what a store says about the candidates; ``own`` is what the text says."""
+    cdef Candidates* all = &at.candidates
     cdef const Votes* votes = &at.votes
     cdef int16_t* cells
-    cdef int32_t distance
-    cdef int i, rank
-    cells = add_input(&at.candidates, NEAREST_INPUT)
-    distance = votes.distance[votes.nearest]
-    for i in range(at.candidates.n):
-        rank = (which[i] < votes.n) + (votes.distance[which[i]] == distance)
-        cells[i] = <int16_t>nearest_cell(earlier, rank, distance, votes.length)
+    cdef int32_t which[MAX_CANDIDATES]
+    cdef int32_t shortest
+    cdef int i, k, says, first = STORE_BLOCK * earlier
+    for i in range(all.n):
+        which[i] = votes.n
+    for k in range(votes.n):
+        set_where(all, votes.token[k], k, which)
+    if votes.total:
+        add_counts(at, STORE_INPUT, STORE_CELLS + first, votes.count, votes.total, which)
+    if votes.others:
+        first += STORE_OTHER_CELLS
+        add_counts(at, STORE_OTHER_INPUT, first, votes.other, votes.others, which)
+    if votes.n == 0:
+        return
+    cells = add_input(all, NEAREST_INPUT)
+    shortest = votes.distance[votes.nearest]
+    for i in range(all.n):
+        k = which[i]
+        cells[i] = <int16_t>nearest_cell(
+            earlier, (k < votes.n) + (votes.distance[k] == shortest), shortest, votes.length
+        )
+        says = (k < votes.n) + (k == votes.leading_other) + 2 * (k == votes.leading)
+        all.standing[i] = <int16_t>standing_of(earlier, own[i], says, votes.length)
 
 
 cdef inline void add_row(Candidates* all, const Row* row, Py_ssize_t n) noexcept nogil:
@@ -248,93 +285,95 @@ cdef inline void add_row(Candidates* all, const Row* row, Py_ssize_t n) noexcept
     cdef int leading = row.probability[0] if row.n else <int>FAINT
     cdef int i, rank
     for i in range(all.n):
-        rank = rank_of(row.token, row.n, all.token[i])
-        cells[i] = <int16_t>top_cell(
-            rank, leading if rank == RANKS else row.probability[rank], age
-        )
+        rank = index_of(row.token, row.n, all.token[i])
+        cells[i] = <int16_t>top_cell(rank, leading if rank == NONE else row.probability[rank], age)
 
 
-cdef inline void add_head(Position* at, const HeadRow* row, const int32_t* own) noexcept nogil:
+cdef inline void add_head(Position* at, const int32_t* own) noexcept nogil:
     """Describe a drafting head's probabilities; ``own`` is what the text says."""
+    cdef const HeadRow* row = at.head
     cdef Candidates* all = &at.candidates
     cdef int16_t* cells = add_input(all, HEAD_INPUT)
     cdef int i, k, rank, chance, agrees, first = row.chance[0] if row.n else <int>FAINT_CHANCE
     for i in range(all.n):
-        rank = rank_of(row.token, row.n, all.token[i])
-        chance = first if rank == RANKS else row.chance[rank]
+        rank = index_of(row.token, row.n, all.token[i])
+        chance = first if rank == NONE else row.chance[rank]
         agrees = own[i]
-        for k in range(at.votes.n):
-            if at.votes.token[k] == all.token[i]:
-                agrees = max(agrees, 2 if k == at.votes.leading else 1)
+        k = index_of(at.votes.token, at.votes.n, all.token[i])
+        if k != NONE:
+            agrees = max(agrees, 2 if k == at.votes.leading else 1)
         cells[i] = <int16_t>head_cell(rank, chance, min(agrees, AGREEMENTS - 1))
 
 
 cdef class Estimator:
-    """Estimates P(next) of the candidates of one sequence.
+    """Estimates P(next) of the candidates of one sequence; the arguments are ValueEngine's."""
 
-    ``counts``: continuations of contexts are candidates. ``falls_back``: so is the most frequent
-    token where there is no other.
-    """
+    cdef readonly Calibration calibration
+    cdef CommittedText committed
+    cdef StoreReader store  # or None
+    cdef readonly TopTokens top_tokens  # or None
+    cdef HeadRows head      # or None
+    cdef bint counts, falls_back
+    cdef Unemitted unemitted[UNEMITTED]  # top-k tokens that were not emitted before the last tree
+    cdef int unemitted_n
 
     def __cinit__(
-        self, Calibration calibration not None, CommittedText committed not None, bint counts,
-        bint falls_back, StoreReader store=None, TopTokens top_tokens=None, HeadRows head=None,
+        self, Calibration calibration not None, bint copies=True, bint counts=True,
+        bint falls_back=True, int min_match=2, StoreSource store=None, bint recycles=False,
+        bint headed=False, Familiar familiar=None,
     ):
-        self.head = head
-        self.store = store
-        self.top_tokens = top_tokens
+        if min_match < 1:
+            raise ValueError(f"min_match must be >= 1, got {min_match}")
         self.calibration = calibration
-        self.committed = committed
-        self.counts = counts
-        self.falls_back = falls_back
+        self.committed = CommittedText(min_match if copies else 0)
+        self.counts, self.falls_back = counts, falls_back
+        self.store = None if store is None else StoreReader(store, familiar)
+        self.top_tokens = TopTokens() if recycles else None
+        self.head = HeadRows() if headed else None
 
-    cdef void estimate(self, Position* at, const Slot** known, float least) noexcept nogil:
+    cdef void estimate(self, Position* at, float least) noexcept nogil:
         """Find the tokens that may come next at a position, and their probabilities.
 
-        The position has its context, depth, follows and length set; ``known`` are its contexts,
-        NULL where one never occurred. A kept continuation with a higher share than ``least`` is a
-        candidate; > 1: only leaders.
+        The position has its context, contexts, depth, follows and length set. A kept continuation
+        with a higher share than ``least`` is a candidate; > 1: only leaders.
         """
         cdef Candidates* all = &at.candidates
-        cdef const Place* places = self.committed.places
-        cdef const Row* row = NULL
-        cdef const HeadRow* head = NULL
         cdef int i
+        at.head = NULL
         if self.head is not None:
-            head = self.head.at(at.headed, at.depth)
-        at.leads = head.token[0] if head != NULL and head.n else NONE
+            at.head = self.head.at(at.headed, at.depth)
+        at.leads = at.head.token[0] if at.head != NULL and at.head.n else NONE
         for i in range(PLACES):
-            at.placed[i] = token_at(&places[i], at.depth, i == MATCH) if at.follows[i] else NONE
+            at.placed[i] = self.committed.token_at(i, at.depth) if at.follows[i] else NONE
         if at.follows[MATCH]:
             at.context[ORDERS] = at.placed[MATCH]
-            at.copied = keys_of(at.context + ORDERS + 1, at.have + 1, self.committed.salt)
+            at.copied = keys_of(at.context + ORDERS + 1, at.have + 1, self.committed.table.salt)
             self.committed.prefetch(&at.copied)  # looked up if this token is drafted
         if self.store is not None:
             self.store.vote(at.live, at.depth, &at.votes)
         else:
             at.votes.n = at.votes.length = 0
             at.votes.nearest = NONE
+        at.row = NULL
         if self.top_tokens is not None and at.have:
-            row = self.top_tokens.row_of(at.context[ORDERS - 1])
-        all.n = self.collect(at, known, row, head, least)
+            at.row = self.top_tokens.row_of(at.context[ORDERS - 1])
+        all.n = self.collect(at, least)
         at.best = all.inputs = 0
         if all.n == 0:
             return
-        self.describe(at, known, row, head)
+        self.describe(at)
         self.calibration.mix(all)
         for i in range(1, all.n):
             if all.odds[i] > all.odds[at.best]:
                 at.best = i
 
-    cdef void describe(
-        self, Position* at, const Slot** known, const Row* row, const HeadRow* head
-    ) noexcept nogil:
+    cdef void describe(self, Position* at) noexcept nogil:
         """Set the inputs of a position's candidates, and the cells and weights of each."""
         cdef Candidates* all = &at.candidates
         cdef int32_t own[MAX_CANDIDATES]
         cdef int32_t resumed = at.placed[RESUME]
         cdef int orders = 0, length, weights
-        while orders < ORDERS and known[orders] != NULL:
+        while orders < ORDERS and at.known[orders] != NULL:
             orders += 1
         length = length_bucket(max(at.length, orders))
         weights = 3 * length
@@ -342,37 +381,31 @@ cdef class Estimator:
             weights += 3 * LENGTHS * store_set(
                 max(at.length, orders), at.votes.length, self.store.earlier
             )
-        if head != NULL:
+        if at.head != NULL:
             weights += HEADLESS_SETS
         if resumed == NONE:
             set_cells(all, NONE, 0, weights, all.set)
         else:
             set_cells(all, resumed, weights + 1, weights + 2, all.set)
         set_cells(all, NONE, 0, 0, all.standing)
-        add_contexts(at, known, own)
+        add_contexts(at, own)
         add_places(at, self.committed.places, length)
         if self.store is not None:
-            add_store(at, self.store, own)
-        if row != NULL:
-            add_row(all, row, self.committed.text.n)
-        if head != NULL:
-            add_head(at, head, own)
+            add_store(at, self.store.earlier, own)
+        if at.row != NULL:
+            add_row(all, at.row, self.committed.text.n)
+        if at.head != NULL:
+            add_head(at, own)
 
-    cdef void count_unemitted(self) noexcept nogil:
-        """List the top-k tokens that the target did not emit, before a tree."""
-        if self.top_tokens is not None:
-            self.unemitted_n = self.top_tokens.unemitted(
-                &self.committed.text, &self.committed.recent, self.unemitted
-            )
-
-    cdef int collect(
-        self, Position* at, const Slot** known, const Row* row, const HeadRow* head, float least
-    ) noexcept nogil:
+    cdef int collect(self, Position* at, float least) noexcept nogil:
         """Collect the different tokens that may come next; return their number.
 
         On ties, earlier ones are preferred. Where branches are wanted, ``least`` is at most 1.
         """
         cdef int32_t* tokens = at.candidates.token
+        cdef const Slot** known = at.known
+        cdef const Row* row = at.row
+        cdef const HeadRow* head = at.head
         cdef int count = 0, m, i
         if at.placed[MATCH] != NONE:
             tokens[0] = at.placed[MATCH]
@@ -425,10 +458,11 @@ cdef class Estimator:
             count = with_token(tokens, count, votes.token[votes.nearest])
         return count
 
-    cdef void learn(self, const Position* at, int32_t token, bint tree) noexcept nogil:
+    cdef void learn_position(self, const Position* at, int32_t token, bint tree) noexcept nogil:
         """Compare a position's candidates, in a tree also recent tokens, with the next token."""
         cdef const Recent* recent = &self.committed.recent
         cdef const Candidates* all = &at.candidates
+        cdef const Unemitted* each
         cdef int i, age = 0
         cdef bint right, any = False
         for i in range(all.n):
@@ -443,26 +477,26 @@ cdef class Estimator:
             if not is_candidate(at, recent.token[i]) and not self.is_unemitted(at, recent.token[i]):
                 right = recent.token[i] == token
                 self.calibration.learn_share(recent_cell(recent.count[i], age), right)
-        if at.depth == 0:
-            self.learn_unemitted(at, token)
-
-    cdef void learn_unemitted(self, const Position* at, int32_t token) noexcept nogil:
-        """Compare the unemitted top-k tokens with the next token of the text."""
-        cdef const Unemitted* each
-        cdef int i
-        for i in range(self.unemitted_n):
+        for i in range(self.unemitted_n if at.depth == 0 else 0):
             each = &self.unemitted[i]
             if not is_candidate(at, each.token):
                 self.calibration.learn_share(
                     unemitted_cell(each.back, each.probability, each.recent), each.token == token
                 )
 
+    cdef inline bint is_unemitted(self, const Position* at, int32_t token) noexcept nogil:
+        """Whether a token is offered at a position as an unemitted top-k token."""
+        cdef int i
+        if at.depth == 0:
+            for i in range(self.unemitted_n):
+                if self.unemitted[i].token == token:
+                    return True
+        return False
+
 
 cdef inline int with_token(int32_t* tokens, int n, int32_t token) noexcept nogil:
     """Append a token unless it is among the ``n`` tokens; the new number of tokens."""
-    cdef int i
-    for i in range(n):
-        if tokens[i] == token:
-            return n
+    if index_of(tokens, n, token) != NONE:
+        return n
     tokens[n] = token
     return n + 1

@@ -7,18 +7,9 @@ like the sequence, it is again a place of the longest match, and no look-up is n
 PATIENCE consecutive look-ups without a place that was right, the next ones are 2, 4 and up to
 LONGEST_PAUSE tokens apart, until one is right.
 
-The meaning of a position, an int64, is known only to its source, but ``at + n`` is n tokens on.
-
 Costs: a look-up finds at most STORE_PLACES places; a draft's position reads one token at each.
 Memory: 14 kB. One thread at a time.
 """
-
-from libc.stdint cimport int32_t, int64_t, uint64_t
-from libc.string cimport memmove
-
-import numpy as np
-
-from ngramspec._native.common cimport MAX_TOKENS, NONE, check_ids, start_of, token_view
 
 cdef extern from *:
     """
@@ -30,8 +21,33 @@ cdef enum:
     SURE = 12           # length from which a match is followed without looking for others
     PATIENCE = 16       # consecutive failed look-ups after which they become less frequent
     LONGEST_PAUSE = 64  # maximum number of tokens between two look-ups then
+    CHUNK = 8           # tokens copied from the store at once
+    STORE_LEADERS = 8   # different next tokens that are kept
+    FAR_OFF = 0x7fffffff    # a distance that is unknown or too long
+    COPIED = 3          # minimum match length for a place to count as copied from
 
-cdef int64_t SECOND = <int64_t>1 << 52    # added to the second store's positions
+cdef struct Followed:   # a place that is followed
+    int64_t at          # position in the store of tokens[0]
+    int32_t length      # tokens matched before the next one
+    int32_t skip        # index of the next token in tokens[]
+    int32_t filled
+    bint ends           # nothing follows the buffered tokens
+    int32_t distance    # from where the last copy would continue; FAR_OFF without one
+    int32_t tokens[AHEAD]
+
+cdef struct Votes:      # the next tokens at the places that a path follows
+    int n               # number of tokens; the entry after the last stands for all other tokens
+    int length          # of the longest match, including the path; 0: no place
+    int total           # places of the longest match that have a next token
+    int others          # places of shorter matches that have a next token
+    int32_t token[STORE_LEADERS]    # by both counts; on ties, the first one first
+    int32_t count[STORE_LEADERS + 1]    # count among the longest matches
+    int32_t other[STORE_LEADERS + 1]    # count among the shorter matches
+    uint64_t places[STORE_LEADERS]  # bits of the places where it is next
+    int32_t distance[STORE_LEADERS + 1]  # the shortest distance of its places
+    int leading         # index of the token with the highest count; on ties, the first
+    int leading_other   # the same among the shorter matches
+    int nearest         # index of the shortest distance, or NONE
 
 
 cdef inline int take_lowest(uint64_t* bits) noexcept nogil:
@@ -41,112 +57,13 @@ cdef inline int take_lowest(uint64_t* bits) noexcept nogil:
     return i
 
 
-cdef class StoreSource:
-    """Text that outlives a request."""
-
-    def find(self, context, int most=STORE_PLACES):
-        """Places after a context: [(position, matched tokens), ...], the longest first.
-
-        Args:
-            context: int32 (n,).
-            most: maximum number of places, 1..32.
-        """
-        cdef const int32_t[::1] view = token_view(context, "context")
-        cdef Found found[STORE_PLACES]
-        cdef int i, n
-        check_ids(start_of(view), view.shape[0])
-        if not 1 <= most <= STORE_PLACES:
-            raise ValueError(f"most must be in 1..{STORE_PLACES}, got {most}")
-        if view.shape[0] == 0:
-            return []
-        with nogil:
-            n = self.look(&view[0] + view.shape[0], view.shape[0], found, most)
-        return [(found[i].at, found[i].length) for i in range(n)]
-
-    def tokens_at(self, int64_t at, int most):
-        """At most ``most`` tokens from a position, and at most 64: int32 (n,)."""
-        if not 0 <= most <= MAX_TOKENS:
-            raise ValueError(f"most must be in 0..{MAX_TOKENS}, got {most}")
-        cdef int32_t into[AHEAD]
-        cdef int n
-        with nogil:
-            n = self.read(at, into, min(most, <int>AHEAD))
-        return np.array([into[i] for i in range(n)], np.int32)
-
-    cdef int look(
-        self, const int32_t* end, Py_ssize_t have, Found* into, int most
-    ) noexcept nogil:
-        """Find at most ``most`` places after a context, the longest agreement first; how many.
-
-        The context is the ``have`` tokens before ``end``.
-        """
-        return 0
-
-    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
-        """Copy at most ``most`` tokens from a position; fewer at a document's end."""
-        return 0
-
-    cdef void credit(self, int64_t at, int n) noexcept nogil:
-        """Count ``n`` accepted tokens from a position; a store may ignore this."""
-
-    cdef bint earlier(self, int64_t at) noexcept nogil:
-        """Whether a position is in the text of earlier requests, which has separate cells."""
-        return False
-
-
-cdef class StorePair(StoreSource):
-    """Two stores as one: the places of both, the longest first; on ties, the first store's.
-
-    Either may be a pair.
-    """
-
-    cdef StoreSource first, second
-
-    def __cinit__(self, StoreSource first not None, StoreSource second not None):
-        self.first, self.second = first, second
-
-    cdef int look(
-        self, const int32_t* end, Py_ssize_t have, Found* into, int most
-    ) noexcept nogil:
-        cdef Found other[STORE_PLACES]
-        cdef int n, m, i, j, k
-        n = self.first.look(end, have, into, most)
-        m = self.second.look(end, have, other, min(most, <int>STORE_PLACES))
-        for i in range(m):
-            other[i].at += SECOND
-            j = n
-            while j and into[j - 1].length < other[i].length:
-                j -= 1
-            if j == most:
-                break
-            n = min(n + 1, most)
-            for k in range(n - 1, j, -1):
-                into[k] = into[k - 1]
-            into[j] = other[i]
-        return n
-
-    cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
-        if at >= SECOND:
-            return self.second.read(at - SECOND, into, most)
-        return self.first.read(at, into, most)
-
-    cdef void credit(self, int64_t at, int n) noexcept nogil:
-        if at >= SECOND:
-            self.second.credit(at - SECOND, n)
-        else:
-            self.first.credit(at, n)
-
-    cdef bint earlier(self, int64_t at) noexcept nogil:
-        if at >= SECOND:
-            return self.second.earlier(at - SECOND)
-        return self.first.earlier(at)
-
-
 cdef class Familiar:
     """Where the texts of one conversation last copied from a store.
 
     Requests of a conversation may use one at the same time, under the GIL.
     """
+
+    cdef int64_t copied_to      # where the last copy would continue, or NONE
 
     def __cinit__(self):
         self.copied_to = NONE
@@ -157,6 +74,17 @@ cdef class StoreReader:
 
     ``familiar`` is what earlier requests of the same conversation learned; None: nothing.
     """
+
+    cdef StoreSource source
+    cdef Familiar familiar
+    cdef Followed places[STORE_PLACES]
+    cdef uint64_t live          # bits of the places that are followed
+    cdef int longest            # length of the longest match, 0 without one
+    cdef bint earlier           # whether it is in the text of earlier requests
+    cdef bint asked             # whether places were looked up for the last draft
+    cdef int missed             # consecutive look-ups without a place that was right
+    cdef int pause              # tokens until the next look-up
+    cdef long long look_ups, hits
 
     def __cinit__(self, StoreSource source not None, Familiar familiar=None):
         self.source = source
@@ -244,6 +172,11 @@ cdef class StoreReader:
             want = place.skip + depth
         return place.tokens[want]
 
+    cdef inline int32_t token(self, Followed* place, int depth) noexcept nogil:
+        """The token ``depth`` after the next one at a place, or NONE."""
+        cdef int want = place.skip + depth
+        return place.tokens[want] if want < place.filled else self.fetch(place, depth)
+
     cdef void vote(self, uint64_t live, int depth, Votes* votes) noexcept nogil:
         """Count the next tokens at the places in ``live``, ``depth`` tokens after the text."""
         cdef Followed* place
@@ -281,18 +214,24 @@ cdef class StoreReader:
             votes.places[k] |= bit
         votes.n, votes.length = n, length
         votes.count[n] = votes.other[n] = 0
-        votes.distance[n] = NONE
-        find_leading(votes)
+        votes.distance[n] = votes.nearest = NONE
+        votes.leading = votes.leading_other = 0
+        for k in range(n):
+            if votes.count[k] > votes.count[votes.leading]:
+                votes.leading = k
+            if votes.other[k] > votes.other[votes.leading_other]:
+                votes.leading_other = k
+            if votes.nearest == NONE or votes.distance[k] < votes.distance[votes.nearest]:
+                votes.nearest = k
 
     cdef uint64_t matching(
         self, uint64_t live, int depth, const Votes* votes, int32_t token
     ) noexcept nogil:
         """The places in ``live`` where ``token`` is next, as ``vote`` counted them."""
         cdef uint64_t left = 0
-        cdef int i
-        for i in range(votes.n):
-            if votes.token[i] == token:
-                return votes.places[i]
+        cdef int i = index_of(votes.token, votes.n, token)
+        if i != NONE:
+            return votes.places[i]
         if votes.n < STORE_LEADERS:  # every token is kept
             return 0
         for i in range(STORE_PLACES):
@@ -368,17 +307,3 @@ cdef class StoreReader:
         """Reset the number of look-ups and of failed ones."""
         self.look_ups = self.hits = 0
         self.missed = self.pause = 0
-
-
-cdef inline void find_leading(Votes* votes) noexcept nogil:
-    """Find the leading token of the votes by each measure."""
-    cdef int k
-    votes.leading = votes.leading_other = 0
-    votes.nearest = NONE
-    for k in range(votes.n):
-        if votes.count[k] > votes.count[votes.leading]:
-            votes.leading = k
-        if votes.other[k] > votes.other[votes.leading_other]:
-            votes.leading_other = k
-        if votes.nearest == NONE or votes.distance[k] < votes.distance[votes.nearest]:
-            votes.nearest = k

@@ -1,48 +1,90 @@
-"""Counts of the sequence's tokens: n-grams with backoff, and single tokens (unigram fallback)."""
+"""Tables of the sequence's own text: copies, n-grams with backoff, and the unigram fallback."""
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native.common import MOST_TOKENS
-from ngramspec._native.ngram import NGramTable
-from ngramspec._native.unigram import UnigramCounts
+from ngramspec._native import MOST_TOKENS, CopyIndex, NGramTable, UnigramCounts
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession, LearningDrafter, verified_count
+from ngramspec.drafters.priority import pack
 from ngramspec.drafters.stochastic import SamplingSession, check_temperature
 from ngramspec.errors import check_bool, check_int
 
-MAX_BRANCHES = 4  # continuations of one context in a tree; not tuned
-MAX_CONTINUATIONS = 64  # most frequent continuations of a context that are sampled from; not tuned
+# Continuations of a context, the most frequent ones: they bound the work for a node of a tree, and
+# for a sampled token.
+MAX_BRANCHES, MAX_CONTINUATIONS = 4, 64
+MAX_TREE_COPIES = 4  # bounds a tree's work: occurrences it copies from, besides the best one
 
 
-class _TableSession(DraftSession):
-    """One sequence's n-gram table."""
+class TableSession(DraftSession):
+    """Base of sessions with one sequence's native structure, ``table``."""
 
-    table: NGramTable
-    tail = NO_TOKENS  # the longest context: the last order - 1 tokens
+    table: Any
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        return self.propose_after(NO_TOKENS, gamma)
 
     def extend(self, tokens: Int32) -> None:
         self.table.extend(tokens)
-        self.tail = np.concatenate((self.tail, tokens))[1 - self.table.order :]
 
-    def sizeof(self) -> int:
+    def sizeof(self) -> int | None:
         return int(self.table.sizeof())
 
 
-class NGramSession(_TableSession):
+class CopySession(TableSession):
+    """Copies what followed the longest match."""
+
+    def __init__(self, min_match: int, tokens: Int32) -> None:
+        self.table, self.min_match = CopyIndex(), min_match
+        self.extend(tokens)
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        best = self.propose_after(NO_TOKENS, gamma)
+        if not tree:
+            return best
+        copies = self.table.copies(gamma, MAX_TREE_COPIES, self.min_match)
+        return pack([best, *(Draft(tokens) for tokens in copies)], gamma)
+
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        return Draft(self.table.draft(gamma, drafted, self.min_match)[0])
+
+
+class CopyDrafter(Drafter):
+    """Copies from the context (Leviathan et al., 3.6; prompt lookup), at any match length.
+
+    ``min_match`` is the shortest match to copy from, in tokens, 1..2**30 (no text is longer).
+    """
+
+    source_names = ("copy",)
+
+    def __init__(self, min_match: int = 2) -> None:
+        self.min_match = check_int("min_match", min_match, 1, MOST_TOKENS)
+        self.spec = f"copy(min_match={min_match})"
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return CopySession(self.min_match, tokens)
+
+
+class NGramSession(TableSession):
     """Drafts the most frequent continuations of the longest known context (backoff)."""
+
+    tail = NO_TOKENS  # the longest context: the last order - 1 tokens
 
     def __init__(self, table: NGramTable, tokens: Int32) -> None:
         self.table = table
         self.extend(tokens)
+
+    def extend(self, tokens: Int32) -> None:
+        super().extend(tokens)
+        self.tail = np.concatenate((self.tail, tokens))[1 - self.table.order :]
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         if not tree:
@@ -63,8 +105,8 @@ class NGramSession(_TableSession):
     ) -> list[tuple[float, int, int, int, Int32]]:
         """The most frequent continuations: (-reach, parent, place, token, context), a heap.
 
-        Each context leaves one count to the next shorter one (PPM's method A). Shorter contexts
-        thereby contribute, and a continuation seen once is not considered certain.
+        Each context leaves one count to the next shorter one (PPM's method A), so that a
+        continuation seen once is not considered certain.
         """
         shares: dict[int, float] = {}
         for m in range(len(context), 0, -1):
@@ -80,13 +122,12 @@ class NGramSession(_TableSession):
         return Draft(self.table.draft(gamma, drafted)[0])
 
 
-class SamplingNGramSession(_TableSession, SamplingSession):
+class SamplingNGramSession(SamplingSession, NGramSession):
     """Samples from the counts of the longest known context (backoff)."""
 
     def __init__(self, table: NGramTable, tokens: Int32, temperature: float | str) -> None:
-        super().__init__(temperature)
-        self.table = table
-        self.extend(tokens)
+        SamplingSession.__init__(self, temperature)
+        NGramSession.__init__(self, table, tokens)
 
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
         history = np.append(self.tail, np.array(drafted, np.int32))[1 - self.table.order :]
@@ -145,17 +186,23 @@ class NGramDrafter(Drafter):
 
 
 PRIOR_ACCEPTED, PRIOR_VERIFIED = 1, 10  # Leviathan et al., Table 3: unigram alpha 0.03 to 0.13
-PROBE_EVERY = 32  # a closed gate lets every 32nd draft through; not tuned
-HALVE_AT_VERIFIED = 1024  # verified tokens at which counts are halved, so old ones fade; not tuned
+# Not tuned: drafts per one that a closed gate lets through; verified tokens at which counts are
+# halved, so that old ones fade.
+PROBE_EVERY, HALVE_AT_VERIFIED = 32, 1024
 
 
-class GatedSession(DraftSession):
-    """Base of a UnigramDrafter's sessions, which tell it what was accepted."""
+class UnigramSession(TableSession):
+    """Drafts the most frequent token, while the drafter is open, and tells it what was accepted."""
 
-    drafter: UnigramDrafter
+    def __init__(self, drafter: UnigramDrafter, tokens: Int32) -> None:
+        self.drafter, self.table = drafter, UnigramCounts()
+        self.extend(tokens)
 
-    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        return self.propose_after(NO_TOKENS, gamma)
+    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
+        best = self.table.best()
+        if best is None or gamma < 1 or not self.drafter.open():
+            return EMPTY_DRAFT
+        return Draft(np.array([best[0]], np.int32))
 
     def observe(
         self,
@@ -167,35 +214,13 @@ class GatedSession(DraftSession):
         self.drafter.learn(len(accepted), verified_count(draft, accepted, verified))
 
 
-class UnigramSession(GatedSession):
-    """One sequence's token counts."""
-
-    def __init__(self, drafter: UnigramDrafter, tokens: Int32) -> None:
-        self.drafter = drafter
-        self.counts = UnigramCounts()
-        self.counts.extend(tokens)
-
-    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        best = self.counts.best()
-        if best is None or gamma < 1 or not self.drafter.open():
-            return EMPTY_DRAFT
-        return Draft(np.array([best[0]], np.int32))
-
-    def extend(self, tokens: Int32) -> None:
-        self.counts.extend(tokens)
-
-    def sizeof(self) -> int:
-        return int(self.counts.sizeof())
-
-
-class SamplingUnigramSession(GatedSession, SamplingSession):
+class SamplingUnigramSession(UnigramSession, SamplingSession):
     """Samples one token from all counts, while the drafter is open. O(distinct tokens) a draft."""
 
     def __init__(self, drafter: UnigramDrafter, tokens: Int32, temperature: float | str) -> None:
-        super().__init__(temperature)
-        self.drafter = drafter
+        SamplingSession.__init__(self, temperature)
         self._counts: Counter[int] = Counter()
-        self.extend(tokens)
+        UnigramSession.__init__(self, drafter, tokens)
 
     def counts(self, drafted: Sequence[int]) -> tuple[Int32, NDArray[np.int64]]:
         ids = np.fromiter(self._counts.keys(), np.int32, len(self._counts))
@@ -204,22 +229,21 @@ class SamplingUnigramSession(GatedSession, SamplingSession):
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         if gamma < 1 or not self.drafter.open():
             return EMPTY_DRAFT
-        return super().propose_after(drafted, 1)
+        return SamplingSession.propose_after(self, drafted, 1)
 
     def extend(self, tokens: Int32) -> None:
         self._counts.update(tokens.tolist())
+
+    def sizeof(self) -> None:
+        return None
 
 
 class UnigramDrafter(LearningDrafter):
     """Drafts one token, the most frequent of the sequence (Leviathan et al., 3.6 and Table 3).
 
-    Below ``min_acceptance`` it drafts rarely. The measured acceptance, two counts and no text, is
-    shared by the drafter's sequences. Thread-safe: one lock guards the counts.
-
-    Args:
-        min_acceptance: minimum share of its verified tokens that the target accepts, 0.0..1.0.
-        sample: sample the token from all counts, with the distribution in ``Draft.proposal``.
-        temperature: sampling temperature, > 0; "request": the request's own.
+    If the target accepts less than the share ``min_acceptance``, 0.0..1.0, it drafts rarely. The
+    measured acceptance, two counts and no text, is shared by the drafter's sequences under a lock.
+    ``sample`` and ``temperature`` are those of NGramDrafter.
     """
 
     source_names = ("unigram",)
@@ -258,7 +282,7 @@ class UnigramDrafter(LearningDrafter):
                 self._accepted, self._verified = self._accepted // 2, self._verified // 2
 
     def start(self, tokens: Int32) -> DraftSession:
-        drafter = copy.copy(self) if self.by_request else self  # copies have learned nothing
+        drafter = self.of_sequence()
         if self.sample:
             return SamplingUnigramSession(drafter, tokens, self.temperature)
         return UnigramSession(drafter, tokens)

@@ -16,14 +16,66 @@ compares at most ``FAR * 3 + NEAR_LENGTH * (BEFORE + AFTER)`` tokens. Memory: 4 
 32 bytes per context at 3/8 to 3/4 load. The owner prevents concurrent use.
 """
 
-from libc.stdint cimport int32_t, uint64_t, uint8_t
-from libc.stdlib cimport free
-from libc.string cimport memmove, memset
+cdef enum:
+    CONTEXTS = 4            # the last one, two and three tokens, and the token before the last
+    ORDERS = CONTEXTS - 1   # those without a gap; the one with index m has m + 1 tokens
+    SKIP = ORDERS           # index of the one that skips the last token
+    SKIP_SEED = 32          # its hash seed; the others use their n-gram's order
+    LEADERS = 3         # continuations kept per context
 
-from ngramspec._native.common cimport NONE, process_salt, reserve, start_of, token_view, xxh64
+cdef enum:
+    MATCH = 0           # the longest known match of the text's end
+    RESUME = 1          # where the last copy would continue after a substituted token
+    NEAR = 2            # the best match around there, after an insertion or a deletion
+    PLACES = 3
+    FAR = 64            # maximum number of tokens compared to find a match's length
+    RECENT = 64         # tokens kept
+    RECENT_FADE_AT = 255
 
-cdef extern from "stdlib.h" nogil:
-    int posix_memalign(void** p, size_t alignment, size_t size)
+cdef struct Keys:           # keys of a position's contexts; 0 where the text is too short
+    uint64_t of[CONTEXTS]
+
+cdef struct Slot:       # 32 bytes, never across two cache lines; empty while total == 0
+    uint64_t key
+    int32_t token[LEADERS]      # continuations, the most recent first; NONE after the last
+    uint8_t count[LEADERS]
+    uint8_t total               # of all continuations, including those no longer kept
+    int32_t last                # position of the most recent continuation
+
+cdef struct Text:
+    int32_t* tokens
+    Py_ssize_t cap, n
+
+cdef struct Place:
+    int32_t at          # position of the next token, or NONE: no place
+    int32_t length      # tokens that matched before it; for a resumed copy, before it was left
+    int32_t since       # resumed: tokens since the copy was left; near: distance from there
+
+cdef struct Recent:
+    int32_t token[RECENT]   # the most recent first; entries from ``used`` on are meaningless
+    int32_t count[RECENT]   # fading count of each
+    int32_t used
+    int32_t total           # fading count of all tokens, including replaced ones
+
+
+cdef inline Keys keys_of(const int32_t* end, Py_ssize_t n, uint64_t salt) noexcept nogil:
+    """Keys of the contexts of a text of ``n`` tokens that ends before ``end``."""
+    cdef Keys keys
+    keys.of[0] = xxh64(end - 1, 1, 2, salt) if n >= 1 else 0
+    keys.of[1] = xxh64(end - 2, 2, 3, salt) if n >= 2 else 0
+    keys.of[2] = xxh64(end - 3, 3, 4, salt) if n >= 3 else 0
+    keys.of[SKIP] = xxh64(end - 2, 1, SKIP_SEED, salt) if n >= 2 else 0
+    return keys
+
+
+cdef inline int leader(const Slot* c) noexcept nogil:
+    """Index of the most frequent continuation; on ties, the more recent."""
+    cdef int best = 0, i
+    for i in range(1, LEADERS):
+        if c.count[i] > c.count[best]:
+            best = i
+    return best
+
 
 cdef enum:
     FADE_AT = 255
@@ -63,6 +115,10 @@ cdef inline void use(Recent* r, int32_t token) noexcept nogil:
 
 cdef class ContextTable:
     """Leading continuations by context."""
+
+    cdef Slot* slots            # open addressing on the key's lowest bits, at most 3/4 full
+    cdef Py_ssize_t cap, used
+    cdef readonly uint64_t salt
 
     def __cinit__(self):
         self.salt = process_salt()
@@ -158,6 +214,10 @@ cdef class ContextTable:
         note(c, token, at)
         return 0
 
+    cdef inline void prefetch(self, uint64_t key) noexcept nogil:
+        """Start loading a context's slot."""
+        prefetch_line(&self.slots[key & <uint64_t>(self.cap - 1)])
+
     cdef int grow(self) noexcept nogil:
         """Double the slots: 0, or -1 without memory and with nothing changed."""
         cdef Slot* old = self.slots
@@ -205,15 +265,22 @@ cdef void note(Slot* c, int32_t token, int32_t at) noexcept nogil:
 cdef class CommittedText:
     """One sequence's own text as a source of candidates."""
 
+    cdef Text text
+    cdef ContextTable table
+    cdef int min_match          # shortest match to copy from; 0: no copies
+    cdef Slot unigrams          # the most frequent tokens
+    cdef Recent recent          # counted up to recent_n; updated when a tree needs it
+    cdef Py_ssize_t recent_n
+    cdef Keys tail              # of the contexts at the text's end
+    cdef Place places[PLACES]
+
     def __cinit__(self, int min_match):
         cdef int i
         self.min_match = min_match
         self.table = ContextTable()
-        self.salt = self.table.salt
         for i in range(LEADERS):
             self.unigrams.token[i] = NONE
         for i in range(PLACES):
-            self.places[i].text = &self.text
             self.places[i].at = NONE
 
     def __dealloc__(self):
@@ -229,7 +296,7 @@ cdef class CommittedText:
         self.table.check_integrity()
         for i in range(PLACES):
             at = self.places[i].at
-            assert at == NONE or 0 <= at < self.places[i].text.n, "a place outside its text"
+            assert at == NONE or 0 <= at < self.text.n, "a place outside its text"
 
     cdef int append(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
         """Count ``n`` tokens: 0, or -1 without memory."""
@@ -243,7 +310,7 @@ cdef class CommittedText:
             return -1
         for i in range(n):
             text.tokens[text.n] = tokens[i]
-            next = keys_of(text.tokens + text.n + 1, text.n + 1, self.salt)
+            next = keys_of(text.tokens + text.n + 1, text.n + 1, self.table.salt)
             self.prefetch(&next)  # needed when the next token is counted
             for m in range(CONTEXTS):
                 if self.tail.of[m]:
@@ -272,15 +339,99 @@ cdef class CommittedText:
         for m in range(CONTEXTS):
             self.table.prefetch(keys.of[m])
 
-    cdef void find_places(self, const Slot** known) noexcept nogil:
-        """Find where to copy from, by the contexts at the text's end."""
-        if self.min_match:
-            find_match(self.places, &self.text, known, self.min_match)
-        find_near(self.places, &self.text)
+    cdef int32_t token_at(self, int which, int depth) noexcept nogil:
+        """The token ``depth`` after the next one at a place; NONE at the end, if no match's."""
+        cdef Py_ssize_t at = self.places[which].at, after = at + depth
+        if after < self.text.n:
+            return self.text.tokens[after]
+        return self.text.tokens[at + depth % (self.text.n - at)] if which == MATCH else NONE
+
+    cdef int agreement(self, Py_ssize_t at, int most) noexcept nogil:
+        """How many tokens before ``at`` equal those at the text's end, at most ``most``."""
+        cdef const int32_t* tokens = self.text.tokens
+        cdef int n = 0
+        most = <int>min(<Py_ssize_t>most, at)
+        while n < most and tokens[at - 1 - n] == tokens[self.text.n - 1 - n]:
+            n += 1
+        return n
+
+    cdef int continued(self, int32_t at, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
+        """How many of ``n`` tokens, from the first, equal those at a place."""
+        cdef int i = 0
+        if at == NONE:
+            return 0
+        while i < n and at + i < self.text.n and self.text.tokens[at + i] == tokens[i]:
+            i += 1
+        return i
+
+    cdef void find_match(self, const Slot** known) noexcept nogil:
+        """Move the match to the latest occurrence of the last tokens, if more tokens agree there.
+
+        ``known`` are the contexts at the text's end.
+        """
+        cdef Place* match = &self.places[MATCH]
+        cdef int m, length
+        cdef int32_t at
+        if match.at == NONE:
+            match.length = 0
+        for m in range(ORDERS - 1, -1, -1):
+            if m + 1 < min(self.min_match, 2) or known[m] == NULL:
+                continue
+            at = known[m].last
+            if at == match.at or at >= self.text.n or match.length >= FAR:
+                continue
+            length = self.agreement(at, FAR)
+            if length > match.length:
+                match.at, match.length = at, length
+        if match.length < self.min_match:
+            match.at, match.length = NONE, 0
+
+    cdef void find_near(self) noexcept nogil:
+        """Set the near place: the longest agreement around the resumed copy, then the nearest."""
+        cdef Place* near = &self.places[NEAR]
+        cdef int32_t last, resumed = self.places[RESUME].at
+        cdef Py_ssize_t at
+        cdef int length, distance
+        near.at, near.length = NONE, 0
+        if resumed == NONE:
+            return
+        last = self.text.tokens[self.text.n - 1]
+        for at in range(max(resumed - BEFORE, 1), min(<Py_ssize_t>resumed + AFTER, self.text.n)):
+            if self.text.tokens[at - 1] != last or at == resumed or at == self.places[MATCH].at:
+                continue
+            length = self.agreement(at, NEAR_LENGTH)
+            distance = <int>(at - resumed if at > resumed else resumed - at)
+            if length > near.length or (length == near.length and distance < near.since):
+                near.at, near.length, near.since = <int32_t>at, length, distance
 
     cdef void follow(self, Py_ssize_t n) noexcept nogil:
         """Advance the places over the ``n`` tokens last committed."""
-        follow_places(self.places, &self.text, n)
+        cdef Place* match = &self.places[MATCH]
+        cdef Place* resume = &self.places[RESUME]
+        cdef Place* near = &self.places[NEAR]
+        cdef const int32_t* new = self.text.tokens + self.text.n - n
+        cdef int copied = self.continued(match.at, new, n)
+        cdef int nearby = self.continued(near.at, new, n)
+        if copied:
+            resume[0] = match[0]
+            resume.length += copied
+            resume.since = max(<int>n - copied - 1, 0)
+        elif nearby:
+            resume[0] = near[0]
+            resume.length += nearby
+            resume.since = <int>n - nearby
+        elif resume.at != NONE:
+            resume.since += <int>n
+        if resume.at != NONE:
+            resume.at += <int32_t>n
+            if resume.at >= self.text.n - n:
+                resume.at = NONE
+        near.at = NONE
+        if copied == n:
+            match.at += <int32_t>n
+            match.length += <int>n
+        else:
+            match.at, match.length = NONE, 0
 
     cdef void count_recent(self) noexcept nogil:
         """Count the recent tokens up to the text's end."""
@@ -288,103 +439,3 @@ cdef class CommittedText:
         while self.recent_n < self.text.n:
             use(&self.recent, self.text.tokens[self.recent_n])
             self.recent_n += 1
-
-
-cdef inline int agreement(const Text* text, Py_ssize_t at, int most) noexcept nogil:
-    """How many tokens before ``at`` equal those at the text's end, at most ``most``."""
-    cdef int n = 0
-    most = <int>min(<Py_ssize_t>most, at)
-    while n < most and text.tokens[at - 1 - n] == text.tokens[text.n - 1 - n]:
-        n += 1
-    return n
-
-
-cdef inline int continued(const Place* place, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
-    """How many of ``n`` tokens, from the first, equal those at a place."""
-    cdef int i = 0
-    if place.at == NONE:
-        return 0
-    while (
-        i < n and place.at + i < place.text.n and place.text.tokens[place.at + i] == tokens[i]
-    ):
-        i += 1
-    return i
-
-
-cdef void find_match(
-    Place* places, const Text* text, const Slot** known, int min_match
-) noexcept nogil:
-    """Move the match to the latest occurrence of the last tokens, if more tokens agree there."""
-    cdef Place* match = &places[MATCH]
-    cdef int m, length
-    cdef int32_t at
-    if match.at == NONE:
-        match.length = 0
-    for m in range(ORDERS - 1, -1, -1):
-        if m + 1 < min(min_match, 2) or known[m] == NULL:
-            continue
-        at = known[m].last
-        if at == match.at or at >= text.n or match.length >= FAR:
-            continue
-        length = agreement(text, at, FAR)
-        if length > match.length:
-            match.text = text
-            match.at = at
-            match.length = length
-    if match.length < min_match:
-        match.at = NONE
-        match.length = 0
-
-
-cdef void find_near(Place* places, const Text* text) noexcept nogil:
-    """Set the near place: the longest agreement around the resumed copy; on ties, the nearest."""
-    cdef Place* near = &places[NEAR]
-    cdef int32_t last, resumed = places[RESUME].at
-    cdef Py_ssize_t at
-    cdef int length, distance
-    near.at = NONE
-    near.length = 0
-    if resumed == NONE:
-        return
-    near.text = text
-    last = text.tokens[text.n - 1]
-    for at in range(max(resumed - BEFORE, 1), min(<Py_ssize_t>resumed + AFTER, text.n)):
-        if text.tokens[at - 1] != last or at == resumed or at == places[MATCH].at:
-            continue
-        length = agreement(text, at, NEAR_LENGTH)
-        distance = <int>(at - resumed if at > resumed else resumed - at)
-        if length > near.length or (length == near.length and distance < near.since):
-            near.at = <int32_t>at
-            near.length = length
-            near.since = distance
-
-
-cdef void follow_places(Place* places, const Text* text, Py_ssize_t n) noexcept nogil:
-    """Advance the places over the ``n`` tokens last committed to ``text``."""
-    cdef Place* match = &places[MATCH]
-    cdef Place* resume = &places[RESUME]
-    cdef Place* near = &places[NEAR]
-    cdef const int32_t* new = text.tokens + text.n - n
-    cdef int copied = continued(match, new, n)
-    cdef int nearby = continued(near, new, n)
-    if copied:
-        resume[0] = match[0]
-        resume.length = match.length + copied
-        resume.since = max(<int>n - copied - 1, 0)
-    elif nearby:
-        resume[0] = near[0]
-        resume.length = near.length + nearby
-        resume.since = <int>n - nearby
-    elif resume.at != NONE:
-        resume.since += <int>n
-    if resume.at != NONE:
-        resume.at += <int32_t>n
-        if resume.at >= text.n - n:
-            resume.at = NONE
-    near.at = NONE
-    if copied == n:
-        match.at += <int32_t>n
-        match.length += <int>n
-    else:
-        match.at = NONE
-        match.length = 0

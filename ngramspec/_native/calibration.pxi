@@ -14,12 +14,75 @@ It stores no tokens. It stores how texts repeat themselves: how often copies, co
 tokens were right. Sequences that share it can infer that much about each other; see ValueDrafter.
 """
 
-import numpy as np
+cdef enum:
+    MATCH_INPUT = CONTEXTS + MATCH      # inputs: the contexts, then the places
+    RESUME_INPUT = CONTEXTS + RESUME
+    NEAR_INPUT = CONTEXTS + NEAR
+    SESSION_INPUT = CONTEXTS + PLACES   # the sequence as a whole
+    STORE_INPUT = SESSION_INPUT + 1     # the store's longest match
+    STORE_OTHER_INPUT = STORE_INPUT + 1     # its shorter matches
+    TOP_INPUT = STORE_OTHER_INPUT + 1   # the target's top-k candidates after the last token
+    NEAREST_INPUT = TOP_INPUT + 1   # the store's place nearest to the last copy
+    BIAS = NEAREST_INPUT + 1
+    FITTED = BIAS + 1   # inputs with fitted initial weights, see STARTS
+    HEAD_INPUT = FITTED         # a drafting head's probabilities
+    INPUTS = HEAD_INPUT + 1
+    COUNTS = 7          # buckets of a count
+    LENGTHS = 12        # buckets of a match's length
+    AGES = 7            # buckets of the number of other tokens used since
+    RESUMED = 6         # buckets of the tokens since a copy was left
+    NEAR_SINCE = 8      # the same for a near place
+    NEAR_LENGTHS = 9    # buckets of a near place's match length
+    DISTANCES = 6       # buckets of a near place's distance
+    MATCH_CELLS = CONTEXTS * COUNTS * COUNTS * 2
+    RESUME_CELLS = MATCH_CELLS + LENGTHS * 2
+    NEAR_CELLS = RESUME_CELLS + RESUMED * LENGTHS * 2
+    SESSION_CELLS = NEAR_CELLS + NEAR_SINCE * NEAR_LENGTHS * DISTANCES * 2
+    RECENT_CELLS = SESSION_CELLS + LENGTHS
+    STORE_CELLS = RECENT_CELLS + AGES * COUNTS
+    STORE_OTHER_CELLS = STORE_CELLS + LENGTHS * COUNTS * COUNTS
+    # The same again for the text of earlier requests.
+    STORE_BLOCK = 2 * LENGTHS * COUNTS * COUNTS
+    TOP_CELLS = STORE_CELLS + 2 * STORE_BLOCK
+    TOP_RANKS = 5    # buckets of a rank: 0..2, 3 for more, 4 for none
+    UNEMITTED_CELLS = TOP_CELLS + TOP_RANKS * PROBABILITIES * AGED
+    RANKED = 3          # a candidate is at: no place, some place, the nearest place
+    STORE_DISTANCES = 8  # buckets of the shortest distance
+    NEAREST_CELLS = UNEMITTED_CELLS + LATEST * PROBABILITIES * 2
+    HEAD_CELLS = NEAREST_CELLS + 2 * RANKED * STORE_DISTANCES * LENGTHS
+    AGREEMENTS = 4      # what the text or a store says about the candidate
+    CELLS = HEAD_CELLS + TOP_RANKS * CHANCES * AGREEMENTS
+    KNOWN = 3           # the store's match: shorter than the text's; else up to 7 tokens; longer
+    STORE_SETS = 1 + 2 * KNOWN  # no match; in a corpus; in the text of earlier requests
+    # Sets of weights: by the store's match, match length, and whether the resumed copy agrees.
+    HEADLESS_SETS = 3 * LENGTHS * STORE_SETS
+    SETS = 2 * HEADLESS_SETS    # the same again for positions at which a head has a row
+    # Sets of further weights: by what the text and the store say about the candidate.
+    OWN_STANDINGS = 4   # the text: nothing; it followed; it leads the longest context; the match
+    STORE_STANDINGS = 5  # the store: other tokens; also this; leads the others; the longest; both
+    STANDINGS = 1 + 2 * OWN_STANDINGS * STORE_STANDINGS * LENGTHS   # 0: the store has no match
+    MAX_CANDIDATES = PLACES + CONTEXTS * LEADERS + STORE_LEADERS + 2 * RANKS + 1
 
-from ngramspec._native import starts
+cdef struct Cell:       # 12 bytes
+    float right         # fading count of right candidates, including the prior
+    float verified      # fading count of all candidates
+    float stretch       # log-odds of right / verified
 
-from ngramspec._native.evidence cimport AGED, CHANCES, LATEST, PROBABILITIES
-from ngramspec._native.text cimport CONTEXTS
+cdef struct Candidates:     # the candidates of a position
+    int32_t n
+    int32_t inputs          # number of inputs of the mix, the same for all candidates
+    int8_t input[INPUTS - 1]
+    int32_t token[MAX_CANDIDATES]
+    float odds[MAX_CANDIDATES]        # log-odds that it is the next token
+    float p[MAX_CANDIDATES]           # its probability, in a tree
+    int16_t set[MAX_CANDIDATES]       # index of its weights
+    int16_t standing[MAX_CANDIDATES]  # index of its further weights
+    int16_t cell[INPUTS - 1][MAX_CANDIDATES]  # cells by input, in the order of ``input``
+
+
+cdef inline float squash(float odds) noexcept nogil:
+    """The probability of log-odds, in double as in the twin, because expf differs by library."""
+    return <float>(1 / (1 + exp(-odds)))
 
 cdef extern from *:
     """
@@ -80,13 +143,90 @@ cdef float GUESS = 0.05     # P(right) of the most frequent token where nothing 
 cdef float[12] STORE_SURE = [0.25, 0.25, 0.35, 0.55, 0.7, 1, 1.3, 2, 3.3, 6, 15, 40]
 # Odds of the token at the nearest place by the match's length.
 cdef float[12] PLACE_SURE = [0.2, 0.25, 0.6, 1, 1.4, 1.7, 2.3, 2.8, 4, 6, 12, 40]
-# Initial weights where a store has candidates: sums of a row of each of the first three tables. The
-# further weights begin with sums of rows of the last two.
-cdef float[KNOWN][FITTED] BY_KNOWN = starts.BY_KNOWN
-cdef float[LENGTHS][FITTED] BY_LENGTH = starts.BY_LENGTH
-cdef float[3][FITTED] BY_AGREEMENT = starts.BY_AGREEMENT
-cdef float[OWN_STANDINGS * STORE_STANDINGS][FITTED] BY_STANDING = starts.BY_STANDING
-cdef float[LENGTHS][FITTED] BY_STORE_LENGTH = starts.BY_STORE_LENGTH
+# Initial weights of candidates where a store has a match, in steps of 0.05; a column is an input of
+# FITTED. The first start as the sum of a row of each of the first three tables, the further weights
+# as that of the last two. Fitted to completions inside 40 Python packages, and rounded.
+STARTS = {
+    # By: the store's match is shorter than the text's; else up to 7 tokens; longer.
+    "BY_KNOWN": (
+        (1, 1, 2, 1, 2, 2, 0, -3, 1, 2, 5, 1, 7),
+        (1, 2, 0, 1, 1, 1, 2, 3, 3, 0, 5, 2, 36),
+        (1, 1, 1, 0, 1, 1, -1, -3, 5, 0, 5, 1, -9),
+    ),
+    # By: the length bucket of the text's longest match or context.
+    "BY_LENGTH": (
+        (0, 0, 0, 2, 0, -1, 0, 3, 6, 3, 0, 2, 13),
+        (4, 0, 0, 1, 0, 0, -2, 3, 3, 4, 0, 0, 13),
+        (2, 0, 0, 1, -2, -1, -1, 1, 0, 2, 0, 0, 2),
+        (1, 0, 0, 1, -3, -1, 1, 2, 1, 1, 0, 0, 11),
+        (0, 2, -1, 0, -1, -1, 0, 3, -1, 0, 0, 1, -1),
+        (0, 1, 0, 1, -1, 1, 2, -3, -1, 1, 0, 0, 2),
+        (0, 1, 0, -2, 1, 2, 0, -1, 1, -2, 0, -1, -5),
+        (2, 0, 1, -1, 0, 0, 2, -2, -2, -2, 0, 2, -6),
+        (0, -1, 5, -2, -1, 1, 0, -5, -2, -2, 0, 1, 3),
+        (0, 0, -3, -2, 4, 3, 0, -1, 2, -5, 0, -4, 1),
+        (-2, 2, 2, -1, 4, -1, -2, -2, 0, 0, 0, 6, 1),
+        (-5, 0, 0, 4, 3, 2, 1, -2, 2, 1, 0, -2, 0),
+    ),
+    # By: there is no resumed copy; it suggests the candidate; it suggests another token.
+    "BY_AGREEMENT": (
+        (1, 1, 1, 0, 2, 0, -2, 0, 4, 0, 0, 2, 1),
+        (0, 2, 0, 1, 1, 4, 2, -3, 2, 1, 0, 1, 42),
+        (0, 2, 2, 0, 2, 0, 1, 0, 3, 1, 0, 1, -9),
+    ),
+    # By what the text says about the candidate: nothing; it followed before; it leads the longest
+    # context; it is the match's token. For each of these, what the store says: other tokens; also
+    # this one; it leads among shorter matches; among the longest; among both.
+    "BY_STANDING": (
+        (-2, 4, 1, -2, -3, 7, -1, 8, -6, -2, 0, 4, -17),
+        (-1, 2, -1, -1, -2, 3, 0, 3, 5, -2, 0, 1, -2),
+        (-2, 1, -1, -1, 0, 2, 2, -2, 3, 3, 0, 1, 2),
+        (-2, 1, -1, -1, -1, 1, 0, 0, 3, 0, 0, -1, -18),
+        (-1, 2, 1, -2, -2, 2, 1, -2, 2, 3, 0, 1, -8),
+        (3, 2, 1, 2, -2, 0, -2, 2, -3, -1, 0, 2, 8),
+        (-2, -1, 1, 2, 2, 0, 1, 1, -2, -1, 0, 1, 8),
+        (-2, -2, -1, 3, 1, 1, 0, -3, 0, 1, 0, -3, 3),
+        (-2, -1, 1, 1, 1, 1, 0, 0, 0, -4, 0, 0, 0),
+        (-1, -1, 1, 1, 0, 1, 0, -6, 0, 1, 0, 2, 4),
+        (3, 1, 3, 0, 0, -2, 0, 3, -3, -1, 0, -2, 16),
+        (1, 1, -1, 0, 1, -1, 0, 2, -1, -1, 0, 0, 15),
+        (0, 0, -1, 0, 1, 1, 2, -6, 0, 2, 0, 0, 2),
+        (0, 2, -5, 0, 4, -1, 1, 3, -1, -5, 0, 0, 6),
+        (2, 2, 1, -1, 5, 1, 1, -8, 3, 4, 0, 1, 14),
+        (1, 1, 0, 2, 1, -4, -1, 3, -4, -1, 0, -2, 2),
+        (2, -2, 3, 0, -1, -4, -3, 4, 0, -1, 0, -1, -11),
+        (3, -1, 0, 0, 2, -1, -1, 3, 3, -1, 0, -2, -3),
+        (1, -4, 1, 1, 0, -1, -1, -2, 2, 1, 0, 0, 5),
+        (1, -2, 2, -1, -1, -2, 1, -6, 7, 6, 0, 2, 7),
+    ),
+    # By the length bucket of the store's match.
+    "BY_STORE_LENGTH": (
+        (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (4, 5, -3, -1, 1, 0, 1, 0, 0, 0, 0, 2, 0),
+        (2, 3, 2, -1, 1, 1, 0, -2, 3, -3, 0, 2, 22),
+        (1, 1, 2, -1, 1, 0, 0, -4, 2, -2, 0, 0, 10),
+        (0, 1, 2, -1, 0, 1, -1, -3, 3, 0, 0, -1, 7),
+        (0, 1, 1, -1, 1, 0, -1, -3, 2, 1, 0, 0, 8),
+        (-1, 0, 2, -1, 1, 0, -2, -4, 2, 1, 0, 0, 3),
+        (0, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, -1, 5),
+        (-1, 0, 1, 1, 1, 0, 2, 2, -2, 0, 0, 2, 15),
+        (-1, -3, 1, 2, 1, 1, 3, 3, -2, 3, 0, 0, -1),
+        (-2, -1, 0, 1, -2, 2, 3, 5, -2, 1, 0, 0, -6),
+        (0, -3, -3, 3, -1, -1, -5, 4, 1, 1, 0, 0, -27),
+    ),
+}
+
+
+def starting(name):
+    """A table of STARTS as weights."""
+    return [[0.05 * steps for steps in row] for row in STARTS[name]]
+
+
+cdef float[KNOWN][FITTED] BY_KNOWN = starting("BY_KNOWN")
+cdef float[LENGTHS][FITTED] BY_LENGTH = starting("BY_LENGTH")
+cdef float[3][FITTED] BY_AGREEMENT = starting("BY_AGREEMENT")
+cdef float[OWN_STANDINGS * STORE_STANDINGS][FITTED] BY_STANDING = starting("BY_STANDING")
+cdef float[LENGTHS][FITTED] BY_STORE_LENGTH = starting("BY_STORE_LENGTH")
 # P(right) of a top-k candidate by its probability bucket, of another token by the top one's bucket.
 cdef float[9] TOP = [0.6, 0.5, 0.4, 0.3, 0.17, 0.1, 0.05, 0.03, 0.03]
 cdef float[9] NO_TOP = [0.03, 0.03, 0.03, 0.03, 0.03, 0.04, 0.03, 0.03, 0.03]
@@ -107,11 +247,6 @@ cdef float newest_prior(int m, int seen, int others):
     if others == 0:
         return 1 - SURPRISE[m] / count
     return max((count - 0.8) / (count + COUNT_OF[others]), 0.18)
-
-
-cdef float older_prior(int seen, int others):
-    """P(right) of an older continuation of a context, by buckets of counts."""
-    return 0.02 if seen == 0 else 0.6 - 0.04 * others
 
 
 cdef float store_prior(int length, int seen, int others):
@@ -147,6 +282,10 @@ cdef float recent_prior(int age, int seen):
 cdef class Calibration:
     """Counts and weights of one drafter, shared by its sequences. They contain no tokens."""
 
+    cdef Cell cells[CELLS]
+    cdef float weights[SETS][INPUTS]
+    cdef float further[STANDINGS][INPUTS]   # added to ``weights``
+
     def __cinit__(self):
         cdef int i, m, seen, others, least, s
         cdef bint ranked
@@ -154,7 +293,7 @@ cdef class Calibration:
             for seen in range(COUNTS):
                 for others in range(COUNTS):
                     i = ((m * COUNTS + seen) * COUNTS + others) * 2
-                    self.begin(i, older_prior(seen, others))
+                    self.begin(i, 0.02 if seen == 0 else 0.6 - 0.04 * others)
                     self.begin(i + 1, newest_prior(m, seen, others))
         for i in range(LENGTHS):
             least = LENGTH_OF[i]
@@ -200,9 +339,15 @@ cdef class Calibration:
                 self.weights[s][i] = WEIGHTS[i]
             self.weights[s][MATCH_INPUT] += 0.05 * (s // 3)
         for s in range(3 * LENGTHS, HEADLESS_SETS):
-            self.begin_known(s)
+            for i in range(FITTED):  # where a store has candidates
+                self.weights[s][i] = (
+                    BY_KNOWN[(s // (3 * LENGTHS) - 1) % KNOWN][i] + BY_LENGTH[s // 3 % LENGTHS][i]
+                    + BY_AGREEMENT[s % 3][i]
+                )
         for s in range(1, STANDINGS):
-            self.begin_further(s)
+            m = (s - 1) // LENGTHS % (OWN_STANDINGS * STORE_STANDINGS)
+            for i in range(FITTED):
+                self.further[s][i] = BY_STANDING[m][i] + BY_STORE_LENGTH[(s - 1) % LENGTHS][i]
         self.weights[0][SESSION_INPUT] = 1  # where nothing else is known
         self.weights[0][BIAS] = 0
         for s in range(HEADLESS_SETS):
@@ -221,21 +366,6 @@ cdef class Calibration:
         self.cells[cell].right = verified * prior
         self.cells[cell].verified = verified
         self.cells[cell].stretch = stretch(self.cells[cell].right, self.cells[cell].verified)
-
-    cdef void begin_known(self, int s) noexcept:
-        """Initialize a set of weights for where a store has candidates."""
-        cdef const float* known = BY_KNOWN[(s // (3 * LENGTHS) - 1) % KNOWN]
-        cdef const float* length = BY_LENGTH[s // 3 % LENGTHS]
-        cdef int i
-        for i in range(FITTED):
-            self.weights[s][i] = known[i] + length[i] + BY_AGREEMENT[s % 3][i]
-
-    cdef void begin_further(self, int s) noexcept:
-        """Initialize a set of further weights."""
-        cdef const float* length = BY_STORE_LENGTH[(s - 1) % LENGTHS]
-        cdef int i, standing = (s - 1) // LENGTHS % (OWN_STANDINGS * STORE_STANDINGS)
-        for i in range(FITTED):
-            self.further[s][i] = BY_STANDING[standing][i] + length[i]
 
     def to_array(self):
         """Every count and weight, float32 (n,), for tests and to inspect what is stored."""
@@ -259,6 +389,10 @@ cdef class Calibration:
                     * self.cells[all.cell[i][k]].stretch
                 )
             all.odds[k] = min(max(z, <float>-12), <float>12)
+
+    cdef inline float share(self, int cell) noexcept nogil:
+        """P(a recent or unemitted top-k token is next) where there is no candidate."""
+        return self.cells[cell].right / self.cells[cell].verified
 
     cdef void learn_share(self, int which, bint right) noexcept nogil:
         """Learn whether a recent or unemitted top-k token was next where no candidate was."""

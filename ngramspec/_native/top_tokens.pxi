@@ -15,12 +15,40 @@ have a fixed token, no others. Costs: writing and finding a row O(1), amortised 
 owner prevents concurrent use.
 """
 
-from libc.stdint cimport int32_t, int8_t
-from libc.stdlib cimport free
-from libc.string cimport memset
+cdef enum:
+    RANKS = 8           # tokens kept per row
+    PROBABILITIES = 9   # buckets of a probability
+    FAINT = 8           # the last bucket: 0.01 or less
+    AGED = 3            # buckets of the number of tokens committed since
+    LATEST = 4          # last positions of the text whose rows are also kept
+    UNEMITTED = LATEST * RANKS
+    CHANCES = 12        # buckets of a head's probability
+    FAINT_CHANCE = CHANCES - 1  # the last bucket: 0.01 or less
 
-from ngramspec._native.common cimport NONE, reserve
-from ngramspec._native.text cimport Recent, Text
+cdef struct Row:        # 48 bytes
+    int32_t since       # position in the text that it belongs to, or at which the draft began
+    int32_t n           # number of tokens in it
+    int32_t token[RANKS]        # the most probable first
+    int8_t probability[RANKS]   # probability bucket of each
+
+cdef struct Unemitted:     # a top-k token at one of the last positions that was not emitted
+    int32_t token
+    int32_t back        # positions since
+    int32_t probability         # its bucket
+    bint recent         # whether it is one of the text's recent tokens
+
+cdef struct HeadRow:
+    int32_t n           # number of tokens in it
+    int32_t before      # the draft token before it; NONE: it follows the text
+    int32_t token[RANKS]        # the most probable first
+    int8_t chance[RANKS]        # probability bucket of each
+    int32_t fixed       # the draft token at its position; NONE: the search chooses
+    float share         # P(accepted) of ``fixed``
+
+
+cdef inline int age_bucket(Py_ssize_t age) noexcept nogil:
+    """The bucket 0..2 of an age: below 32 tokens, below 128, or more."""
+    return 0 if age < 32 else 1 if age < 128 else 2
 
 cdef enum:
     MAX_IDS = 1 << 22      # larger ids are ignored; no vocabulary has them
@@ -51,6 +79,11 @@ cdef inline int8_t bucket_of(const float* bounds, int8_t n, float log_prob) noex
 cdef class TopTokens:
     """Rows of the target's most probable tokens, by the preceding tokens."""
 
+    cdef Row* rows
+    cdef int32_t* places        # indexed by token: the place of its row + 1, or 0
+    cdef Row latest[LATEST]     # indexed by the position in the text, modulo LATEST
+    cdef Py_ssize_t n, row_cap, place_cap
+
     def __dealloc__(self):
         free(self.rows)
         free(self.places)
@@ -61,7 +94,12 @@ cdef class TopTokens:
 
     def row(self, int token):
         """([(token, probability bucket), ...], position) of a token's row, or None; for tests."""
-        return None if token < 0 else told(self.row_of(token))
+        cdef const Row* row = NULL
+        if token >= 0:
+            row = self.row_of(token)
+        if row == NULL:
+            return None
+        return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
 
     def sizeof(self):
         """Bytes allocated."""
@@ -78,6 +116,12 @@ cdef class TopTokens:
                 assert 0 <= self.rows[i].probability[j] < PROBABILITIES, f"row {i}"
         for i in range(LATEST):
             assert self.latest[i].n == 0 or self.latest[i].since % LATEST == i, f"latest {i}"
+
+    cdef inline const Row* row_of(self, int32_t last) noexcept nogil:
+        """The row after a token, or NULL; valid until the next ``put``."""
+        if last >= self.place_cap or self.places[last] == 0:
+            return NULL
+        return &self.rows[self.places[last] - 1]
 
     cdef int put(
         self, int32_t last, const int32_t* ids, const float* log_probs, int k, int32_t since
@@ -133,15 +177,9 @@ cdef class TopTokens:
                 into[n].token = row.token[i]
                 into[n].back = back
                 into[n].probability = row.probability[i]
-                into[n].recent = is_recent(recent, row.token[i])
+                into[n].recent = index_of(recent.token, recent.used, row.token[i]) != NONE
                 n += 1
         return n
-
-
-cdef object told(const Row* row):
-    if row == NULL:
-        return None
-    return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
 
 
 cdef inline bint among(const Unemitted* unemitted, int n, int32_t token) noexcept nogil:
@@ -152,16 +190,13 @@ cdef inline bint among(const Unemitted* unemitted, int n, int32_t token) noexcep
     return False
 
 
-cdef inline bint is_recent(const Recent* recent, int32_t token) noexcept nogil:
-    cdef int i
-    for i in range(recent.used):
-        if recent.token[i] == token:
-            return True
-    return False
-
-
 cdef class HeadRows:
     """The rows along the head's path of one draft."""
+
+    cdef HeadRow* rows          # indexed by depth
+    cdef Py_ssize_t cap
+    cdef int n                  # number of rows
+    cdef int fixed              # number of leading rows whose draft token is fixed
 
     def __dealloc__(self):
         free(self.rows)
@@ -192,3 +227,7 @@ cdef class HeadRows:
             row.chance[i] = bucket_of(HEAD_BOUNDS, FAINT_CHANCE, log_probs[i])
         self.n += 1
         return 0
+
+    cdef inline const HeadRow* at(self, bint follows, int depth) noexcept nogil:
+        """The row of a position at a depth whose path is the head's; else NULL."""
+        return &self.rows[depth] if follows and depth < self.n else NULL
