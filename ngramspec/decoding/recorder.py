@@ -104,7 +104,7 @@ class StepRecorder:
         if costs is None:
             return
         if not self.target.compiling:
-            trees = step.width > 1 and any([row.draft.parents is not None for row in step.rows])
+            trees = step.width > 1 and any(row.draft.parents is not None for row in step.rows)
             costs.record_time(step.width, seconds, trees)
         accepted = sum([len(row.verdict.accepted) for row in step.rows])
         costs.record_acceptance(sum([len(row.draft.tokens) for row in step.rows]), accepted)
