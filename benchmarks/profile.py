@@ -17,12 +17,12 @@ from ngramspec.cli.options import Options, check_least, console, load_model, usa
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,
-    NO_SECTION,
     ROLLBACK,
     STEP,
     STREAMING,
     VERIFICATION,
     Observer,
+    no_section,
 )
 from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.machine import synchronize
@@ -47,7 +47,7 @@ class Stopwatch(Observer):
         """See Observer; also called for the model's forward."""
         if name == STEP:
             return self._timed(PYTHON)
-        return self._timed(name) if self._inner else NO_SECTION
+        return self._timed(name) if self._inner else no_section
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ngramspec import Speculator, generate
-from ngramspec.decoding.observer import NO_SECTION, PREFILL, STEP, Observer
+from ngramspec.decoding.observer import PREFILL, STEP, Observer, no_section
 
 # Methods of a tensor that need its values on the host.
 READS = (
@@ -121,7 +121,7 @@ class _Marks(Observer):
 
     def section(self, name: str) -> AbstractContextManager[None]:
         """See Observer."""
-        return self._marked() if name in (PREFILL, STEP) else NO_SECTION
+        return self._marked() if name in (PREFILL, STEP) else no_section
 
     @contextmanager
     def _marked(self) -> Iterator[None]:

@@ -99,7 +99,14 @@ class Draft:
         """The first ``n`` nodes. Of a tree they are a tree, as parents precede children."""
         if n >= len(self):
             return self
-        return self._of(slice(n), None if self.parents is None else self.parents[:n])
+        parents = None if self.parents is None else self.parents[:n]
+        confidence = None if self.confidence is None else self.confidence[:n]
+        source = None if self.source is None else self.source[:n]
+        proposal = self.proposal
+        if proposal is not None:
+            starts = proposal.starts[: n + 1]
+            proposal = Proposal(starts, proposal.tokens[: starts[-1]], proposal.probs[: starts[-1]])
+        return Draft(self.tokens[:n], parents, confidence, proposal, source)
 
     def path(self, nodes: Sequence[int]) -> Draft:
         """A deterministic tree's path as a chain; each of ``nodes`` is the parent of the next."""
@@ -116,13 +123,11 @@ class Draft:
         moved[at + 1] = np.arange(len(at))
         return self._of(at, moved[self.parents[at] + 1])
 
-    def _of(self, at: NDArray[np.intp] | slice, parents: Int32 | None) -> Draft:
+    def _of(self, at: NDArray[np.intp], parents: Int32 | None) -> Draft:
         """The nodes ``at``, in ascending order, with new ``parents``."""
         confidence = None if self.confidence is None else self.confidence[at]
         source = None if self.source is None else self.source[at]
-        proposal = self.proposal
-        if proposal is not None:
-            proposal = proposal.at(np.arange(len(self))[at])
+        proposal = None if self.proposal is None else self.proposal.at(at)
         return Draft(self.tokens[at], parents, confidence, proposal, source)
 
     def as_chain(self) -> Draft:

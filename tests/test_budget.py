@@ -16,16 +16,16 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (33_000, 37_500),
-    "shipped files": (160, 181),
-    "lines of tests": (41_000, 48_300),
-    "lines of benchmarks": (7_500, 7_900),
-    "modules of a greedy call": (45, 62),
-    "lines of a greedy call": (8_500, 12_100),
-    "types of a greedy step": (18, 33),
-    "calls of an undrafted step": (150, 175),
-    "constants that are not tuned": (20, 68),
-    "import circles": (0, 1),
+    "shipped lines": (33_000, 35_000),
+    "shipped files": (160, None),
+    "lines of tests": (41_000, 46_200),
+    "lines of benchmarks": (7_500, None),
+    "modules of a greedy call": (45, None),
+    "lines of a greedy call": (8_500, 10_500),
+    "types of a greedy step": (18, 28),
+    "calls of an undrafted step": (150, 165),
+    "constants that are not tuned": (20, None),
+    "import circles": (0, None),
 }
 GREEDY_CALLS = """
 import json, sys

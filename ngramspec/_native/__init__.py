@@ -5,7 +5,7 @@ from ngramspec.lazy_names import lazy_names
 __getattr__ = lazy_names(
     __name__,
     {
-        "common": ("MOST_TOKENS", "salt"),
+        "common": ("MOST_TOKENS", "NoSection", "salt"),
         "copyindex": ("CopyIndex",),
         "corrections": ("Comparison", "Corrections"),
         "ngram": ("NGramTable",),

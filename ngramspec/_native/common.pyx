@@ -128,3 +128,16 @@ cdef class TokenStructure:
     cdef int append(self, int32_t token) noexcept nogil:
         """Take one token: 0, or -1 without memory and with nothing changed."""
         return -1
+
+
+cdef class NoSection:
+    """The section of a call without an observer: a context without effect, by any name."""
+
+    def __call__(self, name):
+        return self
+
+    def __enter__(self):
+        return None
+
+    def __exit__(self, kind, error, traceback):
+        return None

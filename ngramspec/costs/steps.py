@@ -74,9 +74,7 @@ class StepCosts:
         position_seconds: time of a position of the prefill; None: not measured.
     """
 
-    MAX_REJECTED = (
-        8  # drafts in a row, for each plain step that was timed, until one is timed again
-    )
+    MAX_REJECTED = 8  # drafts in a row, times the timed plain steps, until one more is timed
     MAX_UNTIMED = 6  # steps in a row that are run to be timed and cannot be
     UNDONE = 0.5  # assumed share of drafts that are not accepted whole
 
@@ -127,7 +125,7 @@ class StepCosts:
             return self._joint[1]
         model = self.model
         self._steps += 1
-        cold = self._steps == 1 and not self._packed
+        cold = self._steps < 3 and not self._packed
         wait = MAX_STEPS_WITHOUT_PLAIN
         if self._packed:  # each number of rows has costs of its own
             wait = min(wait, 2 + model.steps // 2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+
+from ngramspec._native import NoSection
 
 PREFILL = "prefill"
 STEP = "step"
@@ -14,12 +16,7 @@ ROLLBACK = "rollback"
 STREAMING = "streaming"
 
 Section = Callable[[str], AbstractContextManager[None]]  # from a section's name to its context
-NO_SECTION: AbstractContextManager[None] = nullcontext()
-
-
-def no_section(name: str) -> AbstractContextManager[None]:
-    """The section of a call without an observer."""
-    return NO_SECTION
+no_section = NoSection()
 
 
 class Observer:
@@ -38,4 +35,4 @@ class Observer:
 
     def section(self, name: str) -> AbstractContextManager[None]:
         """Return the context in which the loop runs the section ``name``."""
-        return NO_SECTION
+        return no_section

@@ -5,9 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from benchmarks.divergence import Comparison, summary
 from ngramspec import DecodeStats
 from ngramspec.cli import bench
 from ngramspec.cli.demo_view import View
@@ -30,12 +28,6 @@ def test_the_report_of_whole_calls(capsys):
         "edit: 1 prompt left out because the plain output is too short",
         "chat: 2 prompts left out because the plain output is too short",
     ]
-
-
-def test_the_report_of_divergences():
-    printed = summary([Comparison("a", 1, None)], torch.float32, 1.0)
-    assert printed.startswith("1 prompt: 1 identical, ")
-    assert "; 1 token the same;" in printed
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_a_draft_is_padded_to_a_width_that_is_measured_to_be_cheaper():
 def test_a_plain_step_is_padded_where_one_position_is_slow():
     """bfloat16 attention over one position: all costs are relative to the cheapest step."""
     costs = step_costs(kind=FLAT)
-    costs.plain(), costs.plain()
+    costs.plain(), costs.plain(), costs.plain()
     assert costs.width(1, 65) == 1  # it is run to be timed
     costs.record_time(1, 0.05)
     assert not costs.plain()
@@ -201,7 +201,7 @@ def test_a_plain_step_is_timed_at_first_and_from_time_to_time():
             planned.append(costs.plain())
             costs.record_time(1 if planned[-1] else 9, 0.02)
             costs.record_acceptance(0 if planned[-1] else 8, 8)
-    assert planned[:3] == [False, True, False]  # the first step is not timed
+    assert planned[:3] == [False, False, True]  # the first steps are not timed
     assert sum(planned[3:200]) == 1
     assert 1 <= sum(planned[200:]) <= 2
     engine = step_costs(packed=True, pads=False)

@@ -291,7 +291,8 @@ def test_a_completion_does_not_wait_for_a_long_chat(tiny, engine_of):
     assert not chat.ended.is_set() or len(chat.text()) == 150
     at = next(i for i, size in enumerate(engine.watched.forwards[1:], 1) if size > 10)
     following = engine.watched.forwards[at : at + 10]
-    assert following == [20] + [1] * 9
+    assert following[0] == 20
+    assert max(following[1:]) <= 2  # no part of the chat's prompt; two positions may be timed
     assert chat.wait().text() == expected(tiny, TEXT[:20], 150)
     assert completion.text() == expected(tiny, TEXT[100:120], 10)
 
