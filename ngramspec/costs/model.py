@@ -117,7 +117,6 @@ class CostModel:
 
     Attributes:
         steps: number of steps that were learned from.
-        counts: the number of these by (rows, positions).
         since_plain: the number of these since the last one without a draft.
     """
 
@@ -129,7 +128,7 @@ class CostModel:
         saved: SavedCosts | None = None,
     ) -> None:
         self.steps, self.since_plain = 0, MAX_STEPS_WITHOUT_PLAIN
-        self.counts: dict[tuple[int, int], int] = {}
+        self._counts: dict[tuple[int, int], int] = {}  # steps by (rows, positions)
         self._table, self._saved, self._token = extended(table), saved, token
         self._corrections = Corrections(_covariance(spread), FORGOTTEN_PER_STEP, REVIVED_SHARE)
         self._lock = threading.Lock()
@@ -158,7 +157,12 @@ class CostModel:
 
     def count(self, rows: int, positions: int) -> int:
         """The number of steps of such forwards that were learned from."""
-        return self.counts.get((rows, positions), 0)
+        return self._counts.get((rows, positions), 0)
+
+    def timed(self, rows: int) -> list[int]:
+        """The numbers of positions of forwards of ``rows`` rows that were timed more than once."""
+        with self._lock:
+            return [at for (of, at), count in self._counts.items() if of == rows and count > 1]
 
     def surcharge(self, length: int) -> float:
         """Factor on the cost of a forward whose draft has branches, >= 1."""
@@ -183,11 +187,11 @@ class CostModel:
         Returned is the probability that the time was not affected by a change of the machine's
         speed.
         """
-        kind = forward.rows, forward.positions
-        self.counts[kind] = self.count(*kind) + 1
         self.steps += 1
         self.since_plain = self.since_plain + 1 if forward.positions > forward.rows else 0
+        kind = forward.rows, forward.positions
         with self._lock:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
             self._corrections.revived = max(REVIVED_SHARE, 1.0 / self.steps)
             assumed, features = self._features(forward)
             residual = math.log(max(seconds, 1e-9)) - assumed

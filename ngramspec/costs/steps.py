@@ -180,12 +180,12 @@ class StepCosts:
             return positions
         if positions == 1 and (self._due or self._try_two()):
             return 1 if self._due else 2
-        step, timed = 1 if self._packed else self.rows, [positions]
-        for (rows, forward), count in self.model.counts.items():
-            width = 1 + (forward - rows) // step
-            if rows == self.rows and count > 1 and positions < width <= last:
-                timed.append(width)
-        return timed[int(self.times()[timed].argmin())] if len(timed) > 1 else positions
+        step, widths = 1 if self._packed else self.rows, [positions]
+        for timed in self.model.timed(self.rows):
+            width = 1 + (timed - self.rows) // step
+            if positions < width <= last:
+                widths.append(width)
+        return widths[int(self.times()[widths].argmin())] if len(widths) > 1 else positions
 
     def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
         """Record the time of a step whose forward had ``width`` positions, and maybe a tree mask.
