@@ -207,8 +207,9 @@ class Detokenizer:
 
     def _add_text(self, tokens: list[int]) -> str:
         """Add tokens that are no bytes."""
-        begun = self._run or self._shown
-        if begun and not self._decode(tokens) and self._tokenizer.decode(tokens):
+        begun = (self._run or self._shown)[-1:]  # without it, a first space may be stripped
+        unchanged = begun and self._decode(begun + tokens) == self._decode(begun)
+        if unchanged and self._tokenizer.decode(tokens):
             return ""  # special tokens, which do not end a run
         text = self._end_run()
         self._window += tokens

@@ -87,6 +87,12 @@ def test_any_tokens_in_any_pieces_join_to_the_decode_of_all(tokenizer, data):
         assert "".join(pieces_of(shown, tokens, cuts)) == whole
 
 
+def test_a_space_after_a_special_token_is_shown_after_a_byte():
+    tokens = FALLBACK.convert_tokens_to_ids(["<0x00>", "<unk>", "▁"])
+    shown = Detokenizer(FALLBACK, ())
+    assert shown.add(tokens[:1]) + shown.add(tokens[1:], last=True) == "\0 "
+
+
 @pytest.mark.parametrize("tokenizer", [OVER_BYTES, FALLBACK], ids=["bytes", "fallback"])
 @given(st.text(alphabet="aé日😀 漢\n", max_size=30), st.text(alphabet="aé日😀 漢\n", max_size=30))
 def test_an_answer_continues_the_text_of_its_prompt(tokenizer, prompt, answer):
