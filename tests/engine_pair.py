@@ -193,7 +193,7 @@ def relatives(seed, vocab=12):
 
 
 def rows(rng, tokens, vocab, k=8):
-    """The target's candidates behind a tree: a few ids with probabilities that fall."""
+    """The target's candidates after a tree: a few ids with probabilities that fall."""
     k = min(k, vocab)
     found = np.stack([rng.permutation(vocab)[:k] for _ in tokens]).astype(np.int32)
     log_probs = -np.sort(rng.exponential(1.5, (len(tokens), k)), axis=1)

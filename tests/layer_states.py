@@ -35,7 +35,7 @@ def new_cache(model) -> DynamicCache:
 def cache_after(model, ids: torch.Tensor) -> DynamicCache:
     """The cache of one forward over ``ids`` that never saw anything else.
 
-    With an index, what is behind the prompt is run token by token: among equal scores, one forward
+    With an index, what is after the prompt is run token by token: among equal scores, one forward
     over all would select other keys.
     """
     made = new_cache(model)

@@ -15,7 +15,7 @@ VOCAB = 104
 
 
 def letters(fim: bool = True):
-    """A tokenizer: token n is the character n + 32, 95 a line end; special tokens behind."""
+    """A tokenizer: token n is the character n + 32, 95 a line end; special tokens after."""
     from tokenizers import AddedToken, Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 

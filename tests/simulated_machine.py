@@ -52,7 +52,7 @@ ATTENTION = Machine(
     (0.0032, 0.0060, 0.0063, 0.0069, 0.0074, 0.0090, 0.0108, 0.0180),
 )
 # Its shape, but forwards with branches take 15 ms more at 4000 positions.
-DEAR_TREES = Machine(
+COSTLY_TREES = Machine(
     WIDTHS,
     (0.0384, 0.0392, 0.0400, 0.0412, 0.0418, 0.0455, 0.0504, 0.0680),
     (0.0032, 0.0034, 0.0036, 0.0040, 0.0044, 0.0053, 0.0065, 0.0110),
@@ -68,7 +68,7 @@ FLAT = Machine(WIDTHS, (0.02,) * 8, (0.0001,) * 8)
 STEEP = Machine(WIDTHS, (0.02, 0.03, 0.045, 0.07, 0.09, 0.12, 0.16, 0.3), (0.001, *(0.003,) * 7))
 MACHINES = {
     "attention": ATTENTION,
-    "dear trees": DEAR_TREES,
+    "costly trees": COSTLY_TREES,
     "slow first": SLOW_FIRST,
     "flat": FLAT,
     "steep": STEEP,

@@ -1,4 +1,7 @@
-"""Stands in for ``grammars.work``: starts at once, and compiles "endless" until it is killed."""
+"""A replacement of ``grammars.work`` that starts immediately.
+
+It compiles "endless" until it is killed.
+"""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ drafts and for branches. Each correction has a second part that grows with the c
 All are learned by recursive least squares (a Kalman filter without dynamics).
 
 Two measures make this work on a shared machine. A step is compared with the steps just before it,
-and only the difference between their forwards is learned from, so steps of equal forwards teach
+and only the difference between their forwards is learned from. Steps of equal forwards change
 nothing, whatever the machine's speed does. An observation is weighted by the probability that it is
 not caused by a change of the machine's speed (probabilistic data association, Bar-Shalom and Tse
-1975), so stalls teach nothing.
+1975), so stalls change nothing.
 """
 
 from __future__ import annotations

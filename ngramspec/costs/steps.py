@@ -16,7 +16,7 @@ from ngramspec.draft import Float32
 
 CONTEXT_BUCKET = 64  # positions of contexts that share their costs
 MAX_JOINT_TOKENS = 128  # drafted tokens of a joint step that have a known cost
-MIN_PREFILL_POSITIONS = 32  # the time of a shorter prefill says nothing about long texts
+MIN_PREFILL_POSITIONS = 32  # the time of a shorter prefill does not predict that of long texts
 
 
 class DraftMargin:
@@ -288,7 +288,7 @@ class EngineCosts(Protocol):
 
 
 class LearnedEngineCosts:
-    """Costs learned from the engine's own steps. A step of any number of rows teaches all others.
+    """Costs learned from the engine's own steps. A step improves the costs of any number of rows.
 
     Args:
         k: maximum number of drafted tokens of a row.

@@ -96,7 +96,7 @@ def test_worked_example(index_type):
         return tokens.tolist(), matched
 
     assert draft(2) == ([e, a], 3)  # the more recent one
-    assert draft(4) == ([e, a, b, c], 3)  # with just enough behind it
+    assert draft(4) == ([e, a, b, c], 3)  # with just enough after it
     assert draft(5) == ([d, a, b, c, e], 3)  # too much for it: the first one
     assert draft(10) == ([d, a, b, c, e, a, b, c, d, a], 3)  # past the end: its own draft
     assert draft(3, int32([d])) == ([a, b, c], 4)  # a prefix chooses the branch

@@ -273,7 +273,7 @@ def test_numbers_that_no_index_takes_are_named(module):
     assert index.longest_match() == (2, 6)
 
 
-# Lack of memory, each at several limits, so that different arrays are the ones that cannot grow.
+# Memory is limited to several sizes, so that each array in turn fails to grow.
 
 SAME_INDEX = """
 def assert_same(index, text):

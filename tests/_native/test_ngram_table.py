@@ -248,7 +248,7 @@ def test_forgetting_among_more_ties_than_are_walked():
     rng = np.random.default_rng(1)
     text = np.empty(4000, np.int32)
     text[::2] = 7
-    text[1::2] = rng.integers(100, 400, 2000)  # 300 continuations behind one context
+    text[1::2] = rng.integers(100, 400, 2000)  # 300 continuations after one context
     table, twin = NGramTable(2, window=1500), reference.NGramTable(2, window=1500)
     hub = int32([7])
     for start in range(0, len(text), 250):

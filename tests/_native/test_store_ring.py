@@ -29,10 +29,10 @@ def assert_equal(stream, twin, context):
     assert found == twin.look(context, 32)
     assert stream.find(int32(context), 3) == twin.look(context, 3)
     for at, _ in found[:3]:
-        behind = []
-        while len(behind) < 9 and twin.token(at + len(behind)) is not None:
-            behind.append(twin.token(at + len(behind)))
-        assert stream.tokens_at(at, 9).tolist() == behind
+        after = []
+        while len(after) < 9 and twin.token(at + len(after)) is not None:
+            after.append(twin.token(at + len(after)))
+        assert stream.tokens_at(at, 9).tolist() == after
 
 
 class RingMachine(RuleBasedStateMachine):

@@ -98,7 +98,7 @@ def test_a_copy_is_resumed_behind_a_substituted_token():
 
 
 def test_a_copy_is_found_again_behind_a_deletion():
-    """The output leaves out three tokens of its source; one token behind them is enough."""
+    """The output leaves out three tokens of its source; one token after them is enough."""
     base = list(range(100, 140))
     engine = ValueEngine(Calibration(), counts=False)
     engine.extend(ids([base[16], 7, *base, 8, base[16], 9, *base[:6]]))  # its last place is not it
@@ -223,7 +223,7 @@ def test_tokens_used_lately_are_drafted_where_nothing_else_is_known():
     engine.extend(ids([5, 6, 7, 8]))  # nothing followed 8 yet
     tokens, parents, confidence, source = engine.draft_tree(16)
     assert set(tokens[parents == -1].tolist()) == {5, 6, 7, 8}
-    assert 3 in set(source.tolist()) <= {2, 3}  # behind 5, 6 and 7 their own continuation
+    assert 3 in set(source.tolist()) <= {2, 3}  # after 5, 6 and 7 their own continuation
     assert 0 < confidence[parents == -1].min() < 0.2
     without = ValueEngine(Calibration(), falls_back=False)
     without.extend(ids([5, 6, 7, 8]))

@@ -13,7 +13,7 @@ HEADED = (*OPTIONS, True)
 
 
 def behind(tokens, found, log_probs, accepted=()):
-    """``recycle``'s arguments for rows behind a chain."""
+    """``recycle``'s arguments for the rows after a chain."""
     return ids(tokens), found, log_probs, accepted
 
 

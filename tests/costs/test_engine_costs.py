@@ -87,7 +87,7 @@ def cheap(rows, drafted):
     return 0.01 * (1 + 0.002 * drafted)
 
 
-def dear(rows, drafted):
+def costly(rows, drafted):
     """A CPU: positions are paid, the more so the more rows there are."""
     return 0.01 * (rows + drafted)
 
@@ -105,7 +105,7 @@ def test_cheap_positions_are_used_up():
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_dear_positions_are_hardly_drafted_for(rows):
     """Where a position costs as much as a row, even a sure draft gains nothing."""
-    engine = SimulatedEngine(0.9, dear, rows)
+    engine = SimulatedEngine(0.9, costly, rows)
     engine.run(200)
     assert np.mean(engine.run(300)) < 0.02 * rows * K
 
@@ -128,7 +128,7 @@ def test_drafts_shrink_as_rows_are_added():
     assert rare[2] < 0.1
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(cheap, K), (dear, 0), (middling, K)])
+@pytest.mark.parametrize(("seconds", "most"), [(cheap, K), (costly, 0), (middling, K)])
 def test_the_curve_is_what_the_engine_s_steps_take(seconds, most):
     engine = SimulatedEngine(0.95, seconds)
     engine.run(300)
@@ -139,7 +139,7 @@ def test_the_curve_is_what_the_engine_s_steps_take(seconds, most):
 
 def test_never_much_slower_than_plain():
     """Whatever positions cost, and however seldom drafts are right."""
-    for seconds in (cheap, dear, middling):
+    for seconds in (cheap, costly, middling):
         for rows in (1, 4, 16):
             for confidence in (0.05, 0.5, 0.95):
                 engine = SimulatedEngine(confidence, seconds, rows)
@@ -165,7 +165,7 @@ def test_a_machine_that_became_slower_is_followed():
     engine.seconds = lambda rows, drafted: 7 * cheap(rows, drafted)
     engine.run(60)
     assert np.mean(engine.run(100)) > 0.9 * K
-    engine.seconds = dear
+    engine.seconds = costly
     engine.run(600)
     assert np.mean(engine.run(200)) < 0.05 * K
 
@@ -249,7 +249,7 @@ def measured(rows, drafted):
     return 0.066 + 0.004 * rows + 0.00245 * drafted
 
 
-def dearer(rows, drafted):
+def costlier(rows, drafted):
     return 0.066 + 0.004 * rows + 0.008 * drafted
 
 
@@ -258,7 +258,7 @@ def cheaper(rows, drafted):
 
 
 def on_a_gpu(rows, drafted):
-    """Positions are free up to 64, and paid behind."""
+    """Positions cost nothing up to 64, and something beyond."""
     return 0.01 * max(1.0, (rows + drafted) / 64)
 
 
@@ -291,7 +291,7 @@ def test_a_cpu_is_taken_to_be_a_little_dearer_than_measured_at_first(rows):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("seconds", [measured, dearer, cheaper])
+@pytest.mark.parametrize("seconds", [measured, costlier, cheaper])
 def test_sixty_steps_of_a_cpu_are_enough(seconds, rows):
     assert off(learned(seconds, 60), seconds, rows, 6) < 1.15
 
@@ -303,8 +303,8 @@ def test_hundred_steps_of_a_gpu_are_enough(rows):
 
 
 def test_what_is_learned_of_some_numbers_of_rows_holds_for_others():
-    costs = learned(dearer, 100, rows=(4, 12))
-    assert off(costs, dearer, 8, 4) < 1.15
+    costs = learned(costlier, 100, rows=(4, 12))
+    assert off(costs, costlier, 8, 4) < 1.15
 
 
 def test_swings_of_the_machine_s_speed_are_not_taken_for_costs():
@@ -333,7 +333,7 @@ def test_twenty_steps_of_quantized_weights_are_enough_where_tokens_are_dear(toke
 
 
 def test_dear_tokens_are_soon_believed_though_they_were_taken_to_be_cheap():
-    """Weights of which nothing is known, whose drafted tokens are fifteen times as dear."""
+    """Weights of which nothing is known, whose drafted tokens cost fifteen times as much."""
     for seed in range(8):
         random = np.random.default_rng(seed)
         costs = LearnedEngineCosts(K, "cpu", "float32")
@@ -359,17 +359,17 @@ def test_stalls_of_a_cpu_s_steps_do_not_bend_what_is_known(seed):
 
 
 def test_other_costs_are_learned_after_those_of_the_past():
-    """An engine whose drafted tokens become three times as dear, as contexts may make them."""
+    """An engine whose drafted tokens come to cost three times as much, as in long contexts."""
     random = np.random.default_rng(3)
     costs = LearnedEngineCosts(K, "cpu", "float32")
     for step in range(900):
-        rows, seconds = int(random.choice(ROWS)), measured if step < 500 else dearer
+        rows, seconds = int(random.choice(ROWS)), measured if step < 500 else costlier
         drafted = int(random.integers(0, 3 * rows))
         costs.record_time(
             rows, drafted, seconds(rows, drafted) * np.exp(0.04 * random.standard_normal())
         )
     for rows in ROWS:
-        assert off(costs, dearer, rows, 4) < 1.15
+        assert off(costs, costlier, rows, 4) < 1.15
 
 
 def test_a_curve_begins_with_one_and_never_falls():

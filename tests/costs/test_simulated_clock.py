@@ -63,7 +63,7 @@ def test_branches_that_cost_much_give_way_to_chains():
             kinds.append("plain" if width == 1 else "tree" if tree else "chain")
             super().record_time(width, seconds, tree)
 
-    for machine, most in (("attention", 1.0), ("dear trees", 0.25)):
+    for machine, most in (("attention", 1.0), ("costly trees", 0.25)):
         kinds.clear()
         share_of_best(
             lambda: Noting(model_of(model, KINDS), 65),

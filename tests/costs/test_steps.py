@@ -37,7 +37,7 @@ def test_measured_widths_count_and_those_between_follow():
     assert cost[5] == pytest.approx(1.5, abs=0.1)
     assert cost[9] == pytest.approx(3.0, abs=0.3)
     assert cost[1] < cost[3] < cost[5] < cost[7] < cost[9]
-    assert cost[9] < cost[40]  # what becomes dear at nine positions is no cheaper at forty
+    assert cost[9] < cost[40]  # forty positions cost at least as much as nine
 
 
 def test_stalls_do_not_move_it_and_a_lasting_change_does():
@@ -84,10 +84,10 @@ def test_costs_of_long_contexts_are_told_from_those_of_short_ones():
         for length, seconds in ((100, 0.02), (6000, 0.05)):
             costs.at(length)
             fed(costs, {1: 0.02, 11: seconds}, 3)
-    dear = costs.times()[11]
+    costly = costs.times()[11]
     costs.at(100)
     assert costs.times()[11] == pytest.approx(1, abs=0.1)
-    assert dear == pytest.approx(2.5, abs=0.25)
+    assert costly == pytest.approx(2.5, abs=0.25)
     costs.at(2000)
     assert 1.1 < costs.times()[11] < 2.3
 

@@ -339,7 +339,7 @@ def test_what_a_grammar_forces_is_drafted_from_a_copy(
 
 @pytest.mark.parametrize("library", ["xgrammar", "outlines llguidance"])
 def test_forced_tokens_are_those_that_must_follow_and_then_the_end(smollm2, random_words, library):
-    """A text is put into the processor token by token; behind each one the rest is known."""
+    """A text is put into the processor token by token; after each one the rest is known."""
     tokenizer = smollm2.tokenizer
     regex = r"Berlin is (nice|a large city)\."
     processor = random_words.make(library, "regex", regex)

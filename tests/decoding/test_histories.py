@@ -96,7 +96,7 @@ def test_ids_beside_embeddings_are_read_as_far_as_they_are_tokens():
 
 @pytest.fixture(scope="module")
 def gemma3():
-    """A tiny Gemma 3 whose image token lies behind its vocabulary."""
+    """A tiny Gemma 3 whose image token lies after its vocabulary."""
     vision = {
         "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
         "num_attention_heads": 2, "image_size": 8, "patch_size": 4,

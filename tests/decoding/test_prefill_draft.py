@@ -1,4 +1,4 @@
-"""Drafts behind the prompt, which the prefill checks."""
+"""Drafts after the prompt, which the prefill checks."""
 
 from __future__ import annotations
 

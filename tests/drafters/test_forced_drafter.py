@@ -15,7 +15,7 @@ def ids(*tokens):
 
 
 class Script(Forced):
-    """Forces what is written behind a token."""
+    """Forces what follows a token."""
 
     def __init__(self, after):
         self.behind = after
@@ -69,7 +69,7 @@ def test_what_is_forced_is_drafted_with_a_source_of_its_own():
     found.observe(draft, range(3), 3)
     found.extend(ids(5, 6, 7, 2))
     assert [each[0] for each in inner.told] == ["propose", "extend"]  # it saw no draft but its own
-    assert len(found.propose(8).tokens) == 2  # nothing behind 2: the inner drafter's
+    assert len(found.propose(8).tokens) == 2  # nothing follows 2: the inner drafter's
 
 
 def test_evidence_goes_to_the_inner_session_without_the_forced_draft():

@@ -17,7 +17,7 @@ VOCAB, HEADS = 97, 3
 
 
 class Heads:
-    """Head j maps a state to the token j + 2 places behind it: one hidden layer, fitted exactly."""
+    """Head j maps a state to the token j + 2 places after it: one hidden layer, fitted exactly."""
 
     def __init__(self, states, tokens):
         """States float32 (n, d) of a text's positions, and its tokens (n,)."""

@@ -119,7 +119,7 @@ def test_by_value_the_candidates_are_a_source_of_the_engine():
     [
         ("gpu", True, 64, True),
         ("gpu", False, 64, False),  # chains hardly gain
-        ("cpu", True, 64, False),  # a wide forward is dear
+        ("cpu", True, 64, False),  # a wide forward is costly
         ("gpu", True, 24, False),  # nobody says what 32 nodes cost
         (None, True, 64, False),
     ],

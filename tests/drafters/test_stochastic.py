@@ -30,7 +30,7 @@ def test_the_proposal_is_the_distribution_of_the_counts():
     drawn = np.zeros(6)
     for _ in range(2000):
         draft = check_draft(session.propose(3), 3, 6)
-        ids, probs = draft.proposal.of(0)  # behind 1 2: twice 3, once 4
+        ids, probs = draft.proposal.of(0)  # after 1 2: twice 3, once 4
         assert dict(zip(ids.tolist(), probs.tolist(), strict=True)) == pytest.approx(
             {3: 2 / 3, 4: 1 / 3}
         )

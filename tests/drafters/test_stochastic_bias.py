@@ -87,7 +87,7 @@ def test_a_draft_of_stochastic_tokens_that_is_too_long_is_cut():
 
 
 class Fickle(Drafter):
-    """Continues what was drafted, and fails behind some tokens: raises, or returns what is none."""
+    """Continues what was drafted, and fails after some tokens: raises, or returns what is none."""
 
     def __init__(self, fault):
         self.fault = fault
@@ -111,7 +111,7 @@ class Fickle(Drafter):
 
 
 def raises():
-    raise OSError("behind 1")
+    raise OSError("after 1")
 
 
 ONE = np.array([1], np.int32)

@@ -42,7 +42,7 @@ def generate(draft, prompt, follow, steps, clock=None, cost=lambda n: 1.0):
     """As Llama.generate does: evaluate, sample, stop at the first wrong token, draft.
 
     Args:
-        follow: the token behind a text.
+        follow: the token after a text.
         cost: seconds of an evaluation of n tokens.
     """
     text, calls, drafted = list(prompt), 0, 0

@@ -30,7 +30,7 @@ def config(options=None, k=4, device="cpu", vocab=VOCAB):
 
 
 def batch(texts):
-    """As vLLM holds them: stale columns behind each text, stale rows behind the last."""
+    """As vLLM holds them: stale columns after each text, stale rows after the last."""
     tokens = np.full((8, LENGTH), 7, np.int32)
     lengths = np.full(8, 3, np.int32)
     for at, text in enumerate(texts):

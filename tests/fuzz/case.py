@@ -27,7 +27,7 @@ class Case:
             "positions", "offset positions", "image", "decoder ids".
         cache: "own": what generate makes; "dynamic" or "static": a given, empty one; "begun": one
             that holds the prompt but its last tokens; "whole": one that holds all of the prompt.
-        turns: how many calls, each behind the text and cache of the one before.
+        turns: how many calls, each after the text and cache of the one before.
         options: arguments of ``generate``.
         as_config: whether options are given as a GenerationConfig.
         processors, criteria: names of user's own, see ``watchers``.

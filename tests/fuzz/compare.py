@@ -112,7 +112,7 @@ def _compare_rest(case: Case, plain: Side, ours: Side, *, loose: bool) -> None:
                     one, two = _without_padding(case, one), _without_padding(case, two)
                 _compare_states(name, one, two, name)
             elif second is not ours.outputs[0]:
-                continue  # behind another text
+                continue  # after another text
             elif one is not None and not name.startswith("encoder"):
                 new = len(two), len(one) + second.sequences.shape[1] - first.sequences.shape[1]
                 _same(f"number of {name}", new[1], new[0])
@@ -179,7 +179,7 @@ def _compare_states(kind: str, first: Any, second: Any, where: str) -> None:
 
 
 def _compare_emitted(ours: Side) -> None:
-    """on_step told every row's tokens, but for the padding behind its end."""
+    """on_step told every row's tokens, but for the padding after its end."""
     assert ours.emitted is not None
     for row, told in ours.emitted.items():
         text = ours.sequences[row].tolist()

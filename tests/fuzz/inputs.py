@@ -35,7 +35,7 @@ def arguments(case: Case, model: Any, log: Log) -> dict[str, Any]:
 
 
 def next_turn(case: Case, before: Any, kwargs: dict[str, Any], log: Log) -> dict[str, Any]:
-    """The arguments of a call behind what another one returned, and three more tokens."""
+    """The arguments of a call after what another one returned, and three more tokens."""
     more = torch.tensor([[9, 5, 6]]).expand(len(before.sequences), -1)
     ids = torch.cat((before.sequences, more.to(before.sequences.dtype)), dim=1)
     mask = torch.ones_like(ids)

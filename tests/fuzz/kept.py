@@ -75,7 +75,7 @@ KEPT: dict[str, Case] = {
         drafter="bushy",
         settings={"gamma": 8},
     ),
-    "branches behind positions that a model with ALiBi does not look at": Case(
+    "branches after positions that a model with ALiBi does not look at": Case(
         family="mpt",
         shape=3,
         prompts=((7, 14, 28, 17, 47, 18, 33),),
@@ -199,7 +199,7 @@ KEPT: dict[str, Case] = {
         settings={"width": 16, "gamma": 5},
         options={"max_new_tokens": 24},
     ),
-    "a model that widens its mask behind the prefill": Case(family="git image", mask="left"),
+    "a model that widens its mask after the prefill": Case(family="git image", mask="left"),
     "two turns of a ragged batch": Case(
         prompts=(PROMPT, (3, 4, 3, 4, 3, 4, 9, 3, 7, 7, 8, 9)),
         turns=2,
@@ -215,7 +215,7 @@ KEPT: dict[str, Case] = {
     "placeholders beside embeddings": Case(inputs="embeds and ids"),
     "encoder outputs without ids": Case(family="t5", inputs="encoder outputs"),
     "a loop of the model's own": Case(family="own sample", options={"max_new_tokens": 8}),
-    "beams behind a kept cache, whose rows are other beams": Case(
+    "beams after a kept cache, whose rows are other beams": Case(
         family="Ernie4_5_MoeForCausalLM",
         turns=2,
         options={

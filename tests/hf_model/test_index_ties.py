@@ -39,7 +39,7 @@ class Model(torch.nn.Module):
 
 
 def wide(scores):
-    """(rows, positions, keys) of a forward: what is behind a position is masked."""
+    """(rows, positions, keys) of a forward: what is after a position is masked."""
     ahead = torch.ones(POSITIONS, KEYS, dtype=torch.bool).triu(KEYS - POSITIONS + 1)
     return scores.masked_fill(ahead, float("-inf"))
 

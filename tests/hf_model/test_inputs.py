@@ -110,7 +110,7 @@ def test_every_row_is_found_at_its_place(count, data):
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """The number of rows of every forward behind the prefill."""
+    """The number of rows of every forward after the prefill."""
     seen = []
     prepare = ngramspec.hf_model.inputs.Inputs.prepare
 

@@ -101,7 +101,7 @@ def test_falcon_s_attentions_under_eager_attention():
 @pytest.mark.parametrize("settings", [{}, {"gamma": 4}, {"tree": 6}], ids=["auto", "4", "tree"])
 @pytest.mark.parametrize("crop", [0, 1, 2])
 def test_a_prompt_wholly_inside_the_caller_s_cache(name, settings, crop):
-    """Plain ``generate`` reads the prompt once more, behind itself; masks know nothing of that."""
+    """Plain ``generate`` reads the prompt once more, after itself; masks know nothing of that."""
     if name.startswith("bloom") and before("5.19") and not crop:
         pytest.skip("plain generate fails there")
     model = build(name)

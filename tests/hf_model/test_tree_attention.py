@@ -44,7 +44,7 @@ def test_mask_and_positions_of_stratos_tree():
     assert torch.equal(as_added == 0, mask)
 
 
-# What the target says behind b, then behind c or d, and so on: what becomes of the draft.
+# What the target says after b, then after c or d, and so on: what becomes of the draft.
 OUTCOMES = [
     ([C, E, 40], [0, 1], 2, [C, E, 40]),
     ([C, F, 40], [0, 2], 3, [C, F, 40]),
@@ -67,7 +67,7 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
         choosing = TokenSampler(None, StopRules(()), Rule(seed is not None), None, None)
         group = Group((0,), torch.tensor([[A, B]]), choosing)
         logits = torch.full((1, 7, 50), float("-inf"))
-        logits[:, :, 49] = 0.0  # behind what is not on the path
+        logits[:, :, 49] = 0.0  # after what is not on the path
         at = 0
         for depth, token in enumerate(says):
             logits[0, at] = float("-inf")
@@ -105,7 +105,7 @@ def test_a_recovered_token_stands_in_place_of_the_first_sibling():
         assert verdict.corrected == (None if expected is None else verdict.emitted[-1])
         judged_beside = verdict.verified > len(verdict.accepted)
         kinds.add((expected is None, judged_beside))
-    assert {(True, True), (False, True)} <= kinds  # a bonus token behind a rejected sibling, too
+    assert {(True, True), (False, True)} <= kinds  # a bonus token after a rejected sibling, too
 
 
 def tree_of(tokens, parents, **more):

@@ -179,7 +179,7 @@ def test_where_branches_cost_more_than_they_give_the_likeliest_paths_are_verifie
 
 
 def test_masks_and_positions_of_a_tree_beside_a_chain_by_hand():
-    """Two rows behind two slots of the cache, the first of which is padding in row 1."""
+    """Two rows after two slots of the cache, the first of which is padding in row 1."""
     tree = np.array([-1, -1, 1], np.int32)
     positions = tree_positions(torch.tensor([[5], [9]]), [tree, None], [4, 2])
     assert positions.tolist() == [[5, 6, 6, 7], [9, 10, 10, 10]]
@@ -237,7 +237,7 @@ def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
 
 
 def of_three(model, ids):
-    """The probability of each of three tokens behind a prompt, float64 (64,)."""
+    """The probability of each of three tokens after a prompt, float64 (64,)."""
     texts = torch.cartesian_prod(*[torch.arange(4)] * 3)
     with torch.no_grad():
         logits = model(torch.cat((ids.expand(64, -1), texts), dim=1)).logits[:, 4:7]

@@ -18,7 +18,7 @@ def call(way, seconds, new=11, widths=None, emitted=10, prompt="p", **changes):
 
 
 def test_figures_by_hand():
-    """Plain: 10 steps of 1 s behind a prefill of 1 s. Ours: 4 steps, in which 10 are emitted."""
+    """Plain: 10 steps of 1 s after a prefill of 1 s. Ours: 4 steps, in which 10 are emitted."""
     measured = Measured(prefills={("t", None, "p"): [1.0]})
     measured.costs["t", None] = (7, {1: 0.5, 2: 0.6, 4: 0.75})
     measured.calls = [call(PLAIN, 11.0, widths={1: 10})] * 3

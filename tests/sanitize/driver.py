@@ -22,9 +22,9 @@ from ngramspec._native import common
 from sanitize.failures import Failures
 from sanitize.operations import KINDS, MAY_BE_REFUSED, Kind, Source
 
-RARELY = 0.02  # of the operations that are dear
+RARELY = 0.02  # of the operations that are costly
 FAILING = 0.1  # of the operations, in which an allocation may fail
-CHECKED = 0.005  # of the operations, behind which the invariants are checked
+CHECKED = 0.005  # of the operations, after which the invariants are checked
 LARGEST = 2000  # tokens or contexts; then a new structure begins
 REFUSED = (TypeError, ValueError, OverflowError, IndexError)
 

@@ -38,7 +38,7 @@ ANSWERS = [
         "",
         [("f", {"x": "</tool_call>é"})],
     ),
-    # What cannot be read stays text, and what is behind it is read.
+    # What cannot be read stays text, and what comes after it is read.
     (ONE[:-12], ONE[:-12], []),
     (ONE[:30], ONE[:30], []),
     (f"{ONE} {ONE[:-5]}", ONE[:-5], [ADDED]),

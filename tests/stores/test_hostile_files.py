@@ -102,7 +102,7 @@ HAND_MADE = {
     "2**64 - 1 tokens": lambda c: with_number(c, KIND, 44, "Q", 2**64 - 1),
     "2**64 - 1 codes": lambda c: with_number(c, KIND, 36, "Q", 2**64 - 1),
     "section before the file": lambda c: with_number(c, KIND, SECTIONS, "Q", 0),
-    "section behind the file": lambda c: with_number(c, KIND, SECTIONS, "Q", 2**64 - 64),
+    "section after the file": lambda c: with_number(c, KIND, SECTIONS, "Q", 2**64 - 64),
     "section past the end": lambda c: with_number(c, KIND, SECTIONS + 8, "Q", 2**63),
     "section of an odd size": lambda c: with_number(c, KIND, SECTIONS + 8, "Q", 1),
 }

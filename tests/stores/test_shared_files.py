@@ -106,7 +106,7 @@ HAND_MADE = {
     "no bytes": lambda c: with_number(c, KIND, 20, "Q", 0),
     "another write": lambda c: with_number(c, KIND, 28, "I", 3),
     "another live": lambda c: with_number(c, KIND, 32, "I", 2),
-    "section behind the file": lambda c: with_number(c, KIND, SECTIONS, "Q", 2**64 - 64),
+    "section after the file": lambda c: with_number(c, KIND, SECTIONS, "Q", 2**64 - 64),
     "section past the end": lambda c: with_number(c, KIND, SECTIONS + 8, "Q", 2**63),
     "section of an odd size": lambda c: with_number(c, KIND, SECTIONS + 8, "Q", 1),
     "a negative code": lambda c: with_codes(c, 5, -1),

@@ -145,7 +145,7 @@ def test_one_alpha_and_a_flat_cost_are_the_paper(alpha, gamma, c):
 
 def test_an_oracle_at_measured_costs_is_the_best_of_all_policies():
     acceptance, c = [0.9, 0.7, 0.8], 0.02
-    cost = np.array([np.nan, 2.0, 2.1, 5.0, 5.1])  # in any unit; the third position is dear
+    cost = np.array([np.nan, 2.0, 2.1, 5.0, 5.1])  # in any unit; the third position is costly
     accepted = _steps(acceptance)
     ratios = {}
     for policy in product(range(2), range(3), range(4)):  # tokens drafted where 1, 2, 3 would do

@@ -76,9 +76,9 @@ class CopyIndex(Twin):
     def draft(
         self, gamma: int, prefix: Tokens | None = None, min_match: int = 1
     ) -> tuple[npt.NDArray[np.int32], int]:
-        """Copy ``gamma`` tokens from behind the best occurrence of the longest match.
+        """Copy ``gamma`` tokens from after the best occurrence of the longest match.
 
-        Best is the most recent end noted with ``gamma`` tokens behind it, else the first one. A
+        Best is the most recent end noted with ``gamma`` tokens after it, else the first one. A
         copy that reaches the end of the text goes on with the prefix and what it has drafted.
         """
         check_gamma(gamma)
@@ -95,7 +95,7 @@ class CopyIndex(Twin):
         return np.array(whole[start:], np.int32), matched
 
     def copies(self, gamma: int, most: int, min_match: int = 1) -> list[npt.NDArray[np.int32]]:
-        """Copies of ``gamma`` tokens from behind at most ``most`` occurrences that are known.
+        """Copies of ``gamma`` tokens from after at most ``most`` occurrences that are known.
 
         Longest match first, then its suffixes that occurred elsewhere; of equals the most recent.
         """
@@ -135,7 +135,7 @@ class CopyIndex(Twin):
         end = len(self._text)
         newest = State(length=end, first=end, recent=end, prior=end, link=self._root)
         state: State | None = self._newest
-        while state is not None and token not in state.after:  # strings that never had it behind
+        while state is not None and token not in state.after:  # strings that never had it after
             state.after[token] = newest
             state = state.link
         if state is not None:
@@ -169,7 +169,7 @@ class CopyIndex(Twin):
             state = state.link
 
     def _follow(self, prefix: list[int]) -> tuple[State, int]:
-        """The state of the longest suffix of text + prefix that text goes on behind; its length."""
+        """The state of the longest suffix of text + prefix that text goes on after; its length."""
         state = self._newest.link or self._root
         matched = state.length
         for token in prefix:

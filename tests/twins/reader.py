@@ -11,7 +11,7 @@ FAR_OFF, COPIED = 2**31 - 1, 3
 
 
 class Source(Protocol):
-    """A store: places behind a context, and their text."""
+    """A store: places after a context, and their text."""
 
     def look(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
         """(position, tokens that agree) of at most ``most`` places, the longest first."""
@@ -93,7 +93,7 @@ class StoreReader:
         self.missed = self.pause = self.look_ups = self.hits = 0
 
     def find(self, text: Sequence[int], most: int) -> list[Followed]:
-        """The places behind a text."""
+        """The places after a text."""
         self.asked = self.longest < SURE and self.pause == 0
         if self.asked:
             self.look_ups += 1
@@ -107,7 +107,7 @@ class StoreReader:
         return self.places
 
     def token(self, place: Followed, depth: int) -> int | None:
-        """The token ``depth`` behind the next one at a place."""
+        """The token ``depth`` after the next one at a place."""
         if depth >= AHEAD:
             return None
         for i in range(depth + 1):
@@ -117,7 +117,7 @@ class StoreReader:
         return token
 
     def vote(self, live: list[Followed], depth: int) -> Votes:
-        """Count what comes next at places, ``depth`` tokens behind the text."""
+        """Count what comes next at places, ``depth`` tokens after the text."""
         votes = Votes()
         for place in live:
             token = self.token(place, depth)

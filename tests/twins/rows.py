@@ -34,7 +34,7 @@ class TokenText:
         return ints(tokens)[:length] == self._text
 
     def append(self, tokens: Tokens, length: int, vocab: int) -> npt.NDArray[np.int32]:
-        """Append what is behind it in tokens[:length]; return those ids that the vocabulary has."""
+        """Append what is after it in tokens[:length]; return those ids that the vocabulary has."""
         new = ints(tokens)[self.count : length]
         self._text += new
         return np.array([token for token in new if 0 <= token < vocab], np.int32)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 DEEPEST = 64
 BACKOFFS = 3
-BORDER = 0x7FFFFFFF  # sorts behind every token
+BORDER = 0x7FFFFFFF  # sorts after every token
 
 
 class CorpusIndex:
@@ -43,7 +43,7 @@ class CorpusIndex:
         return len(self.places)
 
     def interval(self, context: Sequence[int]) -> tuple[int, int]:
-        """The places behind a whole context of at most 64 tokens."""
+        """The places after a whole context of at most 64 tokens."""
         wanted = list(reversed(context))
         cut = [key[: len(wanted)] for key in self.keys]
         first, end = bisect_left(cut, wanted), bisect_right(cut, wanted)
@@ -61,8 +61,8 @@ class CorpusIndex:
 
     def following(self, place: int, most: int) -> list[int]:
         """What follows a place, up to the document's end."""
-        behind = self.text[self.places[place] :][:most]
-        return behind[: behind.index(BORDER)] if BORDER in behind else behind
+        after = self.text[self.places[place] :][:most]
+        return after[: after.index(BORDER)] if BORDER in after else after
 
     def earlier(self, at: int) -> bool:
         """Whether a position is in what earlier requests said."""

@@ -50,7 +50,7 @@ class StoreRing:
         tokens: Sequence[int],
         own: list[tuple[int, int]],
     ) -> None:
-        """Add a stream's tokens: behind its last ones, or as a document that begins with them."""
+        """Add a stream's tokens: after its last ones, or as a document that begins with them."""
         if owner != self.owner:
             self.put(BORDER, False)
             if not own or own[-1][1] + 1 != len(self.codes):
@@ -175,7 +175,7 @@ class StoreStream:
             self.ring.owner = 0
 
     def look(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
-        """Places behind a context, but none in what the request itself added."""
+        """Places after a context, but none in what the request itself added."""
         return self.ring.look(context, most, self.own)
 
     def earlier(self, at: int) -> bool:

@@ -169,7 +169,7 @@ class CommittedText:
         self.places = Places()
 
     def append(self, token: int) -> None:
-        """Count one token behind each of its contexts."""
+        """Count one token after each of its contexts."""
         at = len(self.text)
         for m in range(min(at, ORDERS)):
             self.table.add(self.text[at - m - 1 :], token, at, m + 2)
@@ -179,7 +179,7 @@ class CommittedText:
         self.text.append(token)
 
     def known(self, path: Sequence[int]) -> dict[int, Slot]:
-        """The known contexts behind the text and a path, by index: 0..2, and SKIP."""
+        """The known contexts after the text and a path, by index: 0..2, and SKIP."""
         text = [*self.text[-ORDERS:], *path]
         found: dict[int, Slot] = {}
         for m in range(min(len(text), ORDERS)):

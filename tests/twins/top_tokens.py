@@ -73,7 +73,7 @@ class TopTokens:
         return None if row is None else (list(zip(row.tokens, row.buckets, strict=True)), row.since)
 
     def put(self, last: int, ids: Any, log_probs: Any, since: int) -> None:
-        """Write the row behind ``last``."""
+        """Write the row after ``last``."""
         if last >= MAX_IDS:
             return
         tokens = tuple(int(each) for each in ids[:RANKS])
@@ -81,7 +81,7 @@ class TopTokens:
         self.rows[last] = Row(tokens, buckets, since)
 
     def put_latest(self, last: int) -> None:
-        """Note that the row just written behind ``last`` is of the text itself."""
+        """Note that the row just written after ``last`` is of the text itself."""
         if last in self.rows:
             self.latest[self.rows[last].since % LATEST] = self.rows[last]
 

@@ -27,7 +27,7 @@ MORE = Real(1.0001)  # by which a node must be reached more probably to go befor
 
 @dataclass
 class Node:
-    """A token that may be drafted: P(it is next), P(the path to it and it), the position behind."""
+    """A token that may be drafted: P(it is next), P(the path to it and it), the position after."""
 
     token: int
     p: Real
@@ -35,7 +35,7 @@ class Node:
     parent: int
     at: Position
     source: int
-    behind: Position | None = None
+    after: Position | None = None
 
 
 class DraftSearch(Estimator):
@@ -57,7 +57,7 @@ class DraftSearch(Estimator):
         self.lookahead = LOOKAHEAD_TOP if known else LOOKAHEAD
 
     def run(self, gamma: int, cost: Any, *, tree: bool) -> list[Node]:
-        """Draft best-first: the node reached most probably, then what may come behind it.
+        """Draft best-first: the node reached most probably, then what may come after it.
 
         Returns:
             The nodes worth verifying, in order of reach.
@@ -86,12 +86,12 @@ class DraftSearch(Estimator):
             if faint or k + 1 >= best + ahead or k + 1 == gamma:
                 break
             if not tree or self.worth_expanding(node, gamma):
-                node.behind = self.behind(node)
-                self.branch(node.behind, k, gamma)
+                node.after = self.after(node)
+                self.branch(node.after, k, gamma)
         return self.nodes[:best]
 
     def begin(self, gamma: int) -> None:
-        """Offer what may come behind the committed tokens."""
+        """Offer what may come after the committed tokens."""
         self.committed.find_places()
         places = self.committed.places
         length = 0 if places.match is None else places.match.length
@@ -109,16 +109,16 @@ class DraftSearch(Estimator):
         copied = node.at.match is not None and node.token == node.at.placed[0]
         return bool(node.reach > (MIN_REACH_CHAIN if copied else self.least))
 
-    def behind(self, node: Node) -> Position:
-        """The position behind a node: places are followed while the path is theirs."""
+    def after(self, node: Node) -> Position:
+        """The position after a node: places are followed while the path is theirs."""
         at = node.at
         match = at.match if node.token == at.placed[0] else None
         near = at.near if node.token == at.placed[2] else None
         length = 0 if match is None else at.length + 1
-        behind = Position([*at.path, node.token], node.reach, match, near, length)
+        after = Position([*at.path, node.token], node.reach, match, near, length)
         if at.live and self.store is not None:
-            behind.live = self.store.matching(at.live, len(at.path), node.token)
-        return behind
+            after.live = self.store.matching(at.live, len(at.path), node.token)
+        return after
 
     def branch(self, at: Position, parent: int, gamma: int) -> None:
         """Estimate a position and offer its candidates: of a chain the best, of a tree each.
@@ -147,7 +147,7 @@ class DraftSearch(Estimator):
                 self.offer(at, parent, gamma, token, p)
 
     def offer(self, at: Position, parent: int, gamma: int, token: int, p: Real) -> None:
-        """Insert a node among the best ``gamma``, behind those reached as probably."""
+        """Insert a node among the best ``gamma``, after those reached as probably."""
         reach = at.reach * p
         place = len(self.nodes)
         while place and self.nodes[place - 1].reach * MORE < reach:
@@ -165,7 +165,7 @@ class DraftSearch(Estimator):
             self.learn_position(at, token, self.tree)
             at, above = next(
                 (
-                    (node.behind, k)
+                    (node.after, k)
                     for k, node in enumerate(self.nodes)
                     if node.parent == above and node.token == token
                 ),

@@ -27,7 +27,7 @@ Q = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.0, 0.15])
 
 
 def warped(temperature=1.0, top_k=None, top_p=None, min_p=None):
-    """P behind transformers' own warpers."""
+    """P after transformers' own warpers."""
     from transformers import generation
 
     scores = P.log()[None]

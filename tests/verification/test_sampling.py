@@ -151,7 +151,7 @@ def nothing_after(model, token):
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("new", [0, 1, 5])
 def test_a_generator_is_left_where_the_scores_end(ahead, new, monkeypatch):
-    """Also if a step's tokens are sampled at all positions at once, and behind accepted drafts."""
+    """Also if a step's tokens are sampled at all positions at once, and after accepted drafts."""
     monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     model = tiny_llama(initializer_range=0.15)
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

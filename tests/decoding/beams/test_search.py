@@ -12,7 +12,7 @@ from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
 
 EOS = 0
 FIRST = [[0.1, 0.6, 0.3]] * 2  # both beams are the prompt: only the first is continued
-SECOND = [[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]]  # behind token 1, behind token 2
+SECOND = [[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]]  # after token 1, after token 2
 
 
 def search(**changes):
@@ -30,7 +30,7 @@ def test_two_beams_by_hand():
     beams = search()
     assert beams.step(logs(FIRST)) == ([0, 0], [1, 2])  # 0.6 and 0.3; EOS, 0.1, is third
     assert not beams.stopped
-    # 0.6 * 0.5 and 0.3 * 0.9 end; then 0.6 * 0.3 and 0.6 * 0.2, both behind the first beam.
+    # 0.6 * 0.5 and 0.3 * 0.9 end; then 0.6 * 0.3 and 0.6 * 0.2, both after the first beam.
     assert beams.step(logs(SECOND)) == ([0, 0], [1, 2])
     assert beams.stopped
     assert beams.ids().tolist() == [[9, 1, 1], [9, 1, 2]]

