@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
@@ -76,7 +76,8 @@ def _checked(
             raise ValueError(message)
         return value if high is None else check_int(name, value, low, high)
     if None in words:
-        raise TypeError(message)
+        known_type = any(type(value) is type(each) for each in words)
+        raise (ValueError if known_type else TypeError)(message)
     if words:
         check_choice(name, value, words)
     return value
@@ -197,11 +198,12 @@ class Options:
         doc='"shared": calls share what they learn about how often drafts are right, which holds no'
         ' text. "request": no call\'s drafts depend on another call',
     )
-    unsupported: str = option(
-        default="error",
-        words=("error", "plain"),
+    unsupported: str | None = option(
+        default=None,
+        words=("error", "plain", None),
         doc='what to do with requests that do not support speculation. "error": raise an'
-        ' UnsupportedError. "plain": let transformers decode them, which is logged once',
+        ' UnsupportedError. "plain": let transformers decode them, which is logged once. None:'
+        ' "plain" for enable, enabled and wrapped folders, else "error"',
     )
     stores: Sequence[Store] = option(
         default=(),
@@ -278,6 +280,12 @@ class Options:
     def exact(self) -> bool:
         """Whether the text (greedy) or its distribution (sampled) is the target's."""
         return self.verification != "typical" and self.lenience == 1.0
+
+    def with_chains_of(self, gamma: int) -> Options:
+        """These options with chains of a number of draft tokens, num_assistant_tokens of a call."""
+        high = 4096 if self.fixed_width is None else self.fixed_width - 1
+        check_int("num_assistant_tokens", gamma, 1, high)
+        return replace(self, gamma=gamma, gamma_max=max(gamma, self.gamma_max), tree=None)
 
     def arguments(self) -> dict[str, Any]:
         """All options by name."""

@@ -23,7 +23,6 @@ from ngramspec.decoding.setup import Caller, decode_call
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_choice
 from ngramspec.options import (
-    FOLDER,
     NAMES,
     PRESETS,
     Options,
@@ -184,12 +183,11 @@ class Speculator(Arguments):
             ValueError: the file is invalid; the message names it and the problem.
         """
         path = find_options(Path(folder))
-        wrapped = {"unsupported": "plain"} if path.parent.name == FOLDER else {}
         try:
             options = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(options, dict):
                 raise ValueError(f"must hold an object, got {type(options).__name__}")
-            return cls.from_dict(wrapped | options | arguments)
+            return cls.from_dict(options | arguments)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -254,6 +252,7 @@ class Speculator(Arguments):
         inputs_tensor: Any = None,
         generator: torch.Generator | None = None,
         synced_gpus: bool | None = None,
+        num_assistant_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """Decode a call that ``model.generate(custom_generate=self)`` has prepared.
@@ -276,13 +275,15 @@ class Speculator(Arguments):
             tools: a ToolCalls, whose calls are predicted in drafts.
             inputs_tensor: the encoder's input, for encoder-decoder models.
             generator: random generator on the prompt's device; None: torch's global one.
+            num_assistant_tokens: draft tokens of each step of this call, in chains, instead of the
+                Speculator's ``gamma`` and ``tree``.
             **model_kwargs: the forward's arguments, prepared by ``generate``.
 
         Returns:
             int64 (batch, prompt + generated), or a ModelOutput with return_dict_in_generate.
 
         Raises:
-            UnsupportedError: the request does not support speculation, and unsupported="error".
+            UnsupportedError: the request does not support speculation, unless unsupported="plain".
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
         arguments = dict(locals())  # GenerateCall has fields of these names
@@ -309,12 +310,18 @@ class Speculator(Arguments):
         if not known:
             logger.warning("%s", message)
 
-    def caller(self, head: ModelDrafter | None = None) -> Caller:
-        """What a call that begins now takes; ``head`` drafts in addition to the drafter."""
+    def caller(
+        self, head: ModelDrafter | None = None, *, unsupported: str = "error"
+    ) -> Caller:
+        """What a call that begins now takes; ``head`` drafts in addition to the drafter.
+
+        ``unsupported`` is used if the option is None.
+        """
         options, shared = self.options, self.options.calibration == "shared"
         current = partial(getattr, self, "drafter")  # may be replaced between two steps
         return Caller(
             options=options,
+            unsupported=options.unsupported or unsupported,
             saved_costs=self._saved_costs,
             drafter=current if head is None else partial(self._drafter_with, head),
             prefill_length=self._prefill_length if shared else PrefillDraftLength(options.longest),

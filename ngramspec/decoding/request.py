@@ -13,6 +13,7 @@ import torch
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.names import BY_ROW, all_stock
+from ngramspec.hf_model.facts import set_by_call
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import TokenSampler
 
@@ -45,6 +46,7 @@ class GenerateCall:
     inputs_tensor: Any
     generator: torch.Generator | None
     synced_gpus: bool | None
+    num_assistant_tokens: int | None
     model_kwargs: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -56,6 +58,13 @@ class GenerateCall:
         """Number of beams; 1: no beam search."""
         beams: int = self.generation_config.num_beams or 1
         return beams
+
+    def draft_length(self) -> int | None:
+        """The call's ``num_assistant_tokens``; None: the Speculator decides."""
+        if self.num_assistant_tokens is not None:
+            return self.num_assistant_tokens
+        found: int | None = set_by_call(self.generation_config, self.model, "num_assistant_tokens")
+        return found
 
     def reference(self) -> Int32:
         """The text that drafters read before the prompt, int32 (n,).

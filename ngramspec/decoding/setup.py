@@ -71,6 +71,7 @@ class Caller:
     """What a call takes from its Speculator when it begins.
 
     Attributes:
+        unsupported: "error" or "plain".
         saved_costs: the content of the file ``options.costs``, if there is one.
         drafter: returns the drafter to use; called at every step.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
@@ -78,6 +79,7 @@ class Caller:
     """
 
     options: Options
+    unsupported: str
     saved_costs: SavedCosts | None = None
     drafter: Callable[[], Drafter]
     prefill_length: PrefillDraftLength
@@ -94,7 +96,9 @@ class CallSetup:
     """
 
     def __init__(self, caller: Caller, call: GenerateCall, ranks: Ranks | None = None) -> None:
-        self.caller, self.options, self.call, self.ranks = caller, caller.options, call, ranks
+        self.caller, self.call, self.ranks = caller, call, ranks
+        asked = call.draft_length()
+        self.options = caller.options if asked is None else caller.options.with_chains_of(asked)
         self.stats = DecodeStats()
         self.learns_costs = self.options.planned_gamma == "auto"
         check_request(call.generation_config, call.model)
@@ -423,6 +427,8 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
         setup.stats.target_calls,
         setup.stats.tokens_per_call,
     )
+    if call.generation_config.return_dict_in_generate:
+        output.stats = setup.stats
     if call.streamer is not None:
         call.streamer.end()
     return output
@@ -431,7 +437,7 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
 def _why_plain(caller: Caller, error: Exception) -> str | None:
     """Why the baseline may decode a call that failed with an error; None: it may not."""
     if isinstance(error, UnsupportedError):
-        return None if caller.options.unsupported == "error" else str(error)
+        return None if caller.unsupported == "error" else str(error)
     version = untested()
     if version is None:
         return None

@@ -542,6 +542,12 @@ def attention_renamed(model: Any, old: str, new: str) -> Iterator[None]:
                         vars(config)[ATTENTION_NAME] = old
 
 
+# What transformers gives these settings in a prepared GenerationConfig if nobody sets them.
+DEFAULT_SETTINGS = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
 # Prepared GenerationConfigs
 
 
