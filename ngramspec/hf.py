@@ -298,8 +298,8 @@ class Arguments:
 class PatchedGenerate:
     """Replaces a model's ``generate`` while it is enabled; the newest Speculator is used.
 
-    After the last one is disabled it calls the original ``generate``, here ``plain``, for code that still
-    refers to it, such as a wrapper. ``own``: the original was an attribute of the object.
+    After the last one is disabled it calls the original ``generate``, here ``plain``, for code that
+    still refers to it, such as a wrapper. ``own``: the original was an attribute of the object.
     """
 
     def __init__(self, model: Any, plain: Callable[..., Any], *, own: bool) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
@@ -31,7 +31,7 @@ from ngramspec.options import (
     options_file,
 )
 from ngramspec.stats import DecodeStats
-from ngramspec.stores import OpenStore
+from ngramspec.stores import OpenStore, Store, open_stores
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts
@@ -53,9 +53,9 @@ class Speculator(Arguments):
     """Speculative decoding without a draft model, as transformers' ``custom_generate``.
 
     A Speculator is reusable and thread-safe: each call keeps its own state, and ``stats`` sums up
-    all calls. The arguments are also attributes. All but ``stores`` can be assigned: the value is
-    checked, and calls that begin later use it. Copies and pickles have the current arguments, but
-    no statistics and no learned state. A copy shares ``on_step``.
+    all calls. The arguments are also attributes, which can be assigned: the value is checked, and
+    calls that begin later use it. Copies and pickles have the current arguments, but no statistics
+    and no learned state. A copy shares ``on_step``.
 
     Attributes:
         options: all arguments in one frozen object.
@@ -122,9 +122,13 @@ class Speculator(Arguments):
         self._assign("drafter", drafter)
 
     @property
-    def stores(self) -> tuple[OpenStore, ...]:  # type: ignore[override]  # cannot be assigned
+    def stores(self) -> tuple[OpenStore, ...]:
         """Draft sources in addition to each request's own text."""
         return self.drafter.stores
+
+    @stores.setter
+    def stores(self, stores: Sequence[Store]) -> None:
+        self._assign("drafter", self.drafter.with_stores(open_stores(stores)))
 
     def reset(self) -> None:
         """Set the statistics to zero."""
@@ -310,9 +314,7 @@ class Speculator(Arguments):
         if not known:
             logger.warning("%s", message)
 
-    def caller(
-        self, head: ModelDrafter | None = None, *, unsupported: str = "error"
-    ) -> Caller:
+    def caller(self, head: ModelDrafter | None = None, *, unsupported: str = "error") -> Caller:
         """What a call that begins now takes; ``head`` drafts in addition to the drafter.
 
         ``unsupported`` is used if the option is None.

@@ -417,8 +417,8 @@ def test_settings_of_assistants_are_refused_unless_they_are_the_model_s_own(sett
     (name,) = setting
     with pytest.raises(UnsupportedError, match=rf"{name}=.* Speculator\(gamma="):
         ngramspec.generate(model, PROMPT, **kwargs, **setting)
+    config = GenerationConfig(**kwargs, **setting)
     with pytest.raises(UnsupportedError, match=name):
-        config = GenerationConfig(**kwargs, **setting)
         model.generate(PROMPT, generation_config=config, custom_generate=Speculator())
     model.generation_config.update(**setting)
     expected = model.generate(PROMPT, **kwargs)

@@ -79,7 +79,7 @@ class Caller:
     """
 
     options: Options
-    unsupported: str
+    unsupported: str = "error"
     saved_costs: SavedCosts | None = None
     drafter: Callable[[], Drafter]
     prefill_length: PrefillDraftLength
