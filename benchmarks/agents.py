@@ -100,16 +100,12 @@ def known_tools(arguments: argparse.Namespace) -> tuple[Sequence[Any], Any] | No
 
 def tokenizer(folder: str | None) -> Any:
     """A folder's tokenizer, or the embedded model's."""
-    from transformers import AutoTokenizer
-
-    from ngramspec.measure.models import gguf_read_once, locate
+    from ngramspec.measure.models import load_tokenizer, locate
 
     try:
-        source = locate(folder)
+        return load_tokenizer(locate(folder))
     except (FileNotFoundError, ModuleNotFoundError) as error:
         raise UsageError(f"--tokenizer: {error}") from error
-    with gguf_read_once():
-        return AutoTokenizer.from_pretrained(source.path, **source.arguments)
 
 
 def arctic() -> tuple[Contenders, dict[str, str]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,32 +175,14 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
 
     They do if something sees all rows at once: a streamer, returned scores or logits, custom
     stopping criteria, or processors that are not known to treat rows separately. They also do if
-    the cache is returned, as a later call expects it as the baseline would have left it.
+    rows go on after their end, or if the cache is returned, as a later call expects it as the
+    baseline would have left it.
     """
-    sees_all = sampler.streamer is not None or sampler.records or sampler.stop.custom
+    stop = sampler.stop
+    goes_on = bool(stop.strings) and sampler.pad is None
+    sees_all = sampler.streamer is not None or sampler.records or stop.custom or goes_on
     returned = target.facts.states or target.config.return_dict_in_generate
     return bool(sees_all or returned) or not all_stock(sampler.processors, BY_ROW)
-
-
-def samplers_by_row(sampler: TokenSampler, rows: int) -> list[TokenSampler]:
-    """A separate sampler for each row; only if not ``must_lockstep``."""
-    if not sampler.processors:
-        return [sampler] * rows
-    return [
-        replace(sampler, processors=_of_row(sampler.processors, row, rows)) for row in range(rows)
-    ]
-
-
-def _of_row(processors: Any, row: int, rows: int) -> Any:
-    """The processors for one row; state that they keep for every row is cut to this row."""
-    own = []
-    for processor in processors:
-        ignored = getattr(processor, "prompt_ignore_length", None)
-        if isinstance(ignored, torch.Tensor) and ignored.shape == (rows,):
-            processor = copy.copy(processor)
-            processor.prompt_ignore_length = ignored[row : row + 1]
-        own.append(processor)
-    return type(processors)(own)
 
 
 def head_of(config: Any) -> ModelDrafter | None:

@@ -27,14 +27,14 @@ from ngramspec.decoding.batch import Batch, Group
 from ngramspec.decoding.loop import DecodeLoop, decode
 from ngramspec.decoding.observer import Observer, Section, no_section
 from ngramspec.decoding.recorder import StepRecorder
-from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep, samplers_by_row
+from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep
 from ngramspec.decoding.row import ReferenceCounter, Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.names import (
-    HISTORY_FREE,
+    AT_ONCE,
     all_stock,
     pad_token,
     plain_method,
@@ -226,7 +226,7 @@ class CallSetup:
             scores=[] if keep and config.output_scores else None,
             logits=[] if keep and config.output_logits else None,
             one_transfer=observed or prefers_one_transfer(self.target.prompt.device),
-            history_free=all_stock(call.logits_processor, HISTORY_FREE),
+            known_processors=all_stock(call.logits_processor, AT_ONCE),
             beams=call.beams,
         )
 
@@ -253,8 +253,7 @@ class CallSetup:
         prompt, rows = self.target.prompt, range(self.target.prompt.shape[0])
         if not self.target.inputs.ragged:
             return [Group(tuple(rows), prompt, sampler, section)]
-        own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
-        return [Group((row,), prompt[[row]], each, section) for row, each in own]
+        return [Group((row,), prompt[[row]], sampler, section) for row in rows]
 
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""

@@ -148,10 +148,13 @@ BY_ROW = HISTORY_FREE | frozenset(
         *("SequenceBiasLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
     }
 )
+# Processors that ``hf_model.processors`` applies to all positions of a forward at once.
+AT_ONCE = BY_ROW | {"EncoderRepetitionPenaltyLogitsProcessor"}
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
 MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
 MAX_TIME = "MaxTimeCriteria"  # called without the tokens
+STOP_STRING = "StopStringCriteria"  # called with the tokens on the host
 
 # Methods of a model that determine the inputs and outputs of its forwards. A subclass that
 # overrides none of them behaves like its base class.
