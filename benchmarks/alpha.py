@@ -350,7 +350,7 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Everything, with the speed that Theorem 3.8 predicts at c = 0 and its gamma."""
         rate = self.alpha.drafted * self.alpha.alpha[0]
-        best = int(optimal_gamma(rate, 0.02, most=MAX_REPORTED_GAMMA))
+        best = int(optimal_gamma(rate, 0.02, max_gamma=MAX_REPORTED_GAMMA))
         return {
             **asdict(self),
             "effective_alpha": rate,  # as if an empty draft were a rejected one
