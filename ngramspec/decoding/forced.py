@@ -118,7 +118,7 @@ def spelling_of(names: Sequence[bytes]) -> Spelling:
 
 
 def spelled(text: bytes, spelling: Spelling, max_tokens: int) -> list[int]:
-    """Split a text into at most ``max_tokens`` tokens, each the longest match; stop if none matches.
+    """Split a text into at most ``max_tokens`` tokens, each the longest match, until none matches.
 
     Example:
         >>> spelled(b"abcd", {b"a": 1, b"ab": 2, b"c": 3}, 8)
