@@ -276,6 +276,11 @@ TABLES: dict[str, Table] = {
         ),
         renderers.stores,
     ),
+    "fleet": Table(
+        {"fleet": words("benchmarks fleet --json OUT")},
+        (*DRAFTERS, "ngramspec/stores", "benchmarks/fleet.py"),
+        renderers.fleet,
+    ),
     "structures": Table(
         {"drafters": words("benchmarks drafters --twin --peers --json OUT")},
         (*DRAFTERS, "benchmarks/drafters.py", "benchmarks/peers.py"),

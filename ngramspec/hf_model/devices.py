@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-
 Int64 = NDArray[np.int64]
 Indices = Callable[[torch.device], torch.Tensor]  # int64, on a device
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.layers import (
     KINDS,
