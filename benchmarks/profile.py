@@ -8,11 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from benchmarks import renderers
-from benchmarks.harness import write
-from ngramspec import Speculator, generate
+from benchmarks.harness import prepared_call, write
+from ngramspec import Speculator
 from ngramspec.cli.options import Options, check_least, console, load_model, usable
 from ngramspec.decoding.observer import (
     DRAFTING,
@@ -24,7 +22,8 @@ from ngramspec.decoding.observer import (
     Observer,
     no_section,
 )
-from ngramspec.measure.forwards import forced_model
+from ngramspec.measure.bench import Forcing, Plan, forced_texts
+from ngramspec.measure.calls import inputs_of
 from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import Prompt, sample_prompts, unpredictable
 
@@ -107,18 +106,17 @@ class _Sink:
 def profile_steps(model: Any, prompt: Prompt, new: int, repeats: int = 3) -> dict[str, Any]:
     """Seconds of a step by section, of speculative decoding with a new Speculator each time."""
     runs = []
-    with _text(model, prompt, new):
-        for _ in range(repeats + 1):
-            speculator, watch = Speculator(), Stopwatch()
-            speculator.observer = watch
-            given = {"speculator": speculator, "streamer": _Sink()}
-            with around_forwards(model, lambda watch=watch: watch.section(FORWARD)):  # type: ignore[misc]
-                _generate(model, prompt, new, generate, **given)
-            steps = watch.calls.get(PYTHON, 0)
-            if watch.calls.get(FORWARD, 0) < steps or not steps:
-                raise RuntimeError("steps were not seen to call the model's forward")
-            seconds = {name: watch.seconds.get(name, 0.0) / steps for name in SECTIONS}
-            runs.append((seconds, steps, speculator.stats.tokens_per_call))
+    call = prepared_call(model, inputs_of(model, prompt.ids), new, streamer=_Sink())
+    for _ in range(repeats + 1):
+        speculator, watch = Speculator(), Stopwatch()
+        speculator.observer = watch
+        with around_forwards(model, lambda watch=watch: watch.section(FORWARD)):  # type: ignore[misc]
+            call(speculator)
+        steps = watch.calls.get(PYTHON, 0)
+        if watch.calls.get(FORWARD, 0) < steps or not steps:
+            raise RuntimeError("steps were not seen to call the model's forward")
+        seconds = {name: watch.seconds.get(name, 0.0) / steps for name in SECTIONS}
+        runs.append((seconds, steps, speculator.stats.tokens_per_call))
     seconds, steps, tokens_per_call = _median(runs[1:], lambda run: sum(run[0].values()))
     return _row("ngramspec", prompt, steps, seconds, tokens_per_call)
 
@@ -128,17 +126,17 @@ def profile_plain(
 ) -> dict[str, Any]:
     """The same for transformers' own loop, with two sections: the forward, and the rest."""
     arguments = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
+    call = prepared_call(model, inputs_of(model, prompt.ids), new, **arguments)
     runs = []
-    with _text(model, prompt, new):
-        for _ in range(repeats + 1):
-            spans: list[tuple[float, float]] = []
-            with around_forwards(model, lambda spans=spans: _span(spans)):  # type: ignore[misc]
-                _generate(model, prompt, new, model.generate, **arguments)
-            steps = len(spans) - 1
-            if steps < 1:
-                raise RuntimeError("plain generate was not seen to call the model's forward twice")
-            whole = (spans[-1][1] - spans[0][1]) / steps
-            runs.append((whole, sum(end - begin for begin, end in spans[1:]) / steps, steps))
+    for _ in range(repeats + 1):
+        spans: list[tuple[float, float]] = []
+        with around_forwards(model, lambda spans=spans: _span(spans)):  # type: ignore[misc]
+            call()
+        steps = len(spans) - 1
+        if steps < 1:
+            raise RuntimeError("plain generate was not seen to call the model's forward twice")
+        whole = (spans[-1][1] - spans[0][1]) / steps
+        runs.append((whole, sum(end - begin for begin, end in spans[1:]) / steps, steps))
     whole, forward, steps = _median(runs[1:], lambda run: run[0])
     way = "plain" if lookup is None else f"lookup {lookup}"
     return _row(way, prompt, steps, {FORWARD: forward, PYTHON: whole - forward}, None)
@@ -174,37 +172,14 @@ def _row(
 
 
 def profile(
-    model: Any, prompts: Sequence[Prompt], new: int, repeats: int = 3
-) -> list[dict[str, Any]]:
-    """Plain decoding, prompt lookup and speculation for each prompt."""
-    found = []
+    model: Any, prompts: Sequence[Prompt], new: int, repeats: int, forcing: Forcing
+) -> Iterator[dict[str, Any]]:
+    """Rows of plain decoding, prompt lookup and speculation for each prompt."""
     for prompt in prompts:
-        found.append(profile_plain(model, prompt, new, repeats))
-        found.append(profile_plain(model, prompt, new, repeats, lookup=10))
-        found.append(profile_steps(model, prompt, new, repeats))
-    return found
-
-
-def _generate(
-    model: Any, prompt: Prompt, new: int, call: Callable[..., Any], **arguments: Any
-) -> None:
-    ids = torch.tensor([prompt.ids], device=model.device)
-    if call is generate:
-        arguments["model"] = model
-    arguments |= {"attention_mask": torch.ones_like(ids), "do_sample": False}
-    call(input_ids=ids, max_new_tokens=new, **arguments)
-
-
-@contextmanager
-def _text(model: Any, prompt: Prompt, new: int) -> Iterator[None]:
-    """Force the prompt's text, if it has one."""
-    if prompt.text is None:
-        yield
-        return
-    room = len(prompt.ids) + new + Speculator().gamma_max + 1
-    with forced_model(model, room) as set_text:
-        set_text([*prompt.ids, *prompt.text[:new]])
-        yield
+        forcing(prompt)
+        yield profile_plain(model, prompt, new, repeats)
+        yield profile_plain(model, prompt, new, repeats, lookup=10)
+        yield profile_steps(model, prompt, new, repeats)
 
 
 def add_arguments(options: Options) -> None:
@@ -223,8 +198,8 @@ def run(arguments: argparse.Namespace) -> int:
         copying = [each for each in sample_prompts(loaded) if each.task == "code_edit"]
     vocab = loaded.model.config.vocab_size
     prompts = [*copying, *unpredictable(copying, new, vocab, loaded.eos_ids)]
-    with screen.status("profiling"):
-        rows = profile(loaded.model, prompts, new, arguments.repeats)
+    with forced_texts(loaded.model, prompts, Plan(new=new)) as forcing, screen.status("profiling"):
+        rows = [*profile(loaded.model, prompts, new, arguments.repeats, forcing)]
     print(renderers.profile({"rows": rows}))
     settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
     write(arguments, {"settings": settings, "rows": rows})
