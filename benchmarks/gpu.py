@@ -24,17 +24,19 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch._dynamo.utils import counters
 
 from benchmarks import parity
 from benchmarks.attention import attention_costs
-from benchmarks.cuda_graphs import counted_graphs
 from benchmarks.harness import write
 from benchmarks.parts import Parts
 from benchmarks.profile import profile
@@ -42,6 +44,7 @@ from benchmarks.syncs import host_syncs, syncs_per_step
 from benchmarks.traces import PUBLIC
 from ngramspec import Speculator
 from ngramspec.cli.options import Options, check_least
+from ngramspec.hf_model.compiled import compilations
 from ngramspec.measure.bench import EndToEnd, Forcing, Plan, by_model, summarize, to_dict
 from ngramspec.measure.calls import (
     PLAIN,
@@ -213,6 +216,29 @@ def waits(scene: Scene) -> Iterator[dict[str, Any]]:
     yield found
 
 
+@contextmanager
+def counted_graphs(found: dict[str, Any]) -> Iterator[None]:
+    """Add to ``found`` what is compiled, and captured as CUDA graphs, inside the block.
+
+    ``pool_bytes``, what the graphs' own pools hold (None without CUDA), and ``skips``, why inductor
+    captured none, are of the whole process.
+    """
+    before, capture = compilations(), torch.cuda.graph.__enter__
+
+    def enter(self: Any) -> Any:
+        found["captures"] += 1
+        return capture(self)
+
+    found.setdefault("captures", 0)
+    with patch.object(torch.cuda.graph, "__enter__", enter):
+        yield
+    found["compilations"] = found.get("compilations", 0) + compilations() - before
+    known = torch.cuda.memory_snapshot() if torch.cuda.is_available() else None
+    pools = [each for each in known or () if any(each.get("segment_pool_id", ()))]
+    found["pool_bytes"] = None if known is None else sum(each["total_size"] for each in pools)
+    found["skips"] = {why: n for why, n in counters["inductor"].items() if "cudagraph" in why}
+
+
 class Bench(EndToEnd):
     """Whole calls, one prompt after another; ``graphs``: what each configuration captured."""
 
@@ -270,12 +296,14 @@ def compiled(scene: Scene) -> Iterator[dict[str, Any]]:
     """Whole calls with compiled forwards over static caches, and without."""
     ways = usual_configurations(lookups=(), widths=(FIXED_WIDTH,), compiled=True)
     chosen = [way for way in ways if way.compiled or not way.static]
-    return Bench(scene, chosen, scene.prompts).units()
+    prompts = [each for each in scene.prompts if each.task in TASKS]  # for caches of few sizes
+    return Bench(scene, chosen, prompts or scene.prompts).units()
 
 
 def costs(scene: Scene) -> Iterator[dict[int, dict[int, float]]]:
     """Seconds of a forward by context and positions."""
     found = {}
+    scene.forcing(Prompt(NOTHING, "no text", ()))  # the contexts are longer than the texts
     for length in scene.contexts:
         found[length] = forward_seconds(scene.model, length, WIDTHS, 1 if scene.tiny else 5)
         yield found
@@ -292,7 +320,7 @@ def steps(scene: Scene) -> Iterator[list[dict[str, Any]]]:
 def attention(scene: Scene) -> Iterator[list[Any]]:
     """See ``attention_costs``."""
     layers = scene.model.config.num_hidden_layers
-    return attention_costs(scene.model.device, scene.contexts, layers)
+    return attention_costs(scene.model.device, scene.contexts[::2], layers)
 
 
 def same_text(scene: Scene) -> Iterator[list[dict[str, Any]]]:

@@ -114,7 +114,10 @@ FAMILIES = (
     "T5ForConditionalGeneration",
     "BartForConditionalGeneration",
 )
-CACHES: dict[str, dict[str, Any]] = {"dynamic": {}, "static": {"cache_implementation": "static"}}
+CACHES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static", "disable_compile": True},
+}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "none": {},
     "repetition penalty": {"repetition_penalty": 1.3},

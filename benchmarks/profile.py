@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial, wraps
 from time import perf_counter
 from typing import Any
 
@@ -63,34 +64,36 @@ class Stopwatch(Observer):
                 self._inner[-1] += taken
 
 
+Span = tuple[float, float, int]  # when a forward begins and ends, and its positions
+
+
 @contextmanager
-def around_forwards(
-    model: Any, enter: Callable[[], AbstractContextManager[None]]
-) -> Iterator[None]:
-    """Run every forward of a model inside the block in a new context.
+def timed_forwards(
+    model: Any, around: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Iterator[list[Span]]:
+    """Time every forward of a model inside the block, and run it in a new context.
 
     On a GPU each forward is waited for, so that its time is its own and not that of whoever reads
     the result. Steps are a little slower for it.
     """
-    running: list[AbstractContextManager[None]] = []
+    inner: Callable[..., Any] = model.forward
+    spans: list[Span] = []
+    device = model.device
 
-    def before(*_: Any) -> None:
-        running.append(enter())
-        running[-1].__enter__()
+    @wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            began = perf_counter()
+            outputs = inner(*args, **kwargs)
+            synchronize(device)
+            spans.append((began, perf_counter(), kwargs["input_ids"].shape[1]))
+        return outputs
 
-    def after(*_: Any) -> None:
-        synchronize(model.device)
-        running.pop().__exit__(None, None, None)
-
-    handles = [
-        model.register_forward_pre_hook(before),
-        model.register_forward_hook(after, always_call=True),
-    ]
+    model.forward = forward
     try:
-        yield
+        yield spans
     finally:
-        for handle in handles:
-            handle.remove()
+        del model.forward
 
 
 class _Sink:
@@ -110,7 +113,7 @@ def profile_steps(model: Any, prompt: Prompt, new: int, repeats: int = 3) -> dic
     for _ in range(repeats + 1):
         speculator, watch = Speculator(), Stopwatch()
         speculator.observer = watch
-        with around_forwards(model, lambda watch=watch: watch.section(FORWARD)):  # type: ignore[misc]
+        with timed_forwards(model, partial(watch.section, FORWARD)):
             call(speculator)
         steps = watch.calls.get(PYTHON, 0)
         if watch.calls.get(FORWARD, 0) < steps or not steps:
@@ -129,25 +132,16 @@ def profile_plain(
     call = prepared_call(model, inputs_of(model, prompt.ids), new, **arguments)
     runs = []
     for _ in range(repeats + 1):
-        spans: list[tuple[float, float]] = []
-        with around_forwards(model, lambda spans=spans: _span(spans)):  # type: ignore[misc]
+        with timed_forwards(model) as spans:
             call()
         steps = len(spans) - 1
         if steps < 1:
             raise RuntimeError("plain generate was not seen to call the model's forward twice")
         whole = (spans[-1][1] - spans[0][1]) / steps
-        runs.append((whole, sum(end - begin for begin, end in spans[1:]) / steps, steps))
+        runs.append((whole, sum(end - begin for begin, end, _ in spans[1:]) / steps, steps))
     whole, forward, steps = _median(runs[1:], lambda run: run[0])
     way = "plain" if lookup is None else f"lookup {lookup}"
     return _row(way, prompt, steps, {FORWARD: forward, PYTHON: whole - forward}, None)
-
-
-@contextmanager
-def _span(spans: list[tuple[float, float]]) -> Iterator[None]:
-    """Note when the block begins and ends."""
-    begin = perf_counter()
-    yield
-    spans.append((begin, perf_counter()))
 
 
 def _median(runs: list[Any], key: Callable[[Any], float]) -> Any:
