@@ -28,6 +28,7 @@ from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.errors import check_int
+from ngramspec.measure.models import load_tokenizer, locate
 from ngramspec.measure.replay import Earlier, Known, Plan, Player, Tally, cost_curve
 from ngramspec.measure.traces import Trace, by_group, read_traces
 
@@ -48,7 +49,9 @@ def add_arguments(options: Options) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with usable():
         traces = turns(arguments.traces)
-        predicted = known_tools() if arguments.traces == PUBLIC else None
+        predicted = None
+        if arguments.traces == PUBLIC:
+            predicted = agent_sessions.tools(), load_tokenizer(locate(None))
         longest = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
     peers, skipped = arctic() if arguments.peers else ({}, {})
     rows = []
@@ -77,18 +80,6 @@ def turns(path: Path) -> list[Trace]:
     if not found:
         raise ValueError(f"{path} has no trace with a session")
     return found
-
-
-def known_tools() -> tuple[Sequence[Any], Any]:
-    """The tools of the public traces' agent, and its tokenizer."""
-    from transformers import AutoTokenizer
-
-    from ngramspec.measure.models import gguf_read_once, locate
-
-    source = locate(None)
-    with gguf_read_once():
-        tokenizer = AutoTokenizer.from_pretrained(source.path, **source.arguments)
-    return agent_sessions.tools(), tokenizer
 
 
 def arctic() -> tuple[Contenders, dict[str, str]]:

@@ -42,6 +42,7 @@ from ngramspec.cli.options import (
 )
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.registry import Policy
 from ngramspec.drafters.stochastic import proposal_of, sampled
 from ngramspec.errors import check_real
 from ngramspec.measure.calls import inputs_of
@@ -418,7 +419,7 @@ class _Measurement:
         if name == RANDOM:
             every = range(self.model.config.get_text_config().vocab_size)
             return partial(CountDrafter, CountModel([every], 1), RANDOM)
-        policy = "value" if name == "auto" or "+" in name else "priority"
+        policy: Policy = "value" if name == "auto" or "+" in name else "priority"
         build_drafter(name, policy=policy)
         return partial(build_drafter, name, policy=policy)
 

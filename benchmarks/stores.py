@@ -26,7 +26,7 @@ from benchmarks.texts import library
 from benchmarks.traces import PUBLIC
 from ngramspec.cli.options import Options
 from ngramspec.draft import Int32
-from ngramspec.measure.models import gguf_read_once, locate
+from ngramspec.measure.models import load_tokenizer, locate
 from ngramspec.measure.traces import read_traces
 from ngramspec.stores import Corpus, SharedStore
 
@@ -91,11 +91,7 @@ def shared_store(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def library_tokens(size: int) -> list[Int32]:
     """At least ``size`` ids of the library's source, if it has as much, file by file."""
-    from transformers import AutoTokenizer
-
-    source = locate(None)
-    with gguf_read_once():
-        tokenizer = AutoTokenizer.from_pretrained(source.path, **source.arguments)
+    tokenizer = load_tokenizer(locate(None))
     documents: list[Int32] = []
     total = 0
     for text in library():

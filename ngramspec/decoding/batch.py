@@ -104,6 +104,10 @@ class Group:
         ids = self._device[:, : self.length]
         return ids if self.new else ids.to(self._dtype)
 
+    def ids_on_host(self) -> torch.Tensor:
+        """The committed tokens, int64 (rows, length), on the host."""
+        return torch.from_numpy(self._host[:, : self.length])
+
     def tokens_from(self, start: int) -> list[int]:
         """The first row's committed tokens from ``start`` on, without a device transfer."""
         found: list[int] = self._host[0, start : self.length].tolist()
@@ -172,7 +176,7 @@ class Group:
         self.last = tokens
         self._host[:, self.length] = tokens
         self.length += 1
-        ended = sampler.stop(tokens, self.length, self.ids, sampler.scores)
+        ended = sampler.stop(tokens, self.length, self.ids, self.ids_on_host, sampler.scores)
         if True in ended:
             self.end_rows([was or now for was, now in zip(self.finished, ended, strict=True)])
         if sampler.streamer is not None:
@@ -195,9 +199,8 @@ class Group:
 class Batch:
     """All rows of a batch, in groups that each advance by their own number of tokens.
 
-    Rows that advance in lock-step are one group. A group's own sampler may differ from the batch's
-    only in processors that keep state for each row. The prefill has no drafts unless ``rows`` can
-    be connected before it.
+    Rows that advance in lock-step are one group. The prefill has no drafts unless ``rows`` can be
+    connected before it.
 
     Args:
         groups: all rows of the batch in order.
@@ -446,27 +449,18 @@ class Batch:
         return scores
 
     def _processed(self, scores: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
-        """Apply each row's logits processors, in one call for all rows of equal length."""
+        """Apply the logits processors, in one call for all rows."""
         sampler = self._sampler
         if not sampler.processors:
             return scores
-        if len(groups) == 1:
-            return groups[0].sampler.process(groups[0].ids(), scores)
-        if sampler.history_free:
-            no_ids = torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
-            return sampler.process(no_ids, scores)
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for at, group in enumerate(groups):
-            own = zip(group.sampler.processors, sampler.processors, strict=True)
-            same = all(mine is shared for mine, shared in own)
-            alike.setdefault((group.length,) if same else (group.length, at), []).append(at)
-        found: list[torch.Tensor] = [scores] * len(groups)
-        for places in alike.values():
-            ids = torch.cat([groups[at].ids() for at in places])
-            own_scores = groups[places[0]].sampler.process(ids, scores[places])
-            for at, row in zip(places, own_scores, strict=True):
-                found[at] = row
-        return torch.stack(found)
+        if len(self.groups) == 1:
+            return sampler.process(groups[0].ids(), scores)
+        from ngramspec.hf_model.processors import Histories, process_at_once
+
+        rows = [row for group in groups for row in group.rows]
+        drafts, batch = [EMPTY_DRAFT] * len(rows), len(self.rows)
+        histories = Histories(lambda: [each.ids() for each in groups], drafts, 1, rows, batch)
+        return process_at_once(sampler.processors, histories, scores)
 
     def sequences(self, pad: int) -> torch.Tensor:
         """The committed tokens of all rows, int64 (batch, longest), padded with ``pad``."""
@@ -478,6 +472,10 @@ class Batch:
         for group in self.groups:
             out[list(group.rows), : group.length] = group.ids()
         return out
+
+    def committed(self) -> list[torch.Tensor]:
+        """Each group's committed tokens, int64 or int32 (rows, length)."""
+        return [group.ids() for group in self.groups]
 
     def ids(self) -> torch.Tensor | None:
         """All committed tokens, int64 (batch, length); None if rows have different lengths."""

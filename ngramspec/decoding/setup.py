@@ -27,14 +27,14 @@ from ngramspec.decoding.batch import Batch, Group
 from ngramspec.decoding.loop import DecodeLoop, decode
 from ngramspec.decoding.observer import Observer, Section, no_section
 from ngramspec.decoding.recorder import StepRecorder
-from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep, samplers_by_row
+from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep
 from ngramspec.decoding.row import ReferenceCounter, Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.names import (
-    HISTORY_FREE,
+    AT_ONCE,
     all_stock,
     pad_token,
     plain_method,
@@ -71,6 +71,7 @@ class Caller:
     """What a call takes from its Speculator when it begins.
 
     Attributes:
+        unsupported: "error" or "plain".
         saved_costs: the content of the file ``options.costs``, if there is one.
         drafter: returns the drafter to use; called at every step.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
@@ -78,6 +79,7 @@ class Caller:
     """
 
     options: Options
+    unsupported: str = "error"
     saved_costs: SavedCosts | None = None
     drafter: Callable[[], Drafter]
     prefill_length: PrefillDraftLength
@@ -94,7 +96,9 @@ class CallSetup:
     """
 
     def __init__(self, caller: Caller, call: GenerateCall, ranks: Ranks | None = None) -> None:
-        self.caller, self.options, self.call, self.ranks = caller, caller.options, call, ranks
+        self.caller, self.call, self.ranks = caller, call, ranks
+        asked = call.draft_length()
+        self.options = caller.options if asked is None else caller.options.with_chains_of(asked)
         self.stats = DecodeStats()
         self.learns_costs = self.options.planned_gamma == "auto"
         check_request(call.generation_config, call.model)
@@ -222,7 +226,7 @@ class CallSetup:
             scores=[] if keep and config.output_scores else None,
             logits=[] if keep and config.output_logits else None,
             one_transfer=observed or prefers_one_transfer(self.target.prompt.device),
-            history_free=all_stock(call.logits_processor, HISTORY_FREE),
+            known_processors=all_stock(call.logits_processor, AT_ONCE),
             beams=call.beams,
         )
 
@@ -249,8 +253,7 @@ class CallSetup:
         prompt, rows = self.target.prompt, range(self.target.prompt.shape[0])
         if not self.target.inputs.ragged:
             return [Group(tuple(rows), prompt, sampler, section)]
-        own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
-        return [Group((row,), prompt[[row]], each, section) for row, each in own]
+        return [Group((row,), prompt[[row]], sampler, section) for row in rows]
 
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
@@ -423,6 +426,8 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
         setup.stats.target_calls,
         setup.stats.tokens_per_call,
     )
+    if call.generation_config.return_dict_in_generate:
+        output.stats = setup.stats
     if call.streamer is not None:
         call.streamer.end()
     return output
@@ -431,7 +436,7 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
 def _why_plain(caller: Caller, error: Exception) -> str | None:
     """Why the baseline may decode a call that failed with an error; None: it may not."""
     if isinstance(error, UnsupportedError):
-        return None if caller.options.unsupported == "error" else str(error)
+        return None if caller.unsupported == "error" else str(error)
     version = untested()
     if version is None:
         return None

@@ -500,6 +500,11 @@ OFF_VALUES = REFUSED_AT_ONCE | {
     "prompt_lookup_num_tokens": None,
     "token_healing": False,
 }
+# Settings of assistants, and the draft length of a Speculator that is most similar.
+ASSISTANT_SETTINGS = {
+    "num_assistant_tokens_schedule": "heuristic",
+    "assistant_confidence_threshold": "threshold",
+}
 # Parts of the names of attributes that hold a rate: attention_dropout, layerdrop, ...
 RATE_NAME_PARTS = ("drop", "jitter")
 
@@ -589,6 +594,23 @@ def check_request(config: Any, model: Any = None) -> None:
     }
     if refused:
         raise UnsupportedError(refusal(refused))
+    for name, gamma in ASSISTANT_SETTINGS.items():
+        value = set_by_call(config, model, name)
+        if value is not None:
+            raise UnsupportedError(
+                f"{name}={value!r} is not supported here; remove it, and pass"
+                f" Speculator(gamma={gamma!r}) for drafts that end by a similar rule"
+            )
+
+
+def set_by_call(config: Any, model: Any, name: str) -> Any:
+    """A setting's value if it differs from transformers' default and from the model's own config.
+
+    A default that the call gives explicitly is not found. None: the call does not set it.
+    """
+    own = getattr(getattr(model, "generation_config", None), name, None)
+    value = getattr(config, name, None)
+    return None if value in (own, names.DEFAULT_SETTINGS[name], 0) else value
 
 
 def refusal(settings: dict[str, Any]) -> str:

@@ -148,10 +148,13 @@ BY_ROW = HISTORY_FREE | frozenset(
         *("SequenceBiasLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
     }
 )
+# Processors that ``hf_model.processors`` applies to all positions of a forward at once.
+AT_ONCE = BY_ROW | {"EncoderRepetitionPenaltyLogitsProcessor"}
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
 MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
 MAX_TIME = "MaxTimeCriteria"  # called without the tokens
+STOP_STRING = "StopStringCriteria"  # called with the tokens on the host
 
 # Methods of a model that determine the inputs and outputs of its forwards. A subclass that
 # overrides none of them behaves like its base class.
@@ -542,6 +545,12 @@ def attention_renamed(model: Any, old: str, new: str) -> Iterator[None]:
                         vars(config)[ATTENTION_NAME] = old
 
 
+# What transformers gives these settings in a prepared GenerationConfig if nobody sets them.
+DEFAULT_SETTINGS = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
 # Prepared GenerationConfigs
 
 

@@ -164,6 +164,12 @@ def test_a_longer_mask_is_a_copy_s():
     assert longer.max_length == 20
 
 
+def test_settings_that_nobody_set_have_these_values(tiny):
+    prepared, _ = tiny._prepare_generation_config(None)
+    for name, value in names.DEFAULT_SETTINGS.items():
+        assert getattr(prepared, name) == value
+
+
 # Private names of others
 
 PRIVATE_NAME = re.compile(r"_[A-Za-z]\w*")
