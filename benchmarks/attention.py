@@ -61,7 +61,7 @@ def attention_costs(
 
 def timed(way: str, n: int, keys: int, device: torch.device, layers: int) -> tuple[float, float]:
     """Milliseconds of the first call, and of ``layers`` further ones."""
-    given = {"device": device, "dtype": torch.bfloat16}
+    given: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     q = torch.randn(1, HEADS, n, SIZE, **given)
     k, v = torch.randn(2, 1, GROUPS, keys + ROOM, SIZE, **given)[:, :, :, :keys]
     last = torch.arange(n, device=device)[:, None] + keys - n

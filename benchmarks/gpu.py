@@ -233,7 +233,8 @@ def counted_graphs(found: dict[str, Any]) -> Iterator[None]:
     with patch.object(torch.cuda.graph, "__enter__", enter):
         yield
     found["compilations"] = found.get("compilations", 0) + compilations() - before
-    known = torch.cuda.memory_snapshot() if torch.cuda.is_available() else None
+    cuda: Any = torch.cuda
+    known = cuda.memory_snapshot() if cuda.is_available() else None
     pools = [each for each in known or () if any(each.get("segment_pool_id", ()))]
     found["pool_bytes"] = None if known is None else sum(each["total_size"] for each in pools)
     found["skips"] = {why: n for why, n in counters["inductor"].items() if "cudagraph" in why}
@@ -278,15 +279,16 @@ def contenders(scene: Scene) -> Iterator[dict[str, Any]]:
 
 def other_kernel(scene: Scene) -> Iterator[dict[str, Any]]:
     """The first text, with cuDNN's attention switched."""
-    device, on = scene.model.device.type, torch.backends.cuda.cudnn_sdp_enabled()
+    backend: Any = torch.backends.cuda
+    device, on = scene.model.device.type, backend.cudnn_sdp_enabled()
     ways = usual_configurations(lookups=())
     units = Bench(scene, ways, scene.prompts[:1]).units() if device == "cuda" else iter(())
     while True:
-        torch.backends.cuda.enable_cudnn_sdp(not on)
+        backend.enable_cudnn_sdp(not on)
         try:
             found = next(units, None)
         finally:
-            torch.backends.cuda.enable_cudnn_sdp(on)
+            backend.enable_cudnn_sdp(on)
         if found is None:
             return
         yield {"cudnn": not on, **found}

@@ -35,7 +35,9 @@ def write(arguments: argparse.Namespace, fields: dict[str, Any]) -> None:
     with writable("--json", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**context(arguments), **fields}, indent=1) + "\n"
-        path.write_text(text, encoding="utf-8")
+        unfinished = path.with_suffix(".tmp")  # an interrupted run leaves a whole file
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
 
 
 def show(**cells: Any) -> None:

@@ -19,8 +19,8 @@ from ngramspec import Speculator, generate
 from ngramspec.decoding.observer import PREFILL, STEP, Observer, no_section
 
 # Methods of a tensor that need its values on the host.
-READS = ("cpu", "item", "nonzero", "numpy", "tolist")
-READS += tuple(f"__{name}__" for name in ("array", "bool", "contains", "float", "index", "int"))
+READS = ["cpu", "item", "nonzero", "numpy", "tolist"]
+READS += [f"__{name}__" for name in ("array", "bool", "contains", "float", "index", "int")]
 
 
 @contextmanager
@@ -38,9 +38,9 @@ def host_syncs(device: torch.device) -> Iterator[list[str]]:
 def _warnings() -> Iterator[list[str]]:
     places: list[str] = []
 
-    def note(message: Any, kind: type[Warning], file: str, line: int, *_: Any) -> None:
+    def note(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
         if "synchroniz" in str(message):
-            places.append(f"{Path(file).name}:{line}")
+            places.append(f"{Path(filename).name}:{lineno}")
 
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
