@@ -21,8 +21,8 @@ compiled      with ``--compiled``, instead of all: whole calls, and the graphs t
 from __future__ import annotations
 
 import argparse
-import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -99,8 +99,9 @@ def add_arguments(options: Options) -> None:
     help = f"seconds for all parts (default: {BUDGET}, with --compiled {COMPILED_BUDGET})"
     options.text("--budget", "SECONDS", help, type=int)
     options.flag("--tiny", "a tiny model and few repeats")
-    options.flag("--compiled", f"instead: compiled forwards of {COMPILED_LAYERS} layers")
-    options.add("--parts", nargs="+", choices=PARTS, metavar="PART", help="only these")
+    either = options.exclusive()
+    either.flag("--compiled", f"instead: compiled forwards of {COMPILED_LAYERS} layers")
+    either.add("--parts", nargs="+", choices=PARTS, metavar="PART", help="only these")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -130,7 +131,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What the parts measure. A call must be preceded by ``forcing``, which sets its text."""
+    """What the parts measure.
+
+    Other parts may run between two units of a part, so each unit sets its text by ``forcing``.
+    """
 
     model: Any
     prompts: list[Prompt]
@@ -211,8 +215,8 @@ def waits(scene: Scene) -> Iterator[dict[str, Any]]:
             inputs = inputs_of(scene.model, prompt.ids)
             scene.model.generate(**inputs, do_sample=False, max_new_tokens=new)
         counts.append(len(places))
-    mean = (counts[1] - counts[0]) / (scene.new - 1)
-    found["baseline"] = {"median": mean, "most": math.ceil(mean)}
+    mean = round((counts[1] - counts[0]) / (scene.new - 1), 2)
+    found["baseline"] = {"median": mean, "most": mean}
     yield found
 
 
@@ -305,8 +309,8 @@ def compiled(scene: Scene) -> Iterator[dict[str, Any]]:
 def costs(scene: Scene) -> Iterator[dict[int, dict[int, float]]]:
     """Seconds of a forward by context and positions."""
     found = {}
-    scene.forcing(Prompt(NOTHING, "no text", ()))  # the contexts are longer than the texts
-    for length in scene.contexts:
+    for length in scene.contexts:  # which are longer than the texts
+        scene.forcing(Prompt(NOTHING, "no text", ()))
         found[length] = forward_seconds(scene.model, length, WIDTHS, 1 if scene.tiny else 5)
         yield found
 
@@ -327,13 +331,14 @@ def attention(scene: Scene) -> Iterator[list[Any]]:
 
 def same_text(scene: Scene) -> Iterator[list[dict[str, Any]]]:
     """Families of models, with caches, processors and batches; a wrong text is an error."""
-    cells = []
+    cells, wrong = [], []
     for cell in parity.matrix(72 if scene.tiny else 5, scene.model.device):
         cells.append(asdict(cell))
+        if cell.outcome == "wrong":
+            wrong.append(f"{cell.model}, {cell.what}: {cell.detail}")
+            print(f"another text: {wrong[-1]}", file=sys.stderr)
         yield cells
-    if wrong := [
-        f"{cell['model']}, {cell['what']}" for cell in cells if cell["outcome"] == "wrong"
-    ]:
+    if wrong:
         raise ValueError(f"another text: {'; '.join(wrong)}")
 
 

@@ -170,10 +170,9 @@ def profile(
 ) -> Iterator[dict[str, Any]]:
     """Rows of plain decoding, prompt lookup and speculation for each prompt."""
     for prompt in prompts:
-        forcing(prompt)
-        yield profile_plain(model, prompt, new, repeats)
-        yield profile_plain(model, prompt, new, repeats, lookup=10)
-        yield profile_steps(model, prompt, new, repeats)
+        for measure in (profile_plain, partial(profile_plain, lookup=10), profile_steps):
+            forcing(prompt)
+            yield measure(model, prompt, new, repeats)
 
 
 def add_arguments(options: Options) -> None:

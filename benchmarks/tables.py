@@ -90,11 +90,6 @@ def _nothing(stem: str) -> Table:
     return table({stem: RANDOM[stem]}, renderers.nothing, WHOLE_CALLS)
 
 
-def _named(render: Callable[..., str], *names: str) -> Callable[..., str]:
-    """A renderer with a name for each raw file."""
-    return partial(render, names=names)
-
-
 def _preset(name: str) -> str:
     given = f"--drafter {PRESETS[name]['drafter']} --gamma {PRESETS[name]['gamma']}"
     return f"{REPLAY} --policy priority --curve cpu --curve gpu {given}"
@@ -142,12 +137,12 @@ TABLES: dict[str, Table] = {
             "replay_fresh": f"{REPLAY} --fresh",
             "replay_tree": f"{REPLAY} --tree 64",
         },
-        _named(renderers.replay, "", "new for every trace", "trees of at most 64 nodes"),
+        partial(renderers.replay, names=("", "new for every trace", "trees of at most 64 nodes")),
         REPLAYED,
     ),
     "presets": table(
         {f"replay_{name.replace('-', '_')}": _preset(name) for name in CITED},
-        _named(renderers.replay, *CITED),
+        partial(renderers.replay, names=CITED),
         REPLAYED,
     ),
     "replay-rows": table(
@@ -204,7 +199,7 @@ TABLES: dict[str, Table] = {
             " --beams 2 4 --dtype float32"
             for group in ("edit", "answer")
         },
-        _named(renderers.beams, "edit", "answer"),
+        partial(renderers.beams, names=("edit", "answer")),
     ),
     "divergence": table(
         {
@@ -238,7 +233,7 @@ TABLES: dict[str, Table] = {
     ),
     "replay-stores": table(
         {"replay_shared_tree": f"{REPLAY} --shared outputs --curve gpu --tree 64 --peers"},
-        _named(renderers.replay, ""),
+        partial(renderers.replay, names=("",)),
         (*REPLAYED, "ngramspec/stores"),
     ),
     "stores": table(
@@ -274,13 +269,13 @@ TABLES: dict[str, Table] = {
             f" --traces {PUBLIC} --groups edit chat shuffled --tokens 48"
             for kind in ("f32", "f16", "q4_1")
         },
-        _named(renderers.llama, "F32", "F16", "Q4_1"),
+        partial(renderers.llama, names=("F32", "F16", "Q4_1")),
         ENGINES,
         environment=".venv-llama",
     ),
     "editor": table(
         {f"editor_{mode}": f"benchmarks editor --mode {mode}" for mode in ("typing", "pauses")},
-        _named(renderers.editor, "every 0.3 s, 3 of 4 cancelled", "after pauses of 1 s"),
+        partial(renderers.editor, names=("every 0.3 s, 3 of 4 cancelled", "after pauses of 1 s")),
         (*LOOP, "ngramspec/server"),
     ),
 }
