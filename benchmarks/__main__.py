@@ -29,6 +29,7 @@ BENCHMARKS = (
     "gpu",
     "replay",
     "agents",
+    "fleet",
     "drafters",
     "heads",
     "stores",

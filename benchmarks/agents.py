@@ -22,13 +22,12 @@ from benchmarks import agent_sessions
 from benchmarks.harness import show, write
 from benchmarks.peers import ARCTIC, PEERS, Contenders, add_peers, installed, print_skipped
 from benchmarks.traces import PUBLIC
-from ngramspec.cli.options import Options, usable
+from ngramspec.cli.options import Options, UsageError, usable
 from ngramspec.cli.replay import MAX_GAMMA
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.errors import check_int
-from ngramspec.measure.models import load_tokenizer, locate
 from ngramspec.measure.replay import Earlier, Known, Plan, Player, Tally, cost_curve
 from ngramspec.measure.traces import Trace, by_group, read_traces
 
@@ -36,14 +35,20 @@ OURS = "ngramspec"
 STORE, PROMPTS, TOOLS, ALONE = "store", "store with prompts", "store and tools", "no store"
 CURVES = ("cpu", "gpu")
 ARCTIC_TREE = "arctic tree"  # these draft no chains
+TRACES_HELP = "JSON lines with group, id, session, prompt and output (default: the public traces)"
 
 
 def add_arguments(options: Options) -> None:
-    help = "JSON lines with group, id, session, prompt and output (default: the public traces)"
-    options.path("--traces", "FILE", help, default=PUBLIC)
+    options.path("--traces", "FILE", TRACES_HELP, default=PUBLIC)
     options.count("--tree", 64, "most tokens of a chain, and nodes of a tree")
     add_peers(options)
     options.json()
+
+
+def add_traces(options: Options) -> None:
+    """Declare ``--traces`` and ``--tokenizer``."""
+    options.path("--traces", "FILE", TRACES_HELP, default=PUBLIC)
+    options.text("--tokenizer", "FOLDER", "of the traces (default: the embedded model's)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         traces = turns(arguments.traces)
         predicted = None
         if arguments.traces == PUBLIC:
-            predicted = agent_sessions.tools(), load_tokenizer(locate(None))
+            predicted = agent_sessions.tools(), tokenizer(None)
         longest = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
     peers, skipped = arctic() if arguments.peers else ({}, {})
     rows = []
@@ -80,6 +85,16 @@ def turns(path: Path) -> list[Trace]:
     if not found:
         raise ValueError(f"{path} has no trace with a session")
     return found
+
+
+def tokenizer(folder: str | None) -> Any:
+    """A folder's tokenizer, or the embedded model's."""
+    from ngramspec.measure.models import load_tokenizer, locate
+
+    try:
+        return load_tokenizer(locate(folder))
+    except (FileNotFoundError, ModuleNotFoundError) as error:
+        raise UsageError(f"--tokenizer: {error}") from error
 
 
 def arctic() -> tuple[Contenders, dict[str, str]]:

@@ -228,6 +228,21 @@ def agents(raw: Raw) -> str:
     return markdown(header, rows)
 
 
+def fleet(raw: Raw) -> str:
+    """Tokens per cost of servers that share text or do not."""
+    groups = [*raw["rows"][0]["tokens_per_cost"]]
+    rows = [
+        (
+            row["case"],
+            *(_speed(row["tokens_per_cost"][group]) for group in groups),
+            _speed(row["step_us_median"], 1),
+            f"{row['delay_ms']:.0f}" if "delay_ms" in row else "",
+        )
+        for row in raw["rows"]
+    ]
+    return markdown(("text", *groups, "step, µs", "delay, ms"), rows)
+
+
 def costs(raw: Raw) -> str:
     """Costs of forwards on the measured machine."""
     widths = [*raw["rows"][0]["costs"]]

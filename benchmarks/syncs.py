@@ -38,7 +38,9 @@ def host_syncs(device: torch.device) -> Iterator[list[str]]:
 def _warnings() -> Iterator[list[str]]:
     places: list[str] = []
 
-    def note(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+    def note(
+        message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
         if "synchroniz" in str(message):
             places.append(f"{Path(filename).name}:{lineno}")
 

@@ -244,6 +244,7 @@ TABLES: dict[str, Table] = {
         renderers.stores,
         ("ngramspec/stores", "ngramspec/_native"),
     ),
+    "fleet": table({"fleet": "benchmarks fleet"}, renderers.fleet, (*DRAFTERS, "ngramspec/stores")),
     "structures": table(
         {"drafters": "benchmarks drafters --twin --peers"},
         renderers.structures,
