@@ -31,6 +31,7 @@ BENCHMARKS = (
     "gpu",
     "replay",
     "agents",
+    "fleet",
     "drafters",
     "heads",
     "corpus",

@@ -39,22 +39,18 @@ ARCTIC_TREE = "arctic tree"  # these draft no chains
 
 
 def add_arguments(options: Options) -> None:
-    options.add(
-        "--traces",
-        type=Path,
-        default=PUBLIC,
-        metavar="FILE",
-        help="JSON lines with group, id, session, prompt and output (default: the public traces)",
-    )
-    options.add("--tools", type=Path, metavar="FILE", help="JSON: the tools of the agent")
-    options.add(
-        "--tokenizer",
-        metavar="FOLDER",
-        help="of the traces; only --tools needs it (default: the embedded model's)",
-    )
+    add_traces(options)
+    options.path("--tools", "FILE", "JSON: the tools of the agent, in --tokenizer's tokens")
     options.count("--tree", 64, "most tokens of a chain, and nodes of a tree")
     add_peers(options)
     options.json()
+
+
+def add_traces(options: Options) -> None:
+    """Declare ``--traces`` and ``--tokenizer``."""
+    help = "JSON lines with group, id, session, prompt and output (default: the public traces)"
+    options.path("--traces", "FILE", help, default=PUBLIC)
+    options.text("--tokenizer", "FOLDER", "of the traces (default: the embedded model's)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,16 +100,12 @@ def known_tools(arguments: argparse.Namespace) -> tuple[Sequence[Any], Any] | No
 
 def tokenizer(folder: str | None) -> Any:
     """A folder's tokenizer, or the embedded model's."""
-    from transformers import AutoTokenizer
-
-    from ngramspec.measure.models import gguf_read_once, locate
+    from ngramspec.measure.models import load_tokenizer, locate
 
     try:
-        source = locate(folder)
+        return load_tokenizer(locate(folder))
     except (FileNotFoundError, ModuleNotFoundError) as error:
         raise UsageError(f"--tokenizer: {error}") from error
-    with gguf_read_once():
-        return AutoTokenizer.from_pretrained(source.path, **source.arguments)
 
 
 def arctic() -> tuple[Contenders, dict[str, str]]:

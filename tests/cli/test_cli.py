@@ -33,7 +33,7 @@ from ngramspec.stores import Corpus
         (["--prompt-file", "."], "cannot read .: Is a directory"),
         (["--max-new-tokens", "0"], "--max-new-tokens must be >= 1, got 0"),
         (["--max-new-tokens", "x"], "--max-new-tokens: invalid int value: 'x'"),
-        (["--model", "./no-such-folder"], "--model: there is no folder ./no-such-folder"),
+        (["--model", "./no-such-folder"], "--model: there is no folder or file ./no-such-folder"),
         (["--colour"], "unrecognized arguments: --colour"),
     ],
 )

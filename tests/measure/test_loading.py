@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import gguf_file
 import pytest
 import torch
 from byte_model import ByteTokenizer, tiny_model
@@ -12,6 +15,7 @@ from byte_model import ByteTokenizer, tiny_model
 import ngramspec
 from ngramspec.measure import calls as measure
 from ngramspec.measure import models
+from ngramspec.server.prompts import FillInTheMiddle, family_of
 
 
 def test_a_model_that_cannot_be_loaded_is_a_usage_error(tmp_path):
@@ -21,14 +25,14 @@ def test_a_model_that_cannot_be_loaded_is_a_usage_error(tmp_path):
     assert stages[0] == models.STAGES[0]
 
 
-@pytest.mark.parametrize("embedded", [True, False])
-def test_only_the_embedded_model_switches_the_hub_off(embedded, tmp_path, monkeypatch):
+@pytest.mark.parametrize("in_gguf", [True, False])
+def test_only_a_gguf_file_switches_the_hub_off(in_gguf, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    source = models.Source(str(tmp_path), "x", {"gguf_file": "x.gguf"} if embedded else {})
+    source = models.Source(str(tmp_path), "x", {"gguf_file": "x.gguf"} if in_gguf else {})
     monkeypatch.setattr(models, "locate", lambda model: source)
     with pytest.raises(ValueError, match="cannot load the model x"):
         models.load(None, "float32", on_stage=str)
-    assert os.environ["HF_HUB_OFFLINE"] == ("1" if embedded else "0")
+    assert os.environ["HF_HUB_OFFLINE"] == ("1" if in_gguf else "0")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,96 @@ def test_only_missing_packages_of_the_embedded_model_are_named(missing, remedy, 
     monkeypatch.setattr(models, "find_spec", lambda name: None if name in missing else spec)
     with pytest.raises(ModuleNotFoundError, match=f"run: {remedy}$"):
         models.locate(None)
+
+
+@pytest.mark.parametrize("folder", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gguf_file_is_loaded_in_the_dtype_and_says_what_it_needs(
+    folder, dtype, tmp_path, monkeypatch, capfd
+):
+    tensors = gguf_file.write(tmp_path / "tiny.gguf")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "tiny.gguf").write_text("another file of this name, in the working directory")
+    monkeypatch.chdir(elsewhere)
+    loaded = models.load(str(tmp_path if folder else tmp_path / "tiny.gguf"), dtype)
+    assert loaded.name == (tmp_path.name if folder else "tiny")
+    kind = getattr(torch, dtype)
+    for name, part in {
+        "token_embd.weight": loaded.model.get_input_embeddings(),
+        "blk.0.ffn_down.weight": loaded.model.model.layers[0].mlp.down_proj,
+    }.items():
+        assert torch.equal(part.weight, torch.from_numpy(tensors[name]).to(kind))
+    error = capfd.readouterr().err
+    weights = sum(each.size for each in tensors.values()) * kind.itemsize
+    assert error.startswith(f"{loaded.name}: {weights / 1e9:.1f} GB of weights, up to ")
+    assert f"while they load ({dtype})" in error
+    assert "100%" in error  # of transformers' progress bar
+
+
+def test_the_tokenizer_of_a_gguf_file_has_its_template_and_its_special_tokens(tmp_path, capfd):
+    gguf_file.write(tmp_path / "tiny.gguf")
+    stages: list[str] = []
+    loaded = models.load(str(tmp_path), "float32", on_stage=stages.append)
+    assert [stage for stage in stages if stage in models.STAGES] == [*models.STAGES]
+    assert any(" GB of weights" in stage for stage in stages)
+    assert capfd.readouterr().err == ""
+    assert loaded.encode("abc", chat=True) == loaded.tokenizer("abc")["input_ids"]
+    assert loaded.tokenizer.decode(loaded.eos_ids) == "<|im_end|>"
+    fim = FillInTheMiddle(family_of(loaded.tokenizer), loaded.tokenizer, loaded.tokenizer.encode)
+    asked = "<|fim_prefix|>a<|fim_suffix|>c<|fim_middle|>"
+    assert loaded.tokenizer.decode(fim.prompt("a", "c")) == asked
+    assert "<|endoftext|>" in loaded.tokenizer.decode(fim.ends)
+
+
+def test_a_folder_with_safetensors_is_not_read_from_its_gguf_file(tmp_path):
+    for name in ("model.gguf", "model.safetensors"):
+        (tmp_path / name).touch()
+    assert models.locate(str(tmp_path)) == models.Source(str(tmp_path), tmp_path.name)
+
+
+def _truncated(path: Path) -> None:
+    gguf_file.write(path)
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def _split(path: Path) -> None:
+    def change(writer: Any) -> None:
+        writer.add_uint16("split.no", 1)
+        writer.add_uint16("split.count", 3)
+
+    gguf_file.write(path, change)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_bytes(b"PK\3\4"), r"is no GGUF file: it begins with b'PK"),
+        (_truncated, "x.gguf: it is broken or incomplete: "),
+        (_split, "x.gguf: it is part 2 of 3 of a split file; merge them with"),
+        (lambda path: gguf_file.write(path, kind="bert"), "x.gguf: .*architecture bert"),
+        (lambda path: None, "there is no folder or file .*x.gguf"),
+    ],
+    ids=["another kind", "incomplete", "split", "unknown architecture", "missing"],
+)
+def test_a_file_that_cannot_be_loaded_is_refused_by_name(make, message, tmp_path):
+    make(tmp_path / "x.gguf")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        models.load(str(tmp_path / "x.gguf"), "float32", on_stage=str)
+
+
+def test_a_folder_of_several_gguf_files_is_refused_with_their_names(tmp_path):
+    for name in ("a.gguf", "b.gguf"):
+        gguf_file.write(tmp_path / name)
+    with pytest.raises(ValueError, match=r"2 GGUF files, give one of them: a\.gguf, b\.gguf"):
+        models.locate(str(tmp_path))
+
+
+def test_packages_that_read_gguf_files_are_named_if_they_are_missing(tmp_path, monkeypatch):
+    gguf_file.write(tmp_path / "x.gguf")
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=rf"x\.gguf needs gguf .*run: {models.INSTALL_DEMO}$"):
+        models.locate(str(tmp_path / "x.gguf"))
 
 
 def test_set_dtype_converts_parameters_and_leaves_buffers():

@@ -206,6 +206,14 @@ def silence() -> None:
     logging.disable_progress_bar()
 
 
+def unpacked() -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that convert GGUF weights once, without a hub's kernels."""
+    import transformers
+
+    kind = getattr(transformers, "GgufConfig", None)  # before 5.17 there is no other way
+    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
+
+
 def small_model(vocab: int) -> Any:
     """Return a random Llama in float32 on the CPU, to check an untested version with."""
     from transformers import LlamaConfig, LlamaForCausalLM
