@@ -190,7 +190,7 @@ class DecodeLoop:
             if step.request is not None and self.sampler.fetches_at_once:
                 extra = evidence_tensor(logits, self.target.hidden, step.request)
             drafts = [row.draft for row in step.rows]
-            sampled = self.sampler.sample_all(drafts, logits, self.batch.committed, extra)
+            sampled = self.sampler.sample_all(drafts, logits, self.batch.groups, extra)
         waited = logits.device.type == "cpu" or sampled is not None
         self.recorder.mark_forwarded(waited=waited)
         step.width += self.target.replayed_positions
