@@ -40,8 +40,8 @@ class AssistantModel:
     @property
     def room(self) -> int | None:
         """Maximum number of tokens that it can read; None: no limit."""
-        most = names.position_limit(self.model.config)
-        return most if isinstance(most, int) and most > 0 else None
+        limit = names.position_limit(self.model.config)
+        return limit if isinstance(limit, int) and limit > 0 else None
 
     def forward(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
         """Read int64 (n,) tokens; return the logits after the ``last`` ones, (last, vocab)."""

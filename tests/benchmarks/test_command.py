@@ -23,7 +23,7 @@ def test_a_benchmark_has_its_help(name, capsys):
     assert f"usage: python -m benchmarks {name}" in printed
     if name != "figures":  # it writes several files
         module = import_module(MODULES[name])
-        assert "--json" in printed or "--into" in printed or "--out" in printed
+        assert "--json" in printed or "--out" in printed
         assert module.__doc__.partition("\n")[0] in printed
 
 
