@@ -226,6 +226,8 @@ class DecodeLoop:
 
     def transfers(self, step: Step, sampled: SampledTokens | None) -> int:
         """How many transfers from the device the step needed."""
+        if self.device.type == "cpu" != self.target.device.type:  # only that of the logits
+            return 1
         positions = self.batch.positions
         custom = positions if self.sampler.stop.custom else 0
         apart = step.request is not None and (sampled is None or sampled.extra is None)
