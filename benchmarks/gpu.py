@@ -360,6 +360,8 @@ def lines(report: dict[str, Any]) -> list[str]:
     found.append(
         speedups(report.get("compiled"), f"{OURS}, compiled", (f"{PLAIN}, compiled", PLAIN))
     )
+    graphs = (report.get("compiled") or {}).get("graphs", {}).items()
+    found.append(("CUDA graphs", [f"{way} {each['captures']}" for way, each in graphs]))
     by_context = [
         f"{' '.join(f'{seconds[n] / seconds[1]:.2f}' for n in SHOWN_WIDTHS)}"
         f" of {1000 * seconds[1]:.1f} ms at {context}"
