@@ -350,6 +350,17 @@ def heads(raw: Raw) -> str:
     return markdown(("cost of the head", *names, "both / better alone"), rows)
 
 
+def waits(raw: Raw) -> str:
+    """Waits of the host and copies to the device, the baseline's first."""
+    rows = []
+    for name, each in raw["cases"].items():
+        ours, plain = each["ours"], each["plain"]
+        pairs = [f"{plain[key]}, {ours[key]}" for key in ("step", "before", "prefill")]
+        rows.append((name, *pairs, ours["copies"]))
+    header = ("case", "a step", "before the prefill", "from it to the next forward")
+    return markdown((*header, "copies a step"), rows)
+
+
 def divergence(*files: Raw) -> str:
     """Number of texts that differ from the baseline's, and how near to a tie they diverge."""
     rows = []

@@ -179,6 +179,11 @@ TABLES: dict[str, Table] = {
         kept=renderers.native_kept,
     ),
     "host-time": table({"host_time": "benchmarks host_time"}, renderers.host_time),
+    "waits": Table(
+        {"waits": words("pytest -q tests/gpu/test_cases.py --waits=OUT")},
+        (*LOOP, "tests/gpu"),
+        renderers.waits,
+    ),
     "summaries": table(
         {
             f"{name}_{size}_rows_{beams}_beams": f"benchmarks summaries --traces {PUBLIC} --group"
