@@ -9,7 +9,7 @@ import mmap
 from dataclasses import asdict, dataclass
 from itertools import product
 from time import perf_counter, perf_counter_ns
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ngramspec.cli.options import Options, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.value import ValueDrafter, ValueSession
+from ngramspec.drafters.value import Calibrations, ValueDrafter, ValueSession
 from ngramspec.errors import check_int
 from ngramspec.measure.replay import accepted_path
 from tests.twins.calibration import Calibration
@@ -119,7 +119,7 @@ class TwinDrafter(ValueDrafter):
     """The ValueDrafter in plain Python."""
 
     def forget(self) -> None:
-        self.calibration: Any = Calibration()
+        self.calibrations = Calibrations(cast(Any, Calibration()))
 
     def start(self, tokens: Int32) -> ValueSession:
         return TwinSession(self, tokens)

@@ -75,7 +75,10 @@ def commit() -> str | None:
     """The commit of this checkout, with "+" if files were changed; None: it is no checkout."""
 
     def git(*words: str) -> str:
-        found = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        try:
+            found = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        except OSError:  # it is not installed
+            return ""
         return found.stdout.strip() if found.returncode == 0 else ""
 
     head = git("rev-parse", "--short=12", "HEAD")

@@ -118,14 +118,12 @@ def syncs_per_step(
     """Host synchronisations of each step of one speculative generation, after the prefill."""
     speculator = Speculator() if speculator is None else speculator
     prompt = torch.tensor([list(ids)] * rows, device=model.device)
-    mask = torch.ones_like(prompt)
-    own = {"do_sample": False} | arguments
+    own = {"do_sample": False, "attention_mask": torch.ones_like(prompt)} | arguments
     before = speculator.observer
     with host_syncs(model.device) as places:
         marks = speculator.observer = _Marks(places)
-        own |= {"attention_mask": mask, "max_new_tokens": new}
         try:
-            generate(model, input_ids=prompt, speculator=speculator, **own)
+            generate(model, prompt, speculator=speculator, max_new_tokens=new, **own)
         finally:
             speculator.observer = before
         seen = list(places)
