@@ -11,7 +11,7 @@ import numpy as np
 
 from ngramspec._native import Comparison
 from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel, Forward, engine_model
-from ngramspec.costs.saved import MAX_ENGINE_TOKENS
+from ngramspec.costs.processors import MAX_ENGINE_TOKENS
 from ngramspec.draft import Float32
 
 CONTEXT_BUCKET = 64  # positions of contexts that share their costs

@@ -12,6 +12,7 @@ import torch
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.names import BY_ROW, all_stock
+from ngramspec.hf_model.devices import Int64, on_host
 from ngramspec.hf_model.facts import set_by_call
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import TokenSampler
@@ -143,31 +144,28 @@ def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int]
     It is the reference, int32 (n,), the encoder's input ``encoded``, int64 (batch, n), and the
     prompt, without masked tokens. The target has not been prefilled yet.
     """
-    masks = ("attention_mask", "decoder_attention_mask")
-    encoder_mask, decoder_mask = (target.inputs.kwargs.get(name) for name in masks)
-    mask = decoder_mask if target.facts.encodes else encoder_mask
+    prompt, mask = target.prompt_ids, target.prompt_mask
+    source: Int64 | None = None
     holds_ids = isinstance(encoded, torch.Tensor) and encoded.ndim == 2  # no audio or images
-    holds_ids = holds_ids and not encoded.is_floating_point()
+    if target.facts.encodes and holds_ids and not encoded.is_floating_point():
+        source, hidden = on_host(encoded, target.inputs.kwargs.get("attention_mask"))
 
     def history(row: int) -> Int32:
         texts = [reference]
-        if target.facts.encodes and holds_ids:
-            each = target.prompt.shape[0] // encoded.shape[0]  # sequences per encoded text
-            mask_of = None if encoder_mask is None else encoder_mask[row]
-            texts.append(_own(encoded[row // each], mask_of))
-        texts.append(_own(target.prompt[row], None if mask is None else mask[row]))
+        if source is not None:
+            each = len(prompt) // len(source)  # sequences per encoded text
+            texts.append(_own(source[row // each], None if hidden is None else hidden[row]))
+        texts.append(_own(prompt[row], None if mask is None else mask[row]))
         return np.concatenate(texts)
 
     return history
 
 
-def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
+def _own(ids: Int64, mask: Int64 | None) -> Int32:
     """A row's ids without masked ones, int32 (n,)."""
-    tokens: Int32 = ids.to("cpu", torch.int32).numpy()
-    if mask is None or mask.ndim != 1 or mask.shape[0] < len(tokens):
-        return tokens
-    own: Int32 = tokens[mask[len(mask) - len(tokens) :].to("cpu", torch.bool).numpy()]
-    return own
+    if mask is not None and mask.ndim == 1 and len(mask) >= len(ids):
+        ids = ids[mask[len(mask) - len(ids) :] != 0]
+    return ids.astype(np.int32)
 
 
 def must_lockstep(sampler: TokenSampler, target: Target) -> bool:

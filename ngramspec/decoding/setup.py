@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from inspect import signature
 from itertools import repeat
@@ -34,12 +34,12 @@ from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.names import (
-    AT_ONCE,
-    all_stock,
     pad_token,
     plain_method,
+    runs_at_once,
     untested,
 )
+from ngramspec.hf_model.devices import input_device
 from ngramspec.hf_model.facts import (
     Ability,
     check_adapter,
@@ -51,8 +51,9 @@ from ngramspec.hf_model.facts import (
 from ngramspec.hf_model.target import Target
 from ngramspec.options import Options
 from ngramspec.stats import DecodeStats
+from ngramspec.verification.rejection import default_generator
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import StopRules, TokenSampler, default_generator
+from ngramspec.verification.sampler import StopRules, TokenSampler
 
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length
 
@@ -159,7 +160,7 @@ class CallSetup:
             ValueError: the prompt, the reference text or the session is invalid.
         """
         caller, options, call, target = self.caller, self.options, self.call, self.target
-        check_prompt(call.model, call.input_ids, call.model_kwargs)
+        check_prompt(call.model, target.prompt_ids, call.model_kwargs)
         if drops_out(call.model):
             caller.log_once(
                 "the model is in training mode, where dropout changes every forward and so the"
@@ -184,7 +185,7 @@ class CallSetup:
         if call.beams > 1:
             from ngramspec.decoding.beams.batch import BeamBatch, beams_of  # most calls have none
 
-            make, groups = BeamBatch, [beams_of(call, target.prompt, sampler, section)]
+            make, groups = BeamBatch, [beams_of(call, sampler, section, target.prompt_ids)]
         batch = make(
             groups,
             sampler,
@@ -210,12 +211,12 @@ class CallSetup:
             recorder=recorder,
             section=section,
             ranks=self.ranks,
+            device=self._device,
         )
 
     def _sampler(self) -> TokenSampler:
         call, config, observer = self.call, self.call.generation_config, self.caller.observer
-        keep = config.return_dict_in_generate
-        stop = StopRules(call.stopping_criteria or ())
+        keep, stop = config.return_dict_in_generate, self._stop
         observed = observer is not None and observer.one_transfer
         return TokenSampler(
             processors=call.logits_processor,
@@ -225,10 +226,29 @@ class CallSetup:
             streamer=call.streamer,
             scores=[] if keep and config.output_scores else None,
             logits=[] if keep and config.output_logits else None,
-            one_transfer=observed or prefers_one_transfer(self.target.prompt.device),
-            known_processors=all_stock(call.logits_processor, AT_ONCE),
+            one_transfer=observed or prefers_one_transfer(self._device),
+            known_processors=all(map(runs_at_once, call.logits_processor or ())),
             beams=call.beams,
         )
+
+    @cached_property
+    def _device(self) -> torch.device:
+        """Where tokens are chosen: as in ``generate`` where the prompt is, unless by an argmax."""
+        call, config = self.call, self.call.generation_config
+        returned = config.return_dict_in_generate or call.beams > 1
+        chosen = call.logits_processor or returned or not self._rule().argmax
+        return call.input_ids.device if chosen else self.target.device
+
+    @cached_property
+    def _stop(self) -> StopRules:
+        return StopRules(self.call.stopping_criteria or ())
+
+    @cached_property
+    def _seed(self) -> int:
+        """Of the numbers that drafters sample: the state of the call's random generator."""
+        generator = self.call.generator or default_generator(self.call.input_ids.device)
+        state = generator.get_state().numpy().tobytes()
+        return int.from_bytes(blake2b(state, digest_size=16).digest(), "little")
 
     def _rule(self) -> Rule:
         options, call = self.options, self.call
@@ -250,10 +270,11 @@ class CallSetup:
 
     def _groups(self, sampler: TokenSampler, section: Section) -> list[Group]:
         """The rows of the call: one group for each row if rows may diverge, else one group."""
-        prompt, rows = self.target.prompt, range(self.target.prompt.shape[0])
+        prompt, ids = self.call.input_ids, self.target.prompt_ids
         if not self.target.inputs.ragged:
-            return [Group(tuple(rows), prompt, sampler, section)]
-        return [Group((row,), prompt[[row]], sampler, section) for row in rows]
+            return [Group(range(len(ids)), prompt, sampler, section, ids)]
+        one = [slice(row, row + 1) for row in range(len(ids))]
+        return [Group((at.start,), prompt[at], sampler, section, ids[at]) for at in one]
 
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
@@ -271,9 +292,7 @@ class CallSetup:
         call, temperature, seed = self.call, None, 0
         if call.generation_config.do_sample:
             temperature = float(call.generation_config.temperature or 1.0)
-            generator = call.generator or default_generator(self.target.prompt.device)
-            state = generator.get_state().numpy().tobytes()
-            seed = int.from_bytes(blake2b(state, digest_size=16).digest(), "little")
+            seed = self._seed
 
         def begin(row: Row, session: DraftSession) -> None:
             session.begin_models(lambda drafter: self._open_model(drafter, row.vocab, at))
@@ -301,7 +320,7 @@ class CallSetup:
         )
         rows = target.prompt.shape[0]
         if call.generation_config.do_sample and rows > 1:  # greedy answers would be equal
-            tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
+            tokens = self._stop.max_length or ASSUMED_NEW_TOKENS
             stores.join_equal([history(row) for row in range(rows)], tokens)
         follower: Drafter | None = None
         if self.ranks is not None and not self.ranks.drafts:
@@ -334,7 +353,7 @@ class CallSetup:
         """The costs of the call's forwards, measured under gamma="auto"."""
         target, saved = self.target, self.caller.saved_costs
         kind = ForwardKind(
-            machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
+            machine=instruction_set() if target.device.type == "cpu" else GPU,
             dtype=str(target.model.dtype).removeprefix("torch."),
             attention=target.facts.attention,
             static=target.cache.capacity is not None,
@@ -401,7 +420,8 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
         if call.synced_gpus or (dist.is_available() and dist.is_initialized()):
             from ngramspec.decoding.distributed import ranks_of  # most calls have one process
 
-            ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
+            device = input_device(call.model, call.input_ids.device)
+            ranks = ranks_of(call.model, device, call.synced_gpus)
         with layers_restored(given_cache(call.model_kwargs)):
             setup = CallSetup(caller, call, ranks)
             loop = setup.loop()

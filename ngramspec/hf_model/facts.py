@@ -23,6 +23,7 @@ from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
 from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
+from ngramspec.hf_model.devices import Int64
 
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
 # Arguments of the prefill that a prompt of plain text has.
@@ -623,7 +624,7 @@ def refusal(settings: dict[str, Any]) -> str:
     return f"{found} cannot be combined with a Speculator; pass {remedy}"
 
 
-def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+def check_prompt(model: Any, input_ids: Int64, model_kwargs: dict[str, Any]) -> None:
     """Raise a ValueError for an empty prompt, or for ids that the model has no embedding for.
 
     Placeholders, for example of an image, may be outside the vocabulary, and so may tokens that a
