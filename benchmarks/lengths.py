@@ -78,7 +78,11 @@ def _cell(
     arguments: argparse.Namespace, loaded: LoadedModel, task: str, length: int
 ) -> dict[str, Any]:
     """Measure one cell: all configurations in turn on all its prompts, with the baseline's text."""
-    prompts = _prompts(arguments, loaded, task, length)
+    with usable("--prompts"):
+        pool = read_tasks(arguments.prompts, partial(loaded.encode, chat=True))
+    prompts = fit([each for each in pool if each.task == task], length)
+    if not prompts:
+        raise UsageError(f"--tasks: the file has no prompts of {task}")
     plan = Plan(
         repeats=arguments.repeats,
         new=arguments.max_new_tokens,
@@ -105,15 +109,3 @@ def _cell(
         "costs": [{"context": at, "seconds": each} for at, each in measured.costs.values()],
         "skipped": measured.skipped,
     }
-
-
-def _prompts(
-    arguments: argparse.Namespace, loaded: LoadedModel, task: str, length: int
-) -> list[Prompt]:
-    """The task's prompts, of ``length`` tokens each."""
-    with usable("--prompts"):
-        pool = read_tasks(arguments.prompts, partial(loaded.encode, chat=True))
-    mine = [each for each in pool if each.task == task]
-    if not mine:
-        raise UsageError(f"--tasks: the file has no prompts of {task}")
-    return fit(mine, length)

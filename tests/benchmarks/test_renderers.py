@@ -8,6 +8,7 @@ import json
 from benchmarks.editor import Answer, report
 from benchmarks.renderers import (
     beams,
+    demo,
     divergence,
     editor,
     heads,
@@ -26,6 +27,15 @@ def cells(table: str) -> list[list[str]]:
     return [
         [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
     ]
+
+
+def test_the_demo_is_of_whole_calls_or_of_earlier_raw_files():
+    rates = {"plain": 10.0, "prompt lookup 10": 15.0, "ngramspec": 30.0}
+    rows = [{"task": "edit", "way": way, "tokens_per_second": rate} for way, rate in rates.items()]
+    earlier = {"plain": 10.0, "lookup": 15.0, "ours": 30.0}
+    expected = [["edit", "10.0", "15.0", "30.0", "3.00", "2.00"]]
+    assert cells(demo({"summary": rows})) == expected
+    assert cells(demo({"rows": [{"text": "edit", "tokens_per_second": earlier}]})) == expected
 
 
 def test_host_time_has_the_assumed_speeds_of_undrafted_steps():
