@@ -172,7 +172,6 @@ class Case:
         spec: arguments of the Speculator.
         waits: how often a step may wait, at most.
         own: whether only ours on the CPU has the text, because the baseline draws others.
-        known: what does not hold yet, with the number of its fault.
         default: whether the GPU is torch's default device.
         host: whether the prompt is on the CPU.
     """
@@ -184,7 +183,6 @@ class Case:
     waits: int = 1
     own: bool = False
     call: Call = _generate
-    known: Mapping[str, int] = field(default_factory=dict)
     default: bool = False
     host: bool = False
 
@@ -202,12 +200,12 @@ CASES = {
     "sampled drafts": Case(
         args=SAMPLED, spec={"drafter": "ngram(sample=true)", "gamma": 4}, own=True
     ),
-    "batch": Case(rows=FOUR, known={"step": 5}),
-    "batch, no padding": Case(rows=EQUAL, known={"step": 5}),
-    "batch, tree": Case(rows=FOUR, spec={"tree": 8}, known={"step": 5}),
-    "batch, rows leave": Case(rows=FOUR, args={"eos_token_id": [9, 30, 31]}, known={"step": 3}),
-    "batch, sampled": Case(rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, known={"step": 5}),
-    "batch, lock-step": Case(rows=FOUR, args={"streamer": Streamer}, known={"step": 5}),
+    "batch": Case(rows=FOUR),
+    "batch, no padding": Case(rows=EQUAL),
+    "batch, tree": Case(rows=FOUR, spec={"tree": 8}),
+    "batch, rows leave": Case(rows=FOUR, args={"eos_token_id": [9, 30, 31]}),
+    "batch, sampled": Case(rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True),
+    "batch, lock-step": Case(rows=FOUR, args={"streamer": Streamer}),
     "batch, processors": Case(rows=FOUR, args=PROCESSED),
     "processors": Case(args=PROCESSED, spec={"tree": 12}),
     "sampled, processors": Case(args=PROCESSED | SAMPLED | {"top_h": 0.9}, waits=2),
@@ -217,7 +215,7 @@ CASES = {
     "batch, stop strings": Case(rows=FOUR, args=STRINGS | {"eos_token_id": 60}),
     "streamer": Case(args={"streamer": Streamer}),
     "scores": Case(args=SCORES),
-    "3 beams": Case(args={"num_beams": 3}, known={"step": 5}),
+    "3 beams": Case(args={"num_beams": 3}),
     "3 beams, scores": Case(args={"num_beams": 3} | SCORES, waits=2),
     "static cache": Case(args=STATIC),
     "static cache, width 8": Case(args=STATIC, spec={"width": 8}),
@@ -228,19 +226,17 @@ CASES = {
     "chunks": Case("llama4 (chunks)", LONG),
     "experts": Case("mixtral (experts)"),
     "recurrent": Case("Lfm2ForCausalLM"),
-    "recurrent, 3 beams": Case("Qwen3NextForCausalLM", args={"num_beams": 3}, known={"step": 3}),
+    "recurrent, 3 beams": Case("Qwen3NextForCausalLM", args={"num_beams": 3}),
     "encoder-decoder": Case("t5", waits=2),
     "encoder-decoder, batch": Case("t5", FOUR, waits=3),
     "assistant": Case(args={"assistant_model": None}),
     "default device": Case(default=True),
-    "default device, windows, tree": Case(
-        "mistral sliding", LONG, spec={"tree": 12}, default=True, known={"text": 2}
-    ),
-    "prompt on the CPU": Case(host=True, known={"text": 1}),
+    "default device, windows, tree": Case("mistral sliding", LONG, spec={"tree": 12}, default=True),
+    "prompt on the CPU": Case(host=True),
     "prompt on the CPU, sampled batch": Case(
-        rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, host=True, known={"text": 1}
+        rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, host=True
     ),
-    "prompt on the CPU, 3 beams": Case(args={"num_beams": 3}, host=True, known={"text": 1}),
+    "prompt on the CPU, 3 beams": Case(args={"num_beams": 3}, host=True),
     "positions learned, tree": Case("gpt2", spec={"tree": 12}),
     "positions by ALiBi": Case("bloom (alibi)"),
     "windows and experts": Case("gpt-oss hybrid", LONG),
