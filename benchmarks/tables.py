@@ -54,6 +54,7 @@ BENCH = f"ngramspec bench --prompts {PUBLIC} --prompt-tokens 100 600 --least 32 
 _TASKS = "--tasks summary answer chat edit tools --lookup 10 --prompts-per-task 6 --repeats 1"
 _RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 3"
 _BATCH = f"benchmarks batch --traces {PUBLIC} --dtype float32 --repeats 2 --sizes 4 8 --json OUT"
+_CHAINS = " ".join(f'--speculator {{"gamma":{gamma},"tree":null}}' for gamma in (5, 10, 20))
 WHOLE = {
     "e2e_bfloat16": words(f"{BENCH} --dtype bfloat16 {_TASKS}"),
     "e2e_float32": words(f"{BENCH} --dtype float32 {_TASKS}"),
@@ -71,8 +72,13 @@ def _preset(name: str) -> list[str]:
 
 TABLES: dict[str, Table] = {
     "demo": Table(
-        {"first_look": words("benchmarks first_look --dtype bfloat16 --repeats 3 --json OUT")},
-        (*LOOP, "benchmarks/first_look.py", "ngramspec/measure/data"),
+        {
+            "first_look": words(
+                "benchmarks models --texts demo --dtype bfloat16 --mode greedy --repeats 3"
+                " --max-new-tokens 128 --json OUT"
+            )
+        },
+        (*LOOP, "benchmarks/models.py", "ngramspec/measure/data"),
         renderers.demo,
     ),
     "speed": Table(
@@ -96,13 +102,14 @@ TABLES: dict[str, Table] = {
     ),
     "lengths": Table(
         {
-            "lengths": words(
-                f"benchmarks lengths --dtype bfloat16 --prompts {PUBLIC} --repeats 2 --tasks"
-                " summary answer edit --lengths 500 2000 8000 --prompts-per-cell 3"
-                " --max-new-tokens 48 --into OUT"
+            f"lengths_{length}": words(
+                f"ngramspec bench --prompts {PUBLIC} --dtype bfloat16 --tasks summary answer edit"
+                f" --lengths {length} --prompts-per-task 3 --max-new-tokens 48 --least 2"
+                f" --repeats 2 --same-text --lookup 10 --chains --tree 8 16 32 {_CHAINS} --json OUT"
             )
+            for length in (500, 2000, 8000)
         },
-        (*LOOP, "benchmarks/lengths.py"),
+        WHOLE_CALLS,
         renderers.lengths,
     ),
     "compiled": Table(
