@@ -30,6 +30,7 @@ BENCHMARKS = (
     "gpu",
     "replay",
     "agents",
+    "fleet",
     "drafters",
     "heads",
     "corpus",

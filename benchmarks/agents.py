@@ -39,22 +39,18 @@ ARCTIC_TREE = "arctic tree"  # these draft no chains
 
 
 def add_arguments(options: Options) -> None:
-    options.add(
-        "--traces",
-        type=Path,
-        default=PUBLIC,
-        metavar="FILE",
-        help="JSON lines with group, id, session, prompt and output (default: the public traces)",
-    )
-    options.add("--tools", type=Path, metavar="FILE", help="JSON: the tools of the agent")
-    options.add(
-        "--tokenizer",
-        metavar="FOLDER",
-        help="of the traces; only --tools needs it (default: the embedded model's)",
-    )
+    add_traces(options)
+    options.path("--tools", "FILE", "JSON: the tools of the agent, in --tokenizer's tokens")
     options.count("--tree", 64, "most tokens of a chain, and nodes of a tree")
     add_peers(options)
     options.json()
+
+
+def add_traces(options: Options) -> None:
+    """Declare ``--traces`` and ``--tokenizer``."""
+    help = "JSON lines with group, id, session, prompt and output (default: the public traces)"
+    options.path("--traces", "FILE", help, default=PUBLIC)
+    options.text("--tokenizer", "FOLDER", "of the traces (default: the embedded model's)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -42,6 +42,7 @@ from ngramspec.cli.options import (
 )
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
+from ngramspec.drafters.registry import Policy
 from ngramspec.drafters.stochastic import proposal_of, sampled
 from ngramspec.errors import check_real
 from ngramspec.measure.calls import inputs_of
@@ -349,7 +350,7 @@ class Row:
     def to_dict(self) -> dict[str, Any]:
         """Everything, with the speed that Theorem 3.8 predicts at c = 0 and its gamma."""
         rate = self.alpha.drafted * self.alpha.alpha[0]
-        best = int(optimal_gamma(rate, 0.02, most=MAX_REPORTED_GAMMA))
+        best = int(optimal_gamma(rate, 0.02, max_gamma=MAX_REPORTED_GAMMA))
         return {
             **asdict(self),
             "effective_alpha": rate,  # as if an empty draft were a rejected one
@@ -458,7 +459,7 @@ class _Measurement:
         if name == RANDOM:
             every = range(self.model.config.get_text_config().vocab_size)
             return partial(CountDrafter, CountModel([every], 1), RANDOM)
-        policy = "value" if name == "auto" or "+" in name else "priority"
+        policy: Policy = "value" if name == "auto" or "+" in name else "priority"
         build_drafter(name, policy=policy)
         return partial(build_drafter, name, policy=policy)
 

@@ -186,7 +186,7 @@ def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
     except Exception as error:
         return Cell(name, what, "not run", _line(error))
     new = plain[:, -NEW_TOKENS:].tolist()
-    ways: list[tuple[int | str, int | None]] = [(GAMMA, None), (TREE, TREE)]
+    ways: list[tuple[Any, int | None]] = [(GAMMA, None), (TREE, TREE)]
     if rows == 1:
         ways.insert(1, ("auto", None))
     for gamma, tree in ways:

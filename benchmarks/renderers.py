@@ -251,6 +251,21 @@ def agents(raw: Raw) -> str:
     return markdown(header, rows)
 
 
+def fleet(raw: Raw) -> str:
+    """Tokens per cost of servers that share text or do not."""
+    groups = [*raw["rows"][0]["tokens_per_cost"]]
+    rows = [
+        (
+            row["case"],
+            *(_speed(row["tokens_per_cost"][group]) for group in groups),
+            _speed(row["step_us_median"], 1),
+            f"{row['delay_ms']:.0f}" if "delay_ms" in row else "",
+        )
+        for row in raw["rows"]
+    ]
+    return markdown(("text", *groups, "step, µs", "delay, ms"), rows)
+
+
 def costs(raw: Raw) -> str:
     """Costs of forwards on the measured machine."""
     widths = [*raw["rows"][0]["costs"]]
@@ -356,6 +371,17 @@ def heads(raw: Raw) -> str:
         better = _mean(result["ratios"]["/ better alone"].values(), 3)
         rows.append((result["cost"], *means, better))
     return markdown(("cost of the head", *names, "both / better alone"), rows)
+
+
+def waits(raw: Raw) -> str:
+    """Waits of the host and copies to the device, the baseline's first."""
+    rows = []
+    for name, each in raw["cases"].items():
+        ours, plain = each["ours"], each["plain"]
+        pairs = [f"{plain[key]}, {ours[key]}" for key in ("step", "before", "prefill")]
+        rows.append((name, *pairs, ours["copies"]))
+    header = ("case", "a step", "before the prefill", "from it to the next forward")
+    return markdown((*header, "copies a step"), rows)
 
 
 def divergence(*files: Raw) -> str:

@@ -186,6 +186,11 @@ TABLES: dict[str, Table] = {
         (*LOOP, "benchmarks/host_time.py"),
         renderers.host_time,
     ),
+    "waits": Table(
+        {"waits": words("pytest -q tests/gpu/test_cases.py --waits=OUT")},
+        (*LOOP, "tests/gpu"),
+        renderers.waits,
+    ),
     "summaries": Table(
         {
             f"{name}_{size}_rows_{beams}_beams": words(
@@ -282,6 +287,11 @@ TABLES: dict[str, Table] = {
             *("benchmarks/corpus.py", "benchmarks/shared_store.py"),
         ),
         renderers.stores,
+    ),
+    "fleet": Table(
+        {"fleet": words("benchmarks fleet --json OUT")},
+        (*DRAFTERS, "ngramspec/stores", "benchmarks/fleet.py"),
+        renderers.fleet,
     ),
     "structures": Table(
         {"drafters": words("benchmarks drafters --twin --peers --json OUT")},

@@ -1,6 +1,6 @@
 """Speculative decoding without a draft model: fewer target calls, and the same text in float32.
 
-Every public name is loaded at its first use. ``Speculator``, ``generate`` and ``enabled`` need
+Every public name is loaded at its first use. ``Speculator``, ``generate`` and ``enable`` need
 torch and transformers; all others need NumPy. Without these packages ``ngramspec`` can be imported,
 and the command ``ngramspec`` can print its help.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ngramspec.drafters.base import Drafter, DraftSession
     from ngramspec.drafters.tool_calls import ToolCalls
     from ngramspec.errors import UnsupportedError
-    from ngramspec.hf import enabled, generate
+    from ngramspec.hf import Enabled, enable, enabled, generate
     from ngramspec.speculator import Speculator
     from ngramspec.stats import DecodeStats, StepEvent
     from ngramspec.stores import Corpus, SharedStore
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 __version__ = version("ngramspec")
 # fmt: off
 __all__ = [
-    "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Evidence", "EvidenceRequest",
-    "Proposal", "SharedStore", "Speculator", "StepEvent", "ToolCalls", "UnsupportedError",
-    "Verdict", "build_drafter", "enabled", "generate", "register_drafter",
+    "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Enabled", "Evidence",
+    "EvidenceRequest", "Proposal", "SharedStore", "Speculator", "StepEvent", "ToolCalls",
+    "UnsupportedError", "Verdict", "build_drafter", "enable", "enabled", "generate",
+    "register_drafter",
 ]
 # fmt: on
 __getattr__ = lazy_names(
@@ -37,7 +38,7 @@ __getattr__ = lazy_names(
         "drafters.base": ("DraftSession", "Drafter"),
         "drafters.tool_calls": ("ToolCalls",),
         "errors": ("UnsupportedError",),
-        "hf": ("enabled", "generate"),
+        "hf": ("Enabled", "enable", "enabled", "generate"),
         "speculator": ("Speculator",),
         "stats": ("DecodeStats", "StepEvent"),
         "stores": ("Corpus", "SharedStore"),

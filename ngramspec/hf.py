@@ -1,4 +1,4 @@
-"""The boundary to transformers: ``generate`` with all of its arguments, and ``enabled``."""
+"""The boundary to transformers: ``generate`` with all of its arguments, and ``enable``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made_by_generate
 from ngramspec.hf_model.facts import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
+from ngramspec.stats import DecodeStats
 from ngramspec.stores import open_stores
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def generate(
             raise ValueError(
                 "custom_generate cannot be combined with ngramspec.generate; remove it"
             )
-        return call.speculate(speculator)
+        return call.speculate(speculator, unsupported="error")
 
 
 def speculate(
@@ -76,14 +77,17 @@ def speculate(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a call of a model's ``generate``, here ``plain``, unless it has a ``custom_generate``."""
+    """Run a call of a model's ``generate``, here ``plain``, unless it has a ``custom_generate``.
+
+    By default, unsupported calls run without speculation.
+    """
     if kwargs.get("custom_generate") is not None:
         return plain(*args, **kwargs)
     with end_streamer_on_error(kwargs):
         call = Arguments(plain, model, args, kwargs)
         if kwargs.get("custom_generate") is not None:
             return plain(*call.args, **kwargs)
-        return call.speculate(speculator)
+        return call.speculate(speculator, unsupported="plain")
 
 
 def checked(given: Speculator | None) -> Speculator:
@@ -178,21 +182,22 @@ class Arguments:
             " Speculator(unsupported='plain') to decode without speculation"
         )
 
-    def speculate(self, speculator: Speculator) -> Any:
-        """Run the call with speculation, or handle it as ``unsupported`` says."""
+    def speculate(self, speculator: Speculator, *, unsupported: str) -> Any:
+        """Run the call with speculation; ``unsupported`` is used if the Speculator's is None."""
         fault = version_fault()
         if fault is not None:
             return self._decode_plainly(fault)
+        caller = speculator.caller(unsupported=unsupported)
         refused = self.refused()
         if refused is not None:
-            return self._decode_plainly(refused, speculator)
+            return self._decode_plainly(refused, caller)
         try:
             head = self._take_head()
         except UnsupportedError as error:
-            return self._decode_plainly(str(error), speculator)
+            return self._decode_plainly(str(error), caller)
         if self.kwargs.get("tokenizer") is not None:
             self._use_tokenizer(speculator, self.kwargs["tokenizer"])
-        output, called = self.run(decode_call, speculator.caller(head))
+        output, called = self.run(decode_call, speculator.caller(head, unsupported=unsupported))
         if not called:
             speculator.log_once(
                 f"decoding without speculation: the generate of {type(self.model).__name__} did not"
@@ -277,38 +282,37 @@ class Arguments:
         if "stop_strings" in kwargs or self.model.generation_config.stop_strings is not None:
             kwargs["stop_strings"] = None  # the argument overrides the model's config
 
-    def _decode_plainly(self, reason: str, speculator: Speculator | None = None) -> Any:
-        """Decode without speculation; under the Speculator's unsupported="error", raise it."""
-        if speculator is not None and speculator.unsupported == "error":
+    def _decode_plainly(self, reason: str, caller: Caller | None = None) -> Any:
+        """Decode without speculation, or raise an error if the caller asks for it."""
+        if caller is not None and caller.unsupported == "error":
             raise UnsupportedError(reason)
         if self.kwargs.pop("generator", None) is not None:
             raise UnsupportedError(f"generator: {reason}")
         for name in ("reference_ids", "stores", "extra_stores", "session", "tools"):
             self.kwargs.pop(name, None)
-        if speculator is not None:
-            speculator.log_once(f"decoding without speculation: {reason}")
+        if caller is not None:
+            caller.log_once(f"decoding without speculation: {reason}")
         return self.plain(*self.args, **self.kwargs)
 
 
 class PatchedGenerate:
-    """Replaces a model's ``generate`` during blocks; the newest block's Speculator is used.
+    """Replaces a model's ``generate`` while it is enabled; the newest Speculator is used.
 
-    After the last block it calls the original ``generate``, here ``plain``, for code that still
-    refers to it, such as a wrapper. ``own``: the original was an attribute of the object.
+    After the last one is disabled it calls the original ``generate``, here ``plain``, for code that
+    still refers to it, such as a wrapper. ``own``: the original was an attribute of the object.
     """
 
     def __init__(self, model: Any, plain: Callable[..., Any], *, own: bool) -> None:
         update_wrapper(self, plain, updated=())  # its name, documentation and signature
         self.model, self.plain, self.own = model, plain, own
-        # Of the active blocks, the newest last. It is replaced under the lock, never modified.
-        self.blocks: dict[object, Speculator] = {}
+        # Those that are active, the newest last. It is replaced under the lock, never modified.
+        self.active: tuple[Enabled, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        blocks = self.blocks
-        if not blocks:
+        active = self.active
+        if not active:
             return self.plain(*args, **kwargs)
-        newest = next(reversed(blocks.values()))
-        return speculate(self.model, self.plain, newest, args, kwargs)
+        return speculate(self.model, self.plain, active[-1].speculator, args, kwargs)
 
     def restore(self) -> None:
         """Put the original ``generate`` back."""
@@ -326,20 +330,72 @@ def _plain(plain: Callable[..., Any]) -> Callable[..., Any]:
     return plain
 
 
-@contextmanager
-def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Speculator]:
-    """Make every ``model.generate`` inside the block speculative, pipelines' calls included.
+class Enabled:
+    """Speculation that is switched on for a model until ``disable``, or until its block ends.
 
-    It replaces the ``generate`` of this one model object for all threads. Blocks of one model may
-    overlap, for example in threads, and end in any order. The newest block's Speculator is used,
-    and the last block to end restores the original. A call that has a ``custom_generate`` argument
-    is not changed, nor is a ``generate`` that other code sets on the model inside the block. A deep
-    copy or a pickle of the model is independent and has the original ``generate``. A shallow copy
-    (``copy.copy``) shares the replaced ``generate``, as it shares the weights.
+    Attributes:
+        speculator (Speculator): can be changed while it is on, for example its drafter.
+    """
+
+    def __init__(self, model: Any, speculator: Speculator) -> None:
+        self.speculator = speculator
+        with _lock:
+            patched = vars(model).get("generate")
+            if not (isinstance(patched, PatchedGenerate) and patched.model is model):
+                patched = PatchedGenerate(model, model.generate, own="generate" in vars(model))
+            patched.active = (*patched.active, self)
+            model.generate = self._patched = patched
+
+    @property
+    def stats(self) -> DecodeStats:
+        """The counts and times of the Speculator's calls."""
+        return self.speculator.stats
+
+    def disable(self) -> None:
+        """Switch it off; the last one restores the model's ``generate``. Further calls do nothing.
+
+        Calls that are running end with speculation.
+        """
+        with _lock:
+            patched = self._patched
+            patched.active = tuple(each for each in patched.active if each is not self)
+            if not patched.active and vars(patched.model).get("generate") is patched:
+                patched.restore()
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.disable()
+
+
+def enable(model: Any, speculator: Speculator | None = None) -> Enabled:
+    """Make every ``model.generate`` speculative, pipelines' calls included, until ``disable``.
+
+    It replaces the ``generate`` of this one model object for all threads. It can be enabled several
+    times, for example in threads, and disabled in any order: the newest Speculator is used. A call
+    that has a ``custom_generate`` argument is not changed, nor is a ``generate`` that other code
+    sets on the model. A call that does not support speculation runs as without it, which is logged
+    once, unless the Speculator has ``unsupported="error"``. A deep copy or a pickle of the model is
+    independent and has the original ``generate``. A shallow copy (``copy.copy``) shares the
+    replaced ``generate``, as it shares the weights.
 
     Args:
         model: a transformers model.
         speculator: how to speculate; None: a new Speculator().
+
+    Returns:
+        A handle with ``stats``, ``speculator`` and ``disable()``. It is a context manager, too.
+
+    Example:
+        ``handle = ngramspec.enable(model); model.generate(**inputs); print(handle.stats)``
+    """
+    return Enabled(getattr(model, "_orig_mod", model), checked(speculator))  # in torch.compile's
+
+
+@contextmanager
+def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Speculator]:
+    """``enable`` for a block.
 
     Yields:
         The Speculator, for example to read its ``stats`` or replace its drafter.
@@ -347,19 +403,5 @@ def enabled(model: Any, speculator: Speculator | None = None) -> Iterator[Specul
     Example:
         ``with ngramspec.enabled(pipe.model): pipe("Once upon a time")``
     """
-    speculator = checked(speculator)
-    model = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
-    block = object()  # identifies this block, as others may have the same Speculator
-    with _lock:
-        patched = vars(model).get("generate")
-        if not (isinstance(patched, PatchedGenerate) and patched.model is model):
-            patched = PatchedGenerate(model, model.generate, own="generate" in vars(model))
-        patched.blocks = {**patched.blocks, block: speculator}
-        model.generate = patched
-    try:
-        yield speculator
-    finally:
-        with _lock:
-            patched.blocks = {key: each for key, each in patched.blocks.items() if key is not block}
-            if not patched.blocks and vars(model).get("generate") is patched:
-                patched.restore()
+    with enable(model, speculator) as handle:
+        yield handle.speculator

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Literal, TypeVar, dataclass_transform, get_args
 
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.registry import CALIBRATIONS, POLICIES, build_drafter
+from ngramspec.drafters.registry import (
+    CALIBRATIONS,
+    POLICIES,
+    Calibrated,
+    Policy,
+    build_drafter,
+)
 from ngramspec.errors import check_choice, check_int, check_real
 from ngramspec.stats import StepEvent
 from ngramspec.stores import Store, open_stores
 
 FOLDER = "custom_generate"  # transformers' name of the folder with a model's generate
 FILE = "ngramspec.json"
-GAMMA_WORDS = ("threshold", "auto", "heuristic")
+GammaRule = Literal["threshold", "auto", "heuristic"]
+GAMMA_WORDS = get_args(GammaRule)
+Verification = Literal["exact", "match", "typical"]
+Unsupported = Literal["error", "plain"]
 WIDTH_MULTIPLE = 8  # positions; divides the number of rows that CPU kernels process at once
 # akunu's chapter: MAX_ORDER 4, DRAFT_COUNT 4, MAX_HISTORY 512. Its tables keep the counts of tokens
 # that have left the history. Here these counts are removed.
@@ -76,7 +85,8 @@ def _checked(
             raise ValueError(message)
         return value if high is None else check_int(name, value, low, high)
     if None in words:
-        raise TypeError(message)
+        known_type = any(type(value) is type(each) for each in words)
+        raise (ValueError if known_type else TypeError)(message)
     if words:
         check_choice(name, value, words)
     return value
@@ -104,7 +114,7 @@ class Options:
         doc="the draft sources: a string for build_drafter, or a Drafter",
         page="#drafters",
     )
-    gamma: int | str = option(
+    gamma: int | GammaRule = option(
         default="auto",
         words=GAMMA_WORDS,
         low=1,
@@ -119,7 +129,7 @@ class Options:
     gamma_max: int = option(
         default=64, low=1, high=4096, doc="the maximum number of draft tokens per step"
     )
-    tree: int | str | None = option(
+    tree: int | Literal["auto"] | None = option(
         default="auto",
         words=("auto", None),
         low=1,
@@ -130,9 +140,9 @@ class Options:
         " stats.chains has the reason",
         page="trees.md",
     )
-    verification: str = option(
+    verification: Verification = option(
         default="exact",
-        words=("exact", "match", "typical"),
+        words=get_args(Verification),
         doc='"exact": the output has the target\'s text (greedy) or distribution (sampled).'
         ' "match": also, with the same seed the text is that of the baseline for stochastic drafts,'
         ' too, because draft probabilities are ignored. "typical": tokens that are probable enough'
@@ -164,7 +174,7 @@ class Options:
         " version is ignored, and so is any file for batches and static caches (logged once)",
         page="#saved-costs",
     )
-    width: int | str = option(
+    width: int | Literal["fit"] = option(
         default="fit",
         words=("fit",),
         low=WIDTH_MULTIPLE,
@@ -185,23 +195,24 @@ class Options:
         " are padded to a few widths. With CUDA graphs, calls must not overlap",
         page="compiled.md",
     )
-    policy: str = option(
+    policy: Policy = option(
         default="value",
         words=POLICIES,
         doc='how several sources are combined. "value": the most probable token at each position,'
         ' from any source. "priority": the sources in their order. See build_drafter',
     )
-    calibration: str = option(
+    calibration: Calibrated = option(
         default="shared",
         words=CALIBRATIONS,
         doc='"shared": calls share what they learn about how often drafts are right, which holds no'
         ' text. "request": no call\'s drafts depend on another call',
     )
-    unsupported: str = option(
-        default="error",
-        words=("error", "plain"),
+    unsupported: Unsupported | None = option(
+        default=None,
+        words=(*get_args(Unsupported), None),
         doc='what to do with requests that do not support speculation. "error": raise an'
-        ' UnsupportedError. "plain": let transformers decode them, which is logged once',
+        ' UnsupportedError. "plain": let transformers decode them, which is logged once. None:'
+        ' "plain" for enable, enabled and wrapped folders, else "error"',
     )
     stores: Sequence[Store] = option(
         default=(),
@@ -278,6 +289,12 @@ class Options:
     def exact(self) -> bool:
         """Whether the text (greedy) or its distribution (sampled) is the target's."""
         return self.verification != "typical" and self.lenience == 1.0
+
+    def with_chains_of(self, gamma: int) -> Options:
+        """These options with chains of a number of draft tokens, num_assistant_tokens of a call."""
+        high = 4096 if self.fixed_width is None else self.fixed_width - 1
+        check_int("num_assistant_tokens", gamma, 1, high)
+        return replace(self, gamma=gamma, gamma_max=max(gamma, self.gamma_max), tree=None)
 
     def arguments(self) -> dict[str, Any]:
         """All options by name."""

@@ -7,7 +7,7 @@ import json
 import logging
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
@@ -23,7 +23,6 @@ from ngramspec.decoding.setup import Caller, decode_call
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_choice
 from ngramspec.options import (
-    FOLDER,
     NAMES,
     PRESETS,
     Options,
@@ -32,7 +31,7 @@ from ngramspec.options import (
     options_file,
 )
 from ngramspec.stats import DecodeStats
-from ngramspec.stores import OpenStore
+from ngramspec.stores import OpenStore, Store, open_stores
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts
@@ -54,9 +53,9 @@ class Speculator(Arguments):
     """Speculative decoding without a draft model, as transformers' ``custom_generate``.
 
     A Speculator is reusable and thread-safe: each call keeps its own state, and ``stats`` sums up
-    all calls. The arguments are also attributes. All but ``stores`` can be assigned: the value is
-    checked, and calls that begin later use it. Copies and pickles have the current arguments, but
-    no statistics and no learned state. A copy shares ``on_step``.
+    all calls. The arguments are also attributes, which can be assigned: the value is checked, and
+    calls that begin later use it. Copies and pickles have the current arguments, but no statistics
+    and no learned state. A copy shares ``on_step``.
 
     Attributes:
         options: all arguments in one frozen object.
@@ -123,9 +122,13 @@ class Speculator(Arguments):
         self._assign("drafter", drafter)
 
     @property
-    def stores(self) -> tuple[OpenStore, ...]:  # type: ignore[override]  # cannot be assigned
+    def stores(self) -> tuple[OpenStore, ...]:
         """Draft sources in addition to each request's own text."""
         return self.drafter.stores
+
+    @stores.setter
+    def stores(self, stores: Sequence[Store]) -> None:
+        self._assign("drafter", self.drafter.with_stores(open_stores(stores)))
 
     def reset(self) -> None:
         """Set the statistics to zero."""
@@ -184,12 +187,11 @@ class Speculator(Arguments):
             ValueError: the file is invalid; the message names it and the problem.
         """
         path = find_options(Path(folder))
-        wrapped = {"unsupported": "plain"} if path.parent.name == FOLDER else {}
         try:
             options = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(options, dict):
                 raise ValueError(f"must hold an object, got {type(options).__name__}")
-            return cls.from_dict(wrapped | options | arguments)
+            return cls.from_dict(options | arguments)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -254,6 +256,7 @@ class Speculator(Arguments):
         inputs_tensor: Any = None,
         generator: torch.Generator | None = None,
         synced_gpus: bool | None = None,
+        num_assistant_tokens: int | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """Decode a call that ``model.generate(custom_generate=self)`` has prepared.
@@ -276,13 +279,15 @@ class Speculator(Arguments):
             tools: a ToolCalls, whose calls are predicted in drafts.
             inputs_tensor: the encoder's input, for encoder-decoder models.
             generator: random generator on the prompt's device; None: torch's global one.
+            num_assistant_tokens: draft tokens of each step of this call, in chains, instead of the
+                Speculator's ``gamma`` and ``tree``.
             **model_kwargs: the forward's arguments, prepared by ``generate``.
 
         Returns:
             int64 (batch, prompt + generated), or a ModelOutput with return_dict_in_generate.
 
         Raises:
-            UnsupportedError: the request does not support speculation, and unsupported="error".
+            UnsupportedError: the request does not support speculation, unless unsupported="plain".
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
         arguments = dict(locals())  # GenerateCall has fields of these names
@@ -309,12 +314,16 @@ class Speculator(Arguments):
         if not known:
             logger.warning("%s", message)
 
-    def caller(self, head: ModelDrafter | None = None) -> Caller:
-        """What a call that begins now takes; ``head`` drafts in addition to the drafter."""
+    def caller(self, head: ModelDrafter | None = None, *, unsupported: str = "error") -> Caller:
+        """What a call that begins now takes; ``head`` drafts in addition to the drafter.
+
+        ``unsupported`` is used if the option is None.
+        """
         options, shared = self.options, self.options.calibration == "shared"
         current = partial(getattr, self, "drafter")  # may be replaced between two steps
         return Caller(
             options=options,
+            unsupported=options.unsupported or unsupported,
             saved_costs=self._saved_costs,
             drafter=current if head is None else partial(self._drafter_with, head),
             prefill_length=self._prefill_length if shared else PrefillDraftLength(options.longest),

@@ -78,23 +78,37 @@ class DecodeStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / verified tokens (alpha of Leviathan et al. 2023); 0.0 if none was verified."""
-        return self.accepted / self.verified if self.verified else 0.0
+        """Accepted / drafted tokens, as in vLLM and llama.cpp; 0.0 if none was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def alpha(self) -> float:
-        """Alias of ``acceptance_rate``."""
-        return self.acceptance_rate
-
-    @property
-    def accepted_fraction(self) -> float:
-        """Accepted / drafted tokens; 0.0 if none was drafted."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+        """Accepted / verified tokens, as in Leviathan et al. 2023; 0.0 if none was verified."""
+        return self.accepted / self.verified if self.verified else 0.0
 
     @property
     def tokens_per_call(self) -> float:
         """Emitted tokens / target calls; 0.0 without calls."""
         return self.emitted / self.target_calls if self.target_calls else 0.0
+
+    @property
+    def draft_length(self) -> float:
+        """Drafted tokens / target calls with a draft; 0.0 without any."""
+        drafts = self.target_calls - self.plain_steps
+        return self.drafted / drafts if drafts else 0.0
+
+    @property
+    def drafting_share(self) -> float:
+        """Wall time of drafting / all time after the prefill; 0.0 without any."""
+        seconds = self.draft_seconds + self.forward_seconds + self.other_seconds
+        return self.draft_seconds / seconds if seconds else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens_per_call:.2f} tokens per target call, acceptance rate"
+            f" {self.acceptance_rate:.2f} (alpha {self.alpha:.2f}), {self.draft_length:.1f} tokens"
+            f" per draft, {self.drafting_share:.1%} of the time in drafting"
+        )
 
     def count_step(self, draft: Draft, verdict: Verdict, names: Sequence[str]) -> None:
         """Add one target call."""

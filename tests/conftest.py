@@ -31,6 +31,10 @@ settings.register_profile("quick", untimed, max_examples=20)  # of make quick
 settings.load_profile("untimed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--waits", metavar="FILE", help="where tests/gpu writes its counts")
+
+
 def no_old_name(record: logging.LogRecord) -> bool:
     """Raise where transformers logs that outputs are read or made by an old name."""
     assert "deprecated. Use `cache`" not in record.getMessage()

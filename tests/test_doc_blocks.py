@@ -140,7 +140,7 @@ def wrapped(tmp_path):
     model, tokenizer = tiny_chat()
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    wrap(tmp_path / "model", tmp_path / "wrapped", {"unsupported": "plain"})
+    wrap(tmp_path / "model", tmp_path / "wrapped", {"drafter": "auto"})
     return str(tmp_path / "wrapped")
 
 

@@ -357,6 +357,50 @@ def test_an_attribute_of_the_object_s_own_is_put_back(model):
     assert model.generate is own
 
 
+def test_it_is_enabled_until_it_is_disabled(model):
+    original = model.generate
+    handle = ngramspec.enable(model)
+    expected = original(PROMPT, **GREEDY)
+    assert torch.equal(model.generate(PROMPT, **GREEDY), expected)
+    assert handle.stats is handle.speculator.stats
+    assert handle.stats.runs == 1
+    for _ in range(2):
+        handle.disable()
+        assert model.generate == original
+    model.generate(PROMPT, **GREEDY)
+    assert handle.stats.runs == 1
+
+
+@pytest.mark.parametrize("where", ["argument", "config"])
+def test_a_call_s_draft_length_is_num_assistant_tokens(model, where):
+    lengths, speculator = set(), Speculator()
+    speculator.on_step = lambda event: lengths.add(len(event.drafted))
+    given = {"num_assistant_tokens": 3}
+    kwargs = given if where == "argument" else {"generation_config": GenerationConfig(**given)}
+    prompt = PROMPT.repeat(1, 4)
+    expected = model.generate(prompt, max_new_tokens=40, do_sample=False)
+    for ours in three_ways(
+        model, prompt, speculator=speculator, max_new_tokens=40, do_sample=False, **kwargs
+    ):
+        assert torch.equal(ours, expected)
+    assert max(lengths) == 3
+    with pytest.raises(ValueError, match=r"num_assistant_tokens must be in 1\.\.4096, got 0"):
+        ngramspec.generate(model, prompt, num_assistant_tokens=0)
+
+
+def test_an_output_has_its_own_call_s_statistics(model):
+    speculator = Speculator()
+    outputs = [
+        ngramspec.generate(
+            model, PROMPT, speculator=speculator, return_dict_in_generate=True, **GREEDY
+        )
+        for _ in range(2)
+    ]
+    assert [each.stats.runs for each in outputs] == [1, 1]
+    assert sum(each.stats.emitted for each in outputs) == speculator.stats.emitted
+    assert "stats" not in outputs[0]
+
+
 def test_no_block_is_lost_among_threads(model):
     """Threads are switched within a few instructions here."""
     lost = []

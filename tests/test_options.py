@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ngramspec
-from ngramspec import Corpus, Speculator
+from ngramspec import Corpus, SharedStore, Speculator
 from ngramspec.options import DEFAULTS, NAMES, PRESETS, Options
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -53,9 +53,21 @@ def test_options_are_frozen_and_read_through_attributes():
         assert getattr(speculator, name) == getattr(speculator.options, name) == value
     with pytest.raises(FrozenInstanceError):
         speculator.options.gamma = 3
-    for name, value in (("options", Options()), ("stores", ())):
-        with pytest.raises(AttributeError):
-            setattr(speculator, name, value)
+    with pytest.raises(AttributeError):
+        speculator.options = Options()
+
+
+def test_stores_are_replaced_and_checked():
+    speculator = Speculator()
+    first, second = SharedStore(1 << 20)["a"], SharedStore(1 << 20)["b"]
+    for stores in ([first], [second, first], []):
+        speculator.stores = stores
+        assert list(speculator.stores) == list(speculator.options.stores) == stores
+        assert list(speculator.drafter.stores) == stores
+    with pytest.raises(TypeError, match="stores"):
+        speculator.stores = [3]
+    with pytest.raises(ValueError, match="takes no stores"):
+        Speculator("ngram", policy="priority").stores = [first]
 
 
 def test_an_assigned_setting_is_checked_and_used_by_the_next_call(tiny):

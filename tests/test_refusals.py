@@ -155,7 +155,7 @@ class OwnGenerate(LlamaForCausalLM):
 @pytest.mark.parametrize("how", ["generate", "enabled"])
 def test_positional_arguments_have_the_names_of_the_model_s_own_generate(tiny, how):
     model = OwnGenerate(tiny.config).eval()
-    speculator = Speculator()
+    speculator = Speculator(unsupported="error")
     streamers = [Puts(), Puts()]
 
     def call(*args, **kwargs):
@@ -235,11 +235,11 @@ def test_a_generate_that_takes_no_speculator_is_named(tiny, caplog):
     with pytest.raises(UnsupportedError, match=r"generate of Narrow takes no custom_generate"):
         ngramspec.generate(model, PROMPT, max_new_tokens=4)
     with (
-        ngramspec.enabled(model),
+        ngramspec.enabled(model, Speculator(unsupported="error")),
         pytest.raises(UnsupportedError, match=r"Narrow .* Speculator\(unsupported='plain'\)"),
     ):
         model.generate(PROMPT, 4)
-    with ngramspec.enabled(model, Speculator(unsupported="plain")):
+    with ngramspec.enabled(model):
         assert torch.equal(model.generate(PROMPT, 4), expected)
     assert "generate of Narrow takes no custom_generate" in caplog.text
 
@@ -393,6 +393,38 @@ def test_unsupported_plain_hands_over_to_generate(tiny, kwargs, caplog):
     assert speculator.stats.runs == 0
 
 
+def test_unsupported_calls_run_as_the_baseline_while_enabled(tiny, caplog):
+    kwargs = {"max_new_tokens": 6, "do_sample": False, "use_cache": False}
+    expected = tiny.generate(PROMPT, **kwargs)
+    with ngramspec.enable(tiny) as handle:
+        for _ in range(2):
+            assert torch.equal(tiny.generate(PROMPT, **kwargs), expected)
+    assert handle.stats.runs == 0
+    assert sum("use_cache=False" in record.getMessage() for record in caplog.records) == 1
+    with pytest.raises(UnsupportedError, match="use_cache=False"):
+        tiny.generate(PROMPT, custom_generate=Speculator(), **kwargs)
+    error = Speculator(unsupported="error")
+    with ngramspec.enable(tiny, error), pytest.raises(UnsupportedError, match="use_cache=False"):
+        tiny.generate(PROMPT, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"num_assistant_tokens_schedule": "heuristic"}, {"assistant_confidence_threshold": 0.7}],
+)
+def test_settings_of_assistants_are_refused_unless_they_are_the_model_s_own(setting):
+    model, kwargs = tiny_llama(), {"max_new_tokens": 6, "do_sample": False}
+    (name,) = setting
+    with pytest.raises(UnsupportedError, match=rf"{name}=.* Speculator\(gamma="):
+        ngramspec.generate(model, PROMPT, **kwargs, **setting)
+    config = GenerationConfig(**kwargs, **setting)
+    with pytest.raises(UnsupportedError, match=name):
+        model.generate(PROMPT, generation_config=config, custom_generate=Speculator())
+    model.generation_config.update(**setting)
+    expected = model.generate(PROMPT, **kwargs)
+    assert torch.equal(ngramspec.generate(model, PROMPT, **kwargs), expected)
+
+
 def test_what_plain_decoding_cannot_take_is_refused_and_ends_the_stream(tiny):
     puts = Puts()
     speculator = Speculator(unsupported="plain")
@@ -429,7 +461,11 @@ def test_two_heads_and_healing_beside_a_speculator(tiny):
         name = next(iter(extra))
         with pytest.raises(UnsupportedError, match=name):
             ngramspec.generate(tiny, PROMPT, **kwargs, **extra)
-        with ngramspec.enabled(tiny), pytest.raises(UnsupportedError, match=name):
+        speculator = Speculator(unsupported="error")
+        with (
+            ngramspec.enabled(tiny, speculator),
+            pytest.raises(UnsupportedError, match=name),
+        ):
             tiny.generate(PROMPT, **kwargs, **extra)
     plain = tiny.generate(PROMPT, **kwargs, assistant_model=other)
     speculator = Speculator(unsupported="plain")

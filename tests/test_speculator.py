@@ -39,7 +39,7 @@ def text(tiny):
         ({"gamma_max": 5000}, ValueError, "got 5000"),
         ({"drafter": "cpy+ngram"}, ValueError, "'cpy' is no drafter's name"),
         ({"drafter": 3}, TypeError, "drafter must be a string or a Drafter, got int"),
-        ({"unsupported": "ignore"}, ValueError, "unsupported must be 'error' or 'plain'"),
+        ({"unsupported": "ignore"}, ValueError, "unsupported must be 'error', 'plain' or None"),
         ({"on_step": 3}, TypeError, "on_step must be callable or None, got int"),
     ],
 )
@@ -61,15 +61,16 @@ def test_statistics_add_up_over_runs_until_reset(tiny, text):
         counts = (source.drafted, source.verified, source.accepted)
         assert counts == (stats.drafted, stats.verified, stats.accepted)
         assert stats.tokens_per_call == pytest.approx(stats.emitted / stats.target_calls)
-        assert stats.acceptance_rate == pytest.approx(stats.accepted / stats.verified)
-        assert stats.accepted_fraction == pytest.approx(stats.accepted / stats.drafted)
-        assert stats.accepted_fraction < stats.acceptance_rate == stats.alpha
+        assert stats.alpha == pytest.approx(stats.accepted / stats.verified)
+        assert stats.acceptance_rate == pytest.approx(stats.accepted / stats.drafted)
+        assert stats.acceptance_rate < stats.alpha
+        assert f"{stats.tokens_per_call:.2f} tokens per target call" in str(stats)
     seconds = (stats.prefill_seconds, stats.draft_seconds, stats.forward_seconds)
     assert min(*seconds, stats.other_seconds) > 0
     speculator.reset()
     assert stats == ngramspec.DecodeStats()
-    ratios = (stats.acceptance_rate, stats.accepted_fraction, stats.tokens_per_call)
-    assert ratios == (0.0, 0.0, 0.0)
+    ratios = (stats.acceptance_rate, stats.alpha, stats.tokens_per_call, stats.draft_length)
+    assert (*ratios, stats.drafting_share) == (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_observed_counts_are_the_statistics(tiny, text):

@@ -67,8 +67,6 @@ PRIVATE = {
         "generation.configuration_utils",
         {
             "_compile_all_devices": "compiles on a CPU too",
-            "_eos_token_tensor": "prepared end-of-sequence tokens",
-            "_pad_token_tensor": "prepared padding token",
         },
     ),
     **rows(

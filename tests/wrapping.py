@@ -13,7 +13,7 @@ from ngramspec.wrap import wrapped
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 24, "do_sample": False}
-SETTINGS = {"unsupported": "plain"}
+SETTINGS = {"drafter": "auto"}
 WEIGHTS = "model.safetensors"
 
 

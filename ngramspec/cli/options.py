@@ -183,7 +183,7 @@ def need(package: str, what: str) -> None:
         raise UsageError(f"{what} {package}; run: {OPTIONAL[package]}")
 
 
-def make_speculator(drafter: str, gamma: int | str) -> Speculator:
+def make_speculator(drafter: str, gamma: Any) -> Speculator:
     """The Speculator of ``--drafter`` and ``--gamma``; a UsageError if one is wrong."""
     from ngramspec import Speculator
 

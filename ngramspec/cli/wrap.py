@@ -52,7 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
         "gamma": arguments.gamma,
         "gamma_max": arguments.gamma_max,
         "policy": arguments.policy,
-        "unsupported": "plain",  # a served model must not refuse requests
     } | stores(arguments)
     out = arguments.out_dir.expanduser()
     model = arguments.model_dir.expanduser()

@@ -188,7 +188,7 @@ class PrefillDraftLength:
     one number and no text. Threads may share it: a lost update changes a length, never the output.
 
     Args:
-        most: upper bound in tokens.
+        max_tokens: upper bound.
 
     Attributes:
         limit: the current maximum length.
@@ -197,16 +197,16 @@ class PrefillDraftLength:
     INITIAL_LENGTH = 16
     MIN_LENGTH = 2  # is cheap and still detects that answers become predictable
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.limit = min(self.INITIAL_LENGTH, most)
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self.limit = min(self.INITIAL_LENGTH, max_tokens)
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Learn from a prefill that verified ``drafted`` tokens."""
         if drafted and accepted == 0:
-            self.limit = max(self.limit // 2, min(self.MIN_LENGTH, self._most))
+            self.limit = max(self.limit // 2, min(self.MIN_LENGTH, self._max_tokens))
         elif drafted and accepted == drafted >= self.limit:
-            self.limit = min(2 * self.limit, self._most)
+            self.limit = min(2 * self.limit, self._max_tokens)
 
 
 def make_controller(

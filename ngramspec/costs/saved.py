@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ngramspec.costs.processors import extended, processor
+from ngramspec.costs.steps import MAX_ENGINE_TOKENS
 from ngramspec.draft import Float32
 
 FORMAT = "ngramspec costs 1"
-MAX_ENGINE_TOKENS = 1024  # drafted tokens of an engine's step that have a known cost
 
 
 def described(model: Any, attention: str) -> dict[str, Any]:

@@ -64,11 +64,11 @@ class DraftingModel(DraftModel):
         if self._layers is not None:
             self._layers.commit(length)
 
-    def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
+    def forward(self, tokens: Int32, last: int, top_k: int) -> tuple[Int32, Float32]:
         began = perf_counter()
         logits = self._model.forward(torch.from_numpy(tokens.astype(np.int64)), last)
         logits = logits[:, : self._vocab]
-        ids, log_probs = leading(logits.float(), min(most, logits.shape[1]))
+        ids, log_probs = leading(logits.float(), min(top_k, logits.shape[1]))
         both = torch.cat((ids.to(torch.int32), log_probs.view(torch.int32)), dim=1)
         packed = both.to("cpu").numpy()  # one transfer
         if len(tokens) <= MOST_TIMED_TOKENS:

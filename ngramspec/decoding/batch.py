@@ -13,6 +13,7 @@ from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
 from ngramspec.decoding.row import NO_VERDICT, Computed, Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Verdict
+from ngramspec.hf_model.devices import Int64
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import DraftCursor, SampledTokens, TokenSampler, argmax_on_host
 
@@ -28,7 +29,7 @@ INITIAL_TOKENS = 256  # generated tokens that a new buffer has room for; not tun
 class Group:
     """The committed tokens of some rows of equal length.
 
-    The prompt is int64 or int32 (rows, length).
+    The prompt is int64 or int32 (rows, length); ``ids`` is a copy of it on the host.
 
     Attributes:
         rows: the rows' indices in the batch, which are consecutive.
@@ -49,6 +50,7 @@ class Group:
         prompt: torch.Tensor,
         sampler: TokenSampler,
         section: Section = no_section,
+        ids: Int64 | None = None,
     ) -> None:
         self.rows = rows
         self.sampler = sampler
@@ -69,7 +71,7 @@ class Group:
         self._dtype = prompt.dtype  # the baseline uses int64 from the first generated token on
         room = self.length + INITIAL_TOKENS
         self._host = np.empty((len(rows), room), np.int64)
-        self._host[:, : self.length] = prompt.cpu()
+        self._host[:, : self.length] = prompt.numpy() if ids is None else ids
         self._device = torch.from_numpy(self._host)  # on another device a copy; ``ids`` updates it
         if prompt.device.type != "cpu":
             self._device = torch.empty_like(self._device, device=prompt.device)
@@ -103,6 +105,10 @@ class Group:
             self._copied = self.length
         ids = self._device[:, : self.length]
         return ids if self.new else ids.to(self._dtype)
+
+    def ids_on_host(self) -> torch.Tensor:
+        """The committed tokens, int64 (rows, length), on the host."""
+        return torch.from_numpy(self._host[:, : self.length])
 
     def tokens_from(self, start: int) -> list[int]:
         """The first row's committed tokens from ``start`` on, without a device transfer."""
@@ -172,7 +178,7 @@ class Group:
         self.last = tokens
         self._host[:, self.length] = tokens
         self.length += 1
-        ended = sampler.stop(tokens, self.length, self.ids, sampler.scores)
+        ended = sampler.stop(tokens, self.length, self.ids, self.ids_on_host, sampler.scores)
         if True in ended:
             self.end_rows([was or now for was, now in zip(self.finished, ended, strict=True)])
         if sampler.streamer is not None:
@@ -195,9 +201,8 @@ class Group:
 class Batch:
     """All rows of a batch, in groups that each advance by their own number of tokens.
 
-    Rows that advance in lock-step are one group. A group's own sampler may differ from the batch's
-    only in processors that keep state for each row. The prefill has no drafts unless ``rows`` can
-    be connected before it.
+    Rows that advance in lock-step are one group. The prefill has no drafts unless ``rows`` can be
+    connected before it.
 
     Args:
         groups: all rows of the batch in order.
@@ -440,44 +445,38 @@ class Batch:
     def _scores(self, groups: Sequence[Group], logits: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute and record the groups' processed scores, float32 (rows, vocab)."""
         raw = logits[0] if len(logits) == 1 else torch.cat(tuple(logits))
-        raw = raw.to(copy=True, dtype=torch.float32, device=groups[0].device)
+        raw = raw.to(copy=True, dtype=torch.float32)
         scores = self._processed(raw, groups)
         self._sampler.record(scores, raw)
         return scores
 
     def _processed(self, scores: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
-        """Apply each row's logits processors, in one call for all rows of equal length."""
+        """Apply the logits processors, in one call for all rows."""
         sampler = self._sampler
         if not sampler.processors:
             return scores
-        if len(groups) == 1:
-            return groups[0].sampler.process(groups[0].ids(), scores)
-        if sampler.history_free:
-            no_ids = torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
-            return sampler.process(no_ids, scores)
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for at, group in enumerate(groups):
-            own = zip(group.sampler.processors, sampler.processors, strict=True)
-            same = all(mine is shared for mine, shared in own)
-            alike.setdefault((group.length,) if same else (group.length, at), []).append(at)
-        found: list[torch.Tensor] = [scores] * len(groups)
-        for places in alike.values():
-            ids = torch.cat([groups[at].ids() for at in places])
-            own_scores = groups[places[0]].sampler.process(ids, scores[places])
-            for at, row in zip(places, own_scores, strict=True):
-                found[at] = row
-        return torch.stack(found)
+        if len(self.groups) == 1:
+            return sampler.process(groups[0].ids(), scores)
+        from ngramspec.hf_model.processors import Histories, process_at_once
+
+        rows = [row for group in groups for row in group.rows]
+        drafts, batch = [EMPTY_DRAFT] * len(rows), len(self.rows)
+        histories = Histories(lambda: [each.ids() for each in groups], drafts, 1, rows, batch)
+        return process_at_once(sampler.processors, histories, scores)
 
     def sequences(self, pad: int) -> torch.Tensor:
         """The committed tokens of all rows, int64 (batch, longest), padded with ``pad``."""
         if len(self.groups) == 1:
             return self.groups[0].sequences()
         longest = max(group.length for group in self.groups)
-        device = self.groups[0].device
-        out = torch.full((len(self.rows), longest), pad, device=device)
+        out = torch.full((len(self.rows), longest), pad, device=self.groups[0].device)
         for group in self.groups:
-            out[list(group.rows), : group.length] = group.ids()
+            out[group.rows[0] : group.rows[-1] + 1, : group.length] = group.ids()
         return out
+
+    def committed(self) -> list[torch.Tensor]:
+        """Each group's committed tokens, int64 or int32 (rows, length)."""
+        return [group.ids() for group in self.groups]
 
     def ids(self) -> torch.Tensor | None:
         """All committed tokens, int64 (batch, length); None if rows have different lengths."""

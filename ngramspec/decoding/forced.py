@@ -61,7 +61,7 @@ class _Grammar(Forced):
 class _XGrammar(_Grammar):
     """Forced tokens by xgrammar, which gives bytes: they are split into the longest tokens."""
 
-    def after(self, context: Sequence[int], most: int) -> list[int]:
+    def after(self, context: Sequence[int], max_tokens: int) -> list[int]:
         matcher = self._matcher()
         if matcher is None or not context or matcher.is_terminated():
             return []
@@ -70,9 +70,9 @@ class _XGrammar(_Grammar):
             return []
         several = getattr(self._processor, "compiled_grammars", None)
         grammar = several[self._row] if several else self._processor.compiled_grammar
-        found = spelled(_jump_forward(copy), _spelling(grammar), most)
+        found = spelled(_jump_forward(copy), _spelling(grammar), max_tokens)
         followed = all(copy.accept_token(token) for token in found)
-        if followed and len(found) < most and copy.is_completed():
+        if followed and len(found) < max_tokens and copy.is_completed():
             found += _only(copy, grammar.tokenizer_info.vocab_size)
         return found
 
@@ -117,8 +117,8 @@ def spelling_of(names: Sequence[bytes]) -> Spelling:
     return found
 
 
-def spelled(text: bytes, spelling: Spelling, most: int) -> list[int]:
-    """Split a text into at most ``most`` tokens, each the longest match; stop if none matches.
+def spelled(text: bytes, spelling: Spelling, max_tokens: int) -> list[int]:
+    """Split a text into at most ``max_tokens`` tokens, each the longest match, until none matches.
 
     Example:
         >>> spelled(b"abcd", {b"a": 1, b"ab": 2, b"c": 3}, 8)
@@ -126,7 +126,7 @@ def spelled(text: bytes, spelling: Spelling, most: int) -> list[int]:
     """
     found: list[int] = []
     at = 0
-    while at < len(text) and len(found) < most:
+    while at < len(text) and len(found) < max_tokens:
         ends = range(min(len(text), at + MAX_TOKEN_BYTES), at, -1)
         fits = next((end for end in ends if text[at:end] in spelling), None)
         if fits is None:
@@ -148,7 +148,7 @@ def _only(matcher: Any, vocab: int) -> list[int]:
 class _LLGuidance(_Grammar):
     """Forced tokens by llguidance, which gives tokens."""
 
-    def after(self, context: Sequence[int], most: int) -> list[int]:
+    def after(self, context: Sequence[int], max_tokens: int) -> list[int]:
         matcher = self._matcher()
         if matcher is None or not context or matcher.is_stopped():
             return []
@@ -158,4 +158,4 @@ class _LLGuidance(_Grammar):
         found: list[int] = [] if copy.is_stopped() else copy.compute_ff_tokens()
         ends = copy.is_stopped() or (copy.consume_tokens(found) and copy.is_stopped())
         end = self._processor.llg_tokenizer.eos_token
-        return [*found, *([end] if ends else [])][:most]
+        return [*found, *([end] if ends else [])][:max_tokens]

@@ -324,6 +324,7 @@ class JointSteps:
             return
         hidden = any(turn.generation.target.wants_hidden for turn in stepped)
         shares = [turn.share for turn in stepped]
+        turns[0].generation.target.narrow(all(share.ids.shape[1] == 1 for share in shares))
         # Only a generation opened in inference mode may get tensors that are made in it.
         inference = all(turn.generation.inference_mode for turn in stepped)
         with torch.inference_mode(inference), torch.no_grad():

@@ -63,6 +63,7 @@ class DecodeLoop:
     Attributes:
         section: returns the context of a section, see Observer.
         ranks: the processes that decode together; None: only this one.
+        device: where tokens are chosen; logits are moved there.
         prefilled: whether the prefill has run.
     """
 
@@ -72,10 +73,10 @@ class DecodeLoop:
     recorder: StepRecorder
     section: Section
     ranks: Ranks | None
+    device: torch.device
     prefilled: bool = False
 
     def __post_init__(self) -> None:
-        self.device = self.target.prompt.device
         self.pad = 0 if self.sampler.pad is None else self.sampler.pad
 
     def step(self) -> None:
@@ -93,6 +94,11 @@ class DecodeLoop:
         ``logits`` is (batch, n + 1, vocab), at each row's last committed token and its n draft
         tokens.
         """
+        hidden = self.target.hidden
+        if logits.device != self.device:
+            logits = logits.to(self.device)
+        if hidden is not None and hidden.device != self.device:
+            self.target.hidden = hidden.to(self.device)
         sampled = self.sample(step, logits)
         self.verify(logits, sampled)
         self.rollback()
@@ -174,10 +180,8 @@ class DecodeLoop:
         return self.block(step), lengths, trees, ids
 
     def block(self, step: Step) -> torch.Tensor:
-        """Every row's last committed token and draft, int64 (batch, width), on the device."""
-        embeddings = self.target.facts.embeddings
-        block = self.batch.block(step.width, self.pad, embeddings)
-        return block.to(self.device, non_blocking=True)
+        """Every row's last committed token and draft, int64 (batch, width), on the host."""
+        return self.batch.block(step.width, self.pad, self.target.facts.embeddings)
 
     def sample(self, step: Step, logits: torch.Tensor) -> SampledTokens | None:
         """The target's tokens at all positions, or None if verification samples them."""
@@ -186,8 +190,8 @@ class DecodeLoop:
             if step.request is not None and self.sampler.fetches_at_once:
                 extra = evidence_tensor(logits, self.target.hidden, step.request)
             drafts = [row.draft for row in step.rows]
-            sampled = self.sampler.sample_all(drafts, logits, extra)
-        waited = self.device.type == "cpu" or sampled is not None
+            sampled = self.sampler.sample_all(drafts, logits, self.batch.committed, extra)
+        waited = logits.device.type == "cpu" or sampled is not None
         self.recorder.mark_forwarded(waited=waited)
         step.width += self.target.replayed_positions
         return sampled

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,8 @@ import torch
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.names import BY_ROW, all_stock
+from ngramspec.hf_model.devices import Int64, on_host
+from ngramspec.hf_model.facts import set_by_call
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import TokenSampler
 
@@ -45,6 +46,7 @@ class GenerateCall:
     inputs_tensor: Any
     generator: torch.Generator | None
     synced_gpus: bool | None
+    num_assistant_tokens: int | None
     model_kwargs: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -56,6 +58,13 @@ class GenerateCall:
         """Number of beams; 1: no beam search."""
         beams: int = self.generation_config.num_beams or 1
         return beams
+
+    def draft_length(self) -> int | None:
+        """The call's ``num_assistant_tokens``; None: the Speculator decides."""
+        if self.num_assistant_tokens is not None:
+            return self.num_assistant_tokens
+        found: int | None = set_by_call(self.generation_config, self.model, "num_assistant_tokens")
+        return found
 
     def reference(self) -> Int32:
         """The text that drafters read before the prompt, int32 (n,).
@@ -135,31 +144,28 @@ def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int]
     It is the reference, int32 (n,), the encoder's input ``encoded``, int64 (batch, n), and the
     prompt, without masked tokens. The target has not been prefilled yet.
     """
-    masks = ("attention_mask", "decoder_attention_mask")
-    encoder_mask, decoder_mask = (target.inputs.kwargs.get(name) for name in masks)
-    mask = decoder_mask if target.facts.encodes else encoder_mask
+    prompt, mask = target.prompt_ids, target.prompt_mask
+    source: Int64 | None = None
     holds_ids = isinstance(encoded, torch.Tensor) and encoded.ndim == 2  # no audio or images
-    holds_ids = holds_ids and not encoded.is_floating_point()
+    if target.facts.encodes and holds_ids and not encoded.is_floating_point():
+        source, hidden = on_host(encoded, target.inputs.kwargs.get("attention_mask"))
 
     def history(row: int) -> Int32:
         texts = [reference]
-        if target.facts.encodes and holds_ids:
-            each = target.prompt.shape[0] // encoded.shape[0]  # sequences per encoded text
-            mask_of = None if encoder_mask is None else encoder_mask[row]
-            texts.append(_own(encoded[row // each], mask_of))
-        texts.append(_own(target.prompt[row], None if mask is None else mask[row]))
+        if source is not None:
+            each = len(prompt) // len(source)  # sequences per encoded text
+            texts.append(_own(source[row // each], None if hidden is None else hidden[row]))
+        texts.append(_own(prompt[row], None if mask is None else mask[row]))
         return np.concatenate(texts)
 
     return history
 
 
-def _own(ids: torch.Tensor, mask: torch.Tensor | None) -> Int32:
+def _own(ids: Int64, mask: Int64 | None) -> Int32:
     """A row's ids without masked ones, int32 (n,)."""
-    tokens: Int32 = ids.to("cpu", torch.int32).numpy()
-    if mask is None or mask.ndim != 1 or mask.shape[0] < len(tokens):
-        return tokens
-    own: Int32 = tokens[mask[len(mask) - len(tokens) :].to("cpu", torch.bool).numpy()]
-    return own
+    if mask is not None and mask.ndim == 1 and len(mask) >= len(ids):
+        ids = ids[mask[len(mask) - len(ids) :] != 0]
+    return ids.astype(np.int32)
 
 
 def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
@@ -167,32 +173,14 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
 
     They do if something sees all rows at once: a streamer, returned scores or logits, custom
     stopping criteria, or processors that are not known to treat rows separately. They also do if
-    the cache is returned, as a later call expects it as the baseline would have left it.
+    rows go on after their end, or if the cache is returned, as a later call expects it as the
+    baseline would have left it.
     """
-    sees_all = sampler.streamer is not None or sampler.records or sampler.stop.custom
+    stop = sampler.stop
+    goes_on = bool(stop.strings) and sampler.pad is None
+    sees_all = sampler.streamer is not None or sampler.records or stop.custom or goes_on
     returned = target.facts.states or target.config.return_dict_in_generate
     return bool(sees_all or returned) or not all_stock(sampler.processors, BY_ROW)
-
-
-def samplers_by_row(sampler: TokenSampler, rows: int) -> list[TokenSampler]:
-    """A separate sampler for each row; only if not ``must_lockstep``."""
-    if not sampler.processors:
-        return [sampler] * rows
-    return [
-        replace(sampler, processors=_of_row(sampler.processors, row, rows)) for row in range(rows)
-    ]
-
-
-def _of_row(processors: Any, row: int, rows: int) -> Any:
-    """The processors for one row; state that they keep for every row is cut to this row."""
-    own = []
-    for processor in processors:
-        ignored = getattr(processor, "prompt_ignore_length", None)
-        if isinstance(ignored, torch.Tensor) and ignored.shape == (rows,):
-            processor = copy.copy(processor)
-            processor.prompt_ignore_length = ignored[row : row + 1]
-        own.append(processor)
-    return type(processors)(own)
 
 
 def head_of(config: Any) -> ModelDrafter | None:

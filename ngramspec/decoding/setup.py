@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from inspect import signature
 from itertools import repeat
@@ -27,19 +27,20 @@ from ngramspec.decoding.batch import Batch, Group
 from ngramspec.decoding.loop import DecodeLoop, decode
 from ngramspec.decoding.observer import Observer, Section, no_section
 from ngramspec.decoding.recorder import StepRecorder
-from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep, samplers_by_row
+from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep
 from ngramspec.decoding.row import ReferenceCounter, Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.names import (
-    HISTORY_FREE,
+    AT_ONCE,
     all_stock,
     pad_token,
     plain_method,
     untested,
 )
+from ngramspec.hf_model.devices import input_device
 from ngramspec.hf_model.facts import (
     Ability,
     check_adapter,
@@ -51,8 +52,9 @@ from ngramspec.hf_model.facts import (
 from ngramspec.hf_model.target import Target
 from ngramspec.options import Options
 from ngramspec.stats import DecodeStats
+from ngramspec.verification.rejection import default_generator
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import StopRules, TokenSampler, default_generator
+from ngramspec.verification.sampler import StopRules, TokenSampler
 
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length
 
@@ -71,6 +73,7 @@ class Caller:
     """What a call takes from its Speculator when it begins.
 
     Attributes:
+        unsupported: "error" or "plain".
         saved_costs: the content of the file ``options.costs``, if there is one.
         drafter: returns the drafter to use; called at every step.
         prefill_length: how many draft tokens the prefill verifies under gamma="auto".
@@ -78,6 +81,7 @@ class Caller:
     """
 
     options: Options
+    unsupported: str = "error"
     saved_costs: SavedCosts | None = None
     drafter: Callable[[], Drafter]
     prefill_length: PrefillDraftLength
@@ -94,7 +98,9 @@ class CallSetup:
     """
 
     def __init__(self, caller: Caller, call: GenerateCall, ranks: Ranks | None = None) -> None:
-        self.caller, self.options, self.call, self.ranks = caller, caller.options, call, ranks
+        self.caller, self.call, self.ranks = caller, call, ranks
+        asked = call.draft_length()
+        self.options = caller.options if asked is None else caller.options.with_chains_of(asked)
         self.stats = DecodeStats()
         self.learns_costs = self.options.planned_gamma == "auto"
         check_request(call.generation_config, call.model)
@@ -155,7 +161,7 @@ class CallSetup:
             ValueError: the prompt, the reference text or the session is invalid.
         """
         caller, options, call, target = self.caller, self.options, self.call, self.target
-        check_prompt(call.model, call.input_ids, call.model_kwargs)
+        check_prompt(call.model, target.prompt_ids, call.model_kwargs)
         if drops_out(call.model):
             caller.log_once(
                 "the model is in training mode, where dropout changes every forward and so the"
@@ -180,7 +186,7 @@ class CallSetup:
         if call.beams > 1:
             from ngramspec.decoding.beams.batch import BeamBatch, beams_of  # most calls have none
 
-            make, groups = BeamBatch, [beams_of(call, target.prompt, sampler, section)]
+            make, groups = BeamBatch, [beams_of(call, sampler, section, target.prompt_ids)]
         batch = make(
             groups,
             sampler,
@@ -206,12 +212,12 @@ class CallSetup:
             recorder=recorder,
             section=section,
             ranks=self.ranks,
+            device=self._device,
         )
 
     def _sampler(self) -> TokenSampler:
         call, config, observer = self.call, self.call.generation_config, self.caller.observer
-        keep = config.return_dict_in_generate
-        stop = StopRules(call.stopping_criteria or ())
+        keep, stop = config.return_dict_in_generate, self._stop
         observed = observer is not None and observer.one_transfer
         return TokenSampler(
             processors=call.logits_processor,
@@ -221,10 +227,29 @@ class CallSetup:
             streamer=call.streamer,
             scores=[] if keep and config.output_scores else None,
             logits=[] if keep and config.output_logits else None,
-            one_transfer=observed or prefers_one_transfer(self.target.prompt.device),
-            history_free=all_stock(call.logits_processor, HISTORY_FREE),
+            one_transfer=observed or prefers_one_transfer(self._device),
+            known_processors=all_stock(call.logits_processor, AT_ONCE),
             beams=call.beams,
         )
+
+    @cached_property
+    def _device(self) -> torch.device:
+        """Where tokens are chosen: as in ``generate`` where the prompt is, unless by an argmax."""
+        call, config = self.call, self.call.generation_config
+        returned = config.return_dict_in_generate or call.beams > 1
+        chosen = call.logits_processor or returned or not self._rule().argmax
+        return call.input_ids.device if chosen else self.target.device
+
+    @cached_property
+    def _stop(self) -> StopRules:
+        return StopRules(self.call.stopping_criteria or ())
+
+    @cached_property
+    def _seed(self) -> int:
+        """Of the numbers that drafters sample: the state of the call's random generator."""
+        generator = self.call.generator or default_generator(self.call.input_ids.device)
+        state = generator.get_state().numpy().tobytes()
+        return int.from_bytes(blake2b(state, digest_size=16).digest(), "little")
 
     def _rule(self) -> Rule:
         options, call = self.options, self.call
@@ -246,11 +271,11 @@ class CallSetup:
 
     def _groups(self, sampler: TokenSampler, section: Section) -> list[Group]:
         """The rows of the call: one group for each row if rows may diverge, else one group."""
-        prompt, rows = self.target.prompt, range(self.target.prompt.shape[0])
+        prompt, ids = self.call.input_ids, self.target.prompt_ids
         if not self.target.inputs.ragged:
-            return [Group(tuple(rows), prompt, sampler, section)]
-        own = zip(rows, samplers_by_row(sampler, len(rows)), strict=True)
-        return [Group((row,), prompt[[row]], each, section) for row, each in own]
+            return [Group(range(len(ids)), prompt, sampler, section, ids)]
+        one = [slice(row, row + 1) for row in range(len(ids))]
+        return [Group((at.start,), prompt[at], sampler, section, ids[at]) for at in one]
 
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
@@ -268,9 +293,7 @@ class CallSetup:
         call, temperature, seed = self.call, None, 0
         if call.generation_config.do_sample:
             temperature = float(call.generation_config.temperature or 1.0)
-            generator = call.generator or default_generator(self.target.prompt.device)
-            state = generator.get_state().numpy().tobytes()
-            seed = int.from_bytes(blake2b(state, digest_size=16).digest(), "little")
+            seed = self._seed
 
         def begin(row: Row, session: DraftSession) -> None:
             session.begin_models(lambda drafter: self._open_model(drafter, row.vocab, at))
@@ -298,7 +321,7 @@ class CallSetup:
         )
         rows = target.prompt.shape[0]
         if call.generation_config.do_sample and rows > 1:  # greedy answers would be equal
-            tokens = StopRules(call.stopping_criteria or ()).max_length or ASSUMED_NEW_TOKENS
+            tokens = self._stop.max_length or ASSUMED_NEW_TOKENS
             stores.join_equal([history(row) for row in range(rows)], tokens)
         follower: Drafter | None = None
         if self.ranks is not None and not self.ranks.drafts:
@@ -331,7 +354,7 @@ class CallSetup:
         """The costs of the call's forwards, measured under gamma="auto"."""
         target, saved = self.target, self.caller.saved_costs
         kind = ForwardKind(
-            machine=instruction_set() if target.prompt.device.type == "cpu" else GPU,
+            machine=instruction_set() if target.device.type == "cpu" else GPU,
             dtype=str(target.model.dtype).removeprefix("torch."),
             attention=target.facts.attention,
             static=target.cache.capacity is not None,
@@ -398,7 +421,8 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
         if call.synced_gpus or (dist.is_available() and dist.is_initialized()):
             from ngramspec.decoding.distributed import ranks_of  # most calls have one process
 
-            ranks = ranks_of(call.model, call.input_ids.device, call.synced_gpus)
+            device = input_device(call.model, call.input_ids.device)
+            ranks = ranks_of(call.model, device, call.synced_gpus)
         with layers_restored(given_cache(call.model_kwargs)):
             setup = CallSetup(caller, call, ranks)
             loop = setup.loop()
@@ -423,6 +447,8 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
         setup.stats.target_calls,
         setup.stats.tokens_per_call,
     )
+    if call.generation_config.return_dict_in_generate:
+        output.stats = setup.stats
     if call.streamer is not None:
         call.streamer.end()
     return output
@@ -431,7 +457,7 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
 def _why_plain(caller: Caller, error: Exception) -> str | None:
     """Why the baseline may decode a call that failed with an error; None: it may not."""
     if isinstance(error, UnsupportedError):
-        return None if caller.options.unsupported == "error" else str(error)
+        return None if caller.unsupported == "error" else str(error)
     version = untested()
     if version is None:
         return None

@@ -48,11 +48,11 @@ class DraftModel(Protocol):
     def commit(self, length: int) -> None:
         """Learn the number of committed tokens; called before the forwards of each draft."""
 
-    def forward(self, tokens: Int32, last: int, most: int) -> tuple[Int32, Float32]:
+    def forward(self, tokens: Int32, last: int, top_k: int) -> tuple[Int32, Float32]:
         """Read tokens, int32 (n,), after those read before; return what may follow.
 
-        These are ids int32 and log_probs float32, (last, most) each, by descending probability: the
-        ``most`` most probable ids (or all of the vocabulary) at the ``last`` final positions.
+        These are ids int32 and log_probs float32, (last, top_k) each, by descending probability:
+        the ``top_k`` most probable ids (or all of the vocabulary) at the ``last`` final positions.
         """
 
     def truncate(self, length: int) -> None:

@@ -155,8 +155,8 @@ class Forced(ABC):
     """The tokens that a call's constraints determine."""
 
     @abstractmethod
-    def after(self, context: Sequence[int], most: int) -> list[int]:
-        """The tokens that have to follow, of which ``most`` >= 1 are needed; empty: a choice.
+    def after(self, context: Sequence[int], max_tokens: int) -> list[int]:
+        """The tokens that have to follow, of which ``max_tokens`` >= 1 are needed; empty: a choice.
 
         ``context`` has the last committed token, if there is one.
         """
@@ -228,12 +228,12 @@ class _ForcedSession(ForwardingSession):
         source = np.full(len(forced), self._source, np.int8)
         return Draft(np.array(forced, np.int32), None, confidence[: len(forced)], None, source)
 
-    def _after(self, most: int) -> list[int]:
+    def _after(self, max_tokens: int) -> list[int]:
         """The forced tokens; always empty after an error, which is logged."""
-        if most < 1 or self._broken:
+        if max_tokens < 1 or self._broken:
             return []
         try:
-            return self._forced.after(self._context, most)[:most]
+            return self._forced.after(self._context, max_tokens)[:max_tokens]
         except Exception as error:
             self._broken = True
             kind = type(error).__name__  # the message can quote the text

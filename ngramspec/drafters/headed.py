@@ -201,20 +201,20 @@ class HeadedSession(ReadingSession, ValueSession):
         last = min(len(reader.readable(plan.tokens.tolist())), gamma - 1)
         if model.ahead is not None:
             last = min(last, model.ahead - 1)
-        best, most = None, -np.inf
+        best, highest = None, -np.inf
         for depth in range(plan.known, last + 1):
             gain = plan.reach(depth) * self.worth.gain[cell(plan.chance(depth), depth)]
             net = gain - rate * model.cost(depth + 1 - plan.known)
-            if net > most:
-                best, most = depth, net
+            if net > highest:
+                best, highest = depth, net
         if best is None or not reader.fits(self.text, gamma):
             return None
         if self._rows:
-            return best if most > 0 else None
+            return best if highest > 0 else None
         reading = rate * model.reading_cost(reader.unread(len(self.text))) if rate else 0.0
-        if most <= 0:
+        if highest <= 0:
             return best if self.worth.should_retry(1.0 + reading) else None
-        self._missed += most
+        self._missed += highest
         if self._missed < reading:
             return None
         self.worth.pays()
@@ -330,9 +330,9 @@ class MtpDrafter(ModelDrafter):
     source_names = ("mtp",)
     reads_states = True
 
-    def __init__(self, gamma: int = 8, threshold: float = 0.4, most: int | None = 64) -> None:
-        super().__init__("", gamma, threshold, most, False)
-        self.spec = f"mtp(gamma={gamma},threshold={self.threshold},most={most})"
+    def __init__(self, gamma: int = 8, threshold: float = 0.4, top_k: int | None = 64) -> None:
+        super().__init__("", gamma, threshold, top_k, False)
+        self.spec = f"mtp(gamma={gamma},threshold={self.threshold},top_k={top_k})"
 
 
 def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:

@@ -27,8 +27,8 @@ MAX_PROPOSAL_IDS = 1 << 20  # larger than any vocabulary
 class Reader:
     """A draft model, which has read nothing yet, and what it has read since."""
 
-    def __init__(self, model: DraftModel, most: int) -> None:
-        self.model, self.most = model, most
+    def __init__(self, model: DraftModel, top_k: int) -> None:
+        self.model, self.top_k = model, top_k
         self._read: list[int] = []
         self._sure = 0  # length of a common prefix of the committed text and ``_read``
         self._known = 0  # committed tokens that the model can read, the first ones
@@ -53,10 +53,10 @@ class Reader:
 
         ``text`` has ``committed`` committed tokens, followed by draft tokens.
         """
-        at, most = self._sure, min(len(self._read), len(text) - 1)
-        while at < most and self._read[at] == text[at]:
+        at, end = self._sure, min(len(self._read), len(text) - 1)
+        while at < end and self._read[at] == text[at]:
             at += 1
-        at = min(at, most)
+        at = min(at, end)
         self.forget(at)
         self._sure = min(at, committed)
         return at
@@ -73,7 +73,7 @@ class Reader:
     def forward(self, tokens: Sequence[int], last: int) -> tuple[Int32, Float32]:
         """Read tokens; return the distributions after the ``last`` of them, see DraftModel."""
         self._read += tokens
-        return self.model.forward(np.array(tokens, np.int32), last, self.most)
+        return self.model.forward(np.array(tokens, np.int32), last, self.top_k)
 
 
 class ReadingSession(DraftSession):
@@ -87,7 +87,7 @@ class ReadingSession(DraftSession):
         self._rng = np.random.default_rng(0)
 
     def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
-        self.reader = Reader(load(self.drafter), self.drafter.most)
+        self.reader = Reader(load(self.drafter), self.drafter.top_k)
 
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         self.temperature = temperature
@@ -202,7 +202,7 @@ class ModelDrafter(LearningDrafter):
             is loaded at the first call, to the target's device and dtype.
         gamma: maximum number of draft tokens (num_speculative_tokens), >= 1.
         threshold: stop before a token that the model gives a lower probability; in (0, 1].
-        most: number of most probable ids that a token is sampled from; None: all.
+        top_k: number of most probable ids that a token is sampled from; None: all.
         tables: whether copies and n-grams guess the model's tokens, to save forwards of the model.
     """
 
@@ -217,7 +217,7 @@ class ModelDrafter(LearningDrafter):
         path: Any,
         gamma: int = 8,
         threshold: float = 0.4,
-        most: int | None = 64,
+        top_k: int | None = 64,
         tables: bool = True,
     ) -> None:
         if not self.takes(path):
@@ -227,10 +227,10 @@ class ModelDrafter(LearningDrafter):
         self.gamma = check_int("gamma", gamma, 1)
         self.threshold = check_real("threshold", threshold, 0.0, 1.0)
         self.least = math.log(self.threshold)
-        self.most = (
-            MAX_PROPOSAL_IDS if most is None else check_int("most", most, 1, MAX_PROPOSAL_IDS)
+        self.top_k = (
+            MAX_PROPOSAL_IDS if top_k is None else check_int("top_k", top_k, 1, MAX_PROPOSAL_IDS)
         )
-        self.settings = f"gamma={gamma},threshold={self.threshold},most={most},tables={tables}"
+        self.settings = f"gamma={gamma},threshold={self.threshold},top_k={top_k},tables={tables}"
         self.tables: Drafter = NullDrafter()
         if check_bool("tables", tables):
             self.tables = PriorityDrafter([CopyDrafter(), NGramDrafter()])

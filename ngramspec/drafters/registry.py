@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Literal, get_args
 
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.value import RECYCLE_TOP_K, SOURCES, ValueDrafter
@@ -15,8 +16,9 @@ from ngramspec.stores import Store, open_stores
 
 TABLES = "copy+ngram+unigram"
 AUTO = f"{TABLES}+recycle(always=false)"  # policy "value"; "priority" uses TABLES
-POLICIES = ("value", "priority")
-CALIBRATIONS = ("shared", "request")
+Policy = Literal["value", "priority"]
+Calibrated = Literal["shared", "request"]
+POLICIES, CALIBRATIONS = get_args(Policy), get_args(Calibrated)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 QUOTED = r'"(?:[^"\\]|\\.)*"'  # a JSON string
 SOURCE_PATTERN = re.compile(
@@ -79,9 +81,9 @@ def register_drafter(name: str, factory: Callable[..., Drafter]) -> None:
 def build_drafter(
     spec: str | Drafter,
     *,
-    policy: str = "value",
+    policy: Policy = "value",
     stores: Sequence[Store] = (),
-    calibration: str = "shared",
+    calibration: Calibrated = "shared",
 ) -> Drafter:
     """Build a drafter from its description; a Drafter is returned with the settings applied.
 

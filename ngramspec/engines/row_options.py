@@ -10,7 +10,7 @@ from typing import Any
 from ngramspec.costs.saved import GivenEngineCosts
 from ngramspec.costs.steps import EngineCosts, LearnedEngineCosts
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.registry import build_drafter
+from ngramspec.drafters.registry import Policy, build_drafter
 from ngramspec.engines.rows import Rows
 from ngramspec.errors import check_int
 from ngramspec.stores import open_stores
@@ -35,7 +35,7 @@ class EngineOptions:
     """
 
     drafter: str = "auto"
-    policy: str = "value"
+    policy: Policy = "value"
     costs: str | Mapping[str, Mapping[str, float]] = "learned"
     max_sessions: int = 1024
     max_mib: int = 1024

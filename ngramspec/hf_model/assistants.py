@@ -18,6 +18,7 @@ from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import extras, names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
+from ngramspec.hf_model.devices import indices, moved
 from ngramspec.hf_model.outputs import StateChannel
 
 
@@ -39,8 +40,8 @@ class AssistantModel:
     @property
     def room(self) -> int | None:
         """Maximum number of tokens that it can read; None: no limit."""
-        most = names.position_limit(self.model.config)
-        return most if isinstance(most, int) and most > 0 else None
+        limit = names.position_limit(self.model.config)
+        return limit if isinstance(limit, int) and limit > 0 else None
 
     def forward(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
         """Read int64 (n,) tokens; return the logits after the ``last`` ones, (last, vocab)."""
@@ -51,7 +52,7 @@ class AssistantModel:
             given["position_ids"] = torch.arange(self.length, end, device=self.model.device)[None]
         with torch.no_grad(), in_place(self.model, self.model.device):
             outputs = self.model(
-                input_ids=tokens[None].to(self.model.device),
+                input_ids=moved(tokens[None], self.model.device),
                 use_cache=True,
                 return_dict=True,
                 **cache_argument(cache),
@@ -314,10 +315,10 @@ class MtpHead:
         begin, end = run.cached, self._known
         first = self._start + begin + 1 + k
         device = self.layers.layers[k].eh_proj.weight.device
-        ids = torch.tensor([self._tokens[first : first + end - begin]], device=device)
+        ids = indices([self._tokens[first : first + end - begin]])(device)
         places = torch.arange(begin + 1 + k, end + 1 + k, device=device)[None]
         new = self.layers.forward_layer(
-            k, above.since(begin).to(device), places, self._cache, input_ids=ids
+            k, moved(above.since(begin), device), places, self._cache, input_ids=ids
         )
         kept = run.outputs
         if kept is not None and k + 1 < self.ahead:  # the next layer may not have read them

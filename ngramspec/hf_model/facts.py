@@ -23,6 +23,7 @@ from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
 from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
+from ngramspec.hf_model.devices import Int64
 
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
 # Arguments of the prefill that a prompt of plain text has.
@@ -500,6 +501,11 @@ OFF_VALUES = REFUSED_AT_ONCE | {
     "prompt_lookup_num_tokens": None,
     "token_healing": False,
 }
+# Settings of assistants, and the draft length of a Speculator that is most similar.
+ASSISTANT_SETTINGS = {
+    "num_assistant_tokens_schedule": "heuristic",
+    "assistant_confidence_threshold": "threshold",
+}
 # Parts of the names of attributes that hold a rate: attention_dropout, layerdrop, ...
 RATE_NAME_PARTS = ("drop", "jitter")
 
@@ -589,6 +595,23 @@ def check_request(config: Any, model: Any = None) -> None:
     }
     if refused:
         raise UnsupportedError(refusal(refused))
+    for name, gamma in ASSISTANT_SETTINGS.items():
+        value = set_by_call(config, model, name)
+        if value is not None:
+            raise UnsupportedError(
+                f"{name}={value!r} is not supported here; remove it, and pass"
+                f" Speculator(gamma={gamma!r}) for drafts that end by a similar rule"
+            )
+
+
+def set_by_call(config: Any, model: Any, name: str) -> Any:
+    """A setting's value if it differs from transformers' default and from the model's own config.
+
+    A default that the call gives explicitly is not found. None: the call does not set it.
+    """
+    own = getattr(getattr(model, "generation_config", None), name, None)
+    value = getattr(config, name, None)
+    return None if value in (own, names.DEFAULT_SETTINGS[name], 0) else value
 
 
 def refusal(settings: dict[str, Any]) -> str:
@@ -601,7 +624,7 @@ def refusal(settings: dict[str, Any]) -> str:
     return f"{found} cannot be combined with a Speculator; pass {remedy}"
 
 
-def check_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+def check_prompt(model: Any, input_ids: Int64, model_kwargs: dict[str, Any]) -> None:
     """Raise a ValueError for an empty prompt, or for ids that the model has no embedding for.
 
     Placeholders, for example of an image, may be outside the vocabulary, and so may tokens that a

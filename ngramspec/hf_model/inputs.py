@@ -6,7 +6,7 @@ which is not in the cache yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,6 +22,7 @@ from ngramspec.hf_model.attention import (
 )
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument
+from ngramspec.hf_model.devices import changed, indices
 from ngramspec.hf_model.facts import Facts
 
 # Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
@@ -39,6 +40,7 @@ class Inputs:
     """The keyword arguments of a generation's next forward; all rows accept equally many tokens."""
 
     ragged = False  # whether rows may accept different numbers of tokens
+    hides = True  # whether the mask, if there is one, may hide a position
 
     def __init__(self, facts: Facts) -> None:
         # What ``generate`` would pass to the forward over the last committed token.
@@ -46,9 +48,12 @@ class Inputs:
         self._model = facts.model
         self._facts = facts
         self._per_token = PER_DECODER_TOKEN if facts.encodes else PER_TOKEN
-        self._mask_name, self._positions_name = self._per_token[:2]
+        self.mask_name, self._positions_name = self._per_token[:2]  # in ``kwargs``
         # Names of the arguments with values for each row.
         self._of_rows = (*self._per_token, *(OF_ENCODER if facts.encodes else ()))
+        # Whether no layer needs the mask of padding if it has a mask of four dimensions.
+        known = facts.gap_obstacle is None and (facts.windows is None or facts.windows.known)
+        self._replaces_padding = known and facts.takes_masks and not facts.encodes
         self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
         self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
@@ -80,7 +85,7 @@ class Inputs:
             self.kwargs[self._positions_name] = counted.expand(rows, -1)
         self._extended.clear()
         self._passed_on = None
-        mask = self.kwargs.get(self._mask_name)
+        mask = self.kwargs.get(self.mask_name)
         if mask is not None and self._facts.windows is not None:
             self._padding = (mask.cumsum(dim=-1) == 0).sum(dim=-1, keepdim=True)
 
@@ -145,11 +150,17 @@ class Inputs:
         # no draft extends past that point.
         if keys is not None and facts.takes_masks and not facts.encodes:
             masked = masked or facts.rereads_at != slots
+        # It would also read a mask of padding before a forward of one position.
+        padding = width == 1 and grown.get(self.mask_name) is not None
+        if padding and self._replaces_padding and facts.rereads_at != slots:
+            masked = masked or self.hides
+            if not masked:
+                grown[self.mask_name] = None
         # transformers would count a row's gaps as a part of its windows.
         if branched or masked or (self.ragged and facts.windows is not None):
             masks = self._masks(block, trees if branched else (), lengths, slots, keys, held)
             # A dict is set below, because the model's preparation takes tensors only.
-            grown[self._mask_name] = (
+            grown[self.mask_name] = (
                 masks if isinstance(masks, torch.Tensor) else next(iter(masks.values()))
             )
         if committed is not None:
@@ -158,7 +169,7 @@ class Inputs:
         if facts.hooks_positions:  # the model's preparation may drop them
             inputs[self._positions_name] = grown[self._positions_name][..., -width:]
         if isinstance(masks, dict):
-            inputs[self._mask_name] = masks
+            inputs[self.mask_name] = masks
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         return inputs
@@ -218,7 +229,7 @@ class Inputs:
     ) -> Masks:
         """Return the masks of a forward over ``block``, (batch, width), as the model takes them."""
         rows, width = block.shape
-        past = self.kwargs.get(self._mask_name)
+        past = self.kwargs.get(self.mask_name)
         mask = tree_mask(trees, width, past, slots, block.device, keys).expand(rows, -1, -1, -1)
         masks: Masks = mask
         if self._facts.windows is not None:
@@ -241,8 +252,13 @@ class Inputs:
 
     def _selected(self, rows: Sequence[int]) -> dict[str, Any]:
         """Return the arguments by row, for some rows only."""
+        index = indices(rows)
+
+        def select(dim: int) -> Callable[[torch.Tensor], torch.Tensor]:
+            return lambda tensor: tensor.index_select(dim, index(tensor.device))
+
         return {
-            name: select_rows(value, rows, 0 if name == ENCODED else -2)
+            name: changed(value, select(0 if name == ENCODED else -2))
             for name, value in given(self.kwargs, self._of_rows)
         }
 
@@ -250,13 +266,6 @@ class Inputs:
 def given(kwargs: dict[str, Any], names: Sequence[str]) -> list[tuple[str, Any]]:
     """Return the arguments of these names that are not None."""
     return [(name, kwargs[name]) for name in names if kwargs.get(name) is not None]
-
-
-def next_position(position_ids: torch.Tensor | None) -> int:
-    """Return 1 + the greatest position of the rows' last prompt tokens; 0 if there are none."""
-    if position_ids is None or not position_ids.numel():
-        return 0
-    return int(position_ids[..., -1].max()) + 1
 
 
 def grow(name: str, value: torch.Tensor, count: int) -> torch.Tensor:
@@ -275,15 +284,3 @@ def grow(name: str, value: torch.Tensor, count: int) -> torch.Tensor:
     else:
         more = last.expand(shape)
     return torch.cat((value, more), dim=-1)
-
-
-def select_rows(value: Any, rows: Sequence[int], dim: int) -> Any:
-    """Select rows of a tensor, or of each tensor in a model's outputs."""
-    if isinstance(value, torch.Tensor):
-        index = torch.tensor(rows, device="cpu").to(value.device, non_blocking=True)
-        return value.index_select(dim, index)
-    if isinstance(value, dict):
-        return type(value)(**{name: select_rows(each, rows, dim) for name, each in value.items()})
-    if isinstance(value, tuple | list):
-        return type(value)(select_rows(each, rows, dim) for each in value)
-    return value

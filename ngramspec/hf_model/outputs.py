@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compat.extras import output_class
+from ngramspec.hf_model.devices import Int64, indices
 from ngramspec.hf_model.facts import Facts
 
 
@@ -113,7 +115,7 @@ def _last_states(_: Any, output: Any) -> list[torch.Tensor]:
 class StateChannel:
     """The decoder's last hidden states of each row, until its head takes them."""
 
-    def __init__(self, model: Any, mask: torch.Tensor | None, rows: int) -> None:
+    def __init__(self, model: Any, mask: Int64 | None, rows: int) -> None:
         self._decoder, self._mask = model.get_decoder(), mask
         self._kept: list[list[torch.Tensor]] = [[] for _ in range(rows)]
         self._found: list[torch.Tensor] = []
@@ -136,7 +138,8 @@ class StateChannel:
         for row, kept in enumerate(self._kept):
             own = states[row, :last]
             if self._mask is not None and self._mask.shape[1] >= last:
-                own = own[self._mask[row, -last:].bool()]
+                there = np.flatnonzero(self._mask[row, -last:])
+                own = own.index_select(0, indices(there)(own.device))
             kept.append(own)
         self._last, self._found = states[:, last - 1 :], []
 
@@ -152,7 +155,8 @@ class StateChannel:
         for row, path in enumerate(paths):
             positions = list(path[1:] if prefill else path)
             if positions:
-                self._kept[row].append(self._last[row, positions])
+                own = self._last[row]
+                self._kept[row].append(own.index_select(0, indices(positions)(own.device)))
         self._last = None
 
     def take(self, row: int) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ngramspec.hf_model.compat.caches import CACHE_NAMES
+from ngramspec.hf_model.devices import indices
 from ngramspec.hf_model.inputs import TEXT_POSITIONS, Inputs, given, grow
 
 # Bounds on the slots that are gaps in every row: if they exceed both, the cache is compacted.
@@ -31,11 +32,14 @@ class RaggedInputs(Inputs):
 
     def begin(self, prompt: torch.Tensor, slots: int) -> None:
         """Add the mask and positions, after ``slots`` ones of the prefill."""
-        if self.kwargs.get(self._mask_name) is None:
-            self.kwargs[self._mask_name] = prompt.new_ones(len(prompt), slots + 1)
+        own = np.ones((len(prompt), slots), np.bool_)
+        if self.kwargs.get(self.mask_name) is None:
+            self.kwargs[self.mask_name] = prompt.new_ones(len(prompt), slots + 1)
+        else:
+            own = self.kwargs[self.mask_name][:, :-1].bool().numpy(force=True)
+        self._own = OwnSlots(own)
         super().begin(prompt, slots)
-        mask = self.kwargs[self._mask_name]
-        self._own = OwnSlots(mask[:, :-1].bool().numpy(force=True))
+        mask = self.kwargs[self.mask_name]
         if self._padding is not None:
             places = torch.arange(mask.shape[1], device=mask.device)
             self.kwargs[TEXT_POSITIONS] = places - self._padding
@@ -64,6 +68,10 @@ class RaggedInputs(Inputs):
         }
 
     @property
+    def hides(self) -> bool:  # type: ignore[override]
+        return not self._own.full
+
+    @property
     def rows_may_leave(self) -> bool:
         """Whether every argument of a forward that depends on rows can be reduced to some rows."""
         known = (*CACHE_NAMES, "cache_position", *self._of_rows)
@@ -82,7 +90,7 @@ class RaggedInputs(Inputs):
         used = max(self._own.used)
         if slots - used <= max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS):
             return None
-        mask = self.kwargs[self._mask_name][:, :-1]  # the last token is not in the cache yet
+        mask = self.kwargs[self.mask_name][:, :-1]  # the last token is not in the cache yet
         return used_slots(mask, used)
 
     def compact(self, slots: torch.Tensor) -> None:
@@ -107,8 +115,7 @@ def grow_ragged(
         return value
     if not name.endswith(("attention_mask", "position_ids")):
         return grow(name, value, count)
-    own = torch.tensor(lengths, device="cpu").to(value.device, non_blocking=True)
-    own = own[:, None]  # (batch, 1)
+    own = indices(lengths)(value.device)[:, None]  # (batch, 1)
     column = torch.arange(1, count + 1, device=value.device)
     if name.endswith("position_ids"):
         steps = torch.minimum(column, own - 1)  # a gap's position stays in the model's range
@@ -134,6 +141,11 @@ class OwnSlots:
         self._mask = mask  # (rows, slots), at first those of the prefill
         self._unfinished = np.ones(len(mask), np.bool_)  # rows that have not ended
         self.used: list[int] = mask.sum(axis=1).tolist()  # each row's tokens in the cache
+
+    @property
+    def full(self) -> bool:
+        """Whether all slots hold a token of every row."""
+        return min(self.used) == self._mask.shape[1]
 
     def commit(self, kept: Sequence[int]) -> None:
         """Add the positions of a forward that stay, for each row; 0 if the row has ended."""
@@ -184,8 +196,7 @@ class PresentRows:
         places = [0] * self._count
         for place, row in enumerate(self._rows):
             places[row] = place
-        index = torch.tensor(places, device="cpu").to(states.device, non_blocking=True)
-        return states.index_select(0, index)
+        return states.index_select(0, indices(places)(states.device))
 
     def keep(self, rows: Collection[int]) -> list[int]:
         """Remove all other rows; return for each new place the place where its row was."""

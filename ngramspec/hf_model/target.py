@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.cache.layers import widen_static
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_of, decoder_cache, is_callers
+from ngramspec.hf_model.devices import input_device, moved, on_host
 from ngramspec.hf_model.facts import (
     Ability,
     check_facts,
@@ -24,7 +25,7 @@ from ngramspec.hf_model.facts import (
     prompt_end,
     why_unsupported,
 )
-from ngramspec.hf_model.inputs import Inputs, next_position
+from ngramspec.hf_model.inputs import Inputs
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.cache.copies import Checkpoint, Pending
@@ -46,6 +47,9 @@ class Target:
     and the pending ones before it. In a ragged batch it also holds gaps that no row attends to.
 
     Attributes:
+        device: on which the model takes its inputs.
+        prompt: int64 (batch, n), on this device; ``prompt_ids`` on the host.
+        prompt_mask: the prompt's mask on the host, int64 (batch, n or more); None: none was given.
         widths: allowed widths of the forwards after the prefill, ascending; empty: any width.
         pending: accepted tokens that the next forward runs again; None: the model is not recurrent.
         no_drafts: why nothing can be drafted; None: drafts are allowed.
@@ -71,6 +75,9 @@ class Target:
         beams: int = 1,
     ) -> None:
         check_model(model, model_kwargs)
+        self.device = device = input_device(model, input_ids.device)
+        if device != input_ids.device:
+            input_ids, model_kwargs = moved(input_ids, device), moved(model_kwargs, device)
         self.model, self.config, self.prompt = model, config, input_ids
         if config.cache_implementation is not None and windows_of(names.text_config(model)):
             end = prompt_end(input_ids, model_kwargs, mask_length=names.mask_length(config))
@@ -93,10 +100,15 @@ class Target:
             from ngramspec.hf_model.outputs import OutputRecorder
 
             self._recorder = OutputRecorder(facts)
+        positions, mask = model_kwargs.get("position_ids"), facts.kwargs.get(self.inputs.mask_name)
+        self.prompt_ids, self.prompt_mask, last = on_host(
+            input_ids,
+            mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None,
+            None if positions is None or facts.hooks_positions else positions[..., -1:],
+        )
+        self.inputs.hides = self.prompt_mask is None or not self.prompt_mask.all()
         # Of the first generated token; 0: the model counts positions itself.
-        self._next_position = next_position(model_kwargs.get("position_ids"))
-        if facts.hooks_positions:
-            self._next_position = 0
+        self._next_position = 0 if last is None else int(last.max(initial=-1)) + 1
         self.no_drafts = why_unsupported(Ability.DRAFTS, facts)
         self._shapes: ForwardShapes | None = None
         if width is not None or compiled or facts.static:
@@ -110,6 +122,8 @@ class Target:
         once = beams > 1 and why_unsupported(Ability.ONE_PREFILL, facts) is None
         self._copies = beams if once else 1  # copies made of each row that the prefill runs
         self._unordered = False  # whether the prefill's rows may have to be reordered
+        self._decoding: ExitStack | None = None  # inside of ``decoding``, on accelerators
+        self._narrow = False  # whether it has entered the context of ``generate``
         self._slots = 0  # positions in the cache
         self._prefilled: int | None = None  # these after the prefill; None: before its end
         self._thresholds = facts.thresholds
@@ -127,8 +141,7 @@ class Target:
         if (self.config.num_beams or 1) == 1:
             from ngramspec.hf_model.outputs import StateChannel  # few calls have heads
 
-            mask = self.inputs.kwargs.get("attention_mask")
-            self.states = StateChannel(self.model, mask, len(self.prompt))
+            self.states = StateChannel(self.model, self.prompt_mask, len(self.prompt))
 
     def make_ragged(self) -> None:
         """Let rows accept different numbers of tokens; call it before the prefill."""
@@ -212,7 +225,7 @@ class Target:
         if self._copies > 1:
             prompt, kwargs = prompt[:: self._copies], self.inputs.every(self._copies, len(prompt))
         if draft is not None:
-            prompt = torch.cat((prompt, draft.to(prompt.dtype)), dim=1)
+            prompt = torch.cat((prompt, moved(draft, self.device).to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
             config = names.with_longer_mask(config, count)
         if (self.facts.cached or draft is not None) and config.prefill_chunk_size is None:
@@ -259,9 +272,33 @@ class Target:
         elif self.facts.attention == "sdpa":  # it accepts keys with any stride
             self.cache.grow_in_place()
 
-    def decoding(self) -> AbstractContextManager[Any]:
-        """The context in which ``generate`` runs the forwards after the prefill."""
-        return names.decode_context(self.model)
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Run the forwards after the prefill inside it.
+
+        ``generate`` runs them in a context in which transformers, on accelerators, copies the
+        weights of a token's experts for each token. That pays for few tokens, so there a forward
+        with a draft leaves the context.
+        """
+        if self.device.type == "cpu":
+            with names.decode_context(self.model):
+                yield
+            return
+        with ExitStack() as self._decoding:
+            try:
+                yield
+            finally:
+                self._decoding, self._narrow = None, False
+
+    def narrow(self, narrow: bool) -> None:
+        """Be in the context of ``generate`` for the next forward, of one position, or leave it."""
+        if self._decoding is None or narrow == self._narrow:
+            return
+        self._narrow = narrow
+        if narrow:
+            self._decoding.enter_context(names.decode_context(self.model))
+        else:
+            self._decoding.close()
 
     def _collect(self, entered: ExitStack, hidden: bool) -> list[torch.Tensor]:
         """Collect states for heads, and return the inputs of the model's head if ``hidden``."""
@@ -283,7 +320,7 @@ class Target:
         """Run every row's last committed token and its draft in one forward, padded to its width.
 
         Args:
-            block: int64 (batch, n + 1), on the prompt's device.
+            block: int64 (batch, n + 1); it and ``committed`` may be on the host.
             lengths: for each row, how many of its tokens in the block are not padding.
             trees: parents of each row's draft; empty: all drafts are chains.
             committed: int64 (batch, length), all tokens up to and including the block's first, for
@@ -291,12 +328,14 @@ class Target:
         """
         inputs = self.begin_forward(block, lengths, trees, committed)
         assert self._forward is not None
+        if self._decoding is not None:
+            self.narrow(self._forward.width == 1)
         plain = self._forward.width == 1 and not self._forward.reread
         plain = plain and not (self.keep_hidden and self.wants_hidden)
         if plain and self.states is None and not self.facts.hooks_positions:
             return self.end_forward(self._run(**inputs, return_dict=True))
         with ExitStack() as entered:
-            entered.enter_context(in_place(self.model, block.device))
+            entered.enter_context(in_place(self.model, self.device))
             if self.cache.indexed and self._forward.width > 1:
                 from ngramspec.hf_model.compat.extras import causal_topk  # few models have an index
 
@@ -326,6 +365,9 @@ class Target:
         if self._present is not None:
             block, lengths = self._present.select(block), self._present.of(lengths)
             trees = self._present.of(trees) if trees else ()
+        block = block.to(self.device, non_blocking=True)
+        if committed is not None:
+            committed = committed.to(self.device, non_blocking=True)
         if self.pending is not None:
             block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]

@@ -38,7 +38,7 @@ COSTS = {
     "gpu": tuple(GPU_COSTS.values()),
 }
 RATIOS = ("tokens_per_call", "tokens_per_cost")
-COUNTED = (*RATIOS, "alpha", "accepted_fraction", "drafted_per_step")
+COUNTED = (*RATIOS, "alpha", "acceptance_rate", "drafted_per_step")
 
 
 def cost_curve(name: str, gamma_max: int) -> Float32:
@@ -167,7 +167,7 @@ class Tally(DecodeStats):
             "tokens_per_call": self.tokens_per_call,
             "tokens_per_cost": self.emitted / self.cost if self.cost else 0.0,
             "alpha": self.alpha,
-            "accepted_fraction": self.accepted_fraction,
+            "acceptance_rate": self.acceptance_rate,
             "drafted_per_step": self.drafted / calls if calls else 0.0,
             "step_us_median": float(np.median(self.nanoseconds)) / 1000 if calls else 0.0,
             "step_us_p99": float(np.percentile(self.nanoseconds, 99)) / 1000 if calls else 0.0,

@@ -145,6 +145,19 @@ def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
+def choice_stats_of(job: Job) -> dict[str, Any]:
+    """vLLM's statistics of one answer; a step is a target forward with a draft."""
+    stats = stats_of([job])
+    steps = stats.target_calls - stats.plain_steps
+    return {
+        "mean_acceptance_length": 1 + stats.accepted / max(steps, 1),
+        "draft_acceptance_rate": stats.acceptance_rate,
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": stats.accepted,
+        "num_draft_tokens": stats.drafted,
+    }
+
+
 BUCKET_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 

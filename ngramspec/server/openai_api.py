@@ -19,7 +19,7 @@ from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.server.bodies import ChatBody, Common, CompletionBody, Message, json_value
 from ngramspec.server.engine import STOP, Answers, Delta, Job
 from ngramspec.server.grammars import Source, bounded_json
-from ngramspec.server.metrics import ending, timings_of
+from ngramspec.server.metrics import choice_stats_of, ending, timings_of
 from ngramspec.server.prompts import (
     CLOSE,
     OPEN,
@@ -63,7 +63,10 @@ class OpenAIReply(Reply):
         return []
 
     def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
-        choices = [self.choice(index, deltas) for index, deltas in enumerate(found)]
+        choices = [
+            self.choice(index, deltas) | self._stats(job)
+            for index, (job, deltas) in enumerate(zip(jobs, found, strict=True))
+        ]
         end = ending(jobs, self.body)
         return {"object": self.kinds[0], "choices": choices, **end, **self._head}
 
@@ -75,12 +78,19 @@ class OpenAIReply(Reply):
             yield {"choices": [chunk], **head}
         async for index, delta in answers.deltas():
             for chunk in self.chunks(index, delta):
-                if chunk["finish_reason"] and answers.ended and not with_usage:
-                    head["timings"] = timings_of(answers.jobs)
+                if chunk["finish_reason"]:
+                    chunk |= self._stats(answers.jobs[index])
+                    if answers.ended and not with_usage:
+                        head["timings"] = timings_of(answers.jobs)
                 yield {"choices": [chunk], **head}
                 await asyncio.sleep(0)
         if with_usage:
             yield {"choices": [], **head, **ending(answers.jobs, self.body)}
+
+    def _stats(self, job: Job) -> dict[str, Any]:
+        """An answer's statistics, if they are asked for."""
+        asked = self.body.ngramspec.usage
+        return {"speculative_decoding_stats": choice_stats_of(job)} if asked else {}
 
 
 class CompletionReply(OpenAIReply):

@@ -124,9 +124,9 @@ def sortable(text: Int32) -> tuple[NDArray[np.uint8], int]:
     used = np.zeros(int(text[tokens].max(initial=0)) + 1, bool)
     used[text[tokens]] = True
     number = (np.cumsum(used) - 1).astype(np.uint32)
-    most = int(number[-1]) + 1  # the separator's number, above all tokens'
-    each = 1 if most < 1 << 8 else 2 if most < 1 << 16 else 3
-    codes = np.full(len(text), most, ">u4" if each == 3 else f">u{each}")
+    separator = int(number[-1]) + 1  # a number above all tokens
+    each = 1 if separator < 1 << 8 else 2 if separator < 1 << 16 else 3
+    codes = np.full(len(text), separator, ">u4" if each == 3 else f">u{each}")
     codes[tokens] = number[text[tokens]]
     content = np.ascontiguousarray(codes[::-1]).view(np.uint8)
     return (content.reshape(-1, 4)[:, 1:].ravel() if each == 3 else content), each

@@ -482,11 +482,11 @@ class RedisSync:
 
     def _send(self, name: str, pieces: list[Entry], feed: Feed | None) -> EntryId:
         """XADD pieces, with the last deletion that this process knows; the id of the last one."""
-        key, most = self._keys[name], self.address.max_entries
+        key, maxlen = self._keys[name], self.address.max_entries
         pipeline = self._redis.pipeline(transaction=False)
         for piece in pieces:
             piece.cleared = NO_ENTRY if feed is None else feed.cleared
-            pipeline.xadd(key, piece.fields(), maxlen=most, approximate=True)
+            pipeline.xadd(key, piece.fields(), maxlen=maxlen, approximate=True)
         pipeline.expire(key, self.address.max_age)
         return entry_id(pipeline.execute()[-2])
 

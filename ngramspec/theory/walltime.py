@@ -87,7 +87,7 @@ def gamma_bound(alpha: ArrayLike, c: ArrayLike) -> Float64:
     return np.asarray(np.where(unbounded, np.inf, np.maximum(bound, 0.0)))
 
 
-def optimal_gamma(alpha: ArrayLike, c: ArrayLike, most: int | None = None) -> Int64:
+def optimal_gamma(alpha: ArrayLike, c: ArrayLike, max_gamma: int | None = None) -> Int64:
     """The gamma with the highest improvement (section 3.5, Figure 3), the smallest if equal.
 
     With S for Equation 1, another drafted token helps exactly if
@@ -98,7 +98,7 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, most: int | None = None) -> In
     Args:
         alpha: in 0..1.
         c: >= 0, broadcast with alpha.
-        most: maximum gamma; None: no limit, which requires c > 0 and alpha < 1.
+        max_gamma: the limit; None: no limit, which requires c > 0 and alpha < 1.
 
     Returns:
         int64 of the broadcast shape.
@@ -112,10 +112,10 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, most: int | None = None) -> In
     """
     rate, cost = np.broadcast_arrays(probability("alpha", alpha), real("c", c))
     high = np.where((rate == 0) | (cost >= rate), 0.0, gamma_bound(rate, cost))
-    if most is not None:
-        high = np.minimum(high, whole("most", most))
+    if max_gamma is not None:
+        high = np.minimum(high, whole("max_gamma", max_gamma))
     elif np.isinf(high).any():
-        raise ValueError("most must be given where c is 0 or alpha is 1: every gamma helps")
+        raise ValueError("max_gamma must be given where c is 0 or alpha is 1: every gamma helps")
     low = np.zeros_like(high)
     while (low < high).any():
         middle = np.floor((low + high) / 2)

@@ -102,8 +102,29 @@ def draw(target_probs: torch.Tensor, generator: torch.Generator | None = None) -
     return (target_probs / noise).argmax(dim=-1)
 
 
+class DeviceGenerator:
+    """The state of the generator that torch uses on an accelerator if it is given none."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._module = device, torch.get_device_module(device)
+
+    def get_state(self) -> torch.Tensor:
+        state: torch.Tensor = self._module.get_rng_state(self._device)
+        return state
+
+    def set_state(self, state: torch.Tensor) -> None:
+        self._module.set_rng_state(state, self._device)
+
+
+def default_generator(device: torch.device) -> torch.Generator | DeviceGenerator:
+    """The generator that torch uses on a device if it is given none."""
+    return torch.default_generator if device.type == "cpu" else DeviceGenerator(device)
+
+
 def draw_at_depths(
-    target_probs: torch.Tensor, depths: Sequence[Sequence[int]], generator: torch.Generator
+    target_probs: torch.Tensor,
+    depths: Sequence[Sequence[int]],
+    generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Sample at all positions of a forward at once; equal depths use the same random numbers.
 
@@ -114,10 +135,11 @@ def draw_at_depths(
     """
     rows, _, vocab = target_probs.shape
     noise = target_probs.new_empty((max(map(max, depths)) + 1, rows, vocab))
-    states = [generator.get_state()]
+    used = generator or default_generator(noise.device)
+    states = [used.get_state()]
     for of_depth in noise:
         of_depth.exponential_(generator=generator)
-        states.append(generator.get_state())
+        states.append(used.get_state())
     at = torch.tensor(depths, device="cpu").to(target_probs.device, non_blocking=True)
     row = torch.arange(rows, device=target_probs.device)[:, None]
     own = noise[at, row]  # (rows, positions, vocab)

@@ -150,8 +150,8 @@ def proposal_tensor(
     if not any(_differ(draft, nodes) for draft, nodes in drafts):
         stated = [_stated(draft, nodes[0]) if nodes else None for draft, nodes in drafts]
         return _dense(stated, vocab, device)
-    most = max(len(nodes) for _, nodes in drafts)
-    given = [[_given_before(draft, nodes, at) for draft, nodes in drafts] for at in range(most)]
+    longest = max(len(nodes) for _, nodes in drafts)
+    given = [[_given_before(draft, nodes, at) for draft, nodes in drafts] for at in range(longest)]
     return torch.stack([_dense(rows, vocab, device) for rows in given])
 
 

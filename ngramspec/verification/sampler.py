@@ -16,20 +16,17 @@ from ngramspec.hf_model.compat.names import (
     END_OF_SEQUENCE,
     MAX_LENGTH,
     MAX_TIME,
+    STOP_STRING,
     caller_of,
     criterion_name,
 )
 from ngramspec.verification.evidence import fetched
-from ngramspec.verification.rejection import draw_at_depths
+from ngramspec.verification.rejection import (
+    DeviceGenerator,
+    default_generator,
+    draw_at_depths,
+)
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
-
-
-def default_generator(device: torch.device) -> torch.Generator:
-    """torch's global generator of a device."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return torch.cuda.default_generators[index]
-    return torch.default_generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class SampledTokens:
     tokens: NDArray[np.integer[Any]]
     extra: Int32 | None = None
     states: list[torch.Tensor] | None = None
-    generator: torch.Generator | None = None
+    generator: torch.Generator | DeviceGenerator | None = None
 
     def rewind(self, committed: int) -> None:
         """Set the generator to the baseline's state after sampling ``committed`` tokens."""
@@ -58,7 +55,7 @@ class TokenSampler:
         pad: padding token of rows that have ended; None: ended rows get the target's tokens.
         scores, logits: of each generated token, float32 (batch, vocab); None: not returned.
         one_transfer: whether a transfer from the device costs more than unused sampling.
-        history_free: whether the processors' result is independent of the committed tokens.
+        known_processors: whether ``process_at_once`` can apply the processors.
         beams: beams of each prompt; if more than one, ``BeamSearch`` chooses the tokens.
     """
 
@@ -70,13 +67,13 @@ class TokenSampler:
     scores: list[torch.Tensor] | None = None
     logits: list[torch.Tensor] | None = None
     one_transfer: bool = False
-    history_free: bool = False
+    known_processors: bool = False
     beams: int = 1
 
     @cached_property
     def all_at_once(self) -> bool:
         """Whether a step's tokens need one transfer to the host, or on a CPU none."""
-        apart = self.takes_argmax or (self.one_transfer and self.history_free)
+        apart = self.takes_argmax or (self.one_transfer and self.known_processors)
         return apart and self.beams == 1
 
     @cached_property
@@ -107,11 +104,16 @@ class TokenSampler:
         return caller_of(self.processors)
 
     def sample_all(
-        self, drafts: Sequence[Draft], logits: torch.Tensor, extra: torch.Tensor | None = None
+        self,
+        drafts: Sequence[Draft],
+        logits: torch.Tensor,
+        committed: Callable[[], Sequence[torch.Tensor]],
+        extra: torch.Tensor | None = None,
     ) -> SampledTokens | None:
         """Sample at all positions of a forward; None: ``Batch.verify`` computes each position.
 
-        ``logits`` is (rows, n + 1, vocab); ``extra``, int32 (rows, n + 1, m), is fetched with them.
+        ``logits`` is (rows, n + 1, vocab). ``committed`` returns the rows' tokens, see
+        ``Histories``. ``extra``, int32 (rows, n + 1, m), is fetched with the sampled tokens.
         """
         if not self.fetches_at_once:
             return None
@@ -120,8 +122,10 @@ class TokenSampler:
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
         if self.processors:
-            no_ids = torch.empty((rows * positions, 0), dtype=torch.int64, device=logits.device)
-            scores = self.process(no_ids, scores)
+            from ngramspec.hf_model.processors import Histories, process_at_once
+
+            histories = Histories(committed, drafts, positions, range(rows), rows)
+            scores = process_at_once(self.processors, histories, scores)
         cursors = [DraftCursor(draft) for draft in drafts]
         if self.rule.do_sample and self._ignores(cursors):
             return self._sample_depths(cursors, scores.view(rows, positions, vocab), extra)
@@ -163,10 +167,10 @@ class TokenSampler:
         """Sample at all positions, with the random numbers of the baseline for each depth."""
         positions = scores.shape[1]
         probs = torch.softmax(scores, dim=-1)
-        generator = self.rule.generator or default_generator(scores.device)
         depths = [cursor.depths(positions) for cursor in cursors]
-        tokens, states = draw_at_depths(probs, depths, generator)
+        tokens, states = draw_at_depths(probs, depths, self.rule.generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
+        generator = self.rule.generator or default_generator(scores.device)
         return SampledTokens(*fetched(tokens, extra), states, generator)
 
 
@@ -240,14 +244,15 @@ class StopRules:
     """A list of stopping criteria; the common ones need no transfer to the host.
 
     End-of-sequence and maximum length are decided from the token's id and the length. Criteria of
-    maximum time are called without tokens. All others (``custom``) are called with the committed
-    tokens, once per token, in the order of the list.
+    maximum time are called without tokens, and stop strings with tokens on the host. All others
+    (``custom``) are called with the committed tokens, once per token, in the order of the list.
     """
 
     def __init__(self, criteria: Iterable[Any]) -> None:
         self.eos: set[int] = set()
         self.max_length: int | None = None
         self.timers: list[Any] = []
+        self.strings: list[Any] = []
         self.custom: list[Any] = []
         for criterion in criteria:
             name = criterion_name(criterion)
@@ -258,6 +263,8 @@ class StopRules:
                 self.max_length = min(each for each in lengths if each is not None)
             elif name == MAX_TIME:
                 self.timers.append(criterion)
+            elif name == STOP_STRING:
+                self.strings.append(criterion)
             else:
                 self.custom.append(criterion)
 
@@ -271,19 +278,22 @@ class StopRules:
         tokens: Sequence[int],
         length: int,
         ids: Callable[[], torch.Tensor],
+        ids_on_host: Callable[[], torch.Tensor],
         scores: Sequence[torch.Tensor] | None,
     ) -> list[bool]:
         """Whether each row ends with its last token; ``ids`` is called for custom criteria only."""
         all_done = self.max_length is not None and length >= self.max_length
-        if not (self.timers or self.custom):
+        if not (self.timers or self.strings or self.custom):
             return [all_done or token in self.eos for token in tokens]
         for criterion in self.timers:
             no_ids = torch.empty((len(tokens), 0), dtype=torch.int64, device="cpu")
             all_done |= any(_of_rows(criterion(no_ids, None), len(tokens)))
         done = [all_done or token in self.eos for token in tokens]
         given = tuple(scores) if scores is not None and self.custom else None
-        for criterion in self.custom:  # call all of them, as they may keep state
-            answer = _of_rows(criterion(ids(), given), len(tokens))
+        answers = [criterion(ids_on_host(), None) for criterion in self.strings]
+        answers += [criterion(ids(), given) for criterion in self.custom]
+        for each in answers:
+            answer = _of_rows(each, len(tokens))
             done = [was or bool(now) for was, now in zip(done, answer, strict=True)]
         return done
 

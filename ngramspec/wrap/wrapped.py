@@ -50,9 +50,7 @@ def speculator_of(model: Any) -> Speculator:
         if model not in _speculators:
             _log_as_asked()
             path = _settings_file(model)
-            _speculators[model] = (
-                Speculator.from_pretrained(path) if path else Speculator(unsupported="plain")
-            )
+            _speculators[model] = Speculator.from_pretrained(path) if path else Speculator()
         return _speculators[model]
 
 

@@ -32,7 +32,6 @@ def test_the_command_says_what_it_wrote_and_how_to_use_it(folder, tmp_path, caps
         "gamma": 3,
         "gamma_max": 9,
         "policy": "priority",
-        "unsupported": "plain",
     }
     assert exit_code(["wrap", str(folder), str(tmp_path / "b"), "--copy"]) == 0
     assert "1 file, 101 kB, copies" in capsys.readouterr().out

@@ -156,7 +156,7 @@ def test_it_drafts_less_than_gamma_max_and_more_of_it_is_accepted():
         plan = Plan(cost=cost_curve("cpu", 64), gamma=gamma, gamma_max=32)
         found[gamma] = Player(build_drafter("auto"), plan).play([trace]).groups["g"]
     threshold, fixed = found["threshold"], found[32]
-    assert threshold.accepted_fraction > 1.5 * fixed.accepted_fraction
+    assert threshold.acceptance_rate > 1.5 * fixed.acceptance_rate
     assert threshold.emitted / threshold.cost > fixed.emitted / fixed.cost
 
 

@@ -86,7 +86,7 @@ def test_an_always_wrong_drafter_costs_no_calls_more_than_plain(tiny):
     assert stats.accepted == 0
     assert stats.verified == 28  # the last step has no room for a draft
     assert stats.tokens_per_call == 1.0
-    assert stats.alpha == stats.accepted_fraction == 0.0
+    assert stats.alpha == stats.acceptance_rate == 0.0
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -73,19 +73,25 @@ def test_every_kind_of_step_waits_once(model, kind):
     assert speculator.observer is None
 
 
-def test_a_processor_that_reads_the_history_costs_syncs(model):
+def test_a_processor_that_is_not_transformers_own_costs_syncs(model):
     found = syncs_per_step(model, IDS, 20, logits_processor=[ForcedProcessor(len(IDS), TEXT)])
     assert found["most"] > 1
     with pytest.raises(ValueError, match="more new tokens"):
         syncs_per_step(model, IDS, 1)
 
 
+READ = {  # of the forced text they forbid nothing
+    **{"repetition_penalty": 1.2, "no_repeat_ngram_size": 50, "encoder_repetition_penalty": 1.1},
+    **{"sequence_bias": [[[7, 8], 2.0]], "min_new_tokens": 20, "eos_token_id": VOCAB - 1},
+}
 ROWS = {
     "greedy": ({}, {}),
     "trees": ({"tree": 8}, {}),
     "sampled": ({}, {"do_sample": True, "temperature": 0.7, "top_k": 20}),
     "sampled trees": ({"tree": 8}, {"do_sample": True}),
     "algorithm 1": ({"drafter": "ngram(sample=true)"}, {"do_sample": True}),
+    "processors that read the text": ({}, READ),
+    "sampled, with processors that read the text": ({"tree": 8}, READ | {"do_sample": True}),
 }
 
 
@@ -107,20 +113,6 @@ def test_a_step_of_many_rows_waits_once_too(model, kind):
         assert found["most"] <= 2
         assert speculating.stats.drafted > 0
         assert speculating.stats.host_syncs == found["steps"]
-
-
-def test_processors_that_read_the_history_wait_once_for_all_rows_at_a_position(model):
-    """One transfer for each position that the farthest row accepts, not for each of every row."""
-    asked = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
-    for rows in (2, 8):
-        speculator, steps = Speculator(), {}
-        speculator.on_step = lambda event, steps=steps: steps.setdefault(event.index, []).append(
-            len(event.verdict.emitted)
-        )
-        found = syncs_per_step(model, IDS, 40, speculator, rows=rows, **asked)
-        assert len(steps) == 1 + found["steps"]
-        for count, emitted in zip(found["counts"], list(steps.values())[1:], strict=True):
-            assert max(emitted) <= count <= max(emitted) + 1  # transformers' own, see above
 
 
 class Operations(TorchDispatchMode):

@@ -81,4 +81,4 @@ def test_trained_heads_draft_what_the_target_says_next(tiny, sampled):
     )
     assert out.tolist() == plain.tolist()
     assert speculator.stats.drafter_faults == 0
-    assert speculator.stats.acceptance_rate > (0.1 if sampled else 0.9)
+    assert speculator.stats.alpha > (0.1 if sampled else 0.9)

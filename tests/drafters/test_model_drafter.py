@@ -70,7 +70,7 @@ def test_greedy_text_stays_and_the_same_model_is_always_right(tiny, close, table
     assert speculator.stats.accepted == speculator.stats.drafted > 40
     out, speculator = generated(tiny, ModelDrafter(close, threshold=0.2, tables=tables))
     assert out.tolist() == plain.tolist()
-    assert 0.3 < speculator.stats.acceptance_rate < 1
+    assert 0.3 < speculator.stats.alpha < 1
 
 
 def test_the_draft_is_what_the_model_itself_would_say(close):
@@ -115,7 +115,7 @@ def test_tables_save_forwards_of_the_model(tiny):
 @pytest.mark.parametrize("most", [3, None])
 @pytest.mark.parametrize("tables", [True, False])
 def test_sampled_tokens_have_the_stated_distribution(close, most, tables):
-    drafter = ModelDrafter(close, threshold=1e-9, most=most, tables=tables)
+    drafter = ModelDrafter(close, threshold=1e-9, top_k=most, tables=tables)
     counts, stated = np.zeros(VOCAB), None
     for seed in range(RUNS):
         session = drafter.start(ids(5, 6, 7, 8, 5, 6, 7))
@@ -142,7 +142,7 @@ def test_sampled_text_is_accepted_by_algorithm_1(tiny, close):
     out, speculator = generated(tiny, drafter, do_sample=True, temperature=0.8)
     assert out.shape[1] == 70
     assert speculator.stats.drafter_faults == 0
-    assert speculator.stats.acceptance_rate > 0.4
+    assert speculator.stats.alpha > 0.4
     assert not torch.equal(out, generated(tiny, drafter, seed=1, do_sample=True)[0])
 
 
@@ -219,7 +219,7 @@ def test_arguments_are_checked():
     for arguments, said in (
         ({"gamma": 0}, "gamma must be >= 1, got 0"),
         ({"threshold": 0.0}, "threshold must be > 0"),
-        ({"most": 0}, "most must be in 1"),
+        ({"top_k": 0}, "top_k must be in 1"),
     ):
         with pytest.raises(ValueError, match=said):
             ModelDrafter("somewhere", **arguments)

@@ -24,7 +24,6 @@ from ngramspec.hf_model.facts import (
     reasons_against,
     why_unsupported,
 )
-from ngramspec.hf_model.inputs import next_position
 from ngramspec.hf_model.target import MAX_PREFILL_DRAFT_TOKENS, Target
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -234,19 +233,23 @@ def test_where_a_prompt_ends(kwargs, more, end):
     assert prompt_end(IDS, kwargs, **more) == end
 
 
-def test_the_next_position():
-    assert next_position(None) == 0
-    assert next_position(torch.tensor([[0, 1, 2], [0, 0, 1]])) == 3
-    assert next_position(torch.zeros((2, 0), dtype=torch.int64)) == 0
+def placed(positions):
+    """A target whose prompt has these positions."""
+    model, cache = tiny_llama(), new_cache()
+    model.generation_config.max_length = 100
+    kwargs = cache_argument(cache) | {"position_ids": positions}
+    return Target(model, IDS, model.generation_config, kwargs)
+
+
+def test_the_next_position_is_after_the_greatest_of_the_last_ones():
+    assert placed(None)._next_position == 0
+    assert placed(torch.tensor([[0, 1, 2], [0, 0, 1]]))._next_position == 3
+    assert placed(torch.zeros((2, 0), dtype=torch.int64))._next_position == 0
 
 
 def limited(next_position=10, **facts):
     """A target of a model with these facts, after a prefill of 10 positions."""
-    model, cache = tiny_llama(), new_cache()
-    config = model.generation_config
-    config.max_length = 100
-    positions = torch.arange(next_position - 10, next_position)[None]
-    target = Target(model, IDS, config, cache_argument(cache) | {"position_ids": positions})
+    target = placed(torch.arange(next_position - 10, next_position)[None])
     target.facts = replace(target.facts, **({"position_limit": None} | facts))
     target._thresholds, target._prefilled = target.facts.thresholds, 10
     return target

@@ -75,7 +75,7 @@ def test_a_hand_counted_replay():
     figures = tally.to_dict()
     assert figures["tokens_per_call"] == 2.0
     assert figures["alpha"] == 0.6
-    assert figures["accepted_fraction"] == 0.5
+    assert figures["acceptance_rate"] == 0.5
     assert figures["drafted_per_step"] == 2.0
     assert len(tally.nanoseconds) == 3
     assert asked == [4, 2, 1]

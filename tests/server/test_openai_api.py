@@ -44,7 +44,24 @@ def test_a_keystroke_reuses_the_cache_and_says_so(client, model, tokenizer):
     assert speculation["reused_tokens"] >= len(text)
     assert speculation["target_calls"] <= 23
     assert set(speculation["sources"]) <= {"copy", "ngram", "unigram"}
-    assert "ngramspec" not in ask(client, prompt=text, **GREEDY)["usage"]
+    choice = answer["choices"][0]["speculative_decoding_stats"]
+    steps = choice["num_spec_steps"]
+    assert 0 < steps <= speculation["target_calls"]
+    assert choice["num_draft_tokens"] == speculation["drafted"]
+    accepted = choice["num_accepted_draft_tokens"]
+    assert choice["mean_acceptance_length"] == 1 + accepted / steps
+    without = ask(client, prompt=text, **GREEDY)
+    assert "ngramspec" not in without["usage"]
+    assert "speculative_decoding_stats" not in without["choices"][0]
+
+
+def test_a_stream_s_last_event_of_each_answer_has_its_statistics(client):
+    asked = {"prompt": "a stream a stream", "n": 2, "ngramspec": {"usage": True}, **GREEDY}
+    answer = client.post("/v1/completions", json={**asked, "stream": True})
+    choices = [event["choices"][0] for event in events(answer.text)]
+    with_stats = [each for each in choices if "speculative_decoding_stats" in each]
+    assert sorted(each["index"] for each in with_stats) == [0, 1]
+    assert all(each["finish_reason"] == "length" for each in with_stats)
 
 
 def test_several_prompts_and_answers_come_in_order(client, model, tokenizer):

@@ -75,7 +75,7 @@ def test_no_gamma_is_better_than_the_optimal_one(alpha, c):
 
 @given(st.floats(0, 1), COSTS)
 def test_corollary_3_9(alpha, c):
-    best = int(walltime.optimal_gamma(alpha, c, most=500))
+    best = int(walltime.optimal_gamma(alpha, c, max_gamma=500))
     least = walltime.least_improvement(alpha, c)
     assert least == pytest.approx(walltime.improvement(alpha, 1, c))
     if alpha > c:
@@ -99,7 +99,7 @@ def test_limits():
     assert walltime.expected_tokens([0.5, 0.9], np.inf) == pytest.approx([2, 10])
     assert walltime.expected_accepted(0.5, 4) == pytest.approx(0.9375)
     assert walltime.improvement(0.5, np.inf) == pytest.approx(2)
-    assert walltime.optimal_gamma([0, 0.05, 1], [0, 0.05, 0.5], most=9).tolist() == [0, 0, 9]
+    assert walltime.optimal_gamma([0, 0.05, 1], [0, 0.05, 0.5], max_gamma=9).tolist() == [0, 0, 9]
 
 
 @given(st.floats(0, 0.99), st.integers(1, 40), COSTS)
@@ -180,7 +180,7 @@ def test_the_loop_cuts_drafts_where_the_theory_says(acceptance, rises):
         (lambda: walltime.expected_tokens(0.5, -1), "gamma must be a whole number >= 0, got -1"),
         (lambda: walltime.expected_tokens(0.5, 1.5), "got 1.5"),
         (lambda: walltime.improvement(0.5, 1, -0.1), "c must be in 0..inf, got -0.1"),
-        (lambda: walltime.optimal_gamma(0.5, 0), "most must be given"),
+        (lambda: walltime.optimal_gamma(0.5, 0), "max_gamma must be given"),
         (lambda: walltime.improvement_at([0.5], [0, 1]), "cost must have at least 3 entries"),
         (lambda: walltime.improvement_at([0.5], [0, 1, 0]), "cost must be > 0, got 0"),
         (lambda: walltime.expected_tokens_at(0.5), r"acceptance must have shape \(n,\)"),

@@ -27,7 +27,7 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     expected = logits.to(torch.float32).argmax(dim=-1)
     assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
     for each in (logits, logits.requires_grad_()):
-        assert sampler.sample_all([EMPTY_DRAFT] * 2, each) is None
+        assert sampler.sample_all([EMPTY_DRAFT] * 2, each, batch.committed) is None
         for group.position in range(20):
             (found,) = batch.next_tokens([group], each, None)
             assert found == expected[:, group.position].tolist()

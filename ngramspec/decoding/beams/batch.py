@@ -24,6 +24,7 @@ from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.row import Computed
 from ngramspec.draft import Verdict
 from ngramspec.hf_model.compat.names import eos_tokens, pad_token
+from ngramspec.hf_model.devices import Int64, indices
 from ngramspec.verification.sampler import DraftCursor, SampledTokens, TokenSampler
 
 FULL_CONFIDENCE = np.ones(16, np.float32)  # of a hypothetical draft's tokens
@@ -68,8 +69,9 @@ class BeamGroup(Group):
         sampler: TokenSampler,
         search: BeamSearch,
         section: Section,
+        ids: Int64,
     ) -> None:
-        super().__init__(range(len(prompt)), prompt, sampler, section)
+        super().__init__(range(len(prompt)), prompt, sampler, section, ids)
         self.search = search
         self.paths: list[Path] = []
         self._kept: list[tuple[int, ...]] = []
@@ -110,9 +112,9 @@ class BeamGroup(Group):
 
         ``commit_token`` then moves the beams' paths.
         """
-        at = torch.tensor([(path.row, path.position) for path in self.paths], device="cpu")
-        rows, positions = at.to(logits.device, non_blocking=True).unbind(dim=1)
-        own = logits[rows, positions].to(copy=True, dtype=torch.float32, device=self.device)
+        at = indices([(path.row, path.position) for path in self.paths])
+        rows, positions = at(logits.device).unbind(dim=1)
+        own = logits[rows, positions].to(copy=True, dtype=torch.float32)
         log_probs = torch.log_softmax(own, dim=-1)
         if self.sampler.processors:
             log_probs = self.sampler.process(self.ids(), log_probs)
@@ -288,11 +290,9 @@ class BeamBatch(Batch):
                 self._odds.judge(float(least[step]), right or not last)
 
 
-def beams_of(
-    call: GenerateCall, prompt: torch.Tensor, sampler: TokenSampler, section: Section
-) -> BeamGroup:
-    """The beams of a call; ``prompt`` is int64 (batch * beams, length)."""
-    config = call.generation_config
+def beams_of(call: GenerateCall, sampler: TokenSampler, section: Section, ids: Int64) -> BeamGroup:
+    """The beams of a call; ``ids`` is its prompt on the host, (batch * beams, length)."""
+    config, prompt = call.generation_config, call.input_ids
     search = BeamConfig(
         beams=config.num_beams,
         returned=config.num_return_sequences or 1,
@@ -303,4 +303,4 @@ def beams_of(
         max_length=config.max_length,
     )
     beam_search = BeamSearch(prompt, search, call.stopping_criteria or ())
-    return BeamGroup(prompt, sampler, beam_search, section)
+    return BeamGroup(prompt, sampler, beam_search, section, ids)

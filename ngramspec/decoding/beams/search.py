@@ -139,10 +139,11 @@ class BeamSearch:
             torch.topk(open_scores, k=beams)[1]
         )
         self._finish(best, ended)
-        self._stop(ended)
-        last = torch.stack((self._running.origins[:, :, -1].long(), self._running.ids[:, :, -1]))
-        origins, tokens = last.flatten(1).tolist()
-        return origins, tokens
+        origins, tokens = self._running.origins[:, :, -1].long(), self._running.ids[:, :, -1]
+        stops = self._stops(ended).expand_as(tokens)
+        found = torch.stack((origins, tokens, stops)).flatten(1).tolist()  # one transfer
+        self.stopped = bool(found[2][0])
+        return found[0], found[1]
 
     def _continuations(self, log_probs: torch.Tensor) -> Ranked:
         """The best continuations of each prompt's beams, best first."""
@@ -180,8 +181,8 @@ class BeamSearch:
         self._finished = merged.take(kept)
         self._is_finished = torch.cat((self._is_finished, new), dim=1).take_along_dim(kept, dim=1)
 
-    def _stop(self, ended: torch.Tensor) -> None:
-        """Stop if no beam can become better than the finished sequences."""
+    def _stops(self, ended: torch.Tensor) -> torch.Tensor:
+        """Whether no beam can become better than the finished sequences, a bool."""
         config, length = self.config, self._new_length
         if config.early_stopping == "never" and config.length_penalty > 0.0:
             length = config.max_length - self._prompt_length
@@ -190,7 +191,7 @@ class BeamSearch:
         worst = torch.where(self._is_finished, worst, EXCLUDED_SCORE)
         self._improvable = self._improvable & (possible > worst).any(dim=-1, keepdim=True)
         done = self._is_finished.all() & (config.early_stopping is True)
-        self.stopped = bool(~self._improvable.any() | done | ended.all())
+        return ~self._improvable.any() | done | ended.all()
 
     @property
     def _new_length(self) -> int:

@@ -17,6 +17,7 @@ import torch
 
 from ngramspec.hf_model.cache.layers import parts_of, states_of
 from ngramspec.hf_model.compat import caches
+from ngramspec.hf_model.devices import indices
 
 # Tokens. Once this number is pending, the next step has no draft and accepts all of them.
 MAX_PENDING_TOKENS = 8
@@ -113,7 +114,7 @@ class Pending:
 
     def keep(self, block: torch.Tensor, count: int, origins: Sequence[int] = ()) -> None:
         """Make the first tokens of a block's rows, int64 (batch, width), pending."""
-        rows = block[list(origins)] if origins else block
+        rows = block.index_select(0, indices(origins)(block.device)) if origins else block
         self.tokens = rows[:, :count] if count else None
 
     def in_front(

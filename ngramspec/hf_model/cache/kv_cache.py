@@ -18,6 +18,7 @@ from ngramspec.hf_model.cache.layers import (
     parts_of,
 )
 from ngramspec.hf_model.compat import caches
+from ngramspec.hf_model.devices import Indices, indices
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.cache.copies import Checkpoint
@@ -137,7 +138,7 @@ class KVCache:
         """Let each row continue row ``origins[row]``. Only rows that change are copied."""
         changed = [row for row, origin in enumerate(origins) if row != origin]
         if changed:
-            moves = torch.tensor([changed, [origins[row] for row in changed]], device="cpu")
+            moves = indices([changed, [origins[row] for row in changed]])
             for each in self.layers:
                 each.reorder(origins, moves)
 
@@ -151,16 +152,15 @@ class KVCache:
         ]
         if not moves:
             return
-        places = torch.tensor(moves, device="cpu").T
 
         @functools.cache
-        def moved(device: torch.device, first: int) -> tuple[torch.Tensor, ...]:
-            at = places - torch.tensor([[0], [first], [first]]) if first else places
-            return at.to(device, non_blocking=True).unbind()
+        def places(first: int) -> Indices:
+            held = [(row, to - first, source - first) for row, to, source in moves]
+            return indices([*zip(*held, strict=True)])
 
         for each in self._with_keys():
             for states in (each.layer.keys, each.layer.values):  # (rows, heads, length, size)
-                row, to, source = moved(states.device, each.first)
+                row, to, source = places(each.first)(states.device)
                 states[row, :, to] = states[row, :, source]
 
     def _with_keys(self) -> list[Attention]:

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.compat.caches import Update, kind_of, replace_update, restore_update
+from ngramspec.hf_model.devices import Indices, indices
 
 # Free positions in a layer's newly allocated memory: the greater of the two.
 MIN_FREE_POSITIONS = 128
@@ -91,10 +92,10 @@ class CacheLayer:
         """Yield all existing states that have one entry for each row, (rows, ...)."""
         raise NotImplementedError
 
-    def reorder(self, origins: Sequence[int], moves: torch.Tensor) -> None:
+    def reorder(self, origins: Sequence[int], moves: Indices) -> None:
         """Let each row continue row ``origins[row]``; ``moves`` are those that change: to, from."""
         for states in self.states():
-            to, source = moves.to(states.device, non_blocking=True).unbind()
+            to, source = moves(states.device)
             states[to] = states[source]
 
     def release(self, *, outlives: bool) -> None:
@@ -229,11 +230,12 @@ class IndexedAttention(Attention):
         if self.layer.indexer_keys is not None:
             yield self.layer.indexer_keys  # (rows, length, size)
 
-    def reorder(self, origins: Sequence[int], moves: torch.Tensor) -> None:
+    def reorder(self, origins: Sequence[int], moves: Indices) -> None:
         super().reorder(origins, moves)
         places = getattr(self.layer, "indexer_position_ids", None)
         if places is not None:  # (dimensions, rows, length), maybe expanded from fewer rows
-            self.layer.indexer_position_ids = places[:, list(origins)]
+            order = indices(origins)(places.device)
+            self.layer.indexer_position_ids = places.index_select(1, order)
 
 
 class StaticAttention(Attention):

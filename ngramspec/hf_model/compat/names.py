@@ -148,10 +148,13 @@ BY_ROW = HISTORY_FREE | frozenset(
         *("SequenceBiasLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
     }
 )
+# Processors that ``hf_model.processors`` applies to all positions of a forward at once.
+AT_ONCE = BY_ROW | {"EncoderRepetitionPenaltyLogitsProcessor"}
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
 MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
 MAX_TIME = "MaxTimeCriteria"  # called without the tokens
+STOP_STRING = "StopStringCriteria"  # called with the tokens on the host
 
 # Methods of a model that determine the inputs and outputs of its forwards. A subclass that
 # overrides none of them behaves like its base class.
@@ -542,6 +545,12 @@ def attention_renamed(model: Any, old: str, new: str) -> Iterator[None]:
                         vars(config)[ATTENTION_NAME] = old
 
 
+# What transformers gives these settings in a prepared GenerationConfig if nobody sets them.
+DEFAULT_SETTINGS = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
 # Prepared GenerationConfigs
 
 
@@ -554,15 +563,21 @@ def plain_method(config: Any) -> str | None:
 
 
 def pad_token(config: Any) -> int | None:
-    """Return the padding token, or None; one host sync."""
-    token = getattr(config, "_pad_token_tensor", None)
-    return None if token is None else int(token)
+    """Return the padding token, by default the first end-of-sequence token, or None."""
+    found = _tokens(config.pad_token_id) or eos_tokens(config)
+    return found[0] if found else None
 
 
 def eos_tokens(config: Any) -> tuple[int, ...]:
-    """Return the end-of-sequence tokens; one host sync."""
-    tokens = getattr(config, "_eos_token_tensor", None)
-    return () if tokens is None else tuple(tokens.tolist())
+    """Return the end-of-sequence tokens."""
+    return _tokens(config.eos_token_id)
+
+
+def _tokens(given: Any) -> tuple[int, ...]:
+    """Token ids that a config has as one number, several, a tensor or None."""
+    if isinstance(given, torch.Tensor):
+        given = given.tolist()
+    return () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
 def mask_length(config: Any) -> int | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
 from packaging.version import Version
 from transformers import GenerationConfig, cache_utils
@@ -149,7 +150,6 @@ def test_what_a_version_lacks_has_a_default():
     assert names.mask_length(nothing) is None
     assert names.with_longer_mask(nothing, 3) is nothing
     assert extras.commit_hash(nothing) is None
-    assert names.pad_token(nothing) is None
     assert names.device_mesh(nothing) is None
     assert not names.is_stateful(nothing)
     assert not names.compiles_by_default(nothing, {}, None)
@@ -157,11 +157,31 @@ def test_what_a_version_lacks_has_a_default():
         extras.forget_compiled_call(nothing)
 
 
+@pytest.mark.parametrize(
+    ("pad", "eos", "found", "ends"),
+    [
+        (None, None, None, ()),
+        (0, 5, 0, (5,)),
+        (None, [7, 8], 7, (7, 8)),  # as in ``generate``
+        (torch.tensor(3), torch.tensor([4, 5]), 3, (4, 5)),
+    ],
+)
+def test_special_tokens_of_a_config_are_read_on_the_host(pad, eos, found, ends):
+    config = SimpleNamespace(pad_token_id=pad, eos_token_id=eos)
+    assert (names.pad_token(config), names.eos_tokens(config)) == (found, ends)
+
+
 def test_a_longer_mask_is_a_copy_s():
     config = SimpleNamespace(_mask_length=7, max_length=20)
     longer = names.with_longer_mask(config, 3)
     assert (names.mask_length(longer), names.mask_length(config)) == (10, 7)
     assert longer.max_length == 20
+
+
+def test_settings_that_nobody_set_have_these_values(tiny):
+    prepared, _ = tiny._prepare_generation_config(None)
+    for name, value in names.DEFAULT_SETTINGS.items():
+        assert getattr(prepared, name) == value
 
 
 # Private names of others

@@ -1,10 +1,12 @@
-"""Every logits processor of the installed transformers: the text is plain ``generate``'s."""
+"""Every logits processor of the installed transformers: results, and the text of ``generate``."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from batches import RowOracle, batch, row_texts
@@ -14,8 +16,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process
 
 import ngramspec
-from ngramspec import Speculator
-from ngramspec.hf_model.compat.names import BY_ROW, caller_of
+from ngramspec import Draft, Speculator
+from ngramspec.hf_model.compat.names import AT_ONCE, BY_ROW, before, caller_of
+from ngramspec.hf_model.processors import Histories, paths_of, process_at_once
 
 MAX_NEW = 18
 LENGTH = 14  # of the prompts, padding included: batch() with three rows
@@ -88,14 +91,114 @@ def model():
 
 def test_every_class_is_tested_or_listed_with_the_reason():
     assert set(KINDS) == set(CASES) | set(ELSEWHERE)
-    assert set(CASES) >= BY_ROW
+    assert set(CASES) >= AT_ONCE
+
+
+# More settings of those that read the text, at its beginning, within a step and at its end.
+VARIANTS = {
+    **{name: [CASES[name]] for name in AT_ONCE},
+    "ExponentialDecayLengthPenalty": [
+        lambda k, ids, n=n: k((n, 1.2), EOS, LENGTH) for n in (-20, 0, 3, 90)
+    ],
+    "ForcedBOSTokenLogitsProcessor": [lambda k, ids: k(11)],
+    "ForcedEOSTokenLogitsProcessor": [lambda k, ids, n=n: k(LENGTH + n, EOS) for n in (2, 4, 90)],
+    "MinLengthLogitsProcessor": [lambda k, ids, n=n: k(LENGTH + n, EOS) for n in (-9, 2, 90)],
+    "MinNewTokensLengthLogitsProcessor": [
+        lambda k, ids, n=n: k(LENGTH, n, EOS) for n in (0, 2, 90)
+    ],
+    "NoBadWordsLogitsProcessor": [lambda k, ids: k([[7], [8, 10], [3, 3, 4]], EOS)],
+    "NoRepeatNGramLogitsProcessor": [lambda k, ids, n=n: k(n) for n in (1, 2, 3, 5, 40)],
+    "RepetitionPenaltyLogitsProcessor": [
+        lambda k, ids, n=n: k(1.4, n) for n in (None, 0, 1, LENGTH, LENGTH + 2, 90)
+    ],
+    "SequenceBiasLogitsProcessor": [
+        lambda k, ids: k([[[7], 4.0], [[3, 4], -5.0], [[3, 4, 3], 1.5], [[5] * 30, 9.0]])
+    ],
+    "SuppressTokensAtBeginLogitsProcessor": [
+        lambda k, ids, n=n: k([5, 6, 7], LENGTH + n) for n in (-9, 0, 2, 90)
+    ],
+}
+if not before("5.19"):  # a number for each row
+    VARIANTS["RepetitionPenaltyLogitsProcessor"].append(
+        lambda k, ids: k(1.4, torch.tensor([0, 3, LENGTH + 2]))
+    )
+CHAIN = Draft(np.array([4, 4, 3, 7, 4], np.int32))
+TREE = Draft(np.array([3, 4, 5, 3, 4], np.int32), np.array([-1, 0, 0, -1, 3], np.int32))
+DRAFTS = {
+    "chain and none": (CHAIN, CHAIN.first(2), CHAIN.first(0)),
+    "trees": (TREE, CHAIN.first(3), TREE.first(4)),
+}
+
+
+def of_row(processor, row):
+    """A processor for a row alone."""
+    own = copy.copy(processor)
+    for field in ("prompt_ignore_length", "encoder_input_ids"):
+        value = getattr(own, field, None)
+        if isinstance(value, torch.Tensor):
+            setattr(own, field, value[row : row + 1])
+    return own
+
+
+@pytest.mark.parametrize("lengths", [(LENGTH, LENGTH - 6, LENGTH + 4), (1, 1, 1), (LENGTH,)])
+@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize("name", sorted(AT_ONCE))
+def test_results_at_all_positions_are_those_of_a_call_for_each(name, drafts, lengths):
+    """Bit by bit, for rows of unequal length, whose texts have few different tokens."""
+    torch.manual_seed(3)
+    texts = [torch.randint(3, 6, (1, each)) for each in lengths]
+    own = DRAFTS[drafts][: len(texts)]
+    positions = 1 + max(map(len, own))
+    scores = 3 * torch.randn(len(texts) * positions, VOCAB)
+    for make in VARIANTS[name]:
+        encoded = torch.randint(3, 9, (len(texts), 7))
+        processor = make(KINDS[name], encoded)
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, torch.Tensor):
+            processor.prompt_ignore_length = ignored[: len(texts)]
+        rows = range(len(texts))
+        histories = Histories(lambda: texts, own, positions, rows, len(texts))
+        found = process_at_once([processor], histories, scores.clone())
+        at = 0
+        for row, (text, draft) in enumerate(zip(texts, own, strict=True)):
+            for path in paths_of(draft, positions):
+                ids = torch.cat((text, torch.tensor([path], dtype=torch.int64)), dim=1)
+                expected = of_row(processor, row)(ids, scores[at : at + 1].clone())
+                assert torch.equal(found[at : at + 1], expected), (at, path)
+                at += 1
+        assert at == len(found)
+
+
+def test_the_paths_of_a_chain_and_of_a_tree():
+    assert paths_of(CHAIN.first(2), 4) == [[], [4], [4, 4], []]
+    assert paths_of(TREE, 6) == [[], [3], [3, 4], [3, 5], [3], [3, 4]]
+
+
+def test_some_rows_of_a_batch_are_processed_by_their_own_settings():
+    """The rows that are still walked, of which the others have ended."""
+    if before("5.19"):
+        pytest.skip("tokens to ignore are one number for all rows")
+    ignored = torch.tensor([9, 9, 0, 4])
+    processor = KINDS["RepetitionPenaltyLogitsProcessor"](1.4, ignored)
+    texts = [torch.tensor([[3, 4, 5, 6, 7]]), torch.tensor([[3, 4, 5, 6]])]
+    scores = torch.ones(2, VOCAB)
+    histories = Histories(lambda: texts, [CHAIN.first(0)] * 2, 1, [2, 3], 4)
+    found = process_at_once([processor], histories, scores)
+    assert [row.nonzero().flatten().tolist() for row in found != 1] == [[3, 4, 5, 6, 7], []]
+    short = KINDS["RepetitionPenaltyLogitsProcessor"](1.4, ignored[:3])
+    with pytest.raises(ValueError, match="Incompatible"):
+        process_at_once([short], histories, scores)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", CASES)
-def test_text_is_plain_generate_s(model, name, sample, rows):
+@pytest.mark.parametrize(
+    ("name", "ahead"),
+    [*((each, False) for each in CASES), *((each, True) for each in sorted(AT_ONCE))],
+)
+def test_text_is_plain_generate_s(model, name, ahead, sample, rows, monkeypatch):
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     inputs = batch(rows)
     width = inputs["input_ids"].shape[1]
     if width < LENGTH:
@@ -117,6 +220,8 @@ def test_text_is_plain_generate_s(model, name, sample, rows):
             model, **inputs, speculator=speculator, logits_processor=processors(), **kwargs
         )
         assert speculator.stats.drafter_faults == 0
+        if ahead and rows == 1:
+            assert speculator.stats.host_syncs == speculator.stats.target_calls
         if sample and rows > 1 and name in BY_ROW:
             assert ours.shape[0] == rows  # rows draw each for itself: not the text of the seed
         else:

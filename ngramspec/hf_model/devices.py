@@ -1,0 +1,59 @@
+"""The device on which a model takes its inputs, and copies between it and the host.
+
+A copy to the host waits for the device. Copies to the device do not, if they are made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Indices = Callable[[torch.device], torch.Tensor]  # int64, on a device
+
+
+def input_device(model: Any, given: torch.device) -> torch.device:
+    """Return the device to which ``generate`` moves a model's inputs; ``given`` is the prompt's.
+
+    There is no such device if the model's first weights are offloaded.
+    """
+    own: torch.device = model.device
+    return given if own.type == "meta" else own
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Return a tensor, or the tensors in a model's arguments or outputs, on a device."""
+    return changed(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change a tensor, or each tensor in a model's arguments or outputs."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return type(value)(**{name: changed(each, change) for name, each in value.items()})
+    if isinstance(value, tuple | list):
+        return type(value)(changed(each, change) for each in value)
+    return value
+
+
+def indices(values: Sequence[Any]) -> Indices:
+    """Return the function that makes an int64 tensor of values on a device, on each only once."""
+    host = torch.tensor(values, dtype=torch.int64, device="cpu")
+    return cache(lambda device: host.to(device, non_blocking=True))
+
+
+def on_host(*tensors: torch.Tensor | None) -> list[Int64 | None]:
+    """Return copies of tensors of integers or bools on the host, made in one transfer."""
+    given = [each for each in tensors if each is not None]
+    if not given:
+        return [None] * len(tensors)
+    flat = torch.cat([each.to(given[0].device, torch.int64).flatten() for each in given])
+    ends = np.cumsum([each.numel() for each in given])
+    parts = iter(np.split(flat.cpu().numpy(), ends[:-1]))
+    return [None if each is None else next(parts).reshape(each.shape) for each in tensors]

@@ -1,0 +1,211 @@
+"""transformers' logits processors, applied to many positions and texts of unequal length at once.
+
+Only processors whose result for a row depends on nothing but its scores and its text are applied
+here (``names.AT_ONCE``). Their results are those of one call for each position.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from ngramspec.draft import Draft
+
+FormOf = Callable[[Any, "Histories", torch.Tensor], torch.Tensor]
+
+
+class Histories:
+    """The texts before m positions, those of a row one after another.
+
+    A position's text is its row's committed tokens and the draft tokens that lead to it.
+
+    Args:
+        committed: returns the rows' tokens, int64 or int32 (some rows, length) each, on one device.
+        drafts: of each row.
+        positions: of each row, one more than its draft tokens or padded; m = rows * positions.
+        rows: the rows' indices in the batch.
+        batch: rows of the batch.
+    """
+
+    def __init__(
+        self,
+        committed: Callable[[], Sequence[torch.Tensor]],
+        drafts: Sequence[Draft],
+        positions: int,
+        rows: Sequence[int],
+        batch: int,
+    ) -> None:
+        self.batch = batch
+        self._texts, self._drafts, self._positions, self._rows = committed, drafts, positions, rows
+
+    @cached_property
+    def _committed(self) -> Sequence[torch.Tensor]:
+        return self._texts()
+
+    @cached_property
+    def _paths(self) -> list[list[int]]:
+        return [path for draft in self._drafts for path in paths_of(draft, self._positions)]
+
+    @cached_property
+    def _committed_lengths(self) -> list[int]:
+        rows = [each.shape[1] for each in self._committed for _ in range(each.shape[0])]
+        return [length for length in rows for _ in range(self._positions)]
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each text."""
+        return [
+            own + len(path) for own, path in zip(self._committed_lengths, self._paths, strict=True)
+        ]
+
+    @cached_property
+    def _placed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The texts aligned at their ends, each column's index in them, and the positions' rows."""
+        texts, paths = self._committed, self._paths
+        table = np.zeros((len(paths), 4 + max(map(len, paths))), np.int64)
+        table[:, 0] = np.repeat(np.arange(len(self._drafts)), self._positions)
+        table[:, 1] = np.repeat(self._rows, self._positions)
+        table[:, 2], table[:, 3] = self._committed_lengths, self.lengths
+        for at, path in enumerate(paths):
+            table[at, 4 : 4 + len(path)] = path
+        given = torch.from_numpy(table).to(texts[0].device, non_blocking=True)
+        row, own, length, drafted = given[:, 0], given[:, 2:3], given[:, 3:4], given[:, 4:]
+        rows = texts[0]
+        if len(texts) > 1:
+            every = [each for text in texts for each in text]
+            rows = torch.nn.utils.rnn.pad_sequence(every, batch_first=True)
+        width = max(self.lengths)
+        index = torch.arange(width, device=rows.device) + (length - width)
+        joined = torch.cat((rows.index_select(0, row), drafted), dim=1)
+        where = torch.where(index < own, index, index - own + rows.shape[1])
+        return joined.gather(1, where.clamp_(min=0)), index, given[:, 1]
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Each position's row in the batch, int64 (m,)."""
+        return self._placed[2]
+
+    def ids(self, filler: int, start: int | torch.Tensor = 0) -> torch.Tensor:
+        """The texts, int64 (m, longest), aligned at their ends; ``filler`` is before them.
+
+        The filler also replaces each text's first ``start`` tokens, an int or int64 (m, 1).
+        """
+        ids, index, _ = self._placed
+        return ids.masked_fill(index < start, filler)
+
+
+def paths_of(draft: Draft, positions: int) -> list[list[int]]:
+    """The draft tokens that lead to each position of a forward; none for padding."""
+    paths: list[list[int]] = [[]]
+    tokens = draft.tokens.tolist()
+    parents = range(-1, len(tokens) - 1) if draft.parents is None else draft.parents.tolist()
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*paths[parent + 1], token])
+    return paths + [[]] * (positions - len(paths))
+
+
+def process_at_once(
+    processors: Iterable[Any], histories: Histories, scores: torch.Tensor
+) -> torch.Tensor:
+    """Apply processors of ``names.AT_ONCE`` to the scores, float32 (m, vocab), at all positions."""
+    for processor in processors:
+        scores = _FORMS.get(type(processor).__name__, _unread)(processor, histories, scores)
+    return scores
+
+
+# How the processors are applied, by what they read of the texts
+
+
+def _unread(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
+    """They read nothing."""
+    return _call(processor, 0, scores)
+
+
+def _call(processor: Any, length: int, scores: torch.Tensor) -> torch.Tensor:
+    """A processor's result for texts of which it reads only the length."""
+    token = torch.zeros((1, 1), dtype=torch.int64, device=scores.device)
+    result: torch.Tensor = processor(token.expand(len(scores), length), scores)
+    return result
+
+
+def _by_length(same: Callable[[Any, int], Any]) -> FormOf:
+    """They read the length, and treat lengths alike whose ``same`` is equal."""
+
+    def form(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
+        alike: dict[Any, list[int]] = {}
+        for at, length in enumerate(histories.lengths):
+            alike.setdefault(same(processor, length), []).append(at)
+        if len(alike) == 1:
+            return _call(processor, histories.lengths[0], scores)
+        found = torch.empty_like(scores)
+        for places in alike.values():
+            at = torch.tensor(places, device="cpu").to(scores.device, non_blocking=True)
+            own = _call(processor, histories.lengths[places[0]], scores.index_select(0, at))
+            found.index_copy_(0, at, own)
+        return found
+
+    return form
+
+
+def _last_tokens(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
+    """They compare the last tokens with sequences, of which the filler is no part."""
+    result: torch.Tensor = processor(histories.ids(-1), scores)
+    return result
+
+
+def _ngrams(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
+    """It bans the tokens that follow earlier occurrences of the last n - 1.
+
+    No n - 1 tokens of a text match a filler. With n = 1 all tokens are banned, and the filler is
+    the index after the vocabulary, which the processor drops.
+    """
+    filler = -1 if processor.ngram_size > 1 else scores.shape[-1]
+    result: torch.Tensor = processor(histories.ids(filler), scores)
+    return result
+
+
+def _penalty(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
+    """It changes the scores of all tokens of the text except ignored ones at its beginning.
+
+    The processor itself has no filler for texts of unequal length, so this is its computation.
+    """
+    ignored, vocab = processor.prompt_ignore_length, scores.shape[-1]
+    if isinstance(ignored, torch.Tensor):
+        if len(ignored) != histories.batch:  # an error of the processor
+            return _call(processor, 1, scores[: histories.batch])
+        ignored = ignored.to(scores.device)[histories.rows][:, None]
+    ids = histories.ids(vocab, 0 if ignored is None else ignored).clamp_(max=vocab)
+    padded = torch.nn.functional.pad(scores, (0, 1))  # the filler's score
+    own = padded.gather(1, ids)
+    own = torch.where(own < 0, own * processor.penalty, own / processor.penalty)
+    return padded.scatter_(1, ids, own)[:, :vocab]
+
+
+def _encoder_penalty(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
+    """It changes the scores of the tokens of the encoder's text, one for some rows."""
+    processor, encoded = copy.copy(processor), processor.encoder_input_ids
+    each = len(scores) // len(encoded)
+    processor.encoder_input_ids = encoded.repeat_interleave(each, dim=0)
+    return _call(processor, 0, scores)
+
+
+_FORMS: dict[str, FormOf] = {
+    "EncoderRepetitionPenaltyLogitsProcessor": _encoder_penalty,
+    "ExponentialDecayLengthPenalty": _by_length(lambda p, n: max(n, p.regulation_start)),
+    "ForcedBOSTokenLogitsProcessor": _by_length(lambda p, n: n == 1),
+    "ForcedEOSTokenLogitsProcessor": _by_length(lambda p, n: n == p.max_length - 1),
+    "MinLengthLogitsProcessor": _by_length(lambda p, n: n < p.min_length),
+    "MinNewTokensLengthLogitsProcessor": _by_length(
+        lambda p, n: n < p.prompt_length_to_skip + p.min_new_tokens
+    ),
+    "NoBadWordsLogitsProcessor": _last_tokens,
+    "NoRepeatNGramLogitsProcessor": _ngrams,
+    "RepetitionPenaltyLogitsProcessor": _penalty,
+    "SequenceBiasLogitsProcessor": _last_tokens,
+    "SuppressTokensAtBeginLogitsProcessor": _by_length(lambda p, n: n == p.begin_index),
+}

@@ -1,0 +1,297 @@
+"""Calls on the pretended GPU and on the CPU: their texts, and how often the host waits.
+
+A case's baseline is plain ``generate`` with the same arguments. A step lasts from the beginning of
+a forward to that of the next one. The first step begins with the second forward: before it, caches
+are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from families import ENCODER_DECODER, FAMILIES, VARIED, build
+from gpu.device import COPY, GPU, GpuGenerator, Seen, on_gpu, pretended
+from layer_states import model_of
+from wrapping import letters
+
+from ngramspec import SharedStore, Speculator, enabled, generate
+from ngramspec.decoding.observer import Observer
+from ngramspec.stepwise import JointSteps, open_generation
+
+NEW = 24  # tokens of a call
+TEXT = (5, 6, 7, 8, 9, 5, 6, 7, 10, 11, 5, 6, 7, 8)
+OTHER = (20, 21, 22, 20, 21, 23, 24, 20, 21)
+ONE, LONG, EQUAL = (TEXT,), ((*TEXT, *OTHER),), (TEXT, TEXT[::-1])
+FOUR = (TEXT, OTHER, TEXT[3:], OTHER[2:] + TEXT)
+SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 20}
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+Call = Callable[[Any, Speculator, dict[str, Any]], Any]
+
+
+class Favour:
+    """A caller's own processor."""
+
+    def __call__(self, input_ids, scores):
+        return scores.index_add(1, input_ids[:, -1] % 61, torch.ones_like(scores[:, :1]))
+
+
+class Seventeen:
+    """A caller's own criterion, which looks at the last token."""
+
+    def __call__(self, input_ids, scores, **_):
+        return input_ids[:, -1] == 117
+
+
+class Streamer:
+    """Looks at all tokens, on the CPU."""
+
+    def put(self, value):
+        assert value.device.type == "cpu"
+        value.tolist()
+
+    def end(self):
+        return None
+
+
+class AsOnGpu(Observer):
+    """Lets ours on the CPU sample at all positions at once, as on a GPU."""
+
+    one_transfer = True
+
+
+# Ways to call
+
+
+def _generate(model, speculator, kwargs):
+    return generate(model, speculator=speculator, **kwargs)
+
+
+def _enabled(model, speculator, kwargs):
+    kwargs.pop("reference_ids")
+    with enabled(model, speculator):
+        return model.generate(**kwargs)
+
+
+def _stored(model, speculator, kwargs):
+    """With what an earlier call may have left in a shared store."""
+    text = np.array(kwargs.pop("reference_ids"), np.int32)
+    store = SharedStore(1 << 20)["n"]
+    request = store.request()
+    request.begin(text[0])
+    request.finish()
+    return generate(model, speculator=speculator, stores=[store], **kwargs)
+
+
+def _open(model, speculator, kwargs):
+    tokens = kwargs["input_ids"].tolist()[0]
+    with open_generation(model, speculator=speculator, **kwargs) as run:
+        while not run.finished:
+            tokens += run.step()
+    return torch.tensor([tokens], device="cpu")
+
+
+def _joint(model, speculator, kwargs):
+    other = {name: kwargs[name][:, 3:] for name in ("input_ids", "attention_mask")}
+    found = [each["input_ids"].tolist()[0] for each in (kwargs, other)]
+    runs = [open_generation(model, speculator=speculator, **kwargs | own) for own in ({}, other)]
+    for run, tokens in zip(runs, found, strict=True):
+        tokens += run.step()
+    joint = JointSteps(model)
+    while not any(run.finished for run in runs):
+        for added, tokens in zip(joint.step(runs), found, strict=True):
+            tokens += added
+    for run in runs:
+        run.close()
+    return torch.tensor(found[:1], device="cpu")
+
+
+# The cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call.
+
+    Attributes:
+        args: arguments of ``generate``; a class among them is called for each call.
+        spec: arguments of the Speculator.
+        waits: how often a step may wait, at most.
+        own: whether only ours on the CPU has the text, because the baseline draws others.
+        known: what does not hold yet, with the number of its fault.
+        default: whether the GPU is torch's default device.
+        host: whether the prompt is on the CPU.
+    """
+
+    family: str = "llama"
+    rows: tuple[tuple[int, ...], ...] = ONE
+    args: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    waits: int = 1
+    own: bool = False
+    call: Call = _generate
+    known: Mapping[str, int] = field(default_factory=dict)
+    default: bool = False
+    host: bool = False
+
+
+CASES = {
+    "greedy": Case(),
+    "greedy, gamma 5": Case(spec={"gamma": 5}),
+    "greedy, no drafts": Case(spec={"drafter": "none"}),
+    "tree": Case(spec={"tree": 12}),
+    "tree of recycled tokens": Case(spec={"drafter": "recycle", "tree": 16}),
+    "sampled": Case(args=SAMPLED),
+    "sampled, gamma 5": Case(args=SAMPLED, spec={"gamma": 5}),
+    "sampled, tree": Case(args=SAMPLED, spec={"tree": 12}),
+    "sampled, own generator": Case(args=SAMPLED | {"generator": GpuGenerator}),
+    "sampled drafts": Case(
+        args=SAMPLED, spec={"drafter": "ngram(sample=true)", "gamma": 4}, own=True
+    ),
+    "batch": Case(rows=FOUR, known={"step": 5}),
+    "batch, no padding": Case(rows=EQUAL, known={"step": 5}),
+    "batch, tree": Case(rows=FOUR, spec={"tree": 8}, known={"step": 5}),
+    "batch, rows leave": Case(rows=FOUR, args={"eos_token_id": [9, 30, 31]}, known={"step": 3}),
+    "batch, sampled": Case(rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, known={"step": 5}),
+    "batch, lock-step": Case(rows=FOUR, args={"streamer": Streamer}, known={"step": 5}),
+    "batch, repetition penalty": Case(
+        rows=FOUR, args={"repetition_penalty": 1.2}, waits=2, known={"step": 4}
+    ),
+    "repetition penalty": Case(args={"repetition_penalty": 1.2}, waits=2, known={"step": 4}),
+    "no repeated n-grams": Case(args={"no_repeat_ngram_size": 3}, waits=2, known={"step": 4}),
+    "own processor": Case(args={"logits_processor": [Favour]}, waits=9),
+    "own criterion": Case(args={"stopping_criteria": [Seventeen]}, waits=9),
+    "stop strings": Case(
+        args={"stop_strings": ["zz~"], "tokenizer": letters}, waits=2, known={"step": 4}
+    ),
+    "streamer": Case(args={"streamer": Streamer}),
+    "scores": Case(args=SCORES),
+    "3 beams": Case(args={"num_beams": 3}, known={"step": 5}),
+    "3 beams, scores": Case(args={"num_beams": 3} | SCORES, waits=2),
+    "static cache": Case(args=STATIC),
+    "static cache, width 8": Case(args=STATIC, spec={"width": 8}),
+    "static cache, tree": Case(args=STATIC, spec={"tree": 12}),
+    "windows": Case("mistral sliding", LONG),
+    "windows, tree": Case("mistral sliding", LONG, spec={"tree": 12}),
+    "windows, batch": Case("gemma2 hybrid", FOUR),
+    "chunks": Case("llama4 (chunks)", LONG),
+    "experts": Case("mixtral (experts)"),
+    "recurrent": Case("Lfm2ForCausalLM"),
+    "recurrent, 3 beams": Case("Qwen3NextForCausalLM", args={"num_beams": 3}, known={"step": 3}),
+    "encoder-decoder": Case("t5", waits=3, known={"step": 4}),
+    "encoder-decoder, batch": Case("t5", FOUR, waits=3, known={"step": 4}),
+    "assistant": Case(args={"assistant_model": None}),
+    "default device": Case(default=True),
+    "default device, windows, tree": Case(
+        "mistral sliding", LONG, spec={"tree": 12}, default=True, known={"text": 2}
+    ),
+    "prompt on the CPU": Case(host=True, known={"text": 1}),
+    "prompt on the CPU, sampled batch": Case(
+        rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, host=True, known={"text": 1}
+    ),
+    "open_generation": Case(call=_open),
+    "joint steps": Case(call=_joint, waits=2),
+    "enabled": Case(call=_enabled),
+    "shared store": Case(call=_stored),
+}
+OURS = ("assistant_model", "generator")  # not for the baseline
+
+
+def in_numbers(parts: list[Seen], prefills: int = 1) -> dict[str, Any]:
+    """Waits before the prefill and until the next forward, and at most in a step, with copies."""
+    steps = parts[prefills + 1 : -1]
+    return {
+        "before": sum(each.count() for each in parts[:prefills]),
+        "prefill": parts[prefills].count(),
+        "step": max((each.count() for each in steps), default=0),
+        "copies": max((each.count(COPY) for each in steps), default=0),
+        "steps": len(steps),
+        "counts": [each.count() for each in parts],
+        "places": dict(sum((each.places() for each in steps), start=Seen().places())),
+    }
+
+
+@cache
+def _model(family: str, on: bool) -> Any:
+    if on:
+        model = on_gpu(_model(family, False))
+        if family != "assistant":  # what is tried once for each model is not part of a call
+            generate(model, on_gpu(torch.tensor([TEXT])), max_new_tokens=2)
+            assert family != "llama" or JointSteps(model).why_not is None
+        return model
+    if family == "assistant":
+        return build("llama", num_hidden_layers=1)
+    return build(family) if family in FAMILIES else model_of(family)
+
+
+def _arguments(case: Case, gpu: bool, reference: Any) -> dict[str, Any]:
+    padding = [[0] * (max(map(len, case.rows)) - len(row)) for row in case.rows]
+    padded = zip(padding, case.rows, strict=True)
+    ids = torch.tensor([[*before, *row] for before, row in padded], device="cpu")
+    mask = (ids != 0).long()
+    if gpu and not case.host:
+        ids, mask = on_gpu(ids), on_gpu(mask)
+    kwargs = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": NEW, "pad_token_id": 0}
+    kwargs |= {"do_sample": False} | (VARIED if case.family in ENCODER_DECODER else {})
+    for name, value in case.args.items():
+        if isinstance(value, list) and callable(value[0]):
+            value = [value[0]()]
+        kwargs[name] = value() if callable(value) else value
+    if "assistant_model" in kwargs:
+        kwargs["assistant_model"] = _model("assistant", gpu)
+    if reference is None:
+        return {name: value for name, value in kwargs.items() if name not in OURS}
+    if "generator" in kwargs:
+        kwargs["generator"] = (GpuGenerator if gpu else torch.Generator)().manual_seed(3)
+    return kwargs | {"reference_ids": reference}
+
+
+def _text(out: Any) -> list[list[int]]:
+    out = out if isinstance(out, torch.Tensor) else out.sequences
+    return out.tolist()
+
+
+def text_of(case: Case, gpu: bool, reference: Any = None) -> list[list[int]]:
+    """The case's text: the baseline's without a reference, else ours, which drafts from it."""
+    model, kwargs = _model(case.family, gpu), _arguments(case, gpu, reference)
+    torch.manual_seed(3)
+    if reference is None:
+        return _text(model.generate(**kwargs))
+    speculator = Speculator(**case.spec)
+    speculator.observer = None if gpu else AsOnGpu()
+    return _text(case.call(model, speculator, kwargs))
+
+
+def noisy(text: list[list[int]], case: Case) -> list[list[int]]:
+    """Texts from a little before their ends on, with some wrong tokens in them."""
+    start = 0 if case.family in ENCODER_DECODER else max(map(len, case.rows)) - 4
+    return [
+        [(token + 1) % 61 if at % 9 == 8 else token for at, token in enumerate(row[start:])]
+        for row in text
+    ]
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """The case's texts, ours on the GPU and the one expected, and both sides' waits."""
+    plain = text_of(case, gpu=False)
+    reference = noisy(plain, case)
+    expected = text_of(case, False, reference) if case.own else plain
+    found: dict[str, Any] = {"expected": expected}
+    with pretended() as gpu, torch.device(GPU) if case.default else nullcontext():
+        model = _model(case.family, True)
+        for side, given in (("plain", None), ("ours", reference)):
+            with gpu.watch(model) as seen:
+                try:
+                    found["text"] = text_of(case, True, given)
+                except RuntimeError as error:
+                    found["text"] = str(error)
+            encodes = case.family in ENCODER_DECODER  # it, too, looks tokens up in the table
+            prefills = 1 + encodes + (case.call is _joint and side == "ours")
+            found[side] = in_numbers(seen.parts(), prefills)
+    return found

@@ -1,0 +1,47 @@
+"""Every path of the decode loop on a pretended GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from gpu.cases import CASES, measure
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "waits.json"
+
+SHOWN = ("before", "prefill", "step", "copies")
+
+
+@pytest.fixture(scope="session")
+def recorded(request):
+    """The counts of docs/guide/gpu.md, or with --waits FILE new ones; {} for other versions."""
+    path, found = request.config.getoption("--waits"), {}
+    if path is None and RECORDED.exists():
+        raw = json.loads(RECORDED.read_text(encoding="utf-8"))
+        packages = raw["figure"]["where"]["packages"]
+        here = {each.__name__: each.__version__.split("+")[0] for each in (torch, transformers)}
+        if here.items() <= packages.items():
+            found = raw["cases"]
+    yield found
+    if path is not None:
+        Path(path).write_text(json.dumps({"cases": found}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_is_the_same_as_on_the_cpu_and_steps_wait_once(name, recorded, request):
+    case = CASES[name]
+    found = measure(case)
+    ours, plain = found["ours"], found["plain"]
+    wrong = {
+        "text": found["text"] != found["expected"],
+        "step": ours["step"] > case.waits,
+    }
+    assert {each for each, is_so in wrong.items() if is_so} == set(case.known), found
+    counts = {side: {n: found[side][n] for n in SHOWN} for side in ("plain", "ours")}
+    if request.config.getoption("--waits"):
+        recorded[name] = counts
+    assert recorded.get(name, counts) == counts, (ours["places"], "run: make figures TABLES=waits")
