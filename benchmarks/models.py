@@ -33,7 +33,10 @@ from ngramspec.measure.models import LoadedModel, load, locate
 from ngramspec.measure.tasks import demo_texts
 
 OURS, LOOKUPS = "ours", {"lookup 3": 3, "lookup": 10}
-MODES = {"greedy": {"do_sample": False, "repetition_penalty": 1.0}, "sampled": {"do_sample": True}}
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False, "repetition_penalty": 1.0},
+    "sampled": {"do_sample": True},
+}
 LONG = {
     "summary": "Summarize this text in a few sentences:\n\n{}",
     "answer": "{}\n\nHow does the text say that drafts are verified? Quote it in your answer.",
@@ -74,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
                 if perf_counter() - begun > arguments.seconds:
                     print("not done: run it again")
                     return 0
-                loaded = loaded or load(model, dtype, on_stage=str)
+                loaded = loaded or load(model, dtype, on_stage=lambda stage: None)
                 key = dict(zip(KEY, values, strict=True))
                 found = measure(loaded, several, MODES[mode], arguments, first=len(rows))
                 rows.append({**key, "batch": len(several), **found})
@@ -85,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def batched(arguments: argparse.Namespace) -> Iterator[tuple[str, list[Text]]]:
     """The texts of each task in batches, with the task; all models have the same ones."""
+    chosen: dict[str, Callable[[], Iterator[Text]]]
     chosen = {"public": texts, "demo": demo, "long": partial(long, arguments.lengths)}
     found = sorted(chosen[arguments.texts](), key=lambda text: text.group)
     for task, group in groupby(found, key=lambda text: text.group):
