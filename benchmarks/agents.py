@@ -1,7 +1,7 @@
 """Replay of agent sessions: chains and trees, with and without a store of earlier outputs.
 
     python -m benchmarks agents --json agents.json            # the public traces
-    python -m benchmarks agents --traces FILE --tools TOOLS.json --tokenizer FOLDER
+    python -m benchmarks agents --traces FILE
 
 A turn's prompt is its whole history, and turns are replayed in the order of the file. Only traces
 with a ``session`` are used. With the store, outputs of earlier turns of all sessions are known.
@@ -11,7 +11,6 @@ with a ``session`` are used. With the store, outputs of earlier turns of all ses
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import agent_sessions
-from benchmarks.harness import write
+from benchmarks.harness import show, write
 from benchmarks.peers import ARCTIC, PEERS, Contenders, add_peers, installed, print_skipped
 from benchmarks.traces import PUBLIC
 from ngramspec.cli.options import Options, UsageError, usable
@@ -36,11 +35,11 @@ OURS = "ngramspec"
 STORE, PROMPTS, TOOLS, ALONE = "store", "store with prompts", "store and tools", "no store"
 CURVES = ("cpu", "gpu")
 ARCTIC_TREE = "arctic tree"  # these draft no chains
+TRACES_HELP = "JSON lines with group, id, session, prompt and output (default: the public traces)"
 
 
 def add_arguments(options: Options) -> None:
-    add_traces(options)
-    options.path("--tools", "FILE", "JSON: the tools of the agent, in --tokenizer's tokens")
+    options.path("--traces", "FILE", TRACES_HELP, default=PUBLIC)
     options.count("--tree", 64, "most tokens of a chain, and nodes of a tree")
     add_peers(options)
     options.json()
@@ -48,15 +47,16 @@ def add_arguments(options: Options) -> None:
 
 def add_traces(options: Options) -> None:
     """Declare ``--traces`` and ``--tokenizer``."""
-    help = "JSON lines with group, id, session, prompt and output (default: the public traces)"
-    options.path("--traces", "FILE", help, default=PUBLIC)
+    options.path("--traces", "FILE", TRACES_HELP, default=PUBLIC)
     options.text("--tokenizer", "FOLDER", "of the traces (default: the embedded model's)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     with usable():
         traces = turns(arguments.traces)
-        predicted = known_tools(arguments)
+        predicted = None
+        if arguments.traces == PUBLIC:
+            predicted = agent_sessions.tools(), tokenizer(None)
         longest = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
     peers, skipped = arctic() if arguments.peers else ({}, {})
     rows = []
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             groups = Player(make(), plan, knowledge=knowledge).play(traces).groups
             row = {"drafter": drafter, "known": known, "curve": curve, "trees": trees}
             rows.append(row | summary(groups))
-            print(shown(rows[-1]), flush=True)
+            show(**rows[-1])
     counts = {name: len(found) for name, found in by_group(traces).items()}
     write(arguments, {"turns": counts, "rows": rows, "skipped": skipped})
     print_skipped(skipped)
@@ -85,17 +85,6 @@ def turns(path: Path) -> list[Trace]:
     if not found:
         raise ValueError(f"{path} has no trace with a session")
     return found
-
-
-def known_tools(arguments: argparse.Namespace) -> tuple[Sequence[Any], Any] | None:
-    """The agent's tools and its tokenizer; None: not known."""
-    if arguments.tools is None and arguments.traces != PUBLIC:
-        return None
-    if arguments.tools is None:
-        tools: Sequence[Any] = agent_sessions.tools()
-    else:
-        tools = json.loads(arguments.tools.read_text(encoding="utf-8"))
-    return tools, tokenizer(arguments.tokenizer)
 
 
 def tokenizer(folder: str | None) -> Any:
@@ -146,11 +135,3 @@ def summary(groups: dict[str, Tally]) -> dict[str, Any]:
         },
         "step_us_median": float(np.median(steps)) / 1000,
     }
-
-
-def shown(row: dict[str, Any]) -> str:
-    """A row as a line of text."""
-    values = ", ".join(f"{name} {value:.3f}" for name, value in row["tokens_per_cost"].items())
-    kind = "trees" if row["trees"] else "chains"
-    what = f"{kind}, {row['curve']}, {row['drafter']}, {row['known']}"
-    return f"{what}: tokens per cost {values}; step {row['step_us_median']:.1f} µs"

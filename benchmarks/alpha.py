@@ -49,13 +49,11 @@ from ngramspec.measure.calls import inputs_of
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.traces import Prompt, read_prompts
 from ngramspec.theory.arrays import Float64
-from ngramspec.theory.walltime import improvement, optimal_gamma
 
 TRAINED = {"trained-unigram": 1, "trained-bigram": 2}
 RANDOM = "random"
 ORDERS = (2, 3, 4, 8)
 ALL = "all"  # the group of all texts together
-MAX_REPORTED_GAMMA = 64  # limit of the optimal gamma in the rows
 RESAMPLES = 1000  # of the prompts, for a standard error
 SETTINGS = ("dtype", "tokens", "gamma", "train", "lenience", "top_k", "top_p", "repetition_penalty")
 SAMPLING = ("top_k", "top_p", "repetition_penalty")
@@ -191,18 +189,12 @@ class _CountSession(DraftSession):
 
 @dataclass(slots=True)
 class Played:
-    """The acceptance of a drafter's tokens on one text, with one entry for each verified token."""
+    """The acceptance of a drafter's first tokens on one text, with an entry for each draft."""
 
     leniences: int = 1
     positions: int = 0
-    depth: list[int] = field(default_factory=list)
     chances: list[list[float]] = field(default_factory=list)
     match: list[float] = field(default_factory=list)
-
-    def at_depth(self, depth: int) -> Float64:
-        """float64 (tokens, leniences): the chances of the tokens at a depth."""
-        chances = np.array(self.chances, np.float64).reshape(-1, self.leniences)
-        return np.asarray(chances[np.array(self.depth, np.int64) == depth])
 
 
 def play(
@@ -213,10 +205,9 @@ def play(
     leniences: Sequence[float] = (1.0,),
     seed: int = 0,
 ) -> Played:
-    """Draft at most ``gamma`` tokens at every position of a text, and sum P(accepted).
+    """Draft at most ``gamma`` tokens at every position of a text, and sum P(the first is accepted).
 
-    A token at depth d is verified if those before it in the draft are the target's own. Stochastic
-    drafts, drawn by ``seed``, state their q; of others it is one-hot.
+    Stochastic drafts, drawn by ``seed``, state their q; of others it is one-hot.
     """
     played = Played(len(leniences))
     text = generated.output
@@ -225,18 +216,13 @@ def play(
         session.begin_sampling(generated.temperature, (seed,))
     for at in range(1, len(text)):
         draft = session.propose(min(gamma, len(text) - at))
-        tokens = draft.tokens.tolist()
+        tokens = draft.tokens
         played.positions += 1
-        accepted = 0
-        for depth, token in enumerate(tokens):
-            chances, match = _acceptance(draft, depth, generated, at + depth, leniences)
-            played.depth.append(depth)
+        if len(tokens):
+            chances, match = _acceptance(draft, generated, at, leniences)
             played.chances.append(chances)
             played.match.append(match)
-            if token != text[at + depth]:
-                break
-            accepted += 1
-        if tokens:
+            accepted = int((tokens == text[at : at + len(tokens)]).cumprod().sum())
             session.observe(draft, range(accepted), min(accepted + 1, len(tokens)))
         session.extend(text[at : at + 1])
     session.close()
@@ -244,13 +230,13 @@ def play(
 
 
 def _acceptance(
-    draft: Draft, node: int, generated: TargetText, at: int, leniences: Sequence[float]
+    draft: Draft, generated: TargetText, at: int, leniences: Sequence[float]
 ) -> tuple[list[float], float]:
-    """P(a node is accepted) at each lenience, and P(it equals the target's choice)."""
+    """P(a draft's first token is accepted) at each lenience, and P(it is the target's choice)."""
     p = generated.probs[at]
-    ids, q = draft.tokens[node : node + 1], np.ones(1, np.float32)
+    ids, q = draft.tokens[:1], np.ones(1, np.float32)
     if draft.proposal is not None:
-        ids, q = draft.proposal.of(node)
+        ids, q = draft.proposal.of(0)
     if not generated.temperature:  # q is standardised to its most probable token, as p is
         drafted, highest = ids[q.argmax()], p.max()
         chances = [float(p[drafted] >= lenience * highest) for lenience in leniences]
@@ -266,33 +252,24 @@ class Alpha:
 
     positions: int
     drafted: float
-    verified: int
     alpha: tuple[float, ...]
     error: tuple[float, ...]
     match: float
-    by_depth: tuple[tuple[float, float, int], ...]
 
 
 def summarize(played: Sequence[Played]) -> Alpha:
     """Means over the positions of all texts, with standard errors over the texts."""
     positions = sum(each.positions for each in played)
-    depths = 1 + max((depth for each in played for depth in each.depth), default=-1)
-    first = [each.at_depth(0) for each in played]  # each (tokens, leniences)
-    leniences = first[0].shape[1] if first else 1
-    found = [mean_and_error([each[:, k] for each in first]) for k in range(leniences)]
-    match = [m for each in played for m, d in zip(each.match, each.depth, strict=True) if not d]
-    by_depth = []
-    for depth in range(depths):
-        values = [each.at_depth(depth)[:, 0] for each in played]
-        by_depth.append((*mean_and_error(values), sum(map(len, values))))
+    chances = [np.array(each.chances, np.float64).reshape(-1, each.leniences) for each in played]
+    leniences = played[0].leniences if played else 1
+    found = [mean_and_error([each[:, k] for each in chances]) for k in range(leniences)]
+    match = [value for each in played for value in each.match]
     return Alpha(
         positions=positions,
         drafted=len(match) / positions if positions else 0.0,
-        verified=sum(len(each.depth) for each in played),
         alpha=tuple(mean for mean, _ in found),
         error=tuple(error for _, error in found),
         match=float(np.mean(match)) if match else 0.0,
-        by_depth=tuple(by_depth),
     )
 
 
@@ -347,29 +324,12 @@ class Row:
     alpha: Alpha
     observed: tuple[Observed, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, with the speed that Theorem 3.8 predicts at c = 0 and its gamma."""
-        rate = self.alpha.drafted * self.alpha.alpha[0]
-        best = int(optimal_gamma(rate, 0.02, max_gamma=MAX_REPORTED_GAMMA))
-        return {
-            **asdict(self),
-            "effective_alpha": rate,  # as if an empty draft were a rejected one
-            "improvement_gamma_3": float(improvement(rate, 3)),
-            "optimal_gamma_c_0.02": best,
-        }
 
-
-def default_drafters(temperature: float, draft_temperatures: Sequence[float]) -> list[str]:
+def default_drafters(temperature: float) -> list[str]:
     """The drafters of Table 3 that exist for any model, and this package's own."""
-    counts = [f"ngram(order={order})" for order in ORDERS]
-    if temperature:
-        counts = [
-            f"ngram(order={order},sample=true,temperature={each:g})"
-            for order in ORDERS
-            for each in draft_temperatures
-        ]
-        counts.append("ngram(order=4)")
-    return [RANDOM, *TRAINED, *counts, "copy", "auto"]
+    sample = ",sample=true" if temperature else ""
+    counts = [f"ngram(order={order}{sample})" for order in ORDERS]
+    return [RANDOM, *TRAINED, *counts, *(["ngram(order=4)"] if sample else []), "copy", "auto"]
 
 
 def measure(
@@ -493,12 +453,9 @@ def add_arguments(options: Options) -> None:
     options.count("--train", 10, "further prompts whose outputs train unigram and bigram")
     options.count("--tokens", 128, "new tokens of each")
     options.count("--gamma", 4, "tokens drafted in a step")
-    for option, default, metavar, text in (
-        ("--temperatures", [0.0, 1.0], "T", "of the target, 0 for greedy"),
-        ("--draft-temperatures", [1.0], "T", "of the n-gram counts, in the default"),
-        ("--lenience", [], "L", "values below 1 to measure too, such as 0.5 0.3 0.1"),
-    ):
-        options.numbers(option, default, text, float, metavar)
+    options.numbers("--temperatures", [0.0, 1.0], "of the target, 0 for greedy", float, "T")
+    help = "values below 1 to measure too, such as 0.5 0.3 0.1"
+    options.numbers("--lenience", [], help, float, "L")
     options.text("--top-k", "N", "of the target (default: off)", type=int)
     options.text("--top-p", "P", "of the target (default: off)", type=float)
     options.text("--repetition-penalty", "X", "default: off", type=float)
@@ -516,11 +473,11 @@ def run(arguments: argparse.Namespace) -> int:
     rows: list[Row] = []
     with stages(screen) as on_stage, usable():
         for temperature in arguments.temperatures:
-            names = arguments.drafter or default_drafters(temperature, arguments.draft_temperatures)
+            names = arguments.drafter or default_drafters(temperature)
             rows += measure(loaded.model, plan, temperature, names, on_stage)
     print(overview(rows))
     settings = {"model": loaded.name, **{name: getattr(arguments, name) for name in SETTINGS}}
-    write_json(arguments, {"settings": settings, "rows": [row.to_dict() for row in rows]})
+    write_json(arguments, {"settings": settings, "rows": [asdict(row) for row in rows]})
     return 0
 
 
@@ -529,7 +486,6 @@ def check(arguments: argparse.Namespace) -> None:
     check_least(arguments, count=1, train=0, tokens=2, gamma=1)
     bounds = {
         "--temperatures": ([each for each in arguments.temperatures if each], math.inf),
-        "--draft-temperatures": (arguments.draft_temperatures, math.inf),
         "--lenience": (arguments.lenience, 1.0),
     }
     with usable():

@@ -13,14 +13,21 @@ included. Compare the ratios of medians.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, show, write
-from ngramspec import DecodeStats, Speculator
+from benchmarks.harness import (
+    add_run,
+    counted,
+    padded,
+    prepared_call,
+    recorded_prompts,
+    show_and_write,
+)
+from ngramspec import Speculator
 from ngramspec.cli.options import Options, UsageError
 from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.forwards import forced_model
@@ -42,20 +49,21 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    model, new = load(None, arguments.dtype).model, arguments.max_new_tokens
-    rows = []
+    names = ("group", "batch", "ratio", "worst", "tokens_per_call", "same_rows")
+    return show_and_write(arguments, measured(arguments), *names)
+
+
+def measured(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each group and size."""
+    model = load(None, arguments.dtype).model
     for group in arguments.groups:
         prompts = prompts_of(group, arguments)
-        text = random_text(model, prompts[0], new) if group == NOTHING else None
+        nothing = group == NOTHING
+        text = random_text(model, prompts[0], arguments.max_new_tokens) if nothing else None
         with forced_model(model, 4096) as set_text:
             set_text(text)
             for size in arguments.sizes:
-                row = {"group": group, **measure(model, prompts[:size], arguments)}
-                rows.append(row)
-                names = ("batch", "ratio", "worst", "tokens_per_call", "same_rows")
-                show(group=group, **{name: row[name] for name in names})
-    write(arguments, {"rows": rows})
-    return 0
+                yield {"group": group, **measure(model, prompts[:size], arguments)}
 
 
 def prompts_of(group: str, arguments: argparse.Namespace) -> list[list[int]]:
@@ -84,12 +92,7 @@ def measure(model: Any, prompts: list[list[int]], arguments: argparse.Namespace)
     inputs = padded(prompts)
     call = prepared_call(model, inputs, new)
 
-    def speculate() -> tuple[torch.Tensor, DecodeStats]:
-        speculator = Speculator()
-        return call(speculator), speculator.stats
-
-    calls: dict[str, Callable[[], tuple[torch.Tensor, DecodeStats]]]
-    calls = {PLAIN: lambda: (call(), DecodeStats()), OURS: speculate}
+    calls = {PLAIN: lambda: counted(call), OURS: lambda: counted(call, Speculator())}
     turns = take_turns(calls, arguments.repeats, warm_up=arguments.warm_up)
     (plain, _), (ours, stats) = turns.last(PLAIN), turns.last(OURS)
     steps = stats.draft_seconds + stats.forward_seconds + stats.other_seconds

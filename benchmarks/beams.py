@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, show, write
+from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, show_and_write
 from ngramspec import Speculator
 from ngramspec.cli.options import Options
 from ngramspec.measure.calls import PLAIN, take_turns
@@ -39,16 +39,13 @@ def add_arguments(options: Options) -> None:
 def run(arguments: argparse.Namespace) -> int:
     model = load(None, arguments.dtype).model
     prompts = recorded_prompts(arguments.traces, arguments.group, arguments.longest)
-    rows = []
-    for beams in arguments.beams:
-        ours = Speculator(gamma=arguments.gamma or "auto")
-        speculators = {UNDRAFTED: Speculator("none"), OURS: ours}
-        for prompt in prompts[: arguments.count]:
-            row = measure(model, prompt, beams, speculators, arguments)
-            rows.append(row)
-            show(**{name: each for name, each in row.items() if name != "seconds"})
-    write(arguments, {"rows": rows})
-    return 0
+    speculators = {UNDRAFTED: Speculator("none"), OURS: Speculator(gamma=arguments.gamma or "auto")}
+    rows = (
+        measure(model, prompt, beams, speculators, arguments)
+        for beams in arguments.beams
+        for prompt in prompts[: arguments.count]
+    )
+    return show_and_write(arguments, rows)
 
 
 def measure(

@@ -143,22 +143,29 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_model(arguments)
     prompts = encoded(arguments, loaded)
     dtype = getattr(torch, arguments.dtype)
-    found: list[Comparison] = []
+    diverged: list[Comparison] = []
     for each in compare(loaded.model, speculator, prompts, arguments.tokens, arguments.batch):
-        found.append(each)
         if each.divergence is None:
             print(".", end="", flush=True, file=sys.stderr)
         else:
-            print(line(each, dtype, loaded.tokenizer), flush=True)
+            diverged.append(each)
+            print(line(each.name, each.divergence, dtype, loaded.tokenizer), flush=True)
     print(file=sys.stderr)
-    tokens_per_call = speculator.stats.tokens_per_call
-    settings = {"model": loaded.name, "prompts": len(prompts)}
-    settings |= {name: getattr(arguments, name) for name in SETTINGS}
-    totals = {**outcomes(found, dtype), "tokens_per_call": tokens_per_call}
-    report = {"settings": settings, **totals, **details(found)}
+    found = [each.divergence for each in diverged if each.divergence is not None]
+    ties = sum(each.is_tie(dtype) for each in found)
+    report = {
+        "settings": {
+            **{"model": loaded.name, "prompts": len(prompts)},
+            **{name: getattr(arguments, name) for name in SETTINGS},
+        },
+        **{"identical": len(prompts) - len(found), "ties": ties, "wrong": len(found) - ties},
+        "tokens_per_call": speculator.stats.tokens_per_call,
+        "histogram_ulps": histogram(found),
+        "departures": [asdict(each) for each in diverged],
+    }
     print(renderers.divergence(report))
     write(arguments, report)
-    return int(totals["wrong"] > 0)
+    return int(ties < len(found))
 
 
 def encoded(arguments: argparse.Namespace, loaded: LoadedModel) -> list[tuple[str, Int32]]:
@@ -173,31 +180,12 @@ def encoded(arguments: argparse.Namespace, loaded: LoadedModel) -> list[tuple[st
     return named
 
 
-def outcomes(found: Sequence[Comparison], dtype: torch.dtype) -> dict[str, Any]:
-    """How many texts are identical, diverge at a tie, and are wrong."""
-    divergences = [each.divergence for each in found if each.divergence is not None]
-    ties = sum(each.is_tie(dtype) for each in divergences)
-    identical = len(found) - len(divergences)
-    return {"identical": identical, "ties": ties, "wrong": len(divergences) - ties}
-
-
-def details(found: Sequence[Comparison]) -> dict[str, Any]:
-    """Every divergence, and how many have which gap, as plain values."""
-    diverged = [each for each in found if each.divergence is not None]
-    return {
-        "histogram_ulps": histogram([each.divergence for each in diverged if each.divergence]),
-        "departures": [asdict(each) for each in diverged],
-    }
-
-
-def line(found: Comparison, dtype: torch.dtype, tokenizer: Any) -> str:
+def line(name: str, at: Divergence, dtype: torch.dtype, tokenizer: Any) -> str:
     """Where a prompt's texts diverge, and the gap of the logits there."""
-    at = found.divergence
-    assert at is not None
     plain, speculative = (tokenizer.decode([token]) for token in (at.plain, at.speculative))
     verdict = "tie" if at.is_tie(dtype) else "WRONG"
     return (
-        f"{verdict:<6}{found.name}, token {at.token}: {speculative!r} instead of {plain!r};"
+        f"{verdict:<6}{name}, token {at.token}: {speculative!r} instead of {plain!r};"
         f" two best {at.gap:.3g} apart ({at.gap_ulps:.3g} ulps), these two {at.chosen_gap:.3g}"
         f" ({at.chosen_ulps:.3g} ulps)"
     )

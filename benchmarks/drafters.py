@@ -1,4 +1,4 @@
-"""Time per operation and bytes per token on natural and adversarial texts."""
+"""Time per operation and bytes per token of drafters, on the source of Python's library."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import argparse
 import ctypes
 import gc
 import mmap
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from itertools import product
 from time import perf_counter, perf_counter_ns
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from benchmarks.harness import show, write
 from benchmarks.peers import add_peers, installed, print_skipped
-from benchmarks.texts import TEXTS, natural
+from benchmarks.texts import natural
 from ngramspec.cli.options import Options, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.value import ValueDrafter, ValueSession
+from ngramspec.drafters.value import Calibrations, ValueDrafter, ValueSession
 from ngramspec.errors import check_int
 from ngramspec.measure.replay import accepted_path
 from tests.twins.calibration import Calibration
@@ -33,6 +32,7 @@ CONTINUATION = 8192  # tokens after the context, for the steps
 STEPS = 2000
 SECONDS = 3.0  # for the steps of one measurement; a slow drafter takes fewer
 LEAST_GROWN = 100_000
+NATURAL = "natural"  # the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Reading:
     drafted: float
 
 
-def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: int) -> Reading:
+def read(name: str, drafter: Drafter, tokens: Int32, n: int, gamma: int) -> Reading:
     """Start with the first ``n`` tokens, then take steps through the rest."""
     drafter.start(tokens[:16].copy()).propose(2)  # what is loaded once is not timed
     gc.collect()
@@ -84,7 +84,7 @@ def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: i
     session.close()
     return Reading(
         drafter=name,
-        text=text,
+        text=NATURAL,
         tokens=n,
         start_us=started / n * 1e6,
         propose_us=float(np.median(proposes)) / 1000,
@@ -94,17 +94,6 @@ def read(name: str, drafter: Drafter, text: str, tokens: Int32, n: int, gamma: i
         bytes_per_token=None if size is None else size / n,
         drafted=drafted / len(steps),
     )
-
-
-def sweep(
-    drafters: dict[str, tuple[Drafter, int]], texts: dict[str, Int32], sizes: list[int], gamma: int
-) -> Iterator[Reading]:
-    """Readings of every drafter, up to the length given with it, on every text and size."""
-    for n in sizes:
-        for text, tokens in texts.items():
-            for name, (drafter, most) in drafters.items():
-                if n <= most:
-                    yield read(name, drafter, text, tokens, n, gamma)
 
 
 def _resident() -> int:
@@ -130,7 +119,7 @@ class TwinDrafter(ValueDrafter):
     """The ValueDrafter in plain Python."""
 
     def forget(self) -> None:
-        self.calibration: Any = Calibration()
+        self.calibrations = Calibrations(cast(Any, Calibration()))
 
     def start(self, tokens: Int32) -> ValueSession:
         return TwinSession(self, tokens)
@@ -140,33 +129,24 @@ def add_arguments(options: Options) -> None:
     options.drafters()
     add_peers(options)
     options.flag("--twin", "also the reference implementation in Python")
-    options.add(
-        "--size",
-        action="append",
-        type=int,
-        metavar="N",
-        help="tokens of context; may be repeated (default: 1k, 10k, 100k and 1M)",
-    )
-    options.add(
-        "--text", type=Path, metavar="FILE", help="natural text (default: Python's own library)"
-    )
+    options.numbers("--sizes", list(SIZES), "tokens of context")
     options.count("--gamma", 10, "tokens drafted in a step")
     options.json()
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Time drafters on texts of every size; print and write the results."""
-    sizes = sorted(arguments.size or SIZES)
+    """Time drafters at every size; print and write the results."""
+    sizes = sorted(arguments.sizes)
     with usable():
         for size in sizes:
-            check_int("--size", size, 1, 2**29)
+            check_int("--sizes", size, 1, 2**29)
         gamma = check_int("--gamma", arguments.gamma, 1, 4096)
         drafters, skipped = contenders(arguments, sizes[-1])
-        texts = read_texts(sizes[-1] + CONTINUATION, arguments.text)
-    readings = []
-    for reading in sweep(drafters, texts, sizes, gamma):
-        show(**asdict(reading))
-        readings.append(asdict(reading))
+    tokens, readings = natural(sizes[-1] + CONTINUATION), []
+    for n, (name, (drafter, most)) in product(sizes, drafters.items()):
+        if n <= most:
+            readings.append(asdict(read(name, drafter, tokens, n, gamma)))
+            show(**readings[-1])
     print_skipped(skipped)
     write(arguments, {"gamma": gamma, "readings": readings, "skipped": skipped})
     return 0
@@ -187,9 +167,3 @@ def contenders(
         if "tree" not in name:
             found[name] = (maker(), LOOKUP_MOST if "lookup" in name else longest)
     return found, skipped
-
-
-def read_texts(length: int, path: Path | None) -> dict[str, Int32]:
-    """The texts by name, natural first, int32 (length,)."""
-    texts = {"natural": natural(length, path)}
-    return texts | {name: text(length) for name, text in TEXTS.items() if name != "natural"}

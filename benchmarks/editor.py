@@ -27,7 +27,6 @@ import argparse
 import ast
 import json
 import random
-import re
 import socket
 import statistics
 import subprocess
@@ -48,7 +47,7 @@ from typing import Any
 import rich
 import torch
 
-from benchmarks.harness import context
+from benchmarks.harness import write
 from ngramspec.cli.options import Options, UsageError
 from ngramspec.measure.calls import take_turns
 from ngramspec.server.prompts import FIM
@@ -347,27 +346,23 @@ def ask(
 
 def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:
     """Print medians, 95th percentiles and their ratios; write all of it."""
-    result = context(arguments)
+    result: dict[str, Any] = {}
     for what in ("first", "line"):
-        times = {
-            name: sorted(getattr(each, what) for each in answers if each.server == name)
-            for name in dict.fromkeys(each.server for each in answers)
+        times: dict[str, list[float]] = {}
+        for each in answers:
+            times.setdefault(each.server, []).append(getattr(each, what))
+        found = {
+            name: {"median": statistics.median(several), "p95": p95(several)}
+            for name, several in times.items()
         }
-        for name, found in times.items():
-            result[f"{what}_{name}"] = {"median": statistics.median(found), "p95": p95(found)}
-        ours = times.pop(OURS)
-        for name, theirs in times.items():
-            result[f"{what}_ratio_{name}"] = {
-                "median": statistics.median(theirs) / statistics.median(ours),
-                "p95": p95(theirs) / p95(ours),
-            }
+        result |= {f"{what}_{name}": figures for name, figures in found.items()}
+        ours = found.pop(OURS)
+        for name, theirs in found.items():
+            result[f"{what}_ratio_{name}"] = {key: theirs[key] / ours[key] for key in ours}
     result["right"] = Counter(each.server for each in answers if each.right)
     result["different_texts"] = differences(answers)
-    result["answers"] = [asdict(each) for each in answers]
-    text = json.dumps(result, indent=1)
-    arguments.json.write_text(re.sub(r"\n {3,}", " ", text) + "\n")
-    del result["answers"]
     print(json.dumps(result, indent=1))
+    write(arguments, {**result, "answers": [asdict(each) for each in answers]})
 
 
 def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:

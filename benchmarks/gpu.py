@@ -1,38 +1,63 @@
-"""What ngramspec gives on a GPU: on any CUDA machine, without a network.
+"""What ngramspec gives on a GPU, within minutes and without a network.
 
     python -m benchmarks gpu --json gpu.json                        # 8 billion parameters
+    python -m benchmarks gpu --compiled --json compiled.json        # 8 layers, compiled forwards
     python -m benchmarks gpu --device cpu --tiny --json gpu.json    # small: does it all run?
 
-A model of Llama-3.1-8B's shape with random weights is forced to generate recorded traces, and
-random text. Its computation is real, and so is what drafts find in the text. Measured are the cost
-of a forward of 1 to 128 positions by context, how often a step waits for the GPU, whole calls of
-plain generate, prompt lookup and ngramspec, in turn, and where a step's time goes. Each part is
-written to the JSON file as it ends; the error of one that fails is written there too, and the rest
-goes on.
+A model of Llama-3.1-8B's shape with random weights is forced to generate recorded traces, a passage
+that repeats, and random text. Its computation is real, and so is what drafts find in the text. The
+parts share ``--budget``, and are written to the file as they come:
+
+waits         how often a step waits for the device
+contenders    whole calls of plain generate, prompt lookup and ngramspec, in turn
+costs         of forwards of 1 to 128 positions at three contexts
+profile       where a step's time goes
+attention     the kernels, and what a number of keys that is new to them costs
+same_text     tiny models in float32: is the text plain generate's?
+other_kernel  the first text with cuDNN's attention switched off, or on if it is off
+compiled      with ``--compiled``, instead of all: whole calls, and the graphs that are captured
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
-import traceback
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch._dynamo.utils import counters
 
+from benchmarks import parity
+from benchmarks.attention import attention_costs
 from benchmarks.harness import write
+from benchmarks.parts import Parts
 from benchmarks.profile import profile
-from benchmarks.syncs import syncs_per_step
+from benchmarks.syncs import host_syncs, syncs_per_step
 from benchmarks.traces import PUBLIC
 from ngramspec import Speculator
-from ngramspec.cli.bench import tables
-from ngramspec.cli.options import Options, console
+from ngramspec.cli.options import Options, check_least
+from ngramspec.hf_model.compiled import compilations
 from ngramspec.measure.bench import EndToEnd, Forcing, Plan, by_model, summarize, to_dict
-from ngramspec.measure.calls import usual_configurations
-from ngramspec.measure.forwards import forced_model, forward_seconds
+from ngramspec.measure.calls import (
+    PLAIN,
+    Configuration,
+    Outcome,
+    inputs_of,
+    usual_configurations,
+)
+from ngramspec.measure.forwards import (
+    POSITIONS_AFTER_TEXT,
+    forced_model,
+    forward_seconds,
+)
 from ngramspec.measure.tasks import NOTHING, Prompt, unpredictable
 from ngramspec.measure.traces import read_traces
 
@@ -45,97 +70,120 @@ LLAMA_8B = {
     "vocab_size": 128256,
     "max_position_embeddings": 131072,
 }
+COMPILED_LAYERS = 8  # a graph of 32 layers takes a minute
 TINY = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "vocab_size": 49152,
     "max_position_embeddings": 4096,
 }
-CONTEXTS, TINY_CONTEXTS = (512, 4096, 32768), (16, 64, 256)
-MAX_POSITIONS = 128
 MAX_PROMPT = 2048  # tokens of a trace's prompt that are kept, from its end
-COPYING = "edit"
+NEW, LEAST = 80, 48  # tokens of each text
+ROUNDS = 4  # texts of each task
+WAITS_GAMMA = 8  # most tokens of a draft whose steps are counted, so that there are several
+WIDTHS = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 33, 48, 64, 65, 128)
+SHOWN_WIDTHS = (1, 8, 16, 32, 64)
+FIXED_WIDTH = 8
+COPY, OURS, LOOKUP = "copy", "ngramspec", "prompt lookup 10"
+TASKS = ("edit", "tools", NOTHING, "summary", "chat", "answer", "code")  # the first to be measured
+BUDGET, COMPILED_BUDGET = 420, 240
 
 
 def add_arguments(options: Options) -> None:
     options.json()
     options.path("--traces", "FILE", "what ngramspec record wrote", default=PUBLIC)
     options.text("--device", "DEVICE", "default: cuda", default="cuda")
+    help = f"seconds for all parts (default: {BUDGET}, with --compiled {COMPILED_BUDGET})"
+    options.text("--budget", "SECONDS", help, type=int)
     options.flag("--tiny", "a tiny model and few repeats")
-    options.text("--tasks", "TASK", "only these groups of the traces (default: all)", nargs="+")
-    options.count("--per-task", 2, "traces of each task")
-    options.count("--new", 64, "tokens of each trace")
-    options.count("--repeats", 3, "timed calls of each")
-    options.text("--width", "N", "fixed widths", nargs="*", type=int, default=[8, 16])
-    options.text("--tree", "N", "trees of N nodes, too", nargs="*", type=int, default=[])
-    options.flag("--no-compile", "leave compiled forwards out")
-    options.text("--parts", "PART", "only these (default: all)", nargs="+")
-    help = "do not use torch's cuDNN attention, which prepares again for every length"
-    options.flag("--no-cudnn-attention", help)
+    either = options.exclusive()
+    either.flag("--compiled", f"instead: compiled forwards of {COMPILED_LAYERS} layers")
+    either.add("--parts", nargs="+", choices=PARTS, metavar="PART", help="only these")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.no_cudnn_attention:
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    prompts = texts(arguments)
-    model = build(arguments, prompts)
-    report: dict[str, Any] = {}
-    failed: list[str] = []
-
-    def measure(name: str, part: Callable[[], Any]) -> None:
-        if arguments.parts and name not in arguments.parts:
-            return
-        begin = perf_counter()
-        try:
-            report[name] = part()
-        except Exception:
-            report[name] = {"error": traceback.format_exc()}
-            failed.append(name)
-        print(f"{name}: {perf_counter() - begin:.0f} s", flush=True)
-        write(arguments, report)
-
-    with forced_model(model, room(arguments, prompts)) as set_text:
-        forcing = by_model(set_text)
-        measure("syncs", lambda: syncs(arguments, model, prompts, forcing))
-        measure("costs", lambda: costs(arguments, model))
-        measure("contenders", lambda: contenders(arguments, model, prompts, forcing))
-    measure("profile", lambda: steps(arguments, model, prompts))
-    for name in failed:
-        print(f"failed: {name}: {report[name]['error'].splitlines()[-1]}", file=sys.stderr)
-    return int(bool(failed))
+    if arguments.budget is None:
+        arguments.budget = COMPILED_BUDGET if arguments.compiled else BUDGET
+    check_least(arguments, budget=1)
+    parts = Parts(arguments.budget, lambda report: write(arguments, report))
+    prompts: list[Prompt] = []
+    parts.run({"traces": (1, recorded(arguments.traces, prompts))})
+    prompts = in_rounds(prompts, arguments.tiny)
+    begin = perf_counter()
+    model = build(arguments)
+    parts.report["build_seconds"] = perf_counter() - begin
+    longest = max(len(prompt.ids) for prompt in prompts)
+    with forced_model(model, longest + NEW + POSITIONS_AFTER_TEXT) as set_text:
+        scene = Scene(model, prompts, by_model(set_text), arguments.tiny)
+        every = {"compiled": (1, compiled)} if arguments.compiled else PARTS
+        chosen = arguments.parts or every
+        parts.run(
+            {name: (size, part(scene)) for name, (size, part) in every.items() if name in chosen}
+        )
+    parts.report["lines"] = lines(parts.report)
+    write(arguments, parts.report)
+    print("\n".join(parts.report["lines"]))
+    return int(bool(parts.report["failed"]))
 
 
-def texts(arguments: argparse.Namespace) -> list[Prompt]:
-    """What the model is made to generate: some traces of each group, and random text."""
-    chosen: dict[str, list[Prompt]] = {}
-    for trace in read_traces(arguments.traces):
-        mine = chosen.setdefault(trace.group, [])
-        output = trace.output.tolist()[: arguments.new]
-        wanted = not arguments.tasks or trace.group in arguments.tasks
-        if wanted and len(output) == arguments.new and len(mine) < arguments.per_task:
-            ids = tuple(trace.prompt[-MAX_PROMPT:].tolist())
-            mine.append(Prompt(trace.group, trace.id, ids, tuple(output)))
-    prompts = [prompt for mine in chosen.values() for prompt in mine]
-    if not prompts:
-        raise SystemExit(f"no trace of these tasks has {arguments.new} tokens of output")
-    random = unpredictable(prompts, arguments.new, vocab_of(prompts))
-    return [*prompts, *random[: arguments.per_task]]
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the parts measure.
+
+    Other parts may run between two units of a part, so each unit sets its text by ``forcing``.
+    """
+
+    model: Any
+    prompts: list[Prompt]
+    forcing: Forcing
+    tiny: bool
+
+    @property
+    def new(self) -> int:
+        """Tokens of each text."""
+        return 24 if self.tiny else NEW
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Tokens before the forwards whose costs are measured."""
+        return (16, 64, 256) if self.tiny else (512, 4096, 32768)
+
+    def first(self, *tasks: str) -> Prompt:
+        """The first prompt of the first of these tasks that there is."""
+        return next(each for task in tasks for each in self.prompts if each.task == task)
 
 
-def vocab_of(prompts: list[Prompt]) -> int:
-    """One more than the largest token id."""
-    return 1 + max(max(*prompt.ids, *(prompt.text or ())) for prompt in prompts)
+def recorded(path: Path, prompts: list[Prompt]) -> Iterator[int]:
+    """Add the recorded texts of a file; yields their number."""
+    for trace in read_traces(path):
+        if len(trace.output) >= LEAST:
+            ids, text = trace.prompt[-MAX_PROMPT:], trace.output[:NEW]
+            prompts.append(Prompt(trace.group, trace.id, (*ids.tolist(),), (*text.tolist(),)))
+    yield len(prompts)
 
 
-def build(arguments: argparse.Namespace, prompts: list[Prompt]) -> Any:
+def in_rounds(prompts: Sequence[Prompt], tiny: bool) -> list[Prompt]:
+    """A prompt of each task in turn, with a passage that repeats and random texts among them."""
+    passage = random.Random(0).choices(range(3, TINY["vocab_size"]), k=NEW)
+    copy = Prompt(COPY, "a passage four times", (*passage * 4,), (*passage,))
+    tasks: dict[str, list[Prompt]] = {task: [] for task in TASKS}
+    for prompt in (*prompts, copy):
+        tasks.setdefault(prompt.task, []).append(prompt)
+    tasks[NOTHING] = unpredictable((*prompts, copy), NEW, TINY["vocab_size"])
+    rounds = islice(zip_longest(*tasks.values()), 1 if tiny else ROUNDS)
+    return [prompt for each in rounds for prompt in each if prompt is not None]
+
+
+def build(arguments: argparse.Namespace) -> Any:
     """The model, with random weights made on its device."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    shape: dict[str, Any] = LLAMA_8B
-    if arguments.tiny:
-        shape = TINY | {"vocab_size": vocab_of(prompts)}
+    shape = TINY if arguments.tiny else LLAMA_8B
+    if arguments.compiled and not arguments.tiny:
+        shape = shape | {"num_hidden_layers": COMPILED_LAYERS}
     config = LlamaConfig(**shape, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     torch.manual_seed(0)
     with torch.device(arguments.device):
@@ -143,69 +191,201 @@ def build(arguments: argparse.Namespace, prompts: list[Prompt]) -> Any:
     return model.eval()
 
 
-def room(arguments: argparse.Namespace, prompts: list[Prompt]) -> int:
-    """Positions of the longest prompt, its text, and drafts and padding after it."""
-    longest = max(len(prompt.ids) for prompt in prompts) + arguments.new
-    contexts = TINY_CONTEXTS if arguments.tiny else CONTEXTS
-    positions: int = max(longest + Speculator().gamma_max, *contexts) + 2 * MAX_POSITIONS
-    return positions
-
-
-def contenders(
-    arguments: argparse.Namespace, model: Any, prompts: list[Prompt], forcing: Forcing
-) -> dict[str, Any]:
-    """Whole calls of every configuration in turn."""
-    ways = usual_configurations(
-        widths=arguments.width, trees=arguments.tree, chains=True, compiled=not arguments.no_compile
+def waits(scene: Scene) -> Iterator[dict[str, Any]]:
+    """How often a step waits for the device: by kind, and the baseline's mean."""
+    several = {"rows": 4, "repetition_penalty": 1.2}
+    kinds: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("copy", COPY, {}),
+        ("random", NOTHING, {}),
+        ("sampled", COPY, {"do_sample": True, "temperature": 0.7, "top_k": 20}),
+        ("4 rows", COPY, {"rows": 4}),
+        ("4 rows, repetition penalty", COPY, several),
     )
-    least = min(24, arguments.new)
-    plan = Plan(arguments.repeats, arguments.new, least, arguments.per_task)
-    measured = EndToEnd(model, ways, plan, forcing=forcing, progress=print).run(prompts)
-    rows = summarize(measured)
-    screen = console()
-    for table in tables(rows):
-        screen.print(table)
-    return {"summary": rows, **to_dict(measured)}
+    found: dict[str, Any] = {}
+    for kind, task, given in kinds:
+        prompt = scene.first(task)
+        scene.forcing(prompt)
+        speculator = Speculator(gamma_max=WAITS_GAMMA)
+        found[kind] = syncs_per_step(scene.model, prompt.ids, scene.new, speculator, **given)
+        yield found
+    prompt, counts = scene.first(NOTHING), []
+    scene.forcing(prompt)
+    for new in (1, scene.new):
+        with host_syncs(scene.model.device) as places:
+            inputs = inputs_of(scene.model, prompt.ids)
+            scene.model.generate(**inputs, do_sample=False, max_new_tokens=new)
+        counts.append(len(places))
+    mean = round((counts[1] - counts[0]) / (scene.new - 1), 2)
+    found["baseline"] = {"median": mean, "most": mean}
+    yield found
 
 
-def costs(arguments: argparse.Namespace, model: Any) -> dict[int, dict[int, float]]:
-    """Seconds of a forward of 1 to 128 positions, by context."""
-    contexts = TINY_CONTEXTS if arguments.tiny else CONTEXTS
+@contextmanager
+def counted_graphs(found: dict[str, Any]) -> Iterator[None]:
+    """Add to ``found`` what is compiled, and captured as CUDA graphs, inside the block.
+
+    ``pool_bytes``, what the graphs' own pools hold (None without CUDA), and ``skips``, why inductor
+    captured none, are of the whole process.
+    """
+    before, capture = compilations(), torch.cuda.graph.__enter__
+
+    def enter(self: Any) -> Any:
+        found["captures"] += 1
+        return capture(self)
+
+    found.setdefault("captures", 0)
+    with patch.object(torch.cuda.graph, "__enter__", enter):
+        yield
+    found["compilations"] = found.get("compilations", 0) + compilations() - before
+    cuda: Any = torch.cuda
+    known = cuda.memory_snapshot() if cuda.is_available() else None
+    pools = [each for each in known or () if any(each.get("segment_pool_id", ()))]
+    found["pool_bytes"] = None if known is None else sum(each["total_size"] for each in pools)
+    found["skips"] = {why: n for why, n in counters["inductor"].items() if "cudagraph" in why}
+
+
+class Bench(EndToEnd):
+    """Whole calls, one prompt after another; ``graphs``: what each configuration captured."""
+
+    def __init__(self, scene: Scene, ways: list[Configuration], prompts: list[Prompt]) -> None:
+        plan = Plan(1 if scene.tiny else 2, scene.new, 2, cost_repeats=1 if scene.tiny else 3)
+        super().__init__(scene.model, ways, plan, forcing=scene.forcing)
+        self.prompts = prompts
+        self.graphs: dict[str, dict[str, Any]] = {}
+
+    def call(self, configuration: Configuration, prompt: Prompt, new: int) -> Outcome:
+        """See EndToEnd."""
+        if not configuration.compiled:
+            return super().call(configuration, prompt, new)
+        with counted_graphs(self.graphs.setdefault(configuration.name, {})):
+            return super().call(configuration, prompt, new)
+
+    def units(self) -> Iterator[dict[str, Any]]:
+        """Try every configuration, and then measure prompt by prompt; yields all results so far."""
+        longest = max(self.prompts, key=lambda prompt: len(prompt.ids))
+        for way in self.configurations[:]:
+            self.try_out(way, longest)
+            yield self.found()
+        for prompt in self.prompts:
+            self.measure((prompt.task, None), [prompt])
+            yield self.found()
+
+    def found(self) -> dict[str, Any]:
+        """All results so far."""
+        summary = {"summary": summarize(self.measured), **to_dict(self.measured)}
+        return summary | ({"graphs": self.graphs} if self.graphs else {})
+
+
+def contenders(scene: Scene) -> Iterator[dict[str, Any]]:
+    """Whole calls."""
+    return Bench(scene, usual_configurations(lookups=(10,), chains=True), scene.prompts).units()
+
+
+def other_kernel(scene: Scene) -> Iterator[dict[str, Any]]:
+    """The first text, with cuDNN's attention switched."""
+    backend: Any = torch.backends.cuda
+    device, on = scene.model.device.type, backend.cudnn_sdp_enabled()
+    ways = usual_configurations(lookups=())
+    units = Bench(scene, ways, scene.prompts[:1]).units() if device == "cuda" else iter(())
+    while True:
+        backend.enable_cudnn_sdp(not on)
+        try:
+            found = next(units, None)
+        finally:
+            backend.enable_cudnn_sdp(on)
+        if found is None:
+            return
+        yield {"cudnn": not on, **found}
+
+
+def compiled(scene: Scene) -> Iterator[dict[str, Any]]:
+    """Whole calls with compiled forwards over static caches, and without."""
+    ways = usual_configurations(lookups=(), widths=(FIXED_WIDTH,), compiled=True)
+    chosen = [way for way in ways if way.compiled or not way.static]
+    prompts = [each for each in scene.prompts if each.task in TASKS]  # for caches of few sizes
+    return Bench(scene, chosen, prompts or scene.prompts).units()
+
+
+def costs(scene: Scene) -> Iterator[dict[int, dict[int, float]]]:
+    """Seconds of a forward by context and positions."""
     found = {}
-    for length in contexts:
-        widths = range(1, MAX_POSITIONS + 1)
-        found[length] = each = forward_seconds(model, length, widths, 2 if arguments.tiny else 7)
-        some = [f"{n}: {each[n] / each[1]:.2f}" for n in (2, 4, 8, 16, 32, 64, 128)]
-        print(f"cost at {length}: {', '.join(some)}, of {1000 * each[1]:.1f} ms", flush=True)
-    return found
+    for length in scene.contexts:  # which are longer than the texts
+        scene.forcing(Prompt(NOTHING, "no text", ()))
+        found[length] = forward_seconds(scene.model, length, WIDTHS, 1 if scene.tiny else 5)
+        yield found
 
 
-def syncs(
-    arguments: argparse.Namespace, model: Any, prompts: list[Prompt], forcing: Forcing
-) -> list[dict[str, Any]]:
-    """How often a step waits for the device."""
-    found = []
-    for prompt in examples(prompts):
-        forcing(prompt)
-        counted = syncs_per_step(model, prompt.ids, arguments.new)
-        found.append({"task": prompt.task, **counted})
-        print(f"syncs a step, {prompt.task}: median {counted['median']}, most {counted['most']}")
-    return found
+def steps(scene: Scene) -> Iterator[list[dict[str, Any]]]:
+    """The seconds of a step by section: of a text that copies, and of random text."""
+    prompts, rows = (scene.first(TASKS[0], COPY), scene.first(NOTHING)), []
+    for row in profile(scene.model, prompts, scene.new, 1, scene.forcing):
+        rows.append(row)
+        yield rows
 
 
-def steps(arguments: argparse.Namespace, model: Any, prompts: list[Prompt]) -> list[dict[str, Any]]:
-    """Where a step's time goes."""
-    rows = profile(model, examples(prompts), arguments.new, arguments.repeats)
-    for row in rows:
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in row["share"].items())
-        print(f"{row['task']}, {row['way']}, {1000 * row['step_seconds']:.1f} ms a step: {shares}")
-    return rows
+def attention(scene: Scene) -> Iterator[list[Any]]:
+    """See ``attention_costs``."""
+    layers = scene.model.config.num_hidden_layers
+    return attention_costs(scene.model.device, scene.contexts[::2], layers)
 
 
-def examples(prompts: list[Prompt]) -> list[Prompt]:
-    """A text that copies, and one with nothing to predict."""
-    copying = [prompt for prompt in prompts if prompt.task == COPYING] or prompts
-    return [
-        replace(copying[0], task=COPYING),
-        next(prompt for prompt in prompts if prompt.task == NOTHING),
+def same_text(scene: Scene) -> Iterator[list[dict[str, Any]]]:
+    """Families of models, with caches, processors and batches; a wrong text is an error."""
+    cells, wrong = [], []
+    for cell in islice(parity.matrix(5, scene.model.device), 4 if scene.tiny else None):
+        cells.append(asdict(cell))
+        if cell.outcome == "wrong":
+            wrong.append(f"{cell.model}, {cell.what}: {cell.detail}")
+            print(f"another text: {wrong[-1]}", file=sys.stderr)
+        yield cells
+    if wrong:
+        raise ValueError(f"another text: {'; '.join(wrong)}")
+
+
+# What is done, in this order, with its share of the budget.
+PARTS: dict[str, tuple[int, Callable[[Scene], Iterator[Any]]]] = {
+    "waits": (5, waits),
+    "contenders": (50, contenders),
+    "costs": (9, costs),
+    "profile": (9, steps),
+    "attention": (7, attention),
+    "same_text": (12, same_text),
+    "other_kernel": (8, other_kernel),
+}
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The results in short, as far as they were measured."""
+    found = [speedups(report.get("contenders"), OURS, (PLAIN, LOOKUP))]
+    found.append(
+        speedups(report.get("compiled"), f"{OURS}, compiled", (f"{PLAIN}, compiled", PLAIN))
+    )
+    graphs = (report.get("compiled") or {}).get("graphs", {}).items()
+    found.append(("CUDA graphs", [f"{way} {each['captures']}" for way, each in graphs]))
+    by_context = [
+        f"{' '.join(f'{seconds[n] / seconds[1]:.2f}' for n in SHOWN_WIDTHS)}"
+        f" of {1000 * seconds[1]:.1f} ms at {context}"
+        for context, seconds in report.get("costs", {}).items()
+    ]
+    found.append((f"cost of {', '.join(map(str, SHOWN_WIDTHS))} positions", by_context))
+    by_kind = [
+        f"{kind} {row['median']:g} (at most {row['most']:g})"
+        for kind, row in report.get("waits", {}).items()
+    ]
+    found.append(("waits a step", by_kind))
+    return [f"{title}: {'; '.join(values)}" for title, values in found if values]
+
+
+def speedups(
+    found: dict[str, Any] | None, ours: str, others: Sequence[str]
+) -> tuple[str, list[str]]:
+    """A title, and by task how fast a configuration is, relative to others."""
+    ratios: dict[str, dict[str, float]] = {}
+    for row in (found or {}).get("summary", ()):
+        ratios.setdefault(row["task"], {})[row["way"]] = row["ratio"]
+    title = f"speedup of {ours} over {' and '.join(others)}"
+    return title, [
+        f"{task} {', '.join(f'{ratio[ours] / ratio[way]:.2f}' for way in others)}"
+        for task, ratio in ratios.items()
+        if ratio.keys() >= {ours, *others}
     ]

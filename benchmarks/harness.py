@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ngramspec import Speculator, generate
+from ngramspec import DecodeStats, Speculator, generate
 from ngramspec.cli.options import Options, writable
-from ngramspec.measure.calls import PLAIN, Outcome, Turns
 from ngramspec.measure.machine import machine
 from ngramspec.measure.traces import read_traces
 
@@ -28,15 +27,17 @@ def add_run(options: Options, *, repeats: int, new: int) -> None:
     options.json()
 
 
-def write(arguments: argparse.Namespace, fields: dict[str, Any], option: str = "json") -> None:
+def write(arguments: argparse.Namespace, fields: dict[str, Any]) -> None:
     """Write the results, with what is needed to reproduce them; without a file, write nothing."""
-    path: Path | None = getattr(arguments, option)
+    path: Path | None = arguments.json
     if path is None:
         return
-    with writable(f"--{option}", path):
+    with writable("--json", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**context(arguments), **fields}, indent=1) + "\n"
-        path.write_text(text, encoding="utf-8")
+        unfinished = path.with_suffix(".tmp")  # an interrupted run leaves a whole file
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
 
 
 def show(**cells: Any) -> None:
@@ -46,6 +47,18 @@ def show(**cells: Any) -> None:
         for name, each in cells.items()
     )
     print("  ".join(shown), flush=True)
+
+
+def show_and_write(
+    arguments: argparse.Namespace, rows: Iterable[dict[str, Any]], *names: str
+) -> int:
+    """Show each row as it comes, or cells of it, and write all of them; returns the exit code."""
+    found = []
+    for row in rows:
+        found.append(row)
+        show(**{name: row[name] for name in names or row if name != "seconds"})
+    write(arguments, {"rows": found})
+    return 0
 
 
 def context(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -62,7 +75,10 @@ def commit() -> str | None:
     """The commit of this checkout, with "+" if files were changed; None: it is no checkout."""
 
     def git(*words: str) -> str:
-        found = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        try:
+            found = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        except OSError:  # it is not installed
+            return ""
         return found.stdout.strip() if found.returncode == 0 else ""
 
     head = git("rev-parse", "--short=12", "HEAD")
@@ -94,18 +110,12 @@ def prepared_call(
     return call
 
 
-def demo_row(turns: Turns[Outcome], ids: list[int]) -> dict[str, Any]:
-    """What was measured of one prompt, by configuration; texts are compared with the baseline's."""
-    last = {name: turns.last(name) for name in turns.results}
-    return {
-        "prompt_tokens": len(ids),
-        "new_tokens": {name: len(each.tokens) for name, each in last.items()},
-        "same_as_plain": {name: each.tokens == last[PLAIN].tokens for name, each in last.items()},
-        "tokens_per_second": {
-            name: len(each.tokens) / turns.median(name) for name, each in last.items()
-        },
-        "seconds": turns.seconds,
-    }
+def counted(
+    call: Callable[..., torch.Tensor], speculator: Speculator | None = None
+) -> tuple[torch.Tensor, DecodeStats]:
+    """The output of a prepared call, and its Speculator's counts."""
+    output = call(speculator)
+    return output, DecodeStats() if speculator is None else speculator.stats
 
 
 def padded(prompts: Sequence[Sequence[int]], pad: int = 0) -> dict[str, torch.Tensor]:

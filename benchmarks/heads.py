@@ -224,12 +224,8 @@ def play_with(
 
 
 def compared(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The arbiter relative to the better one alone, and to the better chains, by group."""
-    rivals = {"/ better alone": ("tables", "head"), "/ better chain": CHAINS}
-    return {
-        name: {
-            group: value / max(figures[each][group] for each in names)
-            for group, value in figures["both"].items()
-        }
-        for name, names in rivals.items()
+    """The arbiter relative to the better one alone, by group."""
+    alone = {
+        group: max(figures[each][group] for each in ("tables", "head")) for group in figures["both"]
     }
+    return {"/ better alone": {name: each / alone[name] for name, each in figures["both"].items()}}

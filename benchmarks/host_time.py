@@ -19,18 +19,17 @@ trees 32 nodes.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from itertools import pairwise
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from benchmarks.harness import prepared_call, show, write
+from benchmarks.profile import Span, timed_forwards
 from ngramspec import Speculator
 from ngramspec.cli.options import Options
 from ngramspec.measure.calls import take_turns
@@ -169,13 +168,11 @@ def row_of(cell: Cell, calls: Sequence[Host]) -> dict[str, Any]:
     return {
         "name": cell.name,
         "per_forward": median(per_forward),
-        "least": min(per_forward),
         "spread": max(per_forward) - min(per_forward),
         "undrafted": median(alone) if alone else None,
         "per_token": median(1e6 * each.seconds / each.tokens for each in calls),
         "drafted": median(each.drafted for each in calls),
         "forwards": median(each.forwards for each in calls),
-        "all_per_forward": per_forward,
     }
 
 
@@ -224,7 +221,7 @@ def host_time(model: Any, prompt: list[int], new: int, cell: Cell) -> Host:
     return Host(whole - inside, forwards, new - 1, wide / forwards, undrafted(spans[1:]))
 
 
-def undrafted(spans: Sequence[tuple[float, float, int]]) -> float | None:
+def undrafted(spans: Sequence[Span]) -> float | None:
     """The median seconds between two consecutive forwards of one position; None: there are none.
 
     ``spans`` are of ``timed_forwards``, without the prefill.
@@ -235,23 +232,3 @@ def undrafted(spans: Sequence[tuple[float, float, int]]) -> float | None:
         if before == positions == 1
     ]
     return median(gaps) if gaps else None
-
-
-@contextmanager
-def timed_forwards(model: Any) -> Iterator[list[tuple[float, float, int]]]:
-    """Time every forward of a model inside the block."""
-    inner: Callable[..., Any] = model.forward
-    spans: list[tuple[float, float, int]] = []
-
-    @wraps(inner)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
-        outputs = inner(*args, **kwargs)
-        spans.append((began, perf_counter(), kwargs["input_ids"].shape[1]))
-        return outputs
-
-    model.forward = forward
-    try:
-        yield spans
-    finally:
-        del model.forward

@@ -3,12 +3,11 @@
     python -m benchmarks models --model FOLDER FOLDER --json models.json
 
 The prompts are those of the public traces, with each model's own template and tokenizer; with
-``--texts demo`` the demo's, and with ``--texts long`` a summary of, and an answer about, so many
-tokens of the project's pages. A model generates greedily without penalties, and as its own
-generation config samples, from the same seed in all ways. A call ends where the model ends it. Each
-call of ngramspec has a new Speculator. Times are of a whole call, prefill included. Results are
-written after each prompt or batch, and those that the file has already are left out, so a run can
-be interrupted (``--seconds``) and continued.
+``--texts long`` a summary of, and an answer about, so many tokens of the project's pages. A model
+generates greedily without penalties, and as its own generation config samples, from the same seed
+in all ways. A call ends where the model ends it. Each call of ngramspec has a new Speculator. Times
+are of a whole call, prefill included. Results are written after each prompt or batch, and those
+that the file has already are left out, so a run can be interrupted (``--seconds``) and continued.
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import ROOT, demo_row, padded, prepared_call, show, write
+from benchmarks.harness import ROOT, counted, padded, prepared_call, show, write
 from benchmarks.traces import Text, texts
-from ngramspec import Speculator
+from ngramspec import DecodeStats, Speculator
 from ngramspec.cli.options import DTYPES, Options
-from ngramspec.measure.calls import PLAIN, WARM_UP_TOKENS, Outcome, take_turns
+from ngramspec.measure.calls import PLAIN, WARM_UP_TOKENS, take_turns
 from ngramspec.measure.models import LoadedModel, load, locate
-from ngramspec.measure.tasks import demo_texts
 
 OURS, LOOKUPS = "ours", {"lookup 3": 3, "lookup": 10}
 MODES: dict[str, dict[str, Any]] = {
@@ -47,7 +45,7 @@ SEED = 0
 
 def add_arguments(options: Options) -> None:
     options.add("--model", nargs="+", default=[None], help="folders, GGUF files or hub ids")
-    options.add("--texts", choices=("public", "demo", "long"), default="public")
+    options.add("--texts", choices=("public", "long"), default="public")
     options.numbers("--lengths", [4000, 8000], "tokens of the long texts, about")
     options.add("--tasks", nargs="+", help="only these groups of the texts")
     options.add("--dtype", nargs="+", choices=DTYPES, default=["bfloat16", "float32"])
@@ -88,20 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def batched(arguments: argparse.Namespace) -> Iterator[tuple[str, list[Text]]]:
     """The texts of each task in batches, with the task; all models have the same ones."""
-    chosen: dict[str, Callable[[], Iterator[Text]]]
-    chosen = {"public": texts, "demo": demo, "long": partial(long, arguments.lengths)}
-    found = sorted(chosen[arguments.texts](), key=lambda text: text.group)
+    chosen = long(arguments.lengths) if arguments.texts == "long" else texts()
+    found = sorted(chosen, key=lambda text: text.group)
     for task, group in groupby(found, key=lambda text: text.group):
         if arguments.tasks is None or task.partition(" ")[0] in arguments.tasks:
             of_task, size = list(group), arguments.batch
             for at in range(0, min(arguments.prompts_per_task * size, len(of_task)), size):
                 yield task, of_task[at : at + size]
-
-
-def demo() -> Iterator[Text]:
-    for each in demo_texts():
-        said, text = ((each.prompt,), "") if each.chat else ((), each.prompt)
-        yield Text(each.task, each.title, said, text)
 
 
 def long(lengths: list[int]) -> Iterator[Text]:
@@ -140,25 +131,31 @@ def measure(
     prompt = inputs["input_ids"].shape[1]
     given = {**mode, "eos_token_id": eos or None, "pad_token_id": (eos or [0])[0]}
 
-    def call(new: int, speculator: Speculator | None = None, **more: Any) -> Outcome:
+    def call(
+        new: int, speculator: Speculator | None = None, **more: Any
+    ) -> tuple[list[int], DecodeStats]:
         torch.manual_seed(SEED)
-        output = prepared_call(model, inputs, new, **given, **more)(speculator)
-        tokens = [token for row in output[:, prompt:].tolist() for token in ended(row, eos)]
-        return Outcome(tokens, 0.0, None, {}, 0, None if speculator is None else speculator.stats)
+        output, stats = counted(prepared_call(model, inputs, new, **given, **more), speculator)
+        return [token for row in output[:, prompt:].tolist() for token in ended(row, eos)], stats
 
     lookups = LOOKUPS if len(several) == 1 else {}
-    ways: dict[str, Callable[[int], Outcome]] = {PLAIN: call}
+    ways: dict[str, Callable[[int], tuple[list[int], DecodeStats]]] = {PLAIN: call}
     ways |= {name: partial(call, prompt_lookup_num_tokens=size) for name, size in lookups.items()}
     ways[OURS] = lambda new: call(new, Speculator())
     for way in ways.values():
         way(WARM_UP_TOKENS)
-    new = arguments.max_new_tokens
-    calls = {name: partial(way, new) for name, way in ways.items()}
+    calls = {name: partial(way, arguments.max_new_tokens) for name, way in ways.items()}
     turns = take_turns(calls, arguments.repeats, warm_up=0, first=first)
-    stats = turns.last(OURS).stats
-    assert stats is not None
-    counts = {"tokens_per_call": stats.tokens_per_call, "alpha": stats.alpha}
-    return {**demo_row(turns, [0] * prompt), **counts}
+    tokens, stats = {name: turns.last(name)[0] for name in ways}, turns.last(OURS)[1]
+    return {
+        "prompt_tokens": prompt,
+        "new_tokens": {name: len(each) for name, each in tokens.items()},
+        "same_as_plain": {name: each == tokens[PLAIN] for name, each in tokens.items()},
+        "tokens_per_second": {name: len(tokens[name]) / turns.median(name) for name in ways},
+        "tokens_per_call": stats.tokens_per_call,
+        "alpha": stats.alpha,
+        "seconds": turns.seconds,
+    }
 
 
 def ended(row: list[int], eos: list[int]) -> list[int]:

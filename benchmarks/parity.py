@@ -114,7 +114,10 @@ FAMILIES = (
     "T5ForConditionalGeneration",
     "BartForConditionalGeneration",
 )
-CACHES: dict[str, dict[str, Any]] = {"dynamic": {}, "static": {"cache_implementation": "static"}}
+CACHES: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static", "disable_compile": True},
+}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "none": {},
     "repetition penalty": {"repetition_penalty": 1.3},
@@ -126,12 +129,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 ROWS = (1, 2, 8)
 
 
-def matrix(every: int = 1) -> Iterator[Cell]:
-    """A few families with every cache, processor and batch size."""
+def matrix(every: int = 1, device: torch.device | str = "cpu") -> Iterator[Cell]:
+    """A few families with every cache, processor and batch size, or a part of them."""
     import transformers
 
     for at, name in enumerate(FAMILIES):
-        model = build(getattr(transformers, name))
+        model = build(getattr(transformers, name)).to(device)
         combinations = list(product(CACHES, PROCESSORS, ROWS))
         for cache, processor, rows in combinations[at % every :: every]:
             what = f"{cache} cache, {processor}, batch {rows}"
@@ -179,7 +182,7 @@ def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
 
     Also with trees, and a single row with drafts in its prefill, which gamma="auto" has.
     """
-    inputs = prompts(rows)
+    inputs = {name: each.to(model.device) for name, each in prompts(rows).items()}
     kwargs = GREEDY | kwargs
     try:
         plain = model.generate(**inputs, **kwargs)

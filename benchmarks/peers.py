@@ -15,7 +15,6 @@ import numpy as np
 from ngramspec.cli.options import Options
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.stores import Corpus
 
 ARCTIC_DEPTH = 64
 ARCTIC_KEPT = 100_000  # responses: all
@@ -61,10 +60,7 @@ class LookupDrafter(Drafter):
 class ArcticSession(DraftSession):
     """One request in Arctic's suffix cache."""
 
-    def __init__(
-        self, cache: Any, request: int, tokens: Int32, factor: float, trees: bool, keeps: bool
-    ) -> None:
-        self.keeps = keeps
+    def __init__(self, cache: Any, request: int, tokens: Int32, factor: float, trees: bool) -> None:
         self.cache, self.request, self.factor, self.trees = cache, request, factor, trees
         self.recent = tokens[-ARCTIC_DEPTH:].copy()
         cache.start_request(request, tokens)
@@ -89,55 +85,25 @@ class ArcticSession(DraftSession):
 
     def close(self) -> None:
         self.cache.stop_request(self.request)
-        if self.keeps:  # documents, and no requests
-            self.cache.evict_cached_response(self.request)
 
 
 class ArcticDrafter(Drafter):
-    """Arctic's suffix decoding with the tokens of the request itself, and documents if given."""
+    """Arctic's suffix decoding with the tokens of the request itself, and ``kept`` responses."""
 
-    def __init__(
-        self, factor: float, trees: bool = False, documents: Sequence[Int32] = (), kept: int = 0
-    ) -> None:
+    def __init__(self, factor: float, trees: bool = False, kept: int = 0) -> None:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
 
-        self.cache = SuffixDecodingCache(
-            max_tree_depth=ARCTIC_DEPTH, max_cached_requests=kept or 2 * len(documents)
-        )
+        self.cache = SuffixDecodingCache(max_tree_depth=ARCTIC_DEPTH, max_cached_requests=kept)
         self.factor, self.trees = factor, trees
         self.source_names = ("arctic",)
         self.requests = count()
-        self.documents = bool(documents)
-        for document in documents:
-            request = next(self.requests)
-            self.cache.start_request(request, np.zeros(1, np.int32))
-            self.cache.add_active_response(request, document)
-            self.cache.stop_request(request)
 
     def with_stores(self, stores: Sequence[Any]) -> ArcticDrafter:
-        """One like this that has read a corpus, or that keeps the responses of earlier requests."""
-        if isinstance(stores[0], Corpus):
-            return ArcticDrafter(self.factor, self.trees, documents_of(stores[0]))
+        """One like this that keeps the responses of earlier requests; it reads no corpus."""
         return ArcticDrafter(self.factor, self.trees, kept=ARCTIC_KEPT)
 
     def start(self, tokens: Int32) -> DraftSession:
-        return ArcticSession(
-            self.cache, next(self.requests), tokens, self.factor, self.trees, self.documents
-        )
-
-
-def documents_of(corpus: Corpus) -> list[Int32]:
-    """The documents of a corpus, in order."""
-    index: Any = corpus.index
-    found, at = [], 1
-    while at < index.n:
-        pieces: list[Int32] = []  # of at most 64 tokens; the last one of a document is empty
-        while not pieces or len(pieces[-1]):
-            pieces.append(index.tokens_at(at, 64))
-            at += len(pieces[-1])
-        found.append(np.concatenate(pieces))
-        at += 1
-    return found
+        return ArcticSession(self.cache, next(self.requests), tokens, self.factor, self.trees)
 
 
 # name -> how a drafter is made, and the gamma it is asked for

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial, wraps
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from benchmarks import renderers
-from benchmarks.harness import write
-from ngramspec import Speculator, generate
+from benchmarks.harness import prepared_call, write
+from ngramspec import Speculator
 from ngramspec.cli.options import Options, check_least, console, load_model, usable
 from ngramspec.decoding.observer import (
     DRAFTING,
@@ -24,7 +23,8 @@ from ngramspec.decoding.observer import (
     Observer,
     no_section,
 )
-from ngramspec.measure.forwards import forced_model
+from ngramspec.measure.bench import Forcing, Plan, forced_texts
+from ngramspec.measure.calls import inputs_of
 from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import Prompt, sample_prompts, unpredictable
 
@@ -64,34 +64,36 @@ class Stopwatch(Observer):
                 self._inner[-1] += taken
 
 
+Span = tuple[float, float, int]  # when a forward begins and ends, and its positions
+
+
 @contextmanager
-def around_forwards(
-    model: Any, enter: Callable[[], AbstractContextManager[None]]
-) -> Iterator[None]:
-    """Run every forward of a model inside the block in a new context.
+def timed_forwards(
+    model: Any, around: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Iterator[list[Span]]:
+    """Time every forward of a model inside the block, and run it in a new context.
 
     On a GPU each forward is waited for, so that its time is its own and not that of whoever reads
     the result. Steps are a little slower for it.
     """
-    running: list[AbstractContextManager[None]] = []
+    inner: Callable[..., Any] = model.forward
+    spans: list[Span] = []
+    device = model.device
 
-    def before(*_: Any) -> None:
-        running.append(enter())
-        running[-1].__enter__()
+    @wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            began = perf_counter()
+            outputs = inner(*args, **kwargs)
+            synchronize(device)
+            spans.append((began, perf_counter(), kwargs["input_ids"].shape[1]))
+        return outputs
 
-    def after(*_: Any) -> None:
-        synchronize(model.device)
-        running.pop().__exit__(None, None, None)
-
-    handles = [
-        model.register_forward_pre_hook(before),
-        model.register_forward_hook(after, always_call=True),
-    ]
+    model.forward = forward
     try:
-        yield
+        yield spans
     finally:
-        for handle in handles:
-            handle.remove()
+        del model.forward
 
 
 class _Sink:
@@ -107,18 +109,17 @@ class _Sink:
 def profile_steps(model: Any, prompt: Prompt, new: int, repeats: int = 3) -> dict[str, Any]:
     """Seconds of a step by section, of speculative decoding with a new Speculator each time."""
     runs = []
-    with _text(model, prompt, new):
-        for _ in range(repeats + 1):
-            speculator, watch = Speculator(), Stopwatch()
-            speculator.observer = watch
-            given = {"speculator": speculator, "streamer": _Sink()}
-            with around_forwards(model, lambda watch=watch: watch.section(FORWARD)):  # type: ignore[misc]
-                _generate(model, prompt, new, generate, **given)
-            steps = watch.calls.get(PYTHON, 0)
-            if watch.calls.get(FORWARD, 0) < steps or not steps:
-                raise RuntimeError("steps were not seen to call the model's forward")
-            seconds = {name: watch.seconds.get(name, 0.0) / steps for name in SECTIONS}
-            runs.append((seconds, steps, speculator.stats.tokens_per_call))
+    call = prepared_call(model, inputs_of(model, prompt.ids), new, streamer=_Sink())
+    for _ in range(repeats + 1):
+        speculator, watch = Speculator(), Stopwatch()
+        speculator.observer = watch
+        with timed_forwards(model, partial(watch.section, FORWARD)):
+            call(speculator)
+        steps = watch.calls.get(PYTHON, 0)
+        if watch.calls.get(FORWARD, 0) < steps or not steps:
+            raise RuntimeError("steps were not seen to call the model's forward")
+        seconds = {name: watch.seconds.get(name, 0.0) / steps for name in SECTIONS}
+        runs.append((seconds, steps, speculator.stats.tokens_per_call))
     seconds, steps, tokens_per_call = _median(runs[1:], lambda run: sum(run[0].values()))
     return _row("ngramspec", prompt, steps, seconds, tokens_per_call)
 
@@ -128,28 +129,19 @@ def profile_plain(
 ) -> dict[str, Any]:
     """The same for transformers' own loop, with two sections: the forward, and the rest."""
     arguments = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
+    call = prepared_call(model, inputs_of(model, prompt.ids), new, **arguments)
     runs = []
-    with _text(model, prompt, new):
-        for _ in range(repeats + 1):
-            spans: list[tuple[float, float]] = []
-            with around_forwards(model, lambda spans=spans: _span(spans)):  # type: ignore[misc]
-                _generate(model, prompt, new, model.generate, **arguments)
-            steps = len(spans) - 1
-            if steps < 1:
-                raise RuntimeError("plain generate was not seen to call the model's forward twice")
-            whole = (spans[-1][1] - spans[0][1]) / steps
-            runs.append((whole, sum(end - begin for begin, end in spans[1:]) / steps, steps))
+    for _ in range(repeats + 1):
+        with timed_forwards(model) as spans:
+            call()
+        steps = len(spans) - 1
+        if steps < 1:
+            raise RuntimeError("plain generate was not seen to call the model's forward twice")
+        whole = (spans[-1][1] - spans[0][1]) / steps
+        runs.append((whole, sum(end - begin for begin, end, _ in spans[1:]) / steps, steps))
     whole, forward, steps = _median(runs[1:], lambda run: run[0])
     way = "plain" if lookup is None else f"lookup {lookup}"
     return _row(way, prompt, steps, {FORWARD: forward, PYTHON: whole - forward}, None)
-
-
-@contextmanager
-def _span(spans: list[tuple[float, float]]) -> Iterator[None]:
-    """Note when the block begins and ends."""
-    begin = perf_counter()
-    yield
-    spans.append((begin, perf_counter()))
 
 
 def _median(runs: list[Any], key: Callable[[Any], float]) -> Any:
@@ -174,37 +166,13 @@ def _row(
 
 
 def profile(
-    model: Any, prompts: Sequence[Prompt], new: int, repeats: int = 3
-) -> list[dict[str, Any]]:
-    """Plain decoding, prompt lookup and speculation for each prompt."""
-    found = []
+    model: Any, prompts: Sequence[Prompt], new: int, repeats: int, forcing: Forcing
+) -> Iterator[dict[str, Any]]:
+    """Rows of plain decoding, prompt lookup and speculation for each prompt."""
     for prompt in prompts:
-        found.append(profile_plain(model, prompt, new, repeats))
-        found.append(profile_plain(model, prompt, new, repeats, lookup=10))
-        found.append(profile_steps(model, prompt, new, repeats))
-    return found
-
-
-def _generate(
-    model: Any, prompt: Prompt, new: int, call: Callable[..., Any], **arguments: Any
-) -> None:
-    ids = torch.tensor([prompt.ids], device=model.device)
-    if call is generate:
-        arguments["model"] = model
-    arguments |= {"attention_mask": torch.ones_like(ids), "do_sample": False}
-    call(input_ids=ids, max_new_tokens=new, **arguments)
-
-
-@contextmanager
-def _text(model: Any, prompt: Prompt, new: int) -> Iterator[None]:
-    """Force the prompt's text, if it has one."""
-    if prompt.text is None:
-        yield
-        return
-    room = len(prompt.ids) + new + Speculator().gamma_max + 1
-    with forced_model(model, room) as set_text:
-        set_text([*prompt.ids, *prompt.text[:new]])
-        yield
+        for measure in (profile_plain, partial(profile_plain, lookup=10), profile_steps):
+            forcing(prompt)
+            yield measure(model, prompt, new, repeats)
 
 
 def add_arguments(options: Options) -> None:
@@ -223,8 +191,8 @@ def run(arguments: argparse.Namespace) -> int:
         copying = [each for each in sample_prompts(loaded) if each.task == "code_edit"]
     vocab = loaded.model.config.vocab_size
     prompts = [*copying, *unpredictable(copying, new, vocab, loaded.eos_ids)]
-    with screen.status("profiling"):
-        rows = profile(loaded.model, prompts, new, arguments.repeats)
+    with forced_texts(loaded.model, prompts, Plan(new=new)) as forcing, screen.status("profiling"):
+        rows = [*profile(loaded.model, prompts, new, arguments.repeats, forcing)]
     print(renderers.profile({"rows": rows}))
     settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
     write(arguments, {"settings": settings, "rows": rows})

@@ -6,7 +6,7 @@ A renderer takes the contents of the raw files in the order of ``Table.commands`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -29,13 +29,38 @@ def _mean(values: Iterable[float], digits: int = 2) -> str:
     return _speed(geometric_mean(found), digits) if found else ""
 
 
+def _by_task(raw: Raw) -> dict[str, dict[str, Raw]]:
+    """The rows of ``ngramspec bench`` by task and configuration."""
+    found: dict[str, dict[str, Raw]] = {}
+    for row in raw["summary"]:
+        found.setdefault(row["task"], {})[row["way"]] = row
+    return found
+
+
+# Configurations of ``ngramspec bench``, and their names in raw files from before it was used.
+EARLIER = {"lookup": "prompt lookup 10", "ours": "ngramspec", "plain compiled": "plain, compiled"}
+EARLIER |= {
+    "ours compiled": "ngramspec, compiled",
+    "ours width 16": "ngramspec, width 16, compiled",
+}
+
+
+def _rates(raw: Raw) -> Iterator[tuple[str, dict[str, float]]]:
+    """The texts, each with its tokens per second by configuration."""
+    for row in raw.get("rows", ()):
+        rates = row["tokens_per_second"]
+        yield row["text"], {EARLIER.get(way, way): each for way, each in rates.items()}
+    for task, by_way in _by_task(raw).items() if "summary" in raw else ():
+        yield task, {way: row["tokens_per_second"] for way, row in by_way.items()}
+
+
 def demo(raw: Raw) -> str:
     """Tokens per second of the demo's texts."""
     rows = []
-    for row in raw["rows"]:
-        plain, lookup, ours = (row["tokens_per_second"][way] for way in ("plain", "lookup", "ours"))
+    for text, rates in _rates(raw):
+        plain, lookup, ours = (rates[way] for way in ("plain", "prompt lookup 10", "ngramspec"))
         speeds = (f"{each:.1f}" for each in (plain, lookup, ours))
-        rows.append((row["text"], *speeds, _speed(ours / plain), _speed(ours / lookup)))
+        rows.append((text, *speeds, _speed(ours / plain), _speed(ours / lookup)))
     header = ("demo text", "baseline", "prompt lookup", "ngramspec")
     return markdown((*header, "speedup over baseline", "over lookup"), rows)
 
@@ -90,16 +115,13 @@ def whole_calls(*files: Raw) -> str:
     """Speedup of whole calls by dtype and task."""
     rows = []
     for raw in files:
-        ways: dict[str, dict[str, Raw]] = {}
-        for row in raw["summary"]:
-            ways.setdefault(row["task"], {})[row["way"]] = row
-        for task, by_way in ways.items():
+        for task, by_way in _by_task(raw).items():
             lookup, ours = by_way["prompt lookup 10"]["ratio"], by_way["ngramspec"]
             figures = [lookup, ours["ratio"], ours["ratio"] / lookup, ours["tokens_per_call"]]
             figures.append(ours["limit_share"])
-            dtype, count = raw["settings"]["dtype"], ours["prompts"]
-            same = f"{ours['same']} of {count}"
-            rows.append((dtype, task, count, *map(_speed, figures), same))
+            same = f"{ours['same']} of {ours['prompts']}"
+            what = (raw["settings"]["dtype"], task, ours["prompts"])
+            rows.append((*what, *map(_speed, figures), same))
     header = ("dtype", "task", "prompts", "lookup (10)", "ngramspec", "over lookup")
     return markdown((*header, "tokens per call", "of the limit", "same text"), rows)
 
@@ -108,14 +130,9 @@ def speed(*files: Raw) -> str:
     """Speedup over the baseline by dtype and task, next to prompt lookup's: README's table."""
     rows = []
     for raw in files:
-        ways: dict[str, dict[str, Raw]] = {}
-        for row in raw["summary"]:
-            ways.setdefault(row["task"], {})[row["way"]] = row
-        settings = raw["settings"]
-        dtype, instructions = settings["dtype"], raw["where"].get("instructions")
-        if instructions:
-            dtype += f" ({instructions})"
-        for task, by_way in ways.items():
+        settings, instructions = raw["settings"], raw["where"].get("instructions")
+        dtype = f"{settings['dtype']} ({instructions})" if instructions else settings["dtype"]
+        for task, by_way in _by_task(raw).items():
             ours, lookup = by_way["ngramspec"], by_way.get("prompt lookup 10")
             figures = [
                 f"{each['ratio']:.2f} ({each['ratio_worst']:.2f})" if each else "not measured"
@@ -128,10 +145,8 @@ def speed(*files: Raw) -> str:
 
 def nothing(raw: Raw) -> str:
     """Speed relative to the baseline's on random text."""
-    ours, settings = (
-        next(row for row in raw["summary"] if row["way"] == "ngramspec"),
-        raw["settings"],
-    )
+    ours = next(row for row in raw["summary"] if row["way"] == "ngramspec")
+    settings = raw["settings"]
     what = (settings["dtype"], ours["prompts"], settings["new"], settings["repeats"])
     ratios = (ours["ratio_median"], ours["ratio"], ours["ratio_worst"])
     header = ("dtype", "prompts", "new tokens", "rounds", "median", "mean", "worst prompt")
@@ -156,14 +171,14 @@ def lengths(*files: Raw) -> str:
 
 def compiled(raw: Raw) -> str:
     """Tokens per second with compiled forwards."""
-    names = {"plain": "baseline", "plain compiled": "baseline, compiled", "lookup": "lookup, eager"}
-    names |= {"ours": "ngramspec, eager", "ours compiled": "ngramspec, compiled"}
-    names |= {"ours width 16": "`width=16`"}
+    names = {"plain": "baseline", "plain, compiled": "baseline, compiled"}
+    names |= {"prompt lookup 10": "lookup, eager", "ngramspec": "ngramspec, eager"}
+    names |= {"ngramspec, compiled": "ngramspec, compiled"}
+    names |= {"ngramspec, width 16, compiled": "`width=16`"}
     rows = []
-    for row in raw["rows"]:
-        speed = row["tokens_per_second"]
-        ratio = speed["ours compiled"] / speed["plain compiled"]
-        rows.append((row["text"], *(f"{speed[way]:.1f}" for way in names), _speed(ratio)))
+    for text, rates in _rates(raw):
+        ratio = rates["ngramspec, compiled"] / rates["plain, compiled"]
+        rows.append((text, *(f"{rates[way]:.1f}" for way in names), _speed(ratio)))
     return markdown(("demo text", *names.values(), "compiled, over compiled baseline"), rows)
 
 
@@ -180,28 +195,24 @@ def profile(raw: Raw) -> str:
     return markdown(("", "text", *sections), rows)
 
 
-def replay(**files: str) -> Callable[..., str]:
-    """A renderer of replays: a row for each drafter of each raw file."""
-
-    def render(*raw_files: Raw) -> str:
-        rows = []
-        for note, raw in zip(files.values(), raw_files, strict=True):
-            means: dict[str, dict[str, Raw]] = {}
-            for result in raw["results"]:
-                name = result.get("preset", result["drafter"])
-                means.setdefault(name, {})[result["curve"]] = result["mean"]
-            for name, by_curve in means.items():
-                if name == "none" or "gpu" not in by_curve:
-                    continue
-                gpu = by_curve["gpu"]
-                cpu = by_curve.get("cpu", {}).get("tokens_per_cost")
-                figures = (cpu, gpu["tokens_per_cost"], gpu["tokens_per_call"])
-                cells = (*(_speed(each, 3) for each in figures), f"{gpu['step_us_median']:.1f} µs")
-                rows.append((f"{name}{note and ', '}{note}", *cells))
-        header = ("drafter", "tokens per cost, cpu", "gpu", "tokens per call, gpu")
-        return markdown((*header, "step, median"), rows)
-
-    return render
+def replay(*files: Raw, names: Sequence[str]) -> str:
+    """Replays: a row for each drafter of each raw file."""
+    rows = []
+    for note, raw in zip(names, files, strict=True):
+        means: dict[str, dict[str, Raw]] = {}
+        for result in raw["results"]:
+            name = result.get("preset", result["drafter"])
+            means.setdefault(name, {})[result["curve"]] = result["mean"]
+        for name, by_curve in means.items():
+            if name == "none" or "gpu" not in by_curve:
+                continue
+            gpu = by_curve["gpu"]
+            cpu = by_curve.get("cpu", {}).get("tokens_per_cost")
+            figures = (cpu, gpu["tokens_per_cost"], gpu["tokens_per_call"])
+            cells = (*(_speed(each, 3) for each in figures), f"{gpu['step_us_median']:.1f} µs")
+            rows.append((f"{name}{note and ', '}{note}", *cells))
+    header = ("drafter", "tokens per cost, cpu", "gpu", "tokens per call, gpu")
+    return markdown((*header, "step, median"), rows)
 
 
 def rows_of_engine(raw: Raw) -> str:
@@ -495,22 +506,18 @@ def stores(corpus: Raw, shared: Raw) -> str:
     return markdown((*header, "look-up, µs", "99th percentile"), cells)
 
 
-def beams(**files: str) -> Callable[..., str]:
-    """A renderer of beam searches, with a text's name for each raw file."""
-
-    def render(*raw_files: Raw) -> str:
-        rows = []
-        for text, raw in zip(files.values(), raw_files, strict=True):
-            for count in dict.fromkeys(row["beams"] for row in raw["rows"]):
-                found = [row for row in raw["rows"] if row["beams"] == count]
-                names = ("undrafted", "ours", "tokens_per_call")
-                means = (_mean(row[name] for row in found) for name in names)
-                same = f"{sum(row['same'] for row in found)} of {len(found)}"
-                rows.append((text, count, *means, same))
-        header = ("text", "beams", "without drafts", "ngramspec", "tokens per call", "same text")
-        return markdown(header, rows)
-
-    return render
+def beams(*files: Raw, names: Sequence[str]) -> str:
+    """Beam searches, with a text's name for each raw file."""
+    rows = []
+    for text, raw in zip(names, files, strict=True):
+        for count in dict.fromkeys(row["beams"] for row in raw["rows"]):
+            found = [row for row in raw["rows"] if row["beams"] == count]
+            keys = ("undrafted", "ours", "tokens_per_call")
+            means = (_mean(row[key] for row in found) for key in keys)
+            same = f"{sum(row['same'] for row in found)} of {len(found)}"
+            rows.append((text, count, *means, same))
+    header = ("text", "beams", "without drafts", "ngramspec", "tokens per call", "same text")
+    return markdown(header, rows)
 
 
 def vllm(raw: Raw) -> str:
@@ -539,35 +546,27 @@ def vllm_propose(raw: Raw) -> str:
     return markdown((*header, "tokens per row and step"), rows)
 
 
-def llama(**files: str) -> Callable[..., str]:
-    """A renderer of llama-cpp-python's speedups, with the type of the weights for each raw file."""
-
-    def render(*raw_files: Raw) -> str:
-        rows = []
-        for weights, raw in zip(files.values(), raw_files, strict=True):
-            ours, lookup = (raw["decode_to_plain"][way] for way in ("ngramspec", "lookup"))
-            prefill = _speed(raw["prefill_to_plain"]["ngramspec"])
-            for group, found in ours.items():
-                speeds = (_speed(each["speed"]) for each in (found, lookup[group]))
-                rows.append((weights, group, *speeds, prefill))
-        header = ("weights", "text", "ngramspec", "its own prompt lookup")
-        return markdown((*header, "time of the prefill"), rows)
-
-    return render
+def llama(*files: Raw, names: Sequence[str]) -> str:
+    """Speedups of llama-cpp-python, with the type of the weights for each raw file."""
+    rows = []
+    for weights, raw in zip(names, files, strict=True):
+        ours, lookup = (raw["decode_to_plain"][way] for way in ("ngramspec", "lookup"))
+        prefill = _speed(raw["prefill_to_plain"]["ngramspec"])
+        for group, found in ours.items():
+            speeds = (_speed(each["speed"]) for each in (found, lookup[group]))
+            rows.append((weights, group, *speeds, prefill))
+    header = ("weights", "text", "ngramspec", "its own prompt lookup")
+    return markdown((*header, "time of the prefill"), rows)
 
 
-def editor(**files: str) -> Callable[..., str]:
-    """A renderer of the editor benchmark, with a name for each raw file."""
-
-    def render(*raw_files: Raw) -> str:
-        rows = []
-        for mode, raw in zip(files.values(), raw_files, strict=True):
-            for what, key in (("first token", "first"), ("whole line", "line")):
-                servers = (raw[f"{key}_{server}"] for server in ("ngramspec", "transformers"))
-                cells = (f"{each['median']:.2f} ({each['p95']:.2f})" for each in servers)
-                ratio = raw[f"{key}_ratio_transformers"]["median"]
-                rows.append((mode, what, *cells, _speed(ratio, 1)))
-        header = ("requests", "seconds to the", "ngramspec serve", "transformers serve")
-        return markdown((*header, "ratio of medians"), rows)
-
-    return render
+def editor(*files: Raw, names: Sequence[str]) -> str:
+    """The editor benchmark, with a name for each raw file."""
+    rows = []
+    for mode, raw in zip(names, files, strict=True):
+        for what, key in (("first token", "first"), ("whole line", "line")):
+            servers = (raw[f"{key}_{server}"] for server in ("ngramspec", "transformers"))
+            cells = (f"{each['median']:.2f} ({each['p95']:.2f})" for each in servers)
+            ratio = raw[f"{key}_ratio_transformers"]["median"]
+            rows.append((mode, what, *cells, _speed(ratio, 1)))
+    header = ("requests", "seconds to the", "ngramspec serve", "transformers serve")
+    return markdown((*header, "ratio of medians"), rows)

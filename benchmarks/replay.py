@@ -21,11 +21,7 @@ from benchmarks.peers import add_peers, installed, print_skipped
 from ngramspec._native import generous_cost
 from ngramspec.cli import replay
 from ngramspec.cli.options import Options, usable, write_json
-from ngramspec.costs.policies import (
-    common_length,
-    urgencies,
-    worthwhile_rows,
-)
+from ngramspec.costs.policies import common_length, urgencies, worthwhile_rows
 from ngramspec.costs.steps import DraftMargin, scaled
 from ngramspec.decoding.batch import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Draft, Float32, Int32, Verdict, verified_nodes
@@ -243,27 +239,15 @@ PEERS_GAMMA = 64  # most tokens that a peer drafts; --gamma-max does not bound t
 def add_arguments(options: Options) -> None:
     replay.add_arguments(options)
     add_peers(options)
-    options.add(
-        "--rows",
-        type=int,
-        metavar="N",
-        help="play each group in a batch of N rows, which share a step's positions, and one trace"
-        " after another",
+    help = "play each group in a batch of N rows, which share a step's positions, and alone"
+    options.text("--rows", "N", help, type=int)
+    help = (
+        "with --rows, or --together without --curve: positions of a step that cost as much as one"
     )
-    options.count(
-        "--free",
-        64,
-        "with --rows, or --together without --curve: positions of a step that cost as much as one",
-    )
-    options.add(
-        "--together",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="play each group in batches of N rows as generate does: rows begin together, and all"
-        " are as wide as the longest draft; chains, and then trees",
-    )
-    options.add("--new", type=int, metavar="N", help="with --together: most tokens of an output")
+    options.count("--free", 64, help)
+    help = "play each group in batches of N rows as generate does, with chains, and with trees"
+    options.text("--together", "N", help, nargs="+", type=int)
+    options.text("--new", "N", "with --together: most tokens of an output", type=int)
 
 
 def run(arguments: argparse.Namespace) -> int:

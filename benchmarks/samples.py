@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,21 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, show, write
+from benchmarks.harness import (
+    add_run,
+    counted,
+    padded,
+    prepared_call,
+    recorded_prompts,
+    show_and_write,
+)
 from ngramspec import DecodeStats, Speculator
 from ngramspec.cli.options import Options
 from ngramspec.drafters.call import CallStores
 from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.models import load
 
-WAYS = OURS, SEPARATE = "ours", "separate"
-KEYS = ("speedup", "tokens_per_call")
+OURS, SEPARATE = "ours", "separate"
 SEED = 0
 
 
@@ -48,13 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     path, longest = arguments.traces, arguments.longest
     groups = [recorded_prompts(path, group, longest) for group in arguments.groups]
     prompts = [prompt for several in zip_longest(*groups) for prompt in several if prompt]
-    rows = []
-    for prompt in islice(prompts, arguments.prompts):
-        row = measure(model, prompt, arguments)
-        rows.append(row)
-        show(prompt=len(prompt), **{f"{way} {key}": row[way][key] for way in WAYS for key in KEYS})
-    write(arguments, {"rows": rows})
-    return 0
+    chosen = islice(prompts, arguments.prompts)
+    return show_and_write(arguments, (measure(model, prompt, arguments) for prompt in chosen))
 
 
 def measure(model: Any, prompt: list[int], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -63,22 +63,15 @@ def measure(model: Any, prompt: list[int], arguments: argparse.Namespace) -> dic
     sampling = {"do_sample": True, "temperature": arguments.temperature}
     call = prepared_call(model, inputs, arguments.max_new_tokens, **sampling)
 
-    def plain() -> DecodeStats:
+    def ran(speculator: Speculator | None = None, *, together: bool = True) -> DecodeStats:
         torch.manual_seed(SEED)
-        call()
-        return DecodeStats()
-
-    def speculate(*, together: bool) -> DecodeStats:
-        torch.manual_seed(SEED)
-        speculator = Speculator()
         with rows_joined(together):
-            call(speculator)
-        return speculator.stats
+            return counted(call, speculator)[1]
 
     calls: dict[str, Callable[[], DecodeStats]] = {
-        PLAIN: plain,
-        OURS: partial(speculate, together=True),
-        SEPARATE: partial(speculate, together=False),
+        PLAIN: ran,
+        OURS: lambda: ran(Speculator()),
+        SEPARATE: lambda: ran(Speculator(), together=False),
     }
     turns = take_turns(calls, arguments.repeats, warm_up=0, first=0)
     return {

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, padded, show, write
+from benchmarks.harness import add_run, padded, show_and_write
 from ngramspec import DecodeStats, Speculator, generate
 from ngramspec.cli.options import Options
 from ngramspec.hf_model.compat.caches import cache_of
@@ -144,12 +144,12 @@ def measure(
     new = min(arguments.max_new_tokens, LONGEST_SUMMARY)
     given: dict[str, Any] = SETTINGS | {"num_beams": beams, "max_new_tokens": new} | inputs
 
+    def plain(**more: Any) -> tuple[torch.Tensor, DecodeStats]:
+        return model.generate(**given | more), DecodeStats()
+
     def speculate(**more: Any) -> tuple[torch.Tensor, DecodeStats]:
         speculator = Speculator(tree=arguments.tree or "auto", gamma=arguments.gamma or "auto")
         return generate(model, speculator=speculator, **given | more), speculator.stats
-
-    def plain(**more: Any) -> tuple[torch.Tensor, DecodeStats]:
-        return model.generate(**given | more), DecodeStats()
 
     calls: dict[str, Callable[..., tuple[torch.Tensor, DecodeStats]]]
     calls = {PLAIN: plain, OURS: speculate}
@@ -169,13 +169,6 @@ def measure(
         "lookup": turns.speedup(LOOKUP) if LOOKUP in calls else None,
         "encoder_share": texts.encoder_seconds / turns.median(PLAIN),
         "tokens_per_call": stats.tokens_per_call,
-        "calls": stats.target_calls,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "draft_seconds": stats.draft_seconds,
-        "forward_seconds": stats.forward_seconds,
-        "other_seconds": stats.other_seconds,
-        "chains": dict(stats.chains),
         "same": text.shape == ours.shape and bool((text == ours).all()),
         "seconds": turns.seconds,
     }
@@ -198,12 +191,10 @@ def run(arguments: argparse.Namespace) -> int:
     model = build(arguments.layers, getattr(torch, arguments.dtype))
     rows_needed = arguments.batches * max(arguments.sizes)
     pairs = recorded(arguments.traces, arguments.group, rows_needed, extract=arguments.extract)
-    rows = []
-    for beams in arguments.beams:
-        for size in arguments.sizes:
-            for start in range(0, arguments.batches * size, size):
-                row = measure(model, pairs[start : start + size], beams, arguments)
-                rows.append(row)
-                show(**{name: each for name, each in row.items() if name != "seconds"})
-    write(arguments, {"rows": rows})
-    return 0
+    rows = (
+        measure(model, pairs[start : start + size], beams, arguments)
+        for beams in arguments.beams
+        for size in arguments.sizes
+        for start in range(0, arguments.batches * size, size)
+    )
+    return show_and_write(arguments, rows)

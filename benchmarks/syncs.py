@@ -19,19 +19,8 @@ from ngramspec import Speculator, generate
 from ngramspec.decoding.observer import PREFILL, STEP, Observer, no_section
 
 # Methods of a tensor that need its values on the host.
-READS = (
-    "__array__",
-    "__bool__",
-    "__contains__",
-    "__float__",
-    "__index__",
-    "__int__",
-    "cpu",
-    "item",
-    "nonzero",
-    "numpy",
-    "tolist",
-)
+READS = ["cpu", "item", "nonzero", "numpy", "tolist"]
+READS += [f"__{name}__" for name in ("array", "bool", "contains", "float", "index", "int")]
 
 
 @contextmanager
@@ -46,35 +35,24 @@ def host_syncs(device: torch.device) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _warnings() -> Iterator[Any]:
+def _warnings() -> Iterator[list[str]]:
+    places: list[str] = []
+
+    def note(
+        message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        if "synchroniz" in str(message) and "prototype" not in str(message):  # the mode's own
+            places.append(f"{Path(filename).name}:{lineno}")
+
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
+        warnings.showwarning = note
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield _Places(caught)
+            yield places
         finally:
             torch.cuda.set_sync_debug_mode(before)
-
-
-class _Places(Sequence[str]):
-    """The synchronisations among caught warnings, as they come."""
-
-    def __init__(self, caught: list[warnings.WarningMessage]) -> None:
-        self.caught = caught
-
-    def _all(self) -> list[str]:
-        return [
-            f"{Path(each.filename).name}:{each.lineno}"
-            for each in self.caught
-            if "synchroniz" in str(each.message)
-        ]
-
-    def __len__(self) -> int:
-        return len(self._all())
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._all()[at]
 
 
 @contextmanager
@@ -140,14 +118,12 @@ def syncs_per_step(
     """Host synchronisations of each step of one speculative generation, after the prefill."""
     speculator = Speculator() if speculator is None else speculator
     prompt = torch.tensor([list(ids)] * rows, device=model.device)
-    mask = torch.ones_like(prompt)
-    own = {"do_sample": False} | arguments
+    own = {"do_sample": False, "attention_mask": torch.ones_like(prompt)} | arguments
     before = speculator.observer
     with host_syncs(model.device) as places:
         marks = speculator.observer = _Marks(places)
-        own |= {"attention_mask": mask, "max_new_tokens": new}
         try:
-            generate(model, input_ids=prompt, speculator=speculator, **own)
+            generate(model, prompt, speculator=speculator, max_new_tokens=new, **own)
         finally:
             speculator.observer = before
         seen = list(places)

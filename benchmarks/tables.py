@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from benchmarks import renderers
+from benchmarks.__main__ import MODULES
 from benchmarks.renderers import Raw
 from ngramspec.options import PRESETS
 
@@ -22,6 +25,8 @@ LOOP = (
     *DRAFTERS,
     *(f"ngramspec/{each}" for each in ("costs", "decoding", "hf_model", "verification")),
 )
+REPLAYED = (*DRAFTERS, "ngramspec/measure/replay.py")
+ENGINES = (*DRAFTERS, "ngramspec/engines")
 WHOLE_CALLS = (*LOOP, "ngramspec/measure/bench.py", "ngramspec/measure/calls.py")
 
 
@@ -50,119 +55,115 @@ class Table:
 
 words = str.split
 REPLAY = f"benchmarks replay --traces {PUBLIC}"
-BENCH = f"ngramspec bench --prompts {PUBLIC} --prompt-tokens 100 600 --least 32 --json OUT"
+BENCH = f"ngramspec bench --prompts {PUBLIC} --prompt-tokens 100 600 --least 32"
+_DEMO = "ngramspec bench --tasks summarization context_qa code_completion code_edit --least 2"
+_DEMO += " --dtype bfloat16 --lookup 10"
 _TASKS = "--tasks summary answer chat edit tools --lookup 10 --prompts-per-task 6 --repeats 1"
 _RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 3"
-_BATCH = f"benchmarks batch --traces {PUBLIC} --dtype float32 --repeats 2 --sizes 4 8 --json OUT"
 _CHAINS = " ".join(f'--speculator {{"gamma":{gamma},"tree":null}}' for gamma in (5, 10, 20))
+_BATCH = f"benchmarks batch --traces {PUBLIC} --dtype float32 --repeats 2 --sizes 4 8"
+
+
+def table(
+    commands: Mapping[str, str],
+    render: Callable[..., str],
+    sources: Sequence[str] = LOOP,
+    **more: Any,
+) -> Table:
+    """A table whose commands end with ``--json OUT``; its benchmarks are sources, too."""
+    given = {stem: words(f"{command} --json OUT") for stem, command in commands.items()}
+    modules = {MODULES[each[1]] for each in given.values() if each[0] == "benchmarks"}
+    files = {f"{module.replace('.', '/')}.py" for module in modules}
+    return Table(given, (*sources, *sorted(files)), render, **more)
+
+
 WHOLE = {
-    "e2e_bfloat16": words(f"{BENCH} --dtype bfloat16 {_TASKS}"),
-    "e2e_float32": words(f"{BENCH} --dtype float32 {_TASKS}"),
+    "e2e_bfloat16": f"{BENCH} --dtype bfloat16 {_TASKS}",
+    "e2e_float32": f"{BENCH} --dtype float32 {_TASKS}",
 }
 RANDOM = {
-    "e2e_nothing": words(f"{BENCH} --dtype bfloat16 {_RANDOM}"),
-    "e2e_nothing_float32": words(f"{BENCH} --dtype float32 {_RANDOM}"),
+    "e2e_nothing": f"{BENCH} --dtype bfloat16 {_RANDOM}",
+    "e2e_nothing_float32": f"{BENCH} --dtype float32 {_RANDOM}",
 }
 
 
-def _preset(name: str) -> list[str]:
+def _nothing(stem: str) -> Table:
+    return table({stem: RANDOM[stem]}, renderers.nothing, WHOLE_CALLS)
+
+
+def _preset(name: str) -> str:
     given = f"--drafter {PRESETS[name]['drafter']} --gamma {PRESETS[name]['gamma']}"
-    return words(f"{REPLAY} --policy priority --curve cpu --curve gpu {given} --json OUT")
+    return f"{REPLAY} --policy priority --curve cpu --curve gpu {given}"
 
 
+CITED = ("akunu", "prompt-lookup", "leviathan-bigram")  # presets
 TABLES: dict[str, Table] = {
-    "demo": Table(
-        {
-            "first_look": words(
-                "benchmarks models --texts demo --dtype bfloat16 --mode greedy --repeats 3"
-                " --max-new-tokens 128 --json OUT"
-            )
-        },
-        (*LOOP, "benchmarks/models.py", "ngramspec/measure/data"),
+    "demo": table(
+        {"first_look": f"{_DEMO} --max-new-tokens 128 --repeats 3"},
         renderers.demo,
+        (*WHOLE_CALLS, "ngramspec/measure/data"),
     ),
-    "speed": Table(
-        {**WHOLE, **RANDOM},
-        WHOLE_CALLS,
+    "speed": table(
+        WHOLE | RANDOM,
         renderers.speed,
+        WHOLE_CALLS,
         earlier=("e2e_bfloat16_amx", "e2e_nothing_amx", "e2e_bfloat16_avx2"),
     ),
-    "batches": Table(
+    "batches": table(
         {
-            "batch_wall": words(f"{_BATCH} --groups summary answer edit"),
-            "batch_nothing": words(f"{_BATCH} --groups nothing"),
+            "batch_wall": f"{_BATCH} --groups summary answer edit",
+            "batch_nothing": f"{_BATCH} --groups nothing",
         },
-        (*LOOP, "benchmarks/batch.py"),
         renderers.batches,
     ),
-    "whole-calls": Table(WHOLE, WHOLE_CALLS, renderers.whole_calls),
-    "nothing": Table({"e2e_nothing": RANDOM["e2e_nothing"]}, WHOLE_CALLS, renderers.nothing),
-    "nothing-float32": Table(
-        {"e2e_nothing_float32": RANDOM["e2e_nothing_float32"]}, WHOLE_CALLS, renderers.nothing
-    ),
-    "lengths": Table(
+    "whole-calls": table(WHOLE, renderers.whole_calls, WHOLE_CALLS),
+    "nothing": _nothing("e2e_nothing"),
+    "nothing-float32": _nothing("e2e_nothing_float32"),
+    "lengths": table(
         {
-            f"lengths_{length}": words(
-                f"ngramspec bench --prompts {PUBLIC} --dtype bfloat16 --tasks summary answer edit"
-                f" --lengths {length} --prompts-per-task 3 --max-new-tokens 48 --least 2"
-                f" --repeats 2 --same-text --lookup 10 --chains --tree 8 16 32 {_CHAINS} --json OUT"
-            )
+            f"lengths_{length}": f"ngramspec bench --prompts {PUBLIC} --dtype bfloat16 --tasks"
+            f" summary answer edit --lengths {length} --prompts-per-task 3 --max-new-tokens 48"
+            f" --least 2 --repeats 2 --same-text --lookup 10 --chains --tree 8 16 32 {_CHAINS}"
             for length in (500, 2000, 8000)
         },
-        WHOLE_CALLS,
         renderers.lengths,
+        WHOLE_CALLS,
     ),
-    "compiled": Table(
-        {
-            "compiled": words(
-                "benchmarks compiled --dtype bfloat16 --repeats 2 --gamma-max 15"
-                " --max-new-tokens 96 --json OUT"
-            )
-        },
-        (*LOOP, "benchmarks/compiled.py"),
+    "compiled": table(
+        {"compiled": f"{_DEMO} --compiled --width 16 --max-new-tokens 96 --repeats 2"},
         renderers.compiled,
+        (*WHOLE_CALLS, "ngramspec/measure/data"),
     ),
-    "profile": Table(
-        {"profile_bfloat16": words("benchmarks profile --json OUT")},
-        (*LOOP, "benchmarks/profile.py"),
-        renderers.profile,
-    ),
-    "replay": Table(
+    "profile": table({"profile_bfloat16": "benchmarks profile"}, renderers.profile),
+    "replay": table(
         {
-            "replay": words(f"{REPLAY} --peers --json OUT"),
-            "replay_fresh": words(f"{REPLAY} --fresh --json OUT"),
-            "replay_tree": words(f"{REPLAY} --tree 64 --json OUT"),
+            "replay": f"{REPLAY} --peers",
+            "replay_fresh": f"{REPLAY} --fresh",
+            "replay_tree": f"{REPLAY} --tree 64",
         },
-        (*DRAFTERS, "ngramspec/measure/replay.py"),
-        renderers.replay(replay="", fresh="new for every trace", tree="trees of at most 64 nodes"),
+        partial(renderers.replay, names=("", "new for every trace", "trees of at most 64 nodes")),
+        REPLAYED,
     ),
-    "presets": Table(
+    "presets": table(
+        {f"replay_{name.replace('-', '_')}": _preset(name) for name in CITED},
+        partial(renderers.replay, names=CITED),
+        REPLAYED,
+    ),
+    "replay-rows": table(
+        {"replay_rows": f"{REPLAY} --rows 16"}, renderers.rows_of_engine, DRAFTERS
+    ),
+    "replay-together": table(
         {
-            f"replay_{name.replace('-', '_')}": _preset(name)
-            for name in ("akunu", "prompt-lookup", "leviathan-bigram")
-        },
-        (*DRAFTERS, "ngramspec/measure/replay.py"),
-        renderers.replay(akunu="akunu", lookup="prompt-lookup", bigram="leviathan-bigram"),
-    ),
-    "replay-rows": Table(
-        {"replay_rows": words(f"{REPLAY} --rows 16 --json OUT")},
-        (*DRAFTERS, "benchmarks/replay.py"),
-        renderers.rows_of_engine,
-    ),
-    "replay-together": Table(
-        {
-            f"replay_together{name}": words(
-                f"{REPLAY} --together 2 4 8 16 --new 96 {curve} --json OUT"
-            )
+            f"replay_together{name}": f"{REPLAY} --together 2 4 8 16 --new 96 {curve}"
             for name, curve in (("", ""), ("_cpu", "--curve cpu"))
         },
-        (*DRAFTERS, "benchmarks/replay.py"),
         renderers.together,
+        DRAFTERS,
     ),
-    "agents": Table(
-        {"agents": words("benchmarks agents --peers --json OUT")},
-        (*DRAFTERS, "ngramspec/stores", "ngramspec/measure/replay.py", "benchmarks/agents.py"),
+    "agents": table(
+        {"agents": "benchmarks agents --peers"},
         renderers.agents,
+        (*REPLAYED, "ngramspec/stores"),
     ),
     "costs": Table(
         {},
@@ -181,157 +182,110 @@ TABLES: dict[str, Table] = {
         renderers.native,
         kept=renderers.native_kept,
     ),
-    "host-time": Table(
-        {"host_time": words("benchmarks host_time --json OUT")},
-        (*LOOP, "benchmarks/host_time.py"),
-        renderers.host_time,
-    ),
+    "host-time": table({"host_time": "benchmarks host_time"}, renderers.host_time),
     "waits": Table(
         {"waits": words("pytest -q tests/gpu/test_cases.py --waits=OUT")},
         (*LOOP, "tests/gpu"),
         renderers.waits,
     ),
-    "summaries": Table(
+    "summaries": table(
         {
-            f"{name}_{size}_rows_{beams}_beams": words(
-                f"benchmarks summaries --traces {PUBLIC} --group summary {text} --sizes {size}"
-                f" --beams {beams} --batches {batches} --dtype float32 --repeats 2 --json OUT"
-            )
+            f"{name}_{size}_rows_{beams}_beams": f"benchmarks summaries --traces {PUBLIC} --group"
+            f" summary {text} --sizes {size} --beams {beams} --batches {batches} --dtype float32"
+            " --repeats 2"
             for name, text in (("extracts", "--extract"), ("summaries", ""))
             for size, beams, batches in ((1, 1, 3), (1, 4, 3), (8, 1, 1), (8, 4, 1))
         },
-        (*LOOP, "benchmarks/summaries.py"),
         renderers.summaries,
     ),
-    "samples": Table(
-        {"samples": words(f"benchmarks samples --traces {PUBLIC} --dtype float32 --json OUT")},
-        (*LOOP, "benchmarks/samples.py"),
-        renderers.samples,
+    "samples": table(
+        {"samples": f"benchmarks samples --traces {PUBLIC} --dtype float32"}, renderers.samples
     ),
-    "heads": Table(
-        {"heads": words(f"benchmarks heads --traces {PUBLIC} --json OUT")},
-        (*DRAFTERS, "benchmarks/heads.py"),
-        renderers.heads,
-    ),
-    "beams": Table(
+    "heads": table({"heads": f"benchmarks heads --traces {PUBLIC}"}, renderers.heads, DRAFTERS),
+    "beams": table(
         {
-            f"beams_{group}": words(
-                f"benchmarks beams --traces {PUBLIC} --group {group} --count 2 --beams 2 4"
-                " --dtype float32 --json OUT"
-            )
+            f"beams_{group}": f"benchmarks beams --traces {PUBLIC} --group {group} --count 2"
+            " --beams 2 4 --dtype float32"
             for group in ("edit", "answer")
         },
-        (*LOOP, "benchmarks/beams.py"),
-        renderers.beams(edit="edit", answer="answer"),
+        partial(renderers.beams, names=("edit", "answer")),
     ),
-    "divergence": Table(
+    "divergence": table(
         {
-            f"divergence_{dtype}_batch{rows}": words(
-                f"benchmarks divergence --dtype {dtype} --batch {rows} --json OUT"
-            )
+            f"divergence_{dtype}_batch{rows}": f"benchmarks divergence --dtype {dtype}"
+            f" --batch {rows}"
             for dtype, rows in (("float32", "1"), ("float32", "8"), ("bfloat16", "1"))
         },
-        (*LOOP, "benchmarks/divergence.py"),
         renderers.divergence,
     ),
-    "alpha-sampling": Table(
+    "alpha-sampling": table(
         {
-            "alpha_sampling": words(
-                "benchmarks alpha --dtype bfloat16 --count 6 --train 0 --tokens 96"
-                " --temperatures 0.3 0.7 1 --drafter ngram(sample=true) --drafter ngram --json OUT"
-            )
+            "alpha_sampling": "benchmarks alpha --dtype bfloat16 --count 6 --train 0 --tokens 96"
+            " --temperatures 0.3 0.7 1 --drafter ngram(sample=true) --drafter ngram"
         },
-        (*LOOP, "benchmarks/alpha.py"),
         renderers.alpha_sampling,
     ),
-    "alpha-types": Table(
+    "alpha-types": table(
         {
-            "alpha_types": words(
-                "benchmarks alpha --prompts types --count 6 --train 12 --tokens 64 --no-observed"
-                " --temperatures 0 --json OUT"
-            )
+            "alpha_types": "benchmarks alpha --prompts types --count 6 --train 12 --tokens 64"
+            " --no-observed --temperatures 0"
         },
-        (*LOOP, "benchmarks/alpha.py"),
         renderers.alpha_types,
     ),
-    "explain": Table(
-        {
-            "explain_bfloat16": words(
-                "ngramspec explain --tokens 96 --repeats 3 --count 5 --json OUT"
-            )
-        },
-        (*LOOP, "ngramspec/measure/explain.py"),
+    "explain": table(
+        {"explain_bfloat16": "ngramspec explain --tokens 96 --repeats 3 --count 5"},
         renderers.explain,
+        (*LOOP, "ngramspec/measure/explain.py"),
     ),
-    "parity": Table(
-        {"parity": words("benchmarks parity --json OUT")},
-        (*LOOP, "benchmarks/parity.py", "benchmarks/tiny.py"),
-        renderers.parity,
+    "parity": table(
+        {"parity": "benchmarks parity"}, renderers.parity, (*LOOP, "benchmarks/tiny.py")
     ),
-    "replay-stores": Table(
+    "replay-stores": table(
+        {"replay_shared_tree": f"{REPLAY} --shared outputs --curve gpu --tree 64 --peers"},
+        partial(renderers.replay, names=("",)),
+        (*REPLAYED, "ngramspec/stores"),
+    ),
+    "stores": table(
         {
-            "replay_shared_tree": words(
-                f"{REPLAY} --shared outputs --curve gpu --tree 64 --peers --json OUT"
-            )
+            "corpus": "benchmarks stores --size 5000000",
+            "shared_store": "benchmarks stores --mib 16",
         },
-        (*DRAFTERS, "ngramspec/stores", "ngramspec/measure/replay.py"),
-        renderers.replay(shared=""),
-    ),
-    "stores": Table(
-        {
-            "corpus": words("benchmarks corpus --size 5000000 --json OUT"),
-            "shared_store": words(f"benchmarks shared_store --traces {PUBLIC} --mib 16 --json OUT"),
-        },
-        (
-            *("ngramspec/stores", "ngramspec/_native"),
-            *("benchmarks/corpus.py", "benchmarks/shared_store.py"),
-        ),
         renderers.stores,
+        ("ngramspec/stores", "ngramspec/_native"),
     ),
-    "fleet": Table(
-        {"fleet": words("benchmarks fleet --json OUT")},
-        (*DRAFTERS, "ngramspec/stores", "benchmarks/fleet.py"),
-        renderers.fleet,
-    ),
-    "structures": Table(
-        {"drafters": words("benchmarks drafters --twin --peers --json OUT")},
-        (*DRAFTERS, "benchmarks/drafters.py", "benchmarks/peers.py"),
+    "fleet": table({"fleet": "benchmarks fleet"}, renderers.fleet, (*DRAFTERS, "ngramspec/stores")),
+    "structures": table(
+        {"drafters": "benchmarks drafters --twin --peers"},
         renderers.structures,
+        (*DRAFTERS, "benchmarks/peers.py"),
     ),
-    "vllm": Table(
+    "vllm": table(
         {
-            "vllm_switched": words(
-                "benchmarks vllm_switched --model build/engines/smollm2"
-                f" --traces {PUBLIC} --json OUT"
-            )
+            "vllm_switched": "benchmarks vllm_switched --model build/engines/smollm2"
+            f" --traces {PUBLIC}"
         },
-        (*DRAFTERS, "ngramspec/engines", "benchmarks/engines/vllm_switched.py"),
         renderers.vllm,
+        ENGINES,
         environment=".venv-engines",
     ),
-    "vllm-propose": Table(
-        {"vllm_propose": words(f"benchmarks vllm_propose --traces {PUBLIC} --json OUT")},
-        (*DRAFTERS, "ngramspec/engines", "benchmarks/engines/vllm_propose.py"),
+    "vllm-propose": table(
+        {"vllm_propose": f"benchmarks vllm_propose --traces {PUBLIC}"},
         renderers.vllm_propose,
+        ENGINES,
     ),
-    "llama": Table(
+    "llama": table(
         {
-            f"llama_{kind}": words(
-                f"benchmarks llama --gguf build/engines/smollm2-{kind}.gguf --traces {PUBLIC}"
-                " --groups edit chat shuffled --tokens 48 --json OUT"
-            )
+            f"llama_{kind}": f"benchmarks llama --gguf build/engines/smollm2-{kind}.gguf"
+            f" --traces {PUBLIC} --groups edit chat shuffled --tokens 48"
             for kind in ("f32", "f16", "q4_1")
         },
-        (*DRAFTERS, "ngramspec/engines", "benchmarks/engines/llama.py"),
-        renderers.llama(f32="F32", f16="F16", q4_1="Q4_1"),
+        partial(renderers.llama, names=("F32", "F16", "Q4_1")),
+        ENGINES,
         environment=".venv-llama",
     ),
-    "editor": Table(
-        {
-            f"editor_{mode}": words(f"benchmarks editor --mode {mode} --json OUT")
-            for mode in ("typing", "pauses")
-        },
-        (*LOOP, "ngramspec/server", "benchmarks/editor.py"),
-        renderers.editor(typing="every 0.3 s, 3 of 4 cancelled", pauses="after pauses of 1 s"),
+    "editor": table(
+        {f"editor_{mode}": f"benchmarks editor --mode {mode}" for mode in ("typing", "pauses")},
+        partial(renderers.editor, names=("every 0.3 s, 3 of 4 cancelled", "after pauses of 1 s")),
+        (*LOOP, "ngramspec/server"),
     ),
 }

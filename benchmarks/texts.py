@@ -1,8 +1,8 @@
-"""Texts and prompts that every machine has, from the source of Python's library, and worst cases.
+"""Texts and prompts that every machine has, from the source of Python's library.
 
 ``library_prompts`` asks for something to be done with a passage. ``content_prompts`` are beginnings
 of texts, to be continued without a chat template, by the types of akunu's chapter on n-gram drafts:
-alpha depends on repetition in the text. TEXTS are long sequences to measure structures on.
+alpha depends on repetition in the text. ``natural`` is a long text to measure structures on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import json
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -146,27 +146,18 @@ def _records(functions: list[ast.FunctionDef]) -> str:
     return json.dumps(records, indent=1)[:-2] + ",\n"  # without the closing bracket
 
 
-VOCAB = 49152
 WORDS = re.compile(r"\w+|\n\s*|[^\w\s]")
 
 
-def natural(n: int, path: Path | None = None) -> Int32:
-    """``n`` tokens of a UTF-8 file, or of the source of Python's own library.
+def natural(n: int) -> Int32:
+    """``n`` tokens of the source of Python's own library.
 
     A token is a word, a punctuation mark or a line's beginning, numbered as they first occur.
     """
     ids: dict[str, int] = {}
     tokens: list[int] = []
-    for text in [path.read_text(encoding="utf-8")] if path is not None else library():
+    for text in library():
         tokens += [ids.setdefault(word, len(ids)) for word in WORDS.findall(text)]
         if len(tokens) >= n:
             return np.array(tokens[:n], np.int32)
-    raise ValueError(f"{path or 'the library'} has {len(tokens)} tokens, {n} are needed")
-
-
-TEXTS: dict[str, Callable[[int], Int32]] = {
-    "natural": natural,
-    "all equal": lambda n: np.zeros(n, np.int32),
-    "period two": lambda n: (np.arange(n) % 2).astype(np.int32),
-    "random": lambda n: np.random.default_rng(0).integers(0, VOCAB, n).astype(np.int32),
-}
+    raise ValueError(f"the library has {len(tokens)} tokens, {n} are needed")

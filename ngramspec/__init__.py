@@ -5,7 +5,7 @@ torch and transformers; all others need NumPy. Without these packages ``ngramspe
 and the command ``ngramspec`` can print its help.
 """
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from ngramspec.lazy_names import lazy_names
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from ngramspec.stats import DecodeStats, StepEvent
     from ngramspec.stores import Corpus, SharedStore
 
-__version__ = version("ngramspec")
+try:
+    __version__ = version("ngramspec")
+except PackageNotFoundError:  # a source tree that was built in place
+    __version__ = "0"
 # fmt: off
 __all__ = [
     "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Enabled", "Evidence",

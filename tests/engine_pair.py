@@ -78,6 +78,10 @@ def play_trees(engine, text, prompt, gamma, cost=None):
     return steps, probabilities, outcomes, trees
 
 
+# Of requests without kin, of one kind, and of kin.
+PROMPTS = tuple(ids(each) for each in ([], range(16), [*range(9), 5, 5]))
+
+
 class Pair:
     """A value engine and its twin, called alike; ``documents`` and ``earlier`` are their store."""
 
@@ -112,9 +116,13 @@ class Pair:
         streams = []
         for ring, stream in ((StoreRing(2000), StoreStream), (RingTwin(2000), StreamTwin)):
             writer = stream(ring)
-            writer.append(ids(earlier) if stream is StoreStream else list(earlier))
-            writer.finish()
+            parts = np.array_split(ids(earlier), len(PROMPTS))
+            for prompt, part in zip(PROMPTS, parts, strict=True):
+                writer.begin(prompt)
+                writer.append(part if stream is StoreStream else part.tolist())
+                writer.finish()
             streams.append(stream(ring))
+            streams[-1].begin(PROMPTS[1])
         if corpus is None:
             return tuple(streams)
         return StorePair(streams[0], corpus), PairTwin(streams[1], corpus_twin)
@@ -155,7 +163,7 @@ class Pair:
 
 
 class PairTwin:
-    """Two stores as one: the places of both, the longest first, the first store's before."""
+    """Two stores as one: the places of both, the longest first, then the nearest kin."""
 
     SECOND = 1 << 52
 
@@ -167,8 +175,8 @@ class PairTwin:
 
     def look(self, context, most):
         found = self.first.look(context, most)
-        found += [(at + self.SECOND, n) for at, n in self.second.look(context, most)]
-        return sorted(found, key=lambda each: -each[1])[:most]
+        found += [(at + self.SECOND, *rest) for at, *rest in self.second.look(context, most)]
+        return sorted(found, key=lambda each: (-each[1], -each[2]))[:most]
 
     def token(self, at):
         source, at = self.of(at)

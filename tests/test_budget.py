@@ -16,9 +16,9 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (33_000, 35_400),
+    "shipped lines": (33_000, 35_900),
     "shipped files": (160, None),
-    "lines of tests": (41_000, 47_500),
+    "lines of tests": (41_000, 48_200),
     "lines of benchmarks": (7_500, None),
     "modules of a greedy call": (45, None),
     "lines of a greedy call": (8_500, 10_500),

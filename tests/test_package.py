@@ -58,6 +58,17 @@ def test_importing_ngramspec_imports_nothing_optional():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_tree_that_was_built_in_place_needs_no_metadata():
+    code = (
+        "from importlib import metadata\n"
+        "def none(name): raise metadata.PackageNotFoundError(name)\n"
+        "metadata.version = none\n"
+        "import ngramspec, ngramspec.cli; print(ngramspec.__version__)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout == "0\n"
+
+
 def _room(module: str) -> str:
     parts = module.split(".")
     if parts[1:3] == ["hf_model", "compat"]:  # a room with no other below it

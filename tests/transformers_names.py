@@ -190,8 +190,10 @@ CLASS_MODULES = {
     **dict.fromkeys(("PASSES_POSITIONS", "READS_MASKS"), ""),
     "MIXES_POSITIONS": "models.doge.modeling_doge",
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
-    **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), names.PROCESSOR_MODULE),
-    **dict.fromkeys(("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME"), names.CRITERION_MODULE),
+    **dict.fromkeys(("AT_ONCE", "BY_ROW", "PROCESSOR_LIST"), names.PROCESSOR_MODULE),
+    **dict.fromkeys(
+        ("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME", "STOP_STRING"), names.CRITERION_MODULE
+    ),
 }
 CLASSES_SINCE = {
     "DoryForCausalLM": "5.24",

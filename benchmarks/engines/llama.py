@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import time
 from collections import defaultdict
@@ -29,9 +27,8 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from ngramspec.cli.options import Options
-from ngramspec.costs.processors import processor
 from ngramspec.measure.calls import take_turns
-from ngramspec.measure.machine import versions
+from ngramspec.measure.machine import machine, versions
 
 PLAIN, LOGITS, LOOKUP, OURS = "plain", "logits", "lookup", "ngramspec"
 PACKAGES = ("ngramspec", "llama-cpp-python", "numpy")
@@ -59,7 +56,6 @@ class Turn:
     tokens: int
     prefill: float
     decode: float
-    decode_cpu: float
     evals: int
     drafted: int
 
@@ -113,7 +109,7 @@ def load(arguments: argparse.Namespace, way: str) -> Any:
     """The model for a configuration; drafters are set later.
 
     It evaluates and samples as ``Llama`` does, but emits ``text``, the ids of prompt and output.
-    ``evals`` has (positions, seconds) of each evaluation.
+    ``evals`` has the positions of each evaluation.
     """
     from llama_cpp import Llama
 
@@ -121,12 +117,11 @@ def load(arguments: argparse.Namespace, way: str) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.text: Sequence[int] = ()
-            self.evals: list[tuple[int, float]] = []
+            self.evals: list[int] = []
 
         def eval(self, tokens: Sequence[int]) -> None:
-            began = time.perf_counter()
             super().eval(tokens)
-            self.evals.append((len(tokens), time.perf_counter() - began))
+            self.evals.append(len(tokens))
 
         def sample(self, *args: Any, idx: int, **kwargs: Any) -> int:
             super().sample(*args, idx=idx, **kwargs)
@@ -177,11 +172,11 @@ def say(model: Any, way: str, text: Text, turn: int) -> Turn:
     began = time.perf_counter()
     for said, _ in enumerate(model.generate(text.prompt, temp=0.0), 1):
         if said == 1:
-            begun, cpu = time.perf_counter(), time.process_time()
+            begun = time.perf_counter()
         if said == len(text.output):
             break
-    ended, cpu = time.perf_counter(), time.process_time() - cpu
-    widths = [width for width, _ in model.evals[first + 1 :]]
+    ended = time.perf_counter()
+    widths = model.evals[first + 1 :]
     drafted = sum(widths) - len(widths)
     return Turn(
         way=way,
@@ -192,37 +187,28 @@ def say(model: Any, way: str, text: Text, turn: int) -> Turn:
         tokens=said,
         prefill=begun - began,
         decode=ended - begun,
-        decode_cpu=cpu,
         evals=len(widths),
         drafted=drafted,
     )
 
 
 def report(arguments: argparse.Namespace, models: dict[str, Any], turns: list[Turn]) -> None:
-    """Print and write ratios, times of evaluations by their width, and every turn."""
+    """Print and write ratios and every turn."""
     model = next(iter(models.values()))
     result = {
         "versions": versions(PACKAGES),
-        "machine": {
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-        },
+        "where": machine(),
         "arguments": {
             name: value.name if isinstance(value, Path) else value
             for name, value in vars(arguments).items()
             if name not in ("run", "prog")
         },
-        "model": {
-            name: model.metadata.get(f"general.{name}")
-            for name in ("name", "file_type", "basename")
-        },
+        "model": model.metadata.get("general.name"),
         "decode_to_plain": {
             way: {group: ratios(turns, way, group) for group in arguments.groups}
             for way in arguments.ways
         },
         "prefill_to_plain": {way: prefills(turns, way) for way in arguments.ways},
-        "milliseconds_by_positions": {way: curve(model) for way, model in models.items()},
         "turns": [asdict(each) for each in turns],
     }
     text = json.dumps(result)
@@ -233,27 +219,19 @@ def report(arguments: argparse.Namespace, models: dict[str, Any], turns: list[Tu
 
 def ratios(turns: Sequence[Turn], way: str, group: str) -> dict[str, float]:
     """A configuration's speedup over the baseline in decoding a group's texts: medians of turns."""
-    found, cpu, evals = [], [], []
+    found, evals = [], []
     for id in sorted({each.id for each in turns if each.group == group}):
-        plain, other = (times(turns, each, group, id) for each in (PLAIN, way))
-        found.append(median(plain[turn][0] / other[turn][0] for turn in other))
-        cpu.append(median(plain[turn][1] / other[turn][1] for turn in other))
-        own = [each for each in turns if (each.way, each.group, each.id) == (way, group, id)]
+        of_text = [each for each in turns if (each.group, each.id) == (group, id)]
+        plain = {each.turn: each.decode for each in of_text if each.way == PLAIN}
+        own = [each for each in of_text if each.way == way]
+        found.append(median(plain[each.turn] / each.decode for each in own))
         evals.append(median((each.tokens - 1) / each.evals for each in own))
     return {
         "speed": round(geometric_mean(found), 3),
         "lowest": round(min(found), 3),
         "highest": round(max(found), 3),
-        "speed_cpu": round(geometric_mean(cpu), 3),
-        "lowest_cpu": round(min(cpu), 3),
         "tokens_per_eval": round(geometric_mean(evals), 2),
     }
-
-
-def times(turns: Sequence[Turn], way: str, group: str, id: str) -> dict[int, tuple[float, float]]:
-    """Seconds of decoding, by the clock and of the processor, by turn."""
-    own = [each for each in turns if (each.way, each.group, each.id) == (way, group, id)]
-    return {each.turn: (each.decode, each.decode_cpu) for each in own}
 
 
 def prefills(turns: Sequence[Turn], way: str) -> float:
@@ -269,12 +247,3 @@ def prefills(turns: Sequence[Turn], way: str) -> float:
         if which == way
     ]
     return round(geometric_mean(found), 3) if found else float("nan")
-
-
-def curve(model: Any) -> dict[int, tuple[float, int]]:
-    """Median milliseconds of an evaluation and their number, by its positions, up to 64."""
-    found = defaultdict(list)
-    for positions, seconds in model.evals:
-        if positions <= 64:
-            found[positions].append(1000 * seconds)
-    return {each: (round(median(found[each]), 2), len(found[each])) for each in sorted(found)}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import renderers
+from benchmarks.harness import write
 from ngramspec.cli.options import Options
 from ngramspec.draft import Int32
 from ngramspec.engines.row_options import EngineOptions
@@ -81,7 +81,7 @@ def add_arguments(options: Options) -> None:
     options.add("--repeats", type=int, default=5)
     options.add("--vocab", type=int, default=49152)
     options.add("--options", type=json.loads, default={}, help="of ngramspec, as JSON")
-    options.add("--json", type=Path)
+    options.json()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,12 +90,7 @@ def run(args: argparse.Namespace) -> int:
     traces = [(each["prompt"], each["output"]) for each in lines if len(each["prompt"]) > 200]
     figures = [measured(rows, traces, args) for rows in args.rows]
     print(renderers.vllm_propose({"figures": figures}))
-    if args.json:
-        versions = {"python": platform.python_version(), "numpy": np.__version__}
-        known = {"length": args.length, "steps": args.steps, "k": K, "options": args.options}
-        args.json.write_text(
-            json.dumps({"versions": versions, **known, "figures": figures}, indent=1) + "\n"
-        )
+    write(args, {"k": K, "figures": figures})
     return 0
 
 
@@ -114,7 +109,6 @@ def measured(
         "p90_us": float(np.percentile(everything, 90)),
         "drafted_a_row": sum(s.drafted for s in stats) / sum(s.row_steps for s in stats),
         "tokens_a_row_step": sum(s.emitted for s in stats) / sum(s.row_steps for s in stats),
-        "limit_us": 60 + 15 * rows,
     }
 
 

@@ -18,7 +18,7 @@ __getattr__ = lazy_names(
             *("BORDER", "BYTES_PER_CODE", "LEAST_CODES", "WRITTEN_AGAIN", "StoreRing"),
             "StoreStream",
         ),
-        "store_source": ("StorePair", "StoreSource"),
+        "store_source": ("BEGINNINGS", "StorePair", "StoreSource"),
         "unigram": ("UnigramCounts",),
         "value": ("Calibration", "Familiar", "ValueEngine", "starting"),
     },

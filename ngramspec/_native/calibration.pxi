@@ -7,8 +7,8 @@ recent text has the most weight.
 
 Invariant: 0 <= right <= verified in every cell, and ``stretch`` is their log-odds, within
 +-7.6. Costs: mixing and learning O(inputs) for a candidate. Memory: 12 bytes per cell, 120 kB
-in total, independent of the text. One calibration per drafter; its methods run under the GIL, so
-sessions in several threads may share it.
+in total, independent of the text. A drafter has one for each kind of prompts; its methods run under
+the GIL, so sessions in several threads may share it.
 
 It stores no tokens. It stores how texts repeat themselves: how often copies, counts and recent
 tokens were right. Sequences that share it can infer that much about each other; see ValueDrafter.
@@ -366,6 +366,12 @@ cdef class Calibration:
         self.cells[cell].right = verified * prior
         self.cells[cell].verified = verified
         self.cells[cell].stretch = stretch(self.cells[cell].right, self.cells[cell].verified)
+
+    def copy(self):
+        """An independent copy."""
+        cdef Calibration other = Calibration()
+        other.cells, other.weights, other.further = self.cells, self.weights, self.further
+        return other
 
     def to_array(self):
         """Every count and weight, float32 (n,), for tests and to inspect what is stored."""

@@ -2,10 +2,8 @@
 
 Places are found at the text's end and followed over the drafts and the committed tokens. A draft's
 path keeps the places whose text it equals. The next tokens there are counted, separately for the
-places of the longest match and for those of shorter ones. If a place of the longest match continues
-like the sequence, it is again a place of the longest match, and no look-up is needed. After
-PATIENCE consecutive look-ups without a place that was right, the next ones are 2, 4 and up to
-LONGEST_PAUSE tokens apart, until one is right.
+places of the longest match and nearest kin, and for the others. If a place of the longest match
+continues like the sequence, it is again a place of the longest match, and no look-up is needed.
 
 Costs: a look-up finds at most STORE_PLACES places; a draft's position reads one token at each.
 Memory: 14 kB. One thread at a time.
@@ -19,8 +17,6 @@ cdef extern from *:
 
 cdef enum:
     SURE = 12           # length from which a match is followed without looking for others
-    PATIENCE = 16       # consecutive failed look-ups after which they become less frequent
-    LONGEST_PAUSE = 64  # maximum number of tokens between two look-ups then
     CHUNK = 8           # tokens copied from the store at once
     STORE_LEADERS = 8   # different next tokens that are kept
     FAR_OFF = 0x7fffffff    # a distance that is unknown or too long
@@ -32,14 +28,15 @@ cdef struct Followed:   # a place that is followed
     int32_t skip        # index of the next token in tokens[]
     int32_t filled
     bint ends           # nothing follows the buffered tokens
+    int32_t kin         # see Found
     int32_t distance    # from where the last copy would continue; FAR_OFF without one
     int32_t tokens[AHEAD]
 
 cdef struct Votes:      # the next tokens at the places that a path follows
     int n               # number of tokens; the entry after the last stands for all other tokens
     int length          # of the longest match, including the path; 0: no place
-    int total           # places of the longest match that have a next token
-    int others          # places of shorter matches that have a next token
+    int total           # places of the longest match and nearest kin that have a next token
+    int others          # other places that have a next token
     int32_t token[STORE_LEADERS]    # by both counts; on ties, the first one first
     int32_t count[STORE_LEADERS + 1]    # count among the longest matches
     int32_t other[STORE_LEADERS + 1]    # count among the shorter matches
@@ -82,8 +79,6 @@ cdef class StoreReader:
     cdef int longest            # length of the longest match, 0 without one
     cdef bint earlier           # whether it is in the text of earlier requests
     cdef bint asked             # whether places were looked up for the last draft
-    cdef int missed             # consecutive look-ups without a place that was right
-    cdef int pause              # tokens until the next look-up
     cdef long long look_ups, hits
 
     def __cinit__(self, StoreSource source not None, Familiar familiar=None):
@@ -97,35 +92,28 @@ cdef class StoreReader:
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         cdef int i
-        assert self.live >> STORE_PLACES == 0 and 0 <= self.pause <= LONGEST_PAUSE
-        lengths = [self.places[i].length for i in range(STORE_PLACES) if self.live >> i & 1]
-        assert lengths == sorted(lengths, reverse=True), "not by length"
-        assert not lengths or self.longest in (0, lengths[0])
+        assert self.live >> STORE_PLACES == 0
+        order = [
+            (self.places[i].length, self.places[i].kin)
+            for i in range(STORE_PLACES) if self.live >> i & 1
+        ]
+        assert order == sorted(order, reverse=True), "not by length and kin"
+        assert not order or self.longest in (0, order[0][0])
         for i in range(STORE_PLACES):
             assert 0 <= self.places[i].filled <= AHEAD and self.places[i].skip >= 0
         assert self.familiar.copied_to == NONE or self.familiar.copied_to >= 0
-
-    cdef void judge(self, bint right) noexcept nogil:
-        """Record whether any place of the last look-up continued like the sequence."""
-        if not self.asked:
-            return
-        self.asked = False
-        self.hits += right
-        self.missed = 0 if right else self.missed + 1
-        if self.missed >= PATIENCE:
-            self.pause = min(1 << min(self.missed - PATIENCE + 1, 6), <int>LONGEST_PAUSE)
 
     cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil:
         """Find the places of a text that ends before ``end``; return the bits of the live ones."""
         cdef Found found[STORE_PLACES]
         cdef int i, n
-        self.asked = self.longest < SURE and self.pause == 0
+        self.asked = self.longest < SURE
         if self.asked:
             self.look_ups += 1
             n = self.source.look(end, have, found, most)
             for i in range(n):
                 self.places[i].at = found[i].at
-                self.places[i].length = found[i].length
+                self.places[i].length, self.places[i].kin = found[i].length, found[i].kin
                 self.places[i].skip = self.places[i].filled = 0
                 self.places[i].ends = False
             self.live = (<uint64_t>1 << n) - 1
@@ -181,7 +169,7 @@ cdef class StoreReader:
         """Count the next tokens at the places in ``live``, ``depth`` tokens after the text."""
         cdef Followed* place
         cdef uint64_t bit
-        cdef int k, n = 0, length = 0
+        cdef int k, n = 0, length = 0, kin = 0
         cdef int32_t token
         cdef bint longest
         votes.total = votes.others = 0
@@ -192,9 +180,9 @@ cdef class StoreReader:
             token = self.token(place, depth)
             if token == NONE:
                 continue
-            if length == 0:  # places are sorted by length
-                length = place.length + depth
-            longest = place.length + depth == length
+            if length == 0:  # places are sorted by length and kin
+                length, kin = place.length + depth, place.kin
+            longest = place.length + depth == length and place.kin == kin
             votes.total += longest
             votes.others += not longest
             k = 0
@@ -274,7 +262,6 @@ cdef class StoreReader:
         cdef uint64_t left = self.live, kept = 0
         cdef int i
         cdef bint right = False
-        self.pause = max(self.pause - <int>min(n, LONGEST_PAUSE), 0)
         if n > AHEAD:  # more than any draft
             self.asked = False
             self.live = self.longest = 0
@@ -287,7 +274,8 @@ cdef class StoreReader:
                 kept |= <uint64_t>1 << i
             right = right or agrees[i] > 0
         self.note_copied(agrees, n)
-        self.judge(right)
+        self.hits += self.asked and right
+        self.asked = False
         self.live = left = kept
         while left:
             i = take_lowest(&left)
@@ -304,6 +292,5 @@ cdef class StoreReader:
             self.source.credit(self.places[lowest(self.live)].at, n)
 
     cdef void count_anew(self) noexcept nogil:
-        """Reset the number of look-ups and of failed ones."""
+        """Reset the numbers of look-ups and hits."""
         self.look_ups = self.hits = 0
-        self.missed = self.pause = 0

@@ -441,7 +441,7 @@ cdef class CorpusIndex(StoreSource):
                 next += 1
             prefetch_line(self.text + <uint64_t>self.width * self.places[i])
             into[k].at = self.places[i]
-            into[k].length = over.length
+            into[k].length, into[k].kin = over.length, 0
         return n
 
     cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:

@@ -3,12 +3,17 @@
     ring    capacity codes: token ids, SEPARATOR before each document
     heads   for each level, by the hash of that many tokens: the latest place after them
     links   for each level and place: the previous place with the same hash
+    kinds   for each GRAIN codes: hashes of how the prompt begins whose request wrote the last one
 
 Positions count all codes ever written, so none is reused; a position's slot is position % capacity.
 Heads and links keep its last 32 bits. They may refer to text that was overwritten, or to that of
 another context, so every place is compared with the text before it is used. Links only go back.
 
-Costs: a token is entered in RING_LEVELS tables. A look-up compares at most WALK places per level.
+Requests whose prompts begin alike are kin, the nearer the more tokens are equal. Of places that
+agree equally, those of the nearest kin come first. They are not hidden by later text of others,
+because WALK places of each kin are compared.
+
+Costs: a token is entered in RING_LEVELS tables. A look-up compares at most STEPS places per level.
 Memory: CODE_BYTES per code, all allocated at the start. Any number of threads may use it: one lock
 is held for at most BATCH tokens added, one look-up, or COPIED codes read or erased. The GIL is
 never acquired while the lock is held, so the two cannot deadlock.
@@ -32,7 +37,9 @@ import numpy as np
 from ngramspec._native.common cimport (
     array_tokens, check_ids, prefetch_line, process_salt, start_of, token_view, xxh64,
 )
-from ngramspec._native.store_source cimport SEPARATOR, Found, StoreSource
+from ngramspec._native.store_source cimport (
+    KIN_LEAST, KIN_LEVELS, SEPARATOR, Found, StoreSource, is_behind,
+)
 
 cdef extern from *:
     """
@@ -56,11 +63,13 @@ cdef extern from *:
 cdef enum:
     RING_LEVELS = 3     # context lengths that have places
     RING_DEEPEST = 64   # maximum number of a context's tokens that are compared
-    WALK = 48           # maximum number of a context's places that are compared
+    WALK = 48           # maximum number of a context's places of each kin that are compared
     STEPS = 192         # maximum number of links that are followed for them
+    KIN_BITS = 16       # of the hash of a prompt's beginning
+    GRAIN = 8           # codes that share a kind
     BATCH = 64          # tokens added under one lock
     COPIED = 4096       # codes copied or erased under one lock
-    CODE_BYTES = 4 + 8 * RING_LEVELS    # memory per code
+    CODE_BYTES = 4 + 8 * RING_LEVELS + 8 // GRAIN   # memory per code
     LEAST_CAPACITY = 16
     TAIL = 6            # tokens of the longest context that has places
     OWN_RANGES = 32     # ranges of a stream's own text that are remembered
@@ -78,7 +87,9 @@ LEAST_CODES = LEAST_CAPACITY
 MOST_CODES = <int64_t>1 << 31
 BORDER = SEPARATOR
 LENGTHS = (1, 3, 6)
+CODES_PER_KIND = GRAIN
 MOST_WALKED = WALK
+MOST_COMPARED = STEPS
 MOST_COPIED = COPIED
 ADDED_AT_ONCE = BATCH
 WRITTEN_AGAIN = OVERLAP
@@ -95,6 +106,32 @@ cdef inline bint is_own(const Own* own, uint64_t at) noexcept nogil:
 cdef inline int length_of(int level) noexcept nogil:
     """Tokens of a level's contexts, the shortest first."""
     return 1 if level == 0 else 3 if level == 1 else 6
+
+
+cdef uint64_t kind_of(const int32_t* prompt, Py_ssize_t n) noexcept nogil:
+    """Hashes of a prompt's beginnings, the shortest in the lowest bits; 0: it is too short.
+
+    Collisions only affect which places come first, so they need no salt.
+    """
+    cdef uint64_t kind = 0
+    cdef int level
+    for level in range(KIN_LEVELS if n >= KIN_LEAST else 0):
+        kind |= xxh64(prompt, <int>min(n, KIN_LEAST << level), level, 0) >> (64 - KIN_BITS) << (
+            KIN_BITS * level
+        )
+    return kind
+
+
+cdef inline int kin_of(uint64_t kind, uint64_t other) noexcept nogil:
+    """How many of the beginnings agree, the shortest first."""
+    cdef int level = 0
+    if kind == 0 or other == 0:
+        return 0
+    kind ^= other
+    while level < KIN_LEVELS and kind & ((1 << KIN_BITS) - 1) == 0:
+        kind >>= KIN_BITS
+        level += 1
+    return level
 
 
 cdef uint32_t* zeroed(int64_t n) noexcept nogil:
@@ -114,6 +151,7 @@ cdef class StoreRing:
     cdef int32_t* ring
     cdef uint32_t* heads[RING_LEVELS]
     cdef uint32_t* links[RING_LEVELS]
+    cdef uint64_t* kinds
     cdef readonly uint64_t capacity     # in codes; 0: closed
     cdef readonly uint64_t written      # codes ever written, which is the next one's position
     cdef uint64_t oldest        # position of the oldest code that may be read
@@ -135,7 +173,8 @@ cdef class StoreRing:
         cdef bint failed
         self.lock = PyThread_allocate_lock()
         self.ring = <int32_t*>zeroed(capacity)
-        failed = self.lock == NULL or self.ring == NULL
+        self.kinds = <uint64_t*>calloc(capacity // GRAIN + 1, sizeof(uint64_t))
+        failed = self.lock == NULL or self.ring == NULL or self.kinds == NULL
         for level in range(RING_LEVELS):
             self.heads[level] = zeroed(capacity)
             self.links[level] = zeroed(capacity)
@@ -149,6 +188,7 @@ cdef class StoreRing:
     def __dealloc__(self):
         cdef int level
         free(self.ring)
+        free(self.kinds)
         for level in range(RING_LEVELS):
             free(self.heads[level])
             free(self.links[level])
@@ -157,12 +197,14 @@ cdef class StoreRing:
 
     def close(self):
         """Free the text; nothing is found or added afterwards."""
-        cdef void* parts[1 + 2 * RING_LEVELS]
+        cdef void* parts[2 + 2 * RING_LEVELS]
         cdef int level
         with nogil:
             self.take()
             parts[0] = self.ring
+            parts[1 + 2 * RING_LEVELS] = self.kinds
             self.ring = NULL
+            self.kinds = NULL
             for level in range(RING_LEVELS):
                 parts[1 + 2 * level] = self.heads[level]
                 parts[2 + 2 * level] = self.links[level]
@@ -170,7 +212,7 @@ cdef class StoreRing:
             self.capacity = 0
             self.forget()
             self.release()
-            for level in range(1 + 2 * RING_LEVELS):
+            for level in range(2 + 2 * RING_LEVELS):
                 free(parts[level])
 
     def clear(self):
@@ -269,6 +311,7 @@ cdef class StoreRing:
             behind = (self.written + self.capacity - i) % self.capacity  # codes since, 0: all
             if behind == 0 and kept < self.capacity or behind > kept:
                 self.ring[i] = 0
+                self.kinds[i // GRAIN] = 0
             self.held += 1
         return slot + COPIED < self.capacity
 
@@ -277,7 +320,7 @@ cdef class StoreRing:
         cdef int n = length_of(level)
         return <uint32_t>((xxh64(end - n, n, n, self.salt) >> 32) * self.capacity >> 32)
 
-    cdef void put(self, int32_t code, bint found) noexcept nogil:
+    cdef void put(self, int32_t code, bint found, uint64_t kind) noexcept nogil:
         """Write a code. ``found``: enter its place in the tables. Under the lock."""
         cdef uint64_t slot = self.written % self.capacity
         if found:
@@ -286,6 +329,7 @@ cdef class StoreRing:
             self.tokens -= self.ring[slot] != SEPARATOR
             self.oldest += 1
         self.ring[slot] = code
+        self.kinds[slot // GRAIN] = kind
         self.written += 1
         self.held += 1
         if code == SEPARATOR:
@@ -328,7 +372,7 @@ cdef class StoreRing:
 
     cdef int add(
         self, uint64_t owner, const int32_t* before, int have, const int32_t* tokens, int n,
-        Own* own
+        Own* own, uint64_t kind
     ) noexcept nogil:
         """Add tokens of a stream: after its last ones, or, if others intervened, as a document.
 
@@ -340,16 +384,16 @@ cdef class StoreRing:
         self.take()
         if self.capacity:
             if owner != self.owner:
-                self.put(SEPARATOR, False)
+                self.put(SEPARATOR, False, kind)
                 if own.n == 0 or own.ranges[own.last].end + 1 != self.written:
                     own.last = (own.last + 1) % OWN_RANGES
                     own.n = min(own.n + 1, <int>OWN_RANGES)
                     own.ranges[own.last].begin = self.written
                 for i in range(have):
-                    self.put(before[i], False)
+                    self.put(before[i], False, kind)
                 self.owner = owner
             for i in range(n):
-                self.put(tokens[i], True)
+                self.put(tokens[i], True, kind)
             self.ever += n
             own.ranges[own.last].end = self.written
         self.release()
@@ -370,13 +414,15 @@ cdef class StoreRing:
 
     cdef int walk(
         self, int level, uint32_t bucket, const int32_t* end, Py_ssize_t have, const Own* own,
-        Found* into, int n, int most
+        uint64_t kind, Found* into, int n, int most
     ) noexcept nogil:
         """Add a bucket's latest places to ``n`` that are known; return the new number.
 
         Places that agree for as many tokens as the next level's contexts have are found there.
         """
-        cdef int steps = 0, length, i, walked = 0, least = length_of(level)
+        cdef int steps = 0, length, i, kin, least = length_of(level)
+        cdef int nearest = KIN_LEVELS if kind else 0
+        cdef int[KIN_LEVELS + 1] walked = [0, 0, 0, 0, 0]   # places compared, by kin
         cdef int beyond = RING_DEEPEST + 1 if level == RING_LEVELS - 1 else length_of(level + 1)
         cdef uint32_t next = self.heads[level][bucket]
         cdef uint64_t at, slot, age, before = 0, written_slot = self.written % self.capacity
@@ -391,26 +437,30 @@ cdef class StoreRing:
             next = self.links[level][slot]
             if is_own(own, at):
                 continue
+            kin = kin_of(kind, self.kinds[((slot if slot else self.capacity) - 1) // GRAIN])
+            if walked[kin] == WALK:
+                continue
             length = self.agreement(at, slot, end, have)
             if length < least:
                 continue
-            walked += 1
-            if length < beyond and (n < most or into[n - 1].length < length):
+            walked[kin] += 1
+            if length < beyond and (n < most or is_behind(&into[n - 1], length, kin)):
                 n = min(n + 1, most)
                 i = n - 1
-                while i and into[i - 1].length < length:
+                while i and is_behind(&into[i - 1], length, kin):
                     into[i] = into[i - 1]
                     i -= 1
-                into[i].at, into[i].length = at, length
-            if walked == WALK or n == most and into[n - 1].length == RING_DEEPEST:
+                into[i].at, into[i].length, into[i].kin = at, length, kin
+            if walked[nearest] == WALK or n == most and into[n - 1].length == RING_DEEPEST:
                 break
         self.held += steps
         return n
 
     cdef int look(
-        self, const int32_t* end, Py_ssize_t have, const Own* own, Found* into, int most
+        self, const int32_t* end, Py_ssize_t have, const Own* own, uint64_t kind, Found* into,
+        int most
     ) noexcept nogil:
-        """Places after a context, the longest agreement first; on ties, the latest."""
+        """Places after a context: the longest agreement first, then the nearest kin, the latest."""
         cdef int level, n = 0
         cdef uint32_t buckets[RING_LEVELS]
         self.take()
@@ -421,7 +471,7 @@ cdef class StoreRing:
                     prefetch_line(&self.heads[level][buckets[level]])
             for level in range(RING_LEVELS - 1, -1, -1):
                 if have >= length_of(level) and n < most:
-                    n = self.walk(level, buckets[level], end, have, own, into, n, most)
+                    n = self.walk(level, buckets[level], end, have, own, kind, into, n, most)
             self.look_ups += 1
             self.hits += n > 0
         self.release()
@@ -461,6 +511,7 @@ cdef class StoreStream(StoreSource):
     cdef int32_t pending[BATCH]     # tokens that are not added yet
     cdef int pending_n
     cdef Own own
+    cdef uint64_t kind              # of the request, by its prompt
     cdef bint busy                  # tokens are added without the GIL
 
     def __cinit__(self, StoreRing ring not None, int64_t limit=0):
@@ -470,6 +521,11 @@ cdef class StoreStream(StoreSource):
         self.limit = <int32_t>limit if limit else SEPARATOR
         self.owner = ring.new_owner()
         self.own.last = -1
+
+    def begin(self, prompt):
+        """Set the prompt, int32 (n,): text of requests with the same beginning comes first."""
+        cdef const int32_t[::1] view = token_view(prompt, "prompt")
+        self.kind = kind_of(start_of(view), view.shape[0])
 
     def append(self, tokens):
         """Add tokens, int32 (n,), in batches of BATCH. After an error nothing was added."""
@@ -575,7 +631,7 @@ cdef class StoreStream(StoreSource):
         cdef int kept, n = self.pending_n
         if n == 0:
             return
-        self.ring.add(self.owner, self.before, self.have, self.pending, n, &self.own)
+        self.ring.add(self.owner, self.before, self.have, self.pending, n, &self.own, self.kind)
         kept = max(0, min(self.have, <int>OVERLAP - n))
         memmove(self.before, self.before + self.have - kept, kept * sizeof(int32_t))
         self.have = min(kept + n, <int>OVERLAP)
@@ -593,7 +649,7 @@ cdef class StoreStream(StoreSource):
     cdef int look(
         self, const int32_t* end, Py_ssize_t have, Found* into, int most
     ) noexcept nogil:
-        return self.ring.look(end, have, &self.own, into, most)
+        return self.ring.look(end, have, &self.own, self.kind, into, most)
 
     cdef int read(self, int64_t at, int32_t* into, int most) noexcept nogil:
         return self.ring.read(at, into, most, self.limit)

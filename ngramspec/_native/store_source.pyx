@@ -9,6 +9,8 @@ import numpy as np
 
 from ngramspec._native.common cimport MAX_TOKENS, check_ids, start_of, token_view
 
+BEGINNINGS = tuple(KIN_LEAST << level for level in range(KIN_LEVELS))
+
 cdef int64_t SECOND = <int64_t>1 << 52    # added to the second store's positions
 
 
@@ -58,7 +60,9 @@ cdef class StoreSource:
 
 
 cdef class StorePair(StoreSource):
-    """Two stores as one: the places of both, the longest first; on ties, the first store's.
+    """Two stores as one: the places of both, the longest first, then the nearest kin.
+
+    On ties, the first store's come first.
 
     Either may be a pair.
     """
@@ -78,7 +82,7 @@ cdef class StorePair(StoreSource):
         for i in range(m):
             other[i].at += SECOND
             j = n
-            while j and into[j - 1].length < other[i].length:
+            while j and is_behind(&into[j - 1], other[i].length, other[i].kin):
                 j -= 1
             if j == most:
                 break

@@ -430,7 +430,7 @@ cdef class ValueEngine(DraftSearch):
 
         The tokens are treated as if they were generated: a chain of at most ``REHEARSED`` tokens
         is drafted, its matching tokens and one more are committed, and so on. Look-ups in a store
-        are not counted, and failed ones do not make later look-ups less frequent.
+        are not counted.
         """
         cdef const int32_t[::1] view = token_view(tokens)
         cdef Py_ssize_t at = 0, n = view.shape[0], drafted, k

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, NoReturn
 
+from ngramspec import __version__
 from ngramspec.cli.options import UNPRINTABLE, Options, UsageError, check_folders, printable
 from ngramspec.errors import INSTALL
 
@@ -59,7 +59,7 @@ def build_parser() -> Parser:
         description="Speculative decoding without a draft model: fewer target calls, and the same"
         " text in float32.",
     )
-    parser.add_argument("--version", action="version", version=f"ngramspec {version('ngramspec')}")
+    parser.add_argument("--version", action="version", version=f"ngramspec {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in COMMANDS:
         module = import_module(f"{__name__}.{name}")

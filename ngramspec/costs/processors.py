@@ -71,6 +71,7 @@ _MEASURED: dict[tuple[str, str], Costs] = {
 # the type of the weights.
 ENGINE_ROW_COSTS = {FLOAT32: 0.06, BFLOAT16: 0.04, "quantized": 0.3}
 ENGINE_TOKEN_COUNT = 0.7
+MAX_ENGINE_TOKENS = 1024  # drafted tokens of an engine's step that have a known cost
 
 
 def initial_costs(machine: str, dtype: str) -> Costs:

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.costs.processors import extended, processor
-from ngramspec.costs.steps import MAX_ENGINE_TOKENS
+from ngramspec.costs.processors import MAX_ENGINE_TOKENS, extended, processor
 from ngramspec.draft import Float32
 
 FORMAT = "ngramspec costs 1"

@@ -11,11 +11,11 @@ import numpy as np
 
 from ngramspec._native import Comparison
 from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel, Forward, engine_model
+from ngramspec.costs.processors import MAX_ENGINE_TOKENS
 from ngramspec.draft import Float32
 
 CONTEXT_BUCKET = 64  # positions of contexts that share their costs
 MAX_JOINT_TOKENS = 128  # drafted tokens of a joint step that have a known cost
-MAX_ENGINE_TOKENS = 1024  # those of an engine's step
 MIN_PREFILL_POSITIONS = 32  # the time of a shorter prefill does not predict that of long texts
 
 

@@ -459,9 +459,7 @@ class Batch:
             return sampler.process(groups[0].ids(), scores)
         from ngramspec.hf_model.processors import Histories, process_at_once
 
-        rows = [row for group in groups for row in group.rows]
-        drafts, batch = [EMPTY_DRAFT] * len(rows), len(self.rows)
-        histories = Histories(lambda: [each.ids() for each in groups], drafts, 1, rows, batch)
+        histories = Histories(groups, [EMPTY_DRAFT] * len(scores), 1, len(self.rows))
         return process_at_once(sampler.processors, histories, scores)
 
     def sequences(self, pad: int) -> torch.Tensor:
@@ -473,10 +471,6 @@ class Batch:
         for group in self.groups:
             out[group.rows[0] : group.rows[-1] + 1, : group.length] = group.ids()
         return out
-
-    def committed(self) -> list[torch.Tensor]:
-        """Each group's committed tokens, int64 or int32 (rows, length)."""
-        return [group.ids() for group in self.groups]
 
     def ids(self) -> torch.Tensor | None:
         """All committed tokens, int64 (batch, length); None if rows have different lengths."""

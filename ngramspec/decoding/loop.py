@@ -190,7 +190,7 @@ class DecodeLoop:
             if step.request is not None and self.sampler.fetches_at_once:
                 extra = evidence_tensor(logits, self.target.hidden, step.request)
             drafts = [row.draft for row in step.rows]
-            sampled = self.sampler.sample_all(drafts, logits, self.batch.committed, extra)
+            sampled = self.sampler.sample_all(drafts, logits, self.batch.groups, extra)
         waited = logits.device.type == "cpu" or sampled is not None
         self.recorder.mark_forwarded(waited=waited)
         step.width += self.target.replayed_positions
@@ -226,6 +226,8 @@ class DecodeLoop:
 
     def transfers(self, step: Step, sampled: SampledTokens | None) -> int:
         """How many transfers from the device the step needed."""
+        if self.device.type == "cpu" != self.target.device.type:  # only that of the logits
+            return 1
         positions = self.batch.positions
         custom = positions if self.sampler.stop.custom else 0
         apart = step.request is not None and (sampled is None or sampled.extra is None)

@@ -34,10 +34,9 @@ from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.names import (
-    AT_ONCE,
-    all_stock,
     pad_token,
     plain_method,
+    runs_at_once,
     untested,
 )
 from ngramspec.hf_model.devices import input_device
@@ -228,7 +227,7 @@ class CallSetup:
             scores=[] if keep and config.output_scores else None,
             logits=[] if keep and config.output_logits else None,
             one_transfer=observed or prefers_one_transfer(self._device),
-            known_processors=all_stock(call.logits_processor, AT_ONCE),
+            known_processors=all(map(runs_at_once, call.logits_processor or ())),
             beams=call.beams,
         )
 

@@ -300,7 +300,7 @@ class HeadedDrafter(ValueDrafter):
     Sequences share what the head was worth, besides the calibration of the tables.
     """
 
-    learned = ("calibration", "worth")
+    learned = ("calibrations", "worth")
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
         vars(self).update(vars(tables))

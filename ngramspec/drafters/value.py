@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ngramspec._native import MOST_TOKENS, Calibration, StorePair, StoreSource, ValueEngine
+from ngramspec._native import (
+    BEGINNINGS,
+    MOST_TOKENS,
+    Calibration,
+    StorePair,
+    StoreSource,
+    ValueEngine,
+)
 from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
 from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.errors import check_bool, check_int
@@ -25,6 +34,34 @@ RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
 MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
+
+
+RECURRENCES = 3  # earlier prompts with a beginning that make it a kind
+MAX_KINDS = 32  # of 120 kB each; the ones used least recently are dropped
+MAX_BEGINNINGS = 2048  # whose prompts are counted, as hashes
+
+
+class Calibrations:
+    """What a drafter has learned, for each kind of prompts: those that begin alike. Thread-safe.
+
+    A beginning of 8, 16, 32 or 64 tokens that RECURRENCES earlier prompts had is a kind, and a
+    prompt's kind is its longest one. Its calibration starts as a copy of the common one, in which
+    the sequences of all other prompts learn.
+    """
+
+    def __init__(self, common: Calibration) -> None:
+        self.common = common
+        self._kind = lru_cache(MAX_KINDS)(lambda beginning: common.copy())
+        self._prompts = lru_cache(MAX_BEGINNINGS)(lambda beginning: count())
+
+    def of(self, prompt: Int32) -> Calibration:
+        """The calibration of a new sequence with a prompt, int32 (n,)."""
+        kind = None
+        for length in BEGINNINGS:
+            beginning = hash(prompt[:length].tobytes())
+            if length <= len(prompt) and next(self._prompts(beginning)) >= RECURRENCES:
+                kind = beginning
+        return self.common if kind is None else self._kind(kind)
 
 
 class SessionStores:
@@ -67,7 +104,7 @@ class ValueSession(DraftSession):
     def __init__(self, drafter: ValueDrafter, tokens: Int32) -> None:
         self._stores = stores = SessionStores(drafter.stores, tokens) if drafter.stores else None
         self.engine = self.engine_type(
-            drafter.calibration,
+            drafter.calibrations.of(tokens),
             *(name in drafter.sources for name in SOURCES),
             drafter.min_match,
             None if stores is None else stores.source,
@@ -142,11 +179,11 @@ def is_flat(cost: Float32) -> bool:
 class ValueDrafter(LearningDrafter):
     """Drafts the most probable candidate at every position while expected tokens per cost rise.
 
-    Its sequences share one calibration: how often candidates in each situation were right. It holds
-    counts and weights, never text. However, the counts show how repetitive earlier texts were, and
-    drafts and timings depend on them. Where tenants must not learn this about each other, let each
-    request learn separately with ``Speculator(calibration="request")``, or give each tenant a
-    separate Speculator::
+    Its sequences share what they learn, those of each kind of prompts (see Calibrations): how often
+    candidates in each situation were right. It holds counts and weights, never text. However, the
+    counts show how repetitive earlier texts were, and drafts and timings depend on them. Where
+    tenants must not learn this about each other, let each request learn separately with
+    ``Speculator(calibration="request")``, or give each tenant a separate Speculator::
 
         speculators = collections.defaultdict(Speculator)  # by tenant
         model.generate(**inputs, custom_generate=speculators[tenant])
@@ -163,7 +200,7 @@ class ValueDrafter(LearningDrafter):
 
     estimates = True
     branches = True
-    learned: tuple[str, ...] = ("calibration",)
+    learned: tuple[str, ...] = ("calibrations",)
     always = True
     headed = False  # whether its engines draft a head's tokens, or predicted tool calls, too
     tools: ToolCalls | None = None
@@ -203,15 +240,15 @@ class ValueDrafter(LearningDrafter):
         return SOURCES_OF_ENGINE[: STORE + bool(self.stores)]
 
     def with_stores(self, stores: Sequence[Store]) -> Self:
-        """A copy of this drafter with other stores; both share one calibration."""
+        """A copy of this drafter with other stores; both share what they learn."""
         return self.with_attributes(stores=open_stores(stores))
 
     def with_tools(self, tools: ToolCalls) -> Self:
-        """A copy of this drafter that predicts tool calls; both share one calibration."""
+        """A copy of this drafter that predicts tool calls; both share what they learn."""
         return self.with_attributes(tools=tools, headed=True)
 
     def forget(self) -> None:
-        self.calibration = Calibration()
+        self.calibrations = Calibrations(Calibration())
 
     def start(self, tokens: Int32) -> ValueSession:
         return ValueSession(self.of_sequence(), tokens)

@@ -7,15 +7,11 @@ chunks in slots of the cache, which fails if rows have gaps or siblings share a 
 are counted by positions in the text.
 
 With a mask, transformers' sdpa attention first repeats a layer's keys and values for all query
-heads of their group. torch's CPU kernel reads them in place, with bitwise equal results, which
-saves about 8 % of a forward over several positions (SmolLM2-135M, two cores). So the configs of the
+heads of their group. Here query heads of a group become further positions of one head, so that
+nothing is repeated and a key is read once for all of them. On a GPU a chain without hidden
+positions needs no mask: FlashAttention's causal mask ends at the last key. The configs of the
 model's layers name our function during such forwards. Another thread that runs the model at that
 time finds the same function, which then calls transformers' one, and the name equals "sdpa".
-
-In bfloat16 the kernel converts the keys for each query head. With up to ``MAX_FOLDED_POSITIONS``
-positions, which it handles in one block, the query heads of a group are passed as additional
-positions of one head, which halves the time (batches of 4 to 16 rows). The results were bitwise
-equal on the processor where this was measured; others may round the wider product differently.
 """
 
 from __future__ import annotations
@@ -26,7 +22,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from math import ceil
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -75,12 +72,14 @@ def tree_mask(
     Positions after a row's draft attend to all before them, so that their scores are finite.
     ``past``, (rows, length or more), is 0 at masked positions. Columns after its own are masked.
     """
-    sees = np.tri(width, dtype=np.bool_)[None].repeat(max(len(trees), 1), axis=0)
-    for own, parents in zip(sees, trees, strict=False):
-        if parents is not None:
-            known = len(parents) + 1
-            own[:known, :known] = ancestry(parents)[0]
-    new = torch.from_numpy(sees).to(device, non_blocking=True)
+    new = torch.ones((1, width, width), dtype=torch.bool, device=device).tril()
+    if trees:
+        sees = np.tri(width, dtype=np.bool_)[None].repeat(len(trees), axis=0)
+        for own, parents in zip(sees, trees, strict=True):
+            if parents is not None:
+                known = len(parents) + 1
+                own[:known, :known] = ancestry(parents)[0]
+        new = torch.from_numpy(sees).to(device, non_blocking=True)
     there = new.new_ones((1, length)) if past is None else past[:, :length].to(torch.bool)
     rows = max(len(there), len(new))
     mask = torch.cat((there[:, None].expand(rows, width, -1), new.expand(rows, -1, -1)), dim=2)
@@ -177,7 +176,7 @@ def added(masks: Any, dtype: torch.dtype) -> Any:
     return zeros.masked_fill(~masks, torch.finfo(dtype).min)
 
 
-# Grouped queries
+# Attention without copies
 
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 # Attention in a forward over several sequences, see ``JointForward.attend``.
@@ -187,11 +186,14 @@ Splits = Callable[..., torch.Tensor]
 # Arguments that ``grouped`` handles, and arguments that it leaves to the original function.
 HANDLED = ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal")
 UNHANDLED = ("softcap", "output_attentions")
-MAX_FOLDED_POSITIONS = 32  # query positions of a group over all its heads: the kernel's block size
+BLOCK = 32  # positions of one head that torch's CPU kernel handles at once
+KEYS_COST = 8  # what reading the keys adds to the cost of such a block, in positions
+ALIGNMENT = 16  # CUDA's kernels copy masks whose rows do not begin at multiples of it
 
 
 class _Thread(threading.local):
     on = False  # whether this thread's forwards attend without copies
+    chain: torch.Tensor | None = None  # the mask of its forward, if it hides only later positions
     splits: Splits | None = None  # splits their attention by sequences
 
     def __init__(self) -> None:
@@ -222,26 +224,27 @@ NAME = _Name("ngramspec")
 _thread = _Thread()
 
 
-def in_place(model: Any, device: torch.device) -> AbstractContextManager[None]:
-    """Let this thread's forwards on a CPU attend without copies inside the block."""
-    return _attending(model, "on", True) if device.type == "cpu" else nullcontext()
+def in_place(
+    model: Any, device: torch.device, chain: torch.Tensor | None = None
+) -> AbstractContextManager[None]:
+    """Let this thread's forwards attend without copies inside the block, on a CPU or on CUDA.
 
-
-def split_by(model: Any, splits: Splits) -> AbstractContextManager[None]:
-    """Split this thread's attention by sequences inside the block; see ``available``."""
-    return _attending(model, "splits", splits)
+    ``chain``: the forward's mask, if it hides from each position those after it and no others.
+    """
+    known = device.type in ("cpu", "cuda")
+    return attending(model, on=True, chain=chain) if known else nullcontext()
 
 
 @contextmanager
-def _attending(model: Any, state: str, value: Any) -> Iterator[None]:
-    """Change this thread's state, and let layers that use "sdpa" use our function."""
-    before = getattr(_thread, state)
-    setattr(_thread, state, value)
+def attending(model: Any, **state: Any) -> Iterator[None]:
+    """Change this thread's ``_Thread``, and let layers that use "sdpa" use our function."""
+    before = {name: getattr(_thread, name) for name in state}
+    vars(_thread).update(state)
     try:
         with names.attention_renamed(model, "sdpa", NAME) if available() else nullcontext():
             yield
     finally:
-        setattr(_thread, state, before)
+        vars(_thread).update(before)
         _thread.masks.clear()
 
 
@@ -264,32 +267,26 @@ def grouped(original: Attention) -> Attention:
         attention_mask: torch.Tensor | None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        (rows, heads, n, size), key_heads = query.shape, key.shape[1]
         if (
             torch.compiler.is_compiling()
             or not _thread.on
             or attention_mask is None
-            or query.device.type != "cpu"
-            or query.shape[2] == 1
-            or getattr(module, "num_key_value_groups", 1) * key.shape[1] != query.shape[1]
+            or kwargs.get("dropout")
+            or getattr(module, "num_key_value_groups", 1) * key_heads != heads
             or not all(kwargs.get(name) is None or kwargs[name] is False for name in others)
         ):
             return original(module, query, key, value, attention_mask, **kwargs)
-        group = query.shape[1] // key.shape[1]
-        folds = query.dtype == torch.bfloat16 and query.shape[2] * group <= MAX_FOLDED_POSITIONS
-        if not folds or attention_mask.shape[1] > 1:  # Doge's masks differ between heads
-            group = 1
-        out = scaled_dot_product_attention(
-            # A group's query heads become positions: (batch, heads / group, group * n, size).
-            query.reshape(len(query), query.shape[1] // group, -1, query.shape[3]),
-            key,
-            value,
-            attn_mask=_added(attention_mask, query.dtype, group),
-            dropout_p=kwargs.get("dropout", 0.0),
-            scale=kwargs.get("scaling"),
-            enable_gqa=group == 1 and query.shape[1] != key.shape[1],
-        )
-        out = out.reshape(*query.shape[:3], out.shape[3])
-        return out.transpose(1, 2).contiguous(), None
+        fold, mask = heads // key_heads, None
+        if query.device.type == "cpu":
+            fold = _folded(rows * key_heads, fold, n, torch.get_num_threads())
+        if attention_mask is _thread.chain and _skips_mask(query, key, value):
+            fold = 1
+        else:
+            mask = _folded_mask(attention_mask, query.dtype, fold)
+        query = query.reshape(rows, heads // fold, fold * n, size)
+        out = _attended(mask, kwargs.get("scaling"), query, key, value)
+        return out.reshape(rows, heads, n, -1).transpose(1, 2).contiguous(), None
 
     @functools.wraps(original)
     def attend(module: torch.nn.Module, *states: Any, **kwargs: Any) -> Any:
@@ -302,19 +299,64 @@ def grouped(original: Attention) -> Attention:
     return attend
 
 
-def _added(mask: torch.Tensor, dtype: torch.dtype, times: int = 1) -> torch.Tensor:
-    """Return a mask as torch adds it to scores of ``dtype``, made once for all layers."""
-    if mask.dtype != torch.bool and times == 1:
-        return mask
-    known, added = _thread.masks.get((id(mask), dtype, times), (None, mask))
+def _skips_mask(*states: torch.Tensor) -> bool:
+    """Whether FlashAttention takes them and aligns its causal mask to the end (not AMD's)."""
+    kernels, fits = torch.backends.cuda, states[0].shape[3] % 8 == 0 and not torch.version.hip
+    return fits and kernels.can_use_flash_attention(
+        kernels.SDPAParams(*states, None, 0.0, False, True)
+    )
+
+
+def _attended(
+    mask: torch.Tensor | None, scale: float | None, *states: torch.Tensor
+) -> torch.Tensor:
+    """Attend under a mask added to the scores; None: FlashAttention's causal mask.
+
+    cuDNN is used only if the caller has excluded the other kernels: it plans for every new shape,
+    which takes 20 to 70 ms, and forwards with drafts seldom have the same shape twice.
+    """
+    kernels, aten, (query, key, _) = torch.backends.cuda, torch.ops.aten, states
+    found: Any = None
+    if mask is None:
+        found = aten._scaled_dot_product_flash_attention(*states, is_causal=True, scale=scale)
+    elif query.device.type == "cuda":
+        mask = mask.expand(*query.shape[:3], -1)
+        if kernels.can_use_efficient_attention(
+            kernels.SDPAParams(*states, mask, 0.0, False, False)
+        ):
+            found = aten._scaled_dot_product_efficient_attention(*states, mask, False, scale=scale)
+    if found is not None:
+        return cast("torch.Tensor", found[0])
+    gqa = query.shape[1] != key.shape[1]
+    return scaled_dot_product_attention(*states, attn_mask=mask, scale=scale, enable_gqa=gqa)
+
+
+@functools.cache
+def _folded(key_heads: int, group: int, n: int, threads: int) -> int:
+    """Return how many of a group's query heads make one head of torch's CPU kernel.
+
+    A thread takes blocks of one head and at most ``BLOCK`` positions. ``key_heads``: of all rows.
+    """
+
+    def cost(fold: int) -> float:
+        blocks = ceil(fold * n / BLOCK)
+        turns = ceil(key_heads * group / fold * blocks / threads)
+        return turns * (KEYS_COST + fold * n / blocks)
+
+    return min((each for each in range(1, group + 1) if group % each == 0), key=cost)
+
+
+def _folded_mask(mask: torch.Tensor, dtype: torch.dtype, fold: int) -> torch.Tensor:
+    """Return a mask as torch adds it to the scores of folded heads, made once for all layers."""
+    known, made = _thread.masks.get((id(mask), dtype, fold), (None, mask))
     if known is None:
-        if mask.dtype == torch.bool:
-            zero = torch.zeros((), dtype=dtype, device=mask.device)
-            added = zero.masked_fill(~mask, -torch.inf)
-        if times > 1:
-            added = added.repeat(1, 1, times, 1)
-        _thread.masks[id(mask), dtype, times] = mask, added
-    return added
+        rows, heads, n, keys = mask.shape
+        wider = pad(mask, (0, -keys % ALIGNMENT))
+        wider = added(wider, dtype) if mask.dtype == torch.bool else wider
+        wider = wider.repeat(1, fold if heads == 1 else 1, 1, 1)
+        made = wider.reshape(rows, -1, fold * n, wider.shape[-1])[..., :keys]
+        _thread.masks[id(mask), dtype, fold] = mask, made
+    return made
 
 
 def available() -> bool:

@@ -58,6 +58,7 @@ class Inputs:
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
         self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
         self._counting: Any = None  # the model's modules that compute positions, once needed
+        self.chain: torch.Tensor | None = None  # see ``in_place``
 
     def with_prefill_draft(self, count: int) -> dict[str, Any]:
         """Return the prefill's arguments for the prompt and ``count`` draft tokens after it."""
@@ -145,15 +146,19 @@ class Inputs:
             block, grown = self._padded(block, grown, width - positions)
         grown.pop(TEXT_POSITIONS, None)
         masks: Masks | None = None
+        self.chain, own = None, grown.get(self.mask_name)
         # transformers would copy the cache's length from the device to the host for a mask over a
         # constant number of keys. A model that drops its cache in this forward makes its own mask;
         # no draft extends past that point.
         if keys is not None and facts.takes_masks and not facts.encodes:
             masked = masked or facts.rereads_at != slots
         # It would also read a mask of padding before a forward of one position.
-        padding = width == 1 and grown.get(self.mask_name) is not None
-        if padding and self._replaces_padding and facts.rereads_at != slots:
-            masked = masked or self.hides
+        padding = width == 1 and own is not None
+        # Attention recognises the mask of a chain that is made here, and a GPU needs none then.
+        chain = width > 1 and facts.attention == "sdpa" and block.device.type == "cuda"
+        chain = chain and keys is None and not branched and (own is None or not self.hides)
+        if (padding or chain) and self._replaces_padding and facts.rereads_at != slots:
+            masked = masked or chain or self.hides
             if not masked:
                 grown[self.mask_name] = None
         # transformers would count a row's gaps as a part of its windows.
@@ -232,6 +237,8 @@ class Inputs:
         past = self.kwargs.get(self.mask_name)
         mask = tree_mask(trees, width, past, slots, block.device, keys).expand(rows, -1, -1, -1)
         masks: Masks = mask
+        if not trees and keys is None and (past is None or not self.hides):
+            self.chain = mask
         if self._facts.windows is not None:
             before, last = self._text_positions(slots, block.device)
             queries = query_positions(last, trees, lengths, width)

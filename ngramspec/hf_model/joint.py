@@ -21,9 +21,9 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import (
     Attention,
     Windows,
+    attending,
     available,
     in_place,
-    split_by,
     tree_mask,
     windows_of,
 )
@@ -97,7 +97,7 @@ class JointForward:
         total, device = ids.shape[1], ids.device
         model, cache = self._model, new_cache()  # it stores nothing
         replace_update(cache, self._update)
-        own, split = in_place(model, device), split_by(model, self.attend)
+        own, split = in_place(model, device), attending(model, splits=self.attend)
         collected: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
         if hidden:
             collected = head_inputs(model)

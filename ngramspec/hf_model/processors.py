@@ -1,15 +1,16 @@
 """transformers' logits processors, applied to many positions and texts of unequal length at once.
 
 Only processors whose result for a row depends on nothing but its scores and its text are applied
-here (``names.AT_ONCE``). Their results are those of one call for each position.
+here (``names.runs_at_once``). Their results are those of one call for each position.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,58 +20,71 @@ from ngramspec.draft import Draft
 FormOf = Callable[[Any, "Histories", torch.Tensor], torch.Tensor]
 
 
+class Text(Protocol):
+    """The committed tokens of some rows of equal length, as ``decoding.batch.Group`` has them.
+
+    Attributes:
+        rows: the rows' indices in the batch.
+        length: tokens of each row.
+    """
+
+    rows: Sequence[int]
+    length: int
+
+    def ids(self) -> torch.Tensor:
+        """The tokens, int64 or int32 (rows, length), on the device."""
+
+    def ids_on_host(self) -> torch.Tensor:
+        """The tokens, int64 (rows, length), on the host."""
+
+
 class Histories:
     """The texts before m positions, those of a row one after another.
 
     A position's text is its row's committed tokens and the draft tokens that lead to it.
 
     Args:
-        committed: returns the rows' tokens, int64 or int32 (some rows, length) each, on one device.
-        drafts: of each row.
+        texts: of all rows that have positions.
+        drafts: of each of these rows.
         positions: of each row, one more than its draft tokens or padded; m = rows * positions.
-        rows: the rows' indices in the batch.
         batch: rows of the batch.
     """
 
     def __init__(
-        self,
-        committed: Callable[[], Sequence[torch.Tensor]],
-        drafts: Sequence[Draft],
-        positions: int,
-        rows: Sequence[int],
-        batch: int,
+        self, texts: Sequence[Text], drafts: Sequence[Draft], positions: int, batch: int
     ) -> None:
         self.batch = batch
-        self._texts, self._drafts, self._positions, self._rows = committed, drafts, positions, rows
-
-    @cached_property
-    def _committed(self) -> Sequence[torch.Tensor]:
-        return self._texts()
-
-    @cached_property
-    def _paths(self) -> list[list[int]]:
-        return [path for draft in self._drafts for path in paths_of(draft, self._positions)]
-
-    @cached_property
-    def _committed_lengths(self) -> list[int]:
-        rows = [each.shape[1] for each in self._committed for _ in range(each.shape[0])]
-        return [length for length in rows for _ in range(self._positions)]
+        self._texts, self._positions = texts, positions
+        self._paths = [path for draft in drafts for path in paths_of(draft, positions)]
 
     @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each text."""
-        return [
-            own + len(path) for own, path in zip(self._committed_lengths, self._paths, strict=True)
-        ]
+        each = zip(self._committed, self._paths, strict=True)
+        return [committed + len(path) for committed, path in each]
+
+    @cached_property
+    def _committed(self) -> list[int]:
+        """Committed tokens of each text."""
+        rows = [text.length for text in self._texts for _ in text.rows]
+        return np.repeat(rows, self._positions).tolist()
+
+    def last(self, count: int) -> list[tuple[int, ...]]:
+        """Each text's last tokens, as many as it has, up to ``count``."""
+        ends = [text.ids_on_host()[:, max(text.length - count, 0) :] for text in self._texts]
+        rows = [row for end in ends for row in end.tolist() for _ in range(self._positions)]
+        both = [[*row, *path] for row, path in zip(rows, self._paths, strict=True)]
+        return [tuple(each[max(len(each) - count, 0) :]) for each in both]
 
     @cached_property
     def _placed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The texts aligned at their ends, each column's index in them, and the positions' rows."""
-        texts, paths = self._committed, self._paths
+        texts, paths = [text.ids() for text in self._texts], self._paths
+        rows_of_batch = [row for text in self._texts for row in text.rows]
         table = np.zeros((len(paths), 4 + max(map(len, paths))), np.int64)
-        table[:, 0] = np.repeat(np.arange(len(self._drafts)), self._positions)
-        table[:, 1] = np.repeat(self._rows, self._positions)
-        table[:, 2], table[:, 3] = self._committed_lengths, self.lengths
+        table[:, 0] = np.arange(len(paths)) // self._positions
+        table[:, 1] = np.repeat(rows_of_batch, self._positions)
+        table[:, 2], table[:, 3] = self._committed, self.lengths
         for at, path in enumerate(paths):
             table[at, 4 : 4 + len(path)] = path
         given = torch.from_numpy(table).to(texts[0].device, non_blocking=True)
@@ -112,7 +126,7 @@ def paths_of(draft: Draft, positions: int) -> list[list[int]]:
 def process_at_once(
     processors: Iterable[Any], histories: Histories, scores: torch.Tensor
 ) -> torch.Tensor:
-    """Apply processors of ``names.AT_ONCE`` to the scores, float32 (m, vocab), at all positions."""
+    """Apply such processors to the scores, float32 (m, vocab), at all positions."""
     for processor in processors:
         scores = _FORMS.get(type(processor).__name__, _unread)(processor, histories, scores)
     return scores
@@ -194,7 +208,34 @@ def _encoder_penalty(processor: Any, histories: Histories, scores: torch.Tensor)
     return _call(processor, 0, scores)
 
 
+def _encoder_ngrams(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
+    """It bans the tokens that follow the last n - 1 in the encoder's text, which it looks up."""
+    each = len(scores) // processor.batch_size
+    banned = [
+        (at, token)
+        for at, last in enumerate(histories.last(processor.ngram_size - 1))
+        for token in processor.generated_ngrams[at // each].get(last, ())
+    ]
+    index = torch.tensor(banned, dtype=torch.int64, device="cpu").reshape(-1, 2)
+    found = scores.clone()
+    found[index.to(scores.device, non_blocking=True).unbind(1)] = -math.inf
+    return found
+
+
+def _watermark(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
+    """It prefers tokens that it samples with a seed from the last token, which it waits for."""
+    found, generator = scores.clone(), processor.rng
+    for at, last in enumerate(histories.last(1)):
+        if histories.lengths[at] >= processor.context_width:
+            generator.manual_seed(processor.hash_key * last[0] % (2**64 - 1))
+            order = torch.randperm(processor.vocab_size, device=scores.device, generator=generator)
+            preferred = order[: processor.greenlist_size]
+            found[at, preferred] = found[at, preferred] + processor.bias
+    return found
+
+
 _FORMS: dict[str, FormOf] = {
+    "EncoderNoRepeatNGramLogitsProcessor": _encoder_ngrams,
     "EncoderRepetitionPenaltyLogitsProcessor": _encoder_penalty,
     "ExponentialDecayLengthPenalty": _by_length(lambda p, n: max(n, p.regulation_start)),
     "ForcedBOSTokenLogitsProcessor": _by_length(lambda p, n: n == 1),
@@ -208,4 +249,5 @@ _FORMS: dict[str, FormOf] = {
     "RepetitionPenaltyLogitsProcessor": _penalty,
     "SequenceBiasLogitsProcessor": _last_tokens,
     "SuppressTokensAtBeginLogitsProcessor": _by_length(lambda p, n: n == p.begin_index),
+    "WatermarkLogitsProcessor": _watermark,
 }

@@ -335,7 +335,8 @@ class Target:
         if plain and self.states is None and not self.facts.hooks_positions:
             return self.end_forward(self._run(**inputs, return_dict=True))
         with ExitStack() as entered:
-            entered.enter_context(in_place(self.model, self.device))
+            if self._run is self.model:
+                entered.enter_context(in_place(self.model, self.device, self.inputs.chain))
             if self.cache.indexed and self._forward.width > 1:
                 from ngramspec.hf_model.compat.extras import causal_topk  # few models have an index
 

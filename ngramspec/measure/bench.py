@@ -145,22 +145,26 @@ class EndToEnd:
         """Try and warm up all configurations on the longest prompt; skip those that fail."""
         for configuration in self.configurations[:]:
             self.progress(f"warming up: {configuration.name}")
-            try:
-                # Compiled ones run whole, so that later static caches have one size.
-                for _ in range(WARM_UPS if configuration.compiled else 1):
-                    new = self.plan.new if configuration.compiled else PROBE_TOKENS
-                    with compiled_forwards(self.model) as compiled:
-                        stats = self.call(configuration, prompt, new).stats
-                if stats is not None and stats.chains:
-                    raise RuntimeError(f"its drafts were no trees: {', '.join(stats.chains)}")
-                if configuration.compiled and compiled == [0]:
-                    raise RuntimeError("its forward was not compiled")
-            except Exception as error:
-                if configuration.name == PLAIN:
-                    raise
-                lines = str(error).strip().splitlines() or [""]
-                self.measured.skipped[configuration.name] = f"{type(error).__name__}: {lines[0]}"
-                self.configurations.remove(configuration)
+            self.try_out(configuration, prompt)
+
+    def try_out(self, configuration: Configuration, prompt: Prompt) -> None:
+        """Warm up a configuration; skip it from now on if it fails."""
+        try:
+            # Compiled ones run whole, so that later static caches have one size.
+            for _ in range(WARM_UPS if configuration.compiled else 1):
+                new = self.plan.new if configuration.compiled else PROBE_TOKENS
+                with compiled_forwards(self.model) as compiled:
+                    stats = self.call(configuration, prompt, new).stats
+            if stats is not None and stats.chains:
+                raise RuntimeError(f"its drafts were no trees: {', '.join(stats.chains)}")
+            if configuration.compiled and compiled == [0]:
+                raise RuntimeError("its forward was not compiled")
+        except Exception as error:
+            if configuration.name == PLAIN:
+                raise
+            lines = str(error).strip().splitlines() or [""]
+            self.measured.skipped[configuration.name] = f"{type(error).__name__}: {lines[0]}"
+            self.configurations.remove(configuration)
 
     def measure(self, key: tuple[str, int | None], candidates: Sequence[Prompt]) -> None:
         """Measure a task's first prompts with a long enough baseline output; then the costs."""

@@ -337,8 +337,8 @@ def ulps_apart(left: float, right: float, dtype: torch.dtype) -> float:
 
 def ulp(value: float, dtype: torch.dtype) -> float:
     """The step between numbers of a floating-point type at a finite number's magnitude."""
-    low = torch.tensor(abs(value), dtype=dtype)
-    return float(torch.nextafter(low, torch.tensor(math.inf, dtype=dtype))) - float(low)
+    low, end = torch.tensor((abs(value), math.inf), dtype=dtype, device="cpu")
+    return float(torch.nextafter(low, end)) - float(low)
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:

@@ -40,7 +40,7 @@ def forward_seconds(
     generator = torch.Generator().manual_seed(0)
     vocab = model.get_input_embeddings().weight.shape[0]
     count = max(context, *widths)
-    tokens = torch.randint(vocab, (rows, count), generator=generator).to(device)
+    tokens = torch.randint(vocab, (rows, count), generator=generator, device="cpu").to(device)
     cache = new_cache(model.config)
     for begin in range(0, context, PREFILL_CHUNK_POSITIONS):
         block = tokens[:, begin : min(begin + PREFILL_CHUNK_POSITIONS, context)]

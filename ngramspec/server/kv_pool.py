@@ -197,6 +197,7 @@ def cache_maker(model: Any) -> Callable[[], Any]:
 
 def why_not_kept(model: Any) -> str | None:
     """Why a model's caches cannot be used by later requests, or None."""
-    ids, config = torch.ones((1, 1), dtype=torch.int64), model.generation_config
+    ids = torch.ones((1, 1), dtype=torch.int64, device=model.device)
     cache = KVCache(cache_maker(model)())
-    return why_unsupported(Ability.KEPT, facts_of(model, ids, config, {}, cache))
+    facts = facts_of(model, ids, model.generation_config, {}, cache)
+    return why_unsupported(Ability.KEPT, facts)

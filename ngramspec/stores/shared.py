@@ -96,6 +96,7 @@ class SharedRequest(Source):
 
     def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
         """Record the prompt, of which only what is new is added, and the reference before it."""
+        self.index.begin(prompt)
         self._begun, self._text = self._conversations.begin(prompt, self._session)
         self.familiar, known = self._begun.familiar, self._begun.known
         if self._begun.earlier is not None:
@@ -189,7 +190,7 @@ class SiblingAnswer(Source):
 
 
 def sibling_answers(count: int, tokens: int) -> list[SiblingAnswer]:
-    """``count`` answers of at most ``tokens`` tokens, at most 28 bytes for each token."""
+    """``count`` answers of at most ``tokens`` tokens, at most 29 bytes for each token."""
     capacity = min(max(tokens, LEAST_CODES), MAX_ANSWER_TOKENS) + 1  # and its border
     rings = [StoreRing(capacity) for _ in range(count)]
     return [
@@ -233,7 +234,7 @@ class SharedStore(NotCopied):
     Args:
         max_bytes: limit for the text of all namespaces together, 4096..2**40. Each namespace has up
             to 512 bytes in addition, of which ``sizeof`` counts about 200, and its name.
-        namespace_bytes: size of each namespace's text, 4096..max_bytes, at 28 bytes per token;
+        namespace_bytes: size of each namespace's text, 4096..max_bytes, at 29 bytes per token;
             None: an eighth of max_bytes.
         write: what requests add: "outputs"; "all": outputs and prompts; "none": nothing, only
             ``Namespace.add`` adds text.

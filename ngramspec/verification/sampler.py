@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from ngramspec.verification.rejection import (
     draw_at_depths,
 )
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
+
+if TYPE_CHECKING:  # many calls have no processors
+    from ngramspec.hf_model.processors import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class TokenSampler:
         pad: padding token of rows that have ended; None: ended rows get the target's tokens.
         scores, logits: of each generated token, float32 (batch, vocab); None: not returned.
         one_transfer: whether a transfer from the device costs more than unused sampling.
-        known_processors: whether ``process_at_once`` can apply the processors.
+        known_processors: whether ``process_at_once`` applies the processors.
         beams: beams of each prompt; if more than one, ``BeamSearch`` chooses the tokens.
     """
 
@@ -107,13 +110,13 @@ class TokenSampler:
         self,
         drafts: Sequence[Draft],
         logits: torch.Tensor,
-        committed: Callable[[], Sequence[torch.Tensor]],
+        texts: Sequence[Text],
         extra: torch.Tensor | None = None,
     ) -> SampledTokens | None:
         """Sample at all positions of a forward; None: ``Batch.verify`` computes each position.
 
-        ``logits`` is (rows, n + 1, vocab). ``committed`` returns the rows' tokens, see
-        ``Histories``. ``extra``, int32 (rows, n + 1, m), is fetched with the sampled tokens.
+        ``logits`` is (rows, n + 1, vocab), ``texts`` are the committed tokens of all rows, and
+        ``extra``, int32 (rows, n + 1, m), is fetched with the sampled tokens.
         """
         if not self.fetches_at_once:
             return None
@@ -124,7 +127,7 @@ class TokenSampler:
         if self.processors:
             from ngramspec.hf_model.processors import Histories, process_at_once
 
-            histories = Histories(committed, drafts, positions, range(rows), rows)
+            histories = Histories(texts, drafts, positions, rows)
             scores = process_at_once(self.processors, histories, scores)
         cursors = [DraftCursor(draft) for draft in drafts]
         if self.rule.do_sample and self._ignores(cursors):

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.extras import model_class, overrides_generate
 from ngramspec.hf_model.facts import check_model
@@ -83,7 +83,7 @@ def wrap(
     done = Wrapped(out_dir, kinds[0], bool(config.get("is_encoder_decoder")), settings)
     texts = {
         "generate.py": GENERATE,
-        "requirements.txt": f"ngramspec>={version('ngramspec')}\n",
+        "requirements.txt": f"ngramspec>={__version__}\n",
         FILE: json.dumps(settings, indent=2) + "\n",
     }
     with ExitStack() as undo:

@@ -73,18 +73,6 @@ def test_of_equal_matches_the_one_near_the_last_copy_is_more_probable():
     assert near_second[200] > 1.1 * near_first[200]
 
 
-def test_look_ups_become_rare_where_they_never_help():
-    rng = np.random.default_rng(0)
-    native = Pair(documents=[rng.permutation(40).tolist() for _ in range(30)]).native
-    text = rng.permutation(2000) % 40
-    for token in text:
-        native.draft(4)
-        native.extend(ids([int(token) + 1000]))  # unknown to the store
-    look_ups, right = native.store_counts()
-    assert right == 0
-    assert 16 + 2000 // 64 < look_ups < 60
-
-
 def test_two_stores_are_one_source(tmp_path):
     first = Corpus.build([int32([1, 2, 3, 4, 5, 6])], tmp_path / "a.ngc")
     second = Corpus.build([int32([9, 3, 4, 7, 8]), int32([30, 31, 32])], tmp_path / "b.ngc")

@@ -11,6 +11,7 @@ import pytest
 from command import exit_code
 
 from benchmarks.__main__ import BENCHMARKS, MODULES, listing, main
+from benchmarks.harness import commit
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,7 @@ def test_a_benchmark_has_its_help(name, capsys):
     assert f"usage: python -m benchmarks {name}" in printed
     if name != "figures":  # it writes several files
         module = import_module(MODULES[name])
-        assert "--json" in printed or "--into" in printed or "--out" in printed
+        assert "--json" in printed or "--out" in printed
         assert module.__doc__.partition("\n")[0] in printed
 
 
@@ -48,3 +49,8 @@ def test_nothing_that_is_shipped_imports_benchmarks():
     for path in (ROOT / "ngramspec").rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         assert re.search(r"^\s*(?:from|import) benchmarks\b", source, re.MULTILINE) is None, path
+
+
+def test_without_git_results_name_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit() is None

@@ -8,6 +8,7 @@ import json
 from benchmarks.editor import Answer, report
 from benchmarks.renderers import (
     beams,
+    demo,
     divergence,
     editor,
     heads,
@@ -27,6 +28,15 @@ def cells(table: str) -> list[list[str]]:
     return [
         [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
     ]
+
+
+def test_the_demo_is_of_whole_calls_or_of_earlier_raw_files():
+    rates = {"plain": 10.0, "prompt lookup 10": 15.0, "ngramspec": 30.0}
+    rows = [{"task": "edit", "way": way, "tokens_per_second": rate} for way, rate in rates.items()]
+    earlier = {"plain": 10.0, "lookup": 15.0, "ours": 30.0}
+    expected = [["edit", "10.0", "15.0", "30.0", "3.00", "2.00"]]
+    assert cells(demo({"summary": rows})) == expected
+    assert cells(demo({"rows": [{"text": "edit", "tokens_per_second": earlier}]})) == expected
 
 
 def test_host_time_has_the_assumed_speeds_of_undrafted_steps():
@@ -125,7 +135,7 @@ def test_a_class_counts_once_by_its_worst_outcome():
 def test_beams_are_means_over_prompts():
     known = {"beams": 2, "undrafted": 1.0, "tokens_per_call": 2.0, "same": True}
     raw = {"rows": [{**known, "ours": 1.0}, {**known, "ours": 4.0}]}
-    table = beams(edit="edit")(raw)
+    table = beams(raw, names=["edit"])
     assert cells(table) == [["edit", "2", "1.00", "2.00", "2.00", "2 of 2"]]
 
 
@@ -136,7 +146,7 @@ def test_engines_are_compared_with_no_drafts():
     assert cells(vllm({"runs": [run, run]})) == [["mixed", "4", "2.00", "3.00", "4.00", "5.00"]]
     speeds = {"ngramspec": {"chat": {"speed": 1.5}}, "lookup": {"chat": {"speed": 0.5}}}
     raw = {"decode_to_plain": speeds, "prefill_to_plain": {"ngramspec": 1.25}}
-    assert cells(llama(f32="F32")(raw)) == [["F32", "chat", "1.50", "0.50", "1.25"]]
+    assert cells(llama(raw, names=["F32"])) == [["F32", "chat", "1.50", "0.50", "1.25"]]
 
 
 def test_the_server_is_compared_by_medians(tmp_path):
@@ -148,7 +158,7 @@ def test_the_server_is_compared_by_medians(tmp_path):
         for cursor in (1, 2, 5)
     ]
     report(arguments, answers)
-    assert cells(editor(typing="typing")(json.loads(path.read_text()))) == [
+    assert cells(editor(json.loads(path.read_text()), names=["typing"])) == [
         ["typing", "first token", "2.00 (5.00)", "4.00 (10.00)", "2.0"],
         ["typing", "whole line", "8.00 (20.00)", "16.00 (40.00)", "2.0"],
     ]

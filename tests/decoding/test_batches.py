@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers
+from any_model import tiny_chat
 from batches import RowOracle, batch, row_texts
 from doubles import Puts
 from families import CAUSAL, ENCODER_DECODER, SEQ2SEQ, VOCAB, build
@@ -17,6 +18,7 @@ from transformers import DynamicCache, LogitsProcessor
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.costs.steps import StepCosts
+from ngramspec.decoding.batch import Group
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.ragged import grow_ragged, used_slots
 from ngramspec.hf_model.target import Target
@@ -184,6 +186,30 @@ def test_custom_criteria_end_each_row_where_plain_generate_ends_it():
         texts = row_texts(inputs, model.generate(**inputs, **GREEDY))
         for drafter in ("auto", RowOracle(texts, 0.9)):
             assert torch.equal(plain, run(model, inputs, drafter, **kwargs)[0])
+
+
+@pytest.mark.parametrize("extra", [{}, {"eos_token_id": 96, "pad_token_id": 0}], ids=["", "eos"])
+def test_stop_strings_end_each_row_where_plain_generate_ends_it(extra, monkeypatch):
+    """With an EOS token ended rows are padded, so that rows can advance each by its own."""
+    model, tokenizer = tiny_chat()
+    inputs = batch()
+    free = model.generate(**inputs, **GREEDY)
+    start = inputs["input_ids"].shape[1]
+    new = free[:, start:]
+    strings = [tokenizer.decode(new[0, 9:13]), tokenizer.decode(new[2, 23:26])]
+    kwargs = GREEDY | {"stop_strings": strings, "tokenizer": tokenizer} | extra
+    plain = model.generate(**inputs, **kwargs)
+    assert (0 in plain[0, start:]) == bool(extra)
+    lengths, commit = set(), Group.commit_token
+
+    def watch(self, tokens):
+        commit(self, tokens)
+        lengths.add(len(self.rows))
+
+    monkeypatch.setattr(Group, "commit_token", watch)
+    for drafter in ("auto", RowOracle(row_texts(inputs, free), 0.9)):
+        assert torch.equal(plain, run(model, inputs, drafter, **kwargs)[0])
+    assert lengths == {1 if extra else 3}
 
 
 def test_sampling_in_lock_step_is_the_text_of_the_same_seed():

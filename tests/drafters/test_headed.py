@@ -194,7 +194,7 @@ def test_specs_by_name():
     own = drafter.with_calibration(by_request=True)
     assert own.by_request
     assert own.worth is not drafter.worth
-    assert own.calibration is not drafter.calibration
+    assert own.calibrations is not drafter.calibrations
 
 
 def test_what_is_learned_of_a_calls_head_is_kept():

@@ -144,10 +144,10 @@ def test_calls_with_other_tools_or_stores_share_what_was_learned(spec):
     with_both = with_tools.with_stores([SharedStore(1 << 20)["a"]])
     if isinstance(drafter, HeadedDrafter):
         assert drafter.worth is with_tools.worth is with_both.worth
-    shared = drafter.calibration
-    assert shared is with_tools.calibration is with_both.calibration
-    assert shared is drafter.with_attributes(headed=True).calibration
-    assert shared is not copy.deepcopy(with_tools).calibration
+    shared = drafter.calibrations
+    assert shared is with_tools.calibrations is with_both.calibrations
+    assert shared is drafter.with_attributes(headed=True).calibrations
+    assert shared is not copy.deepcopy(with_tools).calibrations
 
 
 def test_a_tokenizer_that_fails_stops_predictions_but_not_drafts(caplog):

@@ -32,6 +32,12 @@ FOUR = (TEXT, OTHER, TEXT[3:], OTHER[2:] + TEXT)
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 20}
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+STRINGS = {"stop_strings": ["zz~"], "tokenizer": letters}
+PROCESSED = {
+    **{"repetition_penalty": 1.2, "no_repeat_ngram_size": 4, "min_new_tokens": 9},
+    **{"bad_words_ids": [[9], [5, 6]], "eos_token_id": [43, 44], "begin_suppress_tokens": [7]},
+    **{"sequence_bias": [[[3], -3.0], [[5, 8], 2.0]], "exponential_decay_length_penalty": (5, 1.1)},
+}
 Call = Callable[[Any, Speculator, dict[str, Any]], Any]
 
 
@@ -160,16 +166,13 @@ CASES = {
     "batch, rows leave": Case(rows=FOUR, args={"eos_token_id": [9, 30, 31]}, known={"step": 3}),
     "batch, sampled": Case(rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, known={"step": 5}),
     "batch, lock-step": Case(rows=FOUR, args={"streamer": Streamer}, known={"step": 5}),
-    "batch, repetition penalty": Case(
-        rows=FOUR, args={"repetition_penalty": 1.2}, waits=2, known={"step": 4}
-    ),
-    "repetition penalty": Case(args={"repetition_penalty": 1.2}, waits=2, known={"step": 4}),
-    "no repeated n-grams": Case(args={"no_repeat_ngram_size": 3}, waits=2, known={"step": 4}),
+    "batch, processors": Case(rows=FOUR, args=PROCESSED),
+    "processors": Case(args=PROCESSED, spec={"tree": 12}),
+    "sampled, processors": Case(args=PROCESSED | SAMPLED | {"top_h": 0.9}, waits=2),
     "own processor": Case(args={"logits_processor": [Favour]}, waits=9),
     "own criterion": Case(args={"stopping_criteria": [Seventeen]}, waits=9),
-    "stop strings": Case(
-        args={"stop_strings": ["zz~"], "tokenizer": letters}, waits=2, known={"step": 4}
-    ),
+    "stop strings": Case(args=STRINGS),
+    "batch, stop strings": Case(rows=FOUR, args=STRINGS | {"eos_token_id": 60}),
     "streamer": Case(args={"streamer": Streamer}),
     "scores": Case(args=SCORES),
     "3 beams": Case(args={"num_beams": 3}, known={"step": 5}),
@@ -184,8 +187,8 @@ CASES = {
     "experts": Case("mixtral (experts)"),
     "recurrent": Case("Lfm2ForCausalLM"),
     "recurrent, 3 beams": Case("Qwen3NextForCausalLM", args={"num_beams": 3}, known={"step": 3}),
-    "encoder-decoder": Case("t5", waits=3, known={"step": 4}),
-    "encoder-decoder, batch": Case("t5", FOUR, waits=3, known={"step": 4}),
+    "encoder-decoder": Case("t5", waits=2),
+    "encoder-decoder, batch": Case("t5", FOUR, waits=3),
     "assistant": Case(args={"assistant_model": None}),
     "default device": Case(default=True),
     "default device, windows, tree": Case(

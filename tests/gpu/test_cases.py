@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-
 from gpu.cases import CASES, measure
+
+from ngramspec.hf_model import attention
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "waits.json"
 
@@ -35,7 +36,7 @@ def recorded(request):
 def test_the_text_is_the_same_as_on_the_cpu_and_steps_wait_once(name, recorded, request):
     case = CASES[name]
     found = measure(case)
-    ours, plain = found["ours"], found["plain"]
+    ours = found["ours"]
     wrong = {
         "text": found["text"] != found["expected"],
         "step": ours["step"] > case.waits,
@@ -45,3 +46,11 @@ def test_the_text_is_the_same_as_on_the_cpu_and_steps_wait_once(name, recorded, 
     if request.config.getoption("--waits"):
         recorded[name] = counts
     assert recorded.get(name, counts) == counts, (ours["places"], "run: make figures TABLES=waits")
+
+
+def test_only_masks_of_chains_that_hide_nothing_else_are_skipped(monkeypatch):
+    skipped = []
+    for name in ("greedy, gamma 5", "batch", "static cache", "windows"):
+        monkeypatch.setattr(attention, "_skips_mask", lambda *_, name=name: skipped.append(name))
+        measure(CASES[name])
+    assert set(skipped) == {"greedy, gamma 5"}

@@ -97,6 +97,9 @@ def test_every_class_is_tested_or_listed_with_the_reason():
 # More settings of those that read the text, at its beginning, within a step and at its end.
 VARIANTS = {
     **{name: [CASES[name]] for name in AT_ONCE},
+    "EncoderNoRepeatNGramLogitsProcessor": [
+        lambda k, ids, n=n: k(n, ids % 3 + 3) for n in (1, 2, 3, 7)
+    ],
     "ExponentialDecayLengthPenalty": [
         lambda k, ids, n=n: k((n, 1.2), EOS, LENGTH) for n in (-20, 0, 3, 90)
     ],
@@ -117,6 +120,9 @@ VARIANTS = {
     "SuppressTokensAtBeginLogitsProcessor": [
         lambda k, ids, n=n: k([5, 6, 7], LENGTH + n) for n in (-9, 0, 2, 90)
     ],
+    "WatermarkLogitsProcessor": [
+        lambda k, ids, n=n: k(VOCAB, "cpu", context_width=n) for n in (1, 2, LENGTH)
+    ],
 }
 if not before("5.19"):  # a number for each row
     VARIANTS["RepetitionPenaltyLogitsProcessor"].append(
@@ -130,9 +136,19 @@ DRAFTS = {
 }
 
 
+class Row:
+    """The committed tokens of one row."""
+
+    def __init__(self, row, ids):
+        self.rows, self.length = (row,), ids.shape[1]
+        self.ids = self.ids_on_host = lambda: ids
+
+
 def of_row(processor, row):
     """A processor for a row alone."""
     own = copy.copy(processor)
+    if hasattr(own, "generated_ngrams"):
+        own.generated_ngrams, own.batch_size = own.generated_ngrams[row : row + 1], 1
     for field in ("prompt_ignore_length", "encoder_input_ids"):
         value = getattr(own, field, None)
         if isinstance(value, torch.Tensor):
@@ -146,7 +162,7 @@ def of_row(processor, row):
 def test_results_at_all_positions_are_those_of_a_call_for_each(name, drafts, lengths):
     """Bit by bit, for rows of unequal length, whose texts have few different tokens."""
     torch.manual_seed(3)
-    texts = [torch.randint(3, 6, (1, each)) for each in lengths]
+    texts = [Row(row, torch.randint(3, 6, (1, each))) for row, each in enumerate(lengths)]
     own = DRAFTS[drafts][: len(texts)]
     positions = 1 + max(map(len, own))
     scores = 3 * torch.randn(len(texts) * positions, VOCAB)
@@ -156,13 +172,12 @@ def test_results_at_all_positions_are_those_of_a_call_for_each(name, drafts, len
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, torch.Tensor):
             processor.prompt_ignore_length = ignored[: len(texts)]
-        rows = range(len(texts))
-        histories = Histories(lambda: texts, own, positions, rows, len(texts))
+        histories = Histories(texts, own, positions, len(texts))
         found = process_at_once([processor], histories, scores.clone())
         at = 0
         for row, (text, draft) in enumerate(zip(texts, own, strict=True)):
             for path in paths_of(draft, positions):
-                ids = torch.cat((text, torch.tensor([path], dtype=torch.int64)), dim=1)
+                ids = torch.cat((text.ids(), torch.tensor([path], dtype=torch.int64)), dim=1)
                 expected = of_row(processor, row)(ids, scores[at : at + 1].clone())
                 assert torch.equal(found[at : at + 1], expected), (at, path)
                 at += 1
@@ -180,9 +195,9 @@ def test_some_rows_of_a_batch_are_processed_by_their_own_settings():
         pytest.skip("tokens to ignore are one number for all rows")
     ignored = torch.tensor([9, 9, 0, 4])
     processor = KINDS["RepetitionPenaltyLogitsProcessor"](1.4, ignored)
-    texts = [torch.tensor([[3, 4, 5, 6, 7]]), torch.tensor([[3, 4, 5, 6]])]
+    texts = [Row(2, torch.tensor([[3, 4, 5, 6, 7]])), Row(3, torch.tensor([[3, 4, 5, 6]]))]
     scores = torch.ones(2, VOCAB)
-    histories = Histories(lambda: texts, [CHAIN.first(0)] * 2, 1, [2, 3], 4)
+    histories = Histories(texts, [CHAIN.first(0)] * 2, 1, 4)
     found = process_at_once([processor], histories, scores)
     assert [row.nonzero().flatten().tolist() for row in found != 1] == [[3, 4, 5, 6, 7], []]
     short = KINDS["RepetitionPenaltyLogitsProcessor"](1.4, ignored[:3])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.peers import documents_of
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.measure.replay import Earlier, Knowledge, Plan, compare
@@ -40,26 +39,11 @@ def test_each_trace_gets_its_repository(tmp_path, traces):
 
 def test_one_corpus_for_all_and_drafters_that_take_none(tmp_path, traces):
     documents = [np.concatenate((each.prompt, each.output)) for each in traces]
-    corpus = Corpus.build(documents, tmp_path / "all.ngc")
+    Corpus.build(documents, tmp_path / "all.ngc")
     knowledge = Knowledge(tmp_path / "all.ngc")
     drafter, null = build_drafter("auto"), NullDrafter()
     assert knowledge.given_to(drafter, traces[0]) is knowledge.given_to(drafter, traces[1])
     assert knowledge.given_to(null, traces[0]) is null
-    found = documents_of(corpus)
-    assert [each.tolist() for each in found] == [each.tolist() for each in documents]
-
-
-def test_arctic_reads_the_documents(tmp_path, traces):
-    pytest.importorskip("arctic_inference")
-    from benchmarks.peers import ArcticDrafter
-
-    corpus = [np.concatenate((each.prompt, each.output)) for each in traces]
-    Corpus.build(corpus, tmp_path / "all.ngc")
-    plan = Plan(COST, 64, 64)
-    known = compare(
-        lambda: ArcticDrafter(4.0), plan, traces, knowledge=Knowledge(tmp_path / "all.ngc")
-    )
-    assert known["mean"]["tokens_per_call"] > 8
 
 
 def test_requests_know_what_earlier_ones_said(traces):

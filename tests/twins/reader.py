@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-PLACES, AHEAD, LEADERS, SURE, PATIENCE, LONGEST_PAUSE = 32, 64, 8, 12, 16, 64
+PLACES, AHEAD, LEADERS, SURE = 32, 64, 8, 12
 FAR_OFF, COPIED = 2**31 - 1, 3
 
 
 class Source(Protocol):
     """A store: places after a context, and their text."""
 
-    def look(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
-        """(position, tokens that agree) of at most ``most`` places, the longest first."""
+    def look(self, context: Sequence[int], most: int) -> list[tuple[int, int, int]]:
+        """(position, tokens that agree, kin) of at most ``most`` places, the longest first."""
         ...
 
     def token(self, at: int) -> int | None:
@@ -35,6 +35,7 @@ class Followed:
 
     at: int
     length: int
+    kin: int
     distance: int = FAR_OFF
 
     def moved(self, n: int) -> Followed:
@@ -46,7 +47,7 @@ class Followed:
 class Votes:
     """What comes next at the places that a path follows.
 
-    ``counts`` holds (among the longest matches, among shorter ones) by token, the first
+    ``counts`` holds (among the longest matches of nearest kin, among others) by token, the first
     ``LEADERS`` tokens only; ``total`` and ``others`` count all places that go on. ``distance``
     holds the shortest distance of a token's places.
     """
@@ -90,14 +91,14 @@ class StoreReader:
         self.longest = 0
         self.earlier = False  # of the longest match
         self.asked = False
-        self.missed = self.pause = self.look_ups = self.hits = 0
+        self.look_ups = self.hits = 0
 
     def find(self, text: Sequence[int], most: int) -> list[Followed]:
         """The places after a text."""
-        self.asked = self.longest < SURE and self.pause == 0
+        self.asked = self.longest < SURE
         if self.asked:
             self.look_ups += 1
-            self.places = [Followed(at, length) for at, length in self.source.look(text, most)]
+            self.places = [Followed(*place) for place in self.source.look(text, most)]
             self.longest = self.places[0].length if self.places else 0
             self.earlier = bool(self.places) and self.source.earlier(self.places[0].at)
         for place in self.places:
@@ -118,13 +119,14 @@ class StoreReader:
 
     def vote(self, live: list[Followed], depth: int) -> Votes:
         """Count what comes next at places, ``depth`` tokens after the text."""
-        votes = Votes()
+        votes, kin = Votes(), 0
         for place in live:
             token = self.token(place, depth)
             if token is None:
                 continue
-            votes.length = votes.length or place.length + depth
-            longest = place.length + depth == votes.length
+            if not votes.length:
+                votes.length, kin = place.length + depth, place.kin
+            longest = (place.length + depth, place.kin) == (votes.length, kin)
             votes.total += longest
             votes.others += not longest
             if token in votes.counts or len(votes.counts) < LEADERS:
@@ -141,7 +143,6 @@ class StoreReader:
     def follow(self, new: Sequence[int]) -> None:
         """Move on over tokens just committed; drop the places that went on otherwise."""
         n = len(new)
-        self.pause = max(self.pause - n, 0)
         if n > AHEAD:
             self.places, self.longest, self.asked = [], 0, False
             self.familiar.copied_to = None
@@ -150,7 +151,8 @@ class StoreReader:
         self.note_copied(agreements, n)
         follow = zip(self.places, agreements, strict=True)
         kept = [place.moved(n) for place, agrees in follow if agrees == n]
-        self.judge(any(agreements) or bool(kept))
+        self.hits += self.asked and any(agreements)
+        self.asked = False
         longest = self.longest + n
         self.longest = longest if kept and kept[0].length == longest else 0
         self.places = kept
@@ -178,15 +180,5 @@ class StoreReader:
             self.familiar.copied_to += n
 
     def count_anew(self) -> None:
-        """Forget how many look-ups there were, and that they failed."""
-        self.missed = self.pause = self.look_ups = self.hits = 0
-
-    def judge(self, right: bool) -> None:
-        """Note whether any place of the last look-up went on as the sequence did."""
-        if not self.asked:
-            return
-        self.asked = False
-        self.hits += right
-        self.missed = 0 if right else self.missed + 1
-        if self.missed >= PATIENCE:
-            self.pause = min(2 ** min(self.missed - PATIENCE + 1, 6), LONGEST_PAUSE)
+        """Forget how many look-ups there were."""
+        self.look_ups = self.hits = 0

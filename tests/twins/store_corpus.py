@@ -72,17 +72,17 @@ class CorpusIndex:
         """The token at a position, None at a document's end."""
         return None if self.text[at] == BORDER else self.text[at]
 
-    def look(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
+    def look(self, context: Sequence[int], most: int) -> list[tuple[int, int, int]]:
         """Places of the longest match, evenly spread; then of the two next shorter ones."""
         length, first, end = self.longest(context)
         inner = range(0)
-        found: list[tuple[int, int]] = []
+        found: list[tuple[int, int, int]] = []
         for _ in range(BACKOFFS):
             if length == 0 or len(found) == most:
                 break
             places = [i for i in range(first, end) if i not in inner]
             n = min(most - len(found), len(places))
-            found += [(self.places[places[k * len(places) // n]], length) for k in range(n)]
+            found += [(self.places[places[k * len(places) // n]], length, 0) for k in range(n)]
             inner = range(first, end)
             while length and len(range(first, end)) == len(inner):
                 length -= 1

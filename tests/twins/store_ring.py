@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 BORDER = 0x7FFFFFFF
 LENGTHS, DEEPEST, WALK, BATCH, OVERLAP, OWN_RANGES = (1, 3, 6), 64, 48, 64, 16, 32
+BEGINNINGS, GRAIN = (8, 16, 32, 64), 8
+Place = tuple[int, int, int]  # position, tokens that agree, kin
 
 
 class StoreRing:
@@ -18,6 +20,7 @@ class StoreRing:
         self.capacity = capacity
         self.codes: list[int] = []
         self.indexed: list[bool] = []
+        self.kinds: dict[int, tuple[int, ...]] = {}  # prompts by part of the ring
         self.cleared = 0  # position before which nothing can be read
         self.owner = 0
         self.owners = 0
@@ -36,8 +39,9 @@ class StoreRing:
         """Forget the text."""
         self.cleared, self.owner = len(self.codes), 0
 
-    def put(self, code: int, found: bool) -> None:
+    def put(self, code: int, found: bool, prompt: tuple[int, ...]) -> None:
         """Write a code; ``found``: so that its place is found."""
+        self.kinds[len(self.codes) % self.capacity // GRAIN] = prompt
         self.codes.append(code)
         self.indexed.append(found)
         if code != BORDER:
@@ -49,17 +53,18 @@ class StoreRing:
         before: Sequence[int],
         tokens: Sequence[int],
         own: list[tuple[int, int]],
+        prompt: tuple[int, ...] = (),
     ) -> None:
         """Add a stream's tokens: after its last ones, or as a document that begins with them."""
         if owner != self.owner:
-            self.put(BORDER, False)
+            self.put(BORDER, False, prompt)
             if not own or own[-1][1] + 1 != len(self.codes):
                 own.append((len(self.codes), len(self.codes)))
             for code in before:
-                self.put(code, False)
+                self.put(code, False, prompt)
             self.owner = owner
         for code in tokens:
-            self.put(code, True)
+            self.put(code, True, prompt)
         own[-1] = (own[-1][0], len(self.codes))
         del own[:-OWN_RANGES]
 
@@ -80,35 +85,56 @@ class StoreRing:
             length += 1
         return length
 
+    def kin(self, at: int, prompt: tuple[int, ...]) -> int:
+        """How many beginnings a prompt shares with that of the text before a position."""
+        other = self.kinds[(at - 1) % self.capacity // GRAIN]
+        if min(len(prompt), len(other)) < BEGINNINGS[0]:
+            return 0
+        return sum(prompt[:length] == other[:length] for length in BEGINNINGS)
+
     def look(
-        self, context: Sequence[int], most: int, own: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int]]:
-        """(position, tokens that agree): the longest first, of equals the latest."""
-        found: list[tuple[int, int]] = []
+        self,
+        context: Sequence[int],
+        most: int,
+        own: Sequence[tuple[int, int]],
+        prompt: tuple[int, ...] = (),
+    ) -> list[Place]:
+        """The longest first, of equals the nearest kin, then the latest."""
+        found: list[Place] = []
         beyond = DEEPEST + 1
         for least in reversed(LENGTHS):
             if len(context) >= least and len(found) < most:
-                found += self.walk(context, least, beyond, own)
-                found = sorted(found, key=lambda place: -place[1])[:most]
+                found += self.walk(context, least, beyond, own, prompt)
+                found = sorted(found, key=lambda place: (-place[1], -place[2]))[:most]
             beyond = least
         return found
 
     def walk(
-        self, context: Sequence[int], least: int, beyond: int, own: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int]]:
-        """Of the latest WALK places that agree for ``least`` tokens those below ``beyond``."""
-        found: list[tuple[int, int]] = []
-        walked = 0
+        self,
+        context: Sequence[int],
+        least: int,
+        beyond: int,
+        own: Sequence[tuple[int, int]],
+        prompt: tuple[int, ...],
+    ) -> list[Place]:
+        """Of the latest WALK places that agree for ``least`` tokens those below ``beyond``.
+
+        Those of each kin are counted separately, and the nearest ones are enough.
+        """
+        found: list[Place] = []
+        walked = [0] * (len(BEGINNINGS) + 1)
+        nearest = len(BEGINNINGS) if len(prompt) >= BEGINNINGS[0] else 0
         for at in range(len(self.codes) - 1, self.oldest - 1, -1):
             if not self.indexed[at] or any(begin <= at < end for begin, end in own):
                 continue
+            kin = self.kin(at, prompt)
             length = self.agreement(at, context)
-            if length < least:
+            if length < least or walked[kin] == WALK:
                 continue
-            walked += 1
+            walked[kin] += 1
             if length < beyond:
-                found.append((at, length))
-            if walked == WALK:
+                found.append((at, length, kin))
+            if walked[nearest] == WALK:
                 break
         return found
 
@@ -130,6 +156,11 @@ class StoreStream:
         self.own: list[tuple[int, int]] = []
         self.last: list[int] = []
         self.pending: list[int] = []
+        self.prompt: tuple[int, ...] = ()
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Set the prompt, whose beginning makes the kind."""
+        self.prompt = tuple(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add tokens, BATCH at a time."""
@@ -153,7 +184,7 @@ class StoreStream:
     def flush(self) -> None:
         """Add what is pending."""
         if self.pending:
-            self.ring.add(self.owner, self.last, self.pending, self.own)
+            self.ring.add(self.owner, self.last, self.pending, self.own, self.prompt)
             self.last = [*self.last, *self.pending][-OVERLAP:]
             self.pending = []
 
@@ -174,9 +205,9 @@ class StoreStream:
         if self.ring.owner == self.owner:
             self.ring.owner = 0
 
-    def look(self, context: Sequence[int], most: int) -> list[tuple[int, int]]:
+    def look(self, context: Sequence[int], most: int) -> list[Place]:
         """Places after a context, but none in what the request itself added."""
-        return self.ring.look(context, most, self.own)
+        return self.ring.look(context, most, self.own, self.prompt)
 
     def earlier(self, at: int) -> bool:
         """Whether a position is in what earlier requests said."""

@@ -10,7 +10,12 @@ from scipy.stats import chisquare
 
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.verification import rejection as sampled
-from ngramspec.verification.rejection import draw, draw_at_depths, speculative_tokens
+from ngramspec.verification.rejection import (
+    default_generator,
+    draw,
+    draw_at_depths,
+    speculative_tokens,
+)
 from ngramspec.verification.rule import (
     Rule,
     children_tensor,
@@ -291,6 +296,21 @@ def test_drawing_ahead_is_drawing_one_after_another():
             rows = rows or [0, 1]
             assert torch.equal(tokens[rows][:, path], one_by_one[rows])
             assert torch.equal(states[len(path)], torch.get_rng_state())
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_the_random_numbers_of_any_accelerator_are_those_that_torch_uses_there(kind, monkeypatch):
+    own, device = torch.Generator().manual_seed(5), torch.device(kind, 0)
+    module = torch.get_device_module(kind)
+    monkeypatch.setattr(
+        module, "get_rng_state", lambda given: own.get_state() if given == device else None
+    )
+    monkeypatch.setattr(module, "set_rng_state", lambda state, given: own.set_state(state))
+    found = default_generator(device)
+    before = found.get_state()
+    first = torch.rand(3, generator=own)
+    found.set_state(before)
+    assert torch.equal(torch.rand(3, generator=own), first)
 
 
 def test_lenient_greedy_takes_the_best_child_that_is_likely_enough():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from any_model import tiny_chat
+from transformers import StopStringCriteria
 
 from ngramspec.decoding.batch import Batch, Group
 from ngramspec.draft import EMPTY_DRAFT
@@ -27,8 +29,24 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     expected = logits.to(torch.float32).argmax(dim=-1)
     assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
     for each in (logits, logits.requires_grad_()):
-        assert sampler.sample_all([EMPTY_DRAFT] * 2, each, batch.committed) is None
+        assert sampler.sample_all([EMPTY_DRAFT] * 2, each, [group]) is None
         for group.position in range(20):
             (found,) = batch.next_tokens([group], each, None)
             assert found == expected[:, group.position].tolist()
         assert each.argmax(-1).tolist() == expected.tolist()  # as at once, on a device
+
+
+def test_stop_strings_read_the_tokens_on_the_host():
+    """Where they came with the step's transfer; custom criteria are called with the device's."""
+    stop = StopRules([StopStringCriteria(tiny_chat()[1], ["ab"])])
+    a, b = ord("a") - 31, ord("b") - 31
+    ids = torch.tensor([[a, b], [b, a]])
+
+    def answers(criteria=()):
+        stop.custom = list(criteria)
+        return stop(ids[:, -1].tolist(), 2, lambda: ids.to("meta"), lambda: ids, None)
+
+    assert answers() == [True, False]
+    devices = []
+    assert answers([lambda ids, scores: devices.append(ids.device.type) or False]) == [True, False]
+    assert devices == ["meta"]

@@ -129,27 +129,24 @@ MIXES_POSITIONS = frozenset({"DogeCDMoE"})
 SCALES_TOGETHER = ("torch.ao.nn.intrinsic.quantized.dynamic", "torch.ao.nn.quantized.dynamic")
 WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
 
-# Processors whose result depends on neither the other rows nor the committed tokens.
-HISTORY_FREE = frozenset(
+# Processors whose result for a row depends only on its scores and its committed tokens.
+BY_ROW = frozenset(
     {
-        *("EpsilonLogitsWarper", "EtaLogitsWarper", "InfNanRemoveLogitsProcessor"),
-        *("LogitNormalization", "MinPLogitsWarper", "SuppressTokensLogitsProcessor"),
-        *("TemperatureLogitsWarper", "TopHLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"),
-        "TypicalLogitsWarper",
-    }
-)
-# Processors whose result for a row does not depend on the other rows.
-BY_ROW = HISTORY_FREE | frozenset(
-    {
-        *("ExponentialDecayLengthPenalty", "ForcedBOSTokenLogitsProcessor"),
-        *("ForcedEOSTokenLogitsProcessor", "MinLengthLogitsProcessor"),
-        *("MinNewTokensLengthLogitsProcessor", "NoBadWordsLogitsProcessor"),
+        *("EpsilonLogitsWarper", "EtaLogitsWarper", "ExponentialDecayLengthPenalty"),
+        *("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor"),
+        *("InfNanRemoveLogitsProcessor", "LogitNormalization", "MinLengthLogitsProcessor"),
+        *("MinNewTokensLengthLogitsProcessor", "MinPLogitsWarper", "NoBadWordsLogitsProcessor"),
         *("NoRepeatNGramLogitsProcessor", "RepetitionPenaltyLogitsProcessor"),
         *("SequenceBiasLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
+        *("SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopHLogitsWarper"),
+        *("TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper"),
     }
 )
 # Processors that ``hf_model.processors`` applies to all positions of a forward at once.
-AT_ONCE = BY_ROW | {"EncoderRepetitionPenaltyLogitsProcessor"}
+AT_ONCE = BY_ROW | {
+    *("EncoderNoRepeatNGramLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor"),
+    "WatermarkLogitsProcessor",
+}
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
 MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
@@ -193,6 +190,13 @@ def processor_list() -> Any:
 def all_stock(processors: Iterable[Any] | None, names: Collection[str]) -> bool:
     """Whether all processors are of the named classes of transformers; True if there are none."""
     return all(processor_name(each) in names for each in processors or ())
+
+
+def runs_at_once(processor: Any) -> bool:
+    """Whether ``hf_model.processors`` applies a processor to all positions of a forward at once."""
+    if getattr(processor, "seeding_scheme", None) == "selfhash":  # it reads the scores on the host
+        return False
+    return processor_name(processor) in AT_ONCE
 
 
 def processor_name(processor: Any) -> str:
