@@ -48,12 +48,10 @@ def indices(values: Sequence[Any]) -> Indices:
     return cache(lambda device: host.to(device, non_blocking=True))
 
 
-def on_host(*tensors: torch.Tensor | None) -> list[Int64 | None]:
+def on_host(first: torch.Tensor, *others: torch.Tensor | None) -> tuple[Int64, list[Int64 | None]]:
     """Return copies of tensors of integers or bools on the host, made in one transfer."""
-    given = [each for each in tensors if each is not None]
-    if not given:
-        return [None] * len(tensors)
-    flat = torch.cat([each.to(given[0].device, torch.int64).flatten() for each in given])
-    ends = np.cumsum([each.numel() for each in given])
-    parts = iter(np.split(flat.cpu().numpy(), ends[:-1]))
-    return [None if each is None else next(parts).reshape(each.shape) for each in tensors]
+    given = [first, *(each for each in others if each is not None)]
+    flat = torch.cat([each.to(first.device, torch.int64).flatten() for each in given])
+    parts = iter(np.split(flat.cpu().numpy(), np.cumsum([each.numel() for each in given])[:-1]))
+    own = next(parts).reshape(first.shape)
+    return own, [None if each is None else next(parts).reshape(each.shape) for each in others]

@@ -101,7 +101,7 @@ class Target:
 
             self._recorder = OutputRecorder(facts)
         positions, mask = model_kwargs.get("position_ids"), facts.kwargs.get(self.inputs.mask_name)
-        self.prompt_ids, self.prompt_mask, last = on_host(
+        self.prompt_ids, (self.prompt_mask, last) = on_host(
             input_ids,
             mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None,
             None if positions is None or facts.hooks_positions else positions[..., -1:],
