@@ -148,7 +148,7 @@ def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int]
     source: Int64 | None = None
     holds_ids = isinstance(encoded, torch.Tensor) and encoded.ndim == 2  # no audio or images
     if target.facts.encodes and holds_ids and not encoded.is_floating_point():
-        source, hidden = on_host(encoded, target.inputs.kwargs.get("attention_mask"))
+        source, (hidden,) = on_host(encoded, target.inputs.kwargs.get("attention_mask"))
 
     def history(row: int) -> Int32:
         texts = [reference]
