@@ -14,6 +14,7 @@ from benchmarks.renderers import (
     heads,
     host_time,
     llama,
+    models,
     parity,
     samples,
     stores,
@@ -62,6 +63,26 @@ def test_summaries_are_means_over_batches():
     for file in files:
         file["settings"] |= {"extract": True}
     assert cells(summaries(*files)) == [["sentences of the article", *mean]]
+
+
+def test_models_have_the_mean_the_worst_prompt_and_the_better_lookup():
+    known = {"model": "m", "dtype": "float32", "mode": "greedy", "task": "edit", "batch": 1}
+    speeds = [
+        {"plain": 10, "lookup 3": 10, "lookup": 20, "ours": 40},
+        {"plain": 10, "lookup 3": 20, "lookup": 5, "ours": 10},
+    ]
+    rows = [
+        {**known, "tokens_per_second": each, "same_as_plain": {"ours": each is speeds[0]}}
+        for each in speeds
+    ]
+    half = {**rows[0], "dtype": "bfloat16"}
+    four = {**half, "batch": 4, "tokens_per_second": {"plain": 10, "ours": 30}}
+    table = models({"rows": [*rows, half, four]})
+    assert "| model | task | float32, greedy | bfloat16, greedy | same text, float32 |" in table
+    assert cells(table) == [
+        ["m", "edit", "2.00 (1.00; 1.41)", "4.00 (4.00; 2.00)", "1 of 2"],
+        ["m", "edit, 4 rows", "", "3.00 (3.00)", ""],
+    ]
 
 
 def test_samples_are_means_over_prompts():
