@@ -368,7 +368,7 @@ class Target:
             trees = self._present.of(trees) if trees else ()
         block = block.to(self.device, non_blocking=True)
         if committed is not None:
-            committed = committed.to(self.device, non_blocking=True)
+            committed = moved(committed, self.device)
         if self.pending is not None:
             block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]
