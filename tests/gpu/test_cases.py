@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from gpu.cases import CASES, measure
+from gpu.cases import CASES, _embedded, _joint, measure
 
 from ngramspec.hf_model import attention
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "waits.json"
 
+OTHER_CALLS = (_embedded, _joint)  # which begin with other forwards
 SHOWN = ("before", "prefill", "step", "copies")
 
 
@@ -37,11 +38,12 @@ def test_the_text_is_the_same_as_on_the_cpu_and_steps_wait_once(name, recorded, 
     case = CASES[name]
     found = measure(case)
     ours = found["ours"]
-    wrong = {
-        "text": found["text"] != found["expected"],
-        "step": ours["step"] > max(case.waits, found["plain"]["step"]),
-    }
-    assert {each for each, is_so in wrong.items() if is_so} == set(case.known), found
+    plain = found["plain"]
+    assert found["text"] == found["expected"]
+    assert ours["step"] <= max(case.waits, plain["step"]), ours["places"]
+    if case.call not in OTHER_CALLS:
+        assert ours["before"] <= plain["before"] + 2, ours["counts"]
+        assert ours["prefill"] <= plain["prefill"] + 2, ours["counts"]
     counts = {side: {n: found[side][n] for n in SHOWN} for side in ("plain", "ours")}
     if request.config.getoption("--waits"):
         recorded[name] = counts
