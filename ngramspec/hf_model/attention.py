@@ -299,12 +299,11 @@ def grouped(original: Attention) -> Attention:
     return attend
 
 
-def _skips_mask(*states: torch.Tensor) -> bool:
+def _skips_mask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether FlashAttention takes them and aligns its causal mask to the end (not AMD's)."""
-    kernels, fits = torch.backends.cuda, states[0].shape[3] % 8 == 0 and not torch.version.hip
-    return fits and kernels.can_use_flash_attention(
-        kernels.SDPAParams(*states, None, 0.0, False, True)
-    )
+    kernels, fits = torch.backends.cuda, query.shape[3] % 8 == 0 and not torch.version.hip
+    given = kernels.SDPAParams(query, key, value, None, 0.0, False, True)
+    return fits and kernels.can_use_flash_attention(given)
 
 
 def _attended(
@@ -315,20 +314,21 @@ def _attended(
     cuDNN is used only if the caller has excluded the other kernels: it plans for every new shape,
     which takes 20 to 70 ms, and forwards with drafts seldom have the same shape twice.
     """
-    kernels, aten, (query, key, _) = torch.backends.cuda, torch.ops.aten, states
+    kernels, aten, (query, key, value) = torch.backends.cuda, torch.ops.aten, states
     found: Any = None
     if mask is None:
         found = aten._scaled_dot_product_flash_attention(*states, is_causal=True, scale=scale)
     elif query.device.type == "cuda":
         mask = mask.expand(*query.shape[:3], -1)
-        if kernels.can_use_efficient_attention(
-            kernels.SDPAParams(*states, mask, 0.0, False, False)
-        ):
+        given = kernels.SDPAParams(query, key, value, mask, 0.0, False, False)
+        if kernels.can_use_efficient_attention(given):
             found = aten._scaled_dot_product_efficient_attention(*states, mask, False, scale=scale)
     if found is not None:
         return cast("torch.Tensor", found[0])
     gqa = query.shape[1] != key.shape[1]
-    return scaled_dot_product_attention(*states, attn_mask=mask, scale=scale, enable_gqa=gqa)
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa
+    )
 
 
 @functools.cache
