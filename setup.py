@@ -6,17 +6,30 @@ allocations that fail when told to (``make sanitize``).
 """
 
 import os
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
+project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+address, tag = project["urls"]["Repository"], f"v{project['version']}"
+
+
+def absolute(link: re.Match[str]) -> str:
+    """A link or picture of README, which the package index shows without the other files."""
+    return f"{address}/{'raw' if link[1].endswith('.svg') else 'blob'}/{tag}/{link[1]}"
+
+
 checked = os.environ.get("NGRAMSPEC_CHECKED") == "1"
 # No fused multiply-adds: every machine rounds as the twin does.
 compile_args, link_args = ["-O3", "-ffp-contract=off"], []
-if os.environ.get("NGRAMSPEC_SYMBOLS") == "1":
+if sys.platform == "win32":  # Microsoft's compiler, which fuses nothing under /fp:precise
+    compile_args = ["/O2", "/fp:precise"]
+elif os.environ.get("NGRAMSPEC_SYMBOLS") == "1":
     compile_args += ["-g"]
 else:
     compile_args += ["-g0"]  # after Python's own -g
@@ -37,7 +50,10 @@ extensions = [
     )
     for path in sorted(Path("ngramspec/_native").glob("*.pyx"))
 ]
+readme = Path("README.md").read_text(encoding="utf-8")
 setup(
+    long_description=re.sub(r"(?<=\]\()(?!\w+:|#)([^)\s]+)", absolute, readme),
+    long_description_content_type="text/markdown",
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
         extensions,

@@ -18,7 +18,7 @@ BENCHMARKS = (
     "figures",
     "alpha",
     "plot",
-    "lengths",
+    "models",
     "batch",
     "beams",
     "summaries",

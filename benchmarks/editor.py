@@ -8,13 +8,17 @@ the package rich. Both have options.
 They are ``ngramspec serve`` and ``transformers serve``; and ``llama_cpp.server``, if the Python of
 an environment with ``llama-cpp-python[server]`` is given, and the weights as a GGUF file of the
 same type (``--llama-python``, ``--llama-gguf``). It gets as many threads as torch. The functions
-are held out: ours drafts from a corpus of the repository without them. Each prompt ends where the
-cursor is, and begins at a place that stays the same for a function. Every few characters there is
-a request for the rest of the line; each is sent to one server after the other, by the ``openai``
-client, greedy, as a stream that ends with the line. Under ``--mode pauses`` a second passes
-between two requests and each is answered; under ``--mode typing`` all requests of a burst but its
-last are cancelled by the next. Times are of the requests that were answered, from sending to the
-first text, and to the end of the line.
+are held out: ours drafts from a corpus of the repository without them, and is also asked without
+the corpus and without drafts, each with a key, and so with caches, of its own. Each prompt ends
+where the cursor is, and begins at a place that stays the same for a function; under ``--infill``
+the text after the function follows, in the format of Qwen2.5-Coder. Every few characters there is
+a request for the rest of the line, or with ``--until block`` up to an empty one; each is sent to
+one server after the other, by the ``openai`` client, greedy, as a stream that ends there. Under
+``--mode pauses`` a second passes between two requests and each is answered; under ``undo`` each
+second one repeats the request before; under ``typing`` all requests of a burst but its last are
+cancelled by the next. Times are of the requests that were answered, from sending to the first
+text, and to the end. ``right`` counts those that are equal to the rest of the file's line.
+Functions that the file of results has already are left out, so a run can be continued.
 """
 
 from __future__ import annotations
@@ -31,10 +35,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +50,40 @@ import torch
 from benchmarks.harness import write
 from ngramspec.cli.options import Options, UsageError
 from ngramspec.measure.calls import take_turns
+from ngramspec.server.prompts import FIM
 
 OURS, THEIRS, LLAMA = "ngramspec", "transformers", "llama_cpp"
+EXTRAS: dict[str, dict[str, Any]] = {  # of requests to our server, by the way they are reported
+    OURS: {},
+    f"{OURS}, no corpus": {"stores": []},
+    f"{OURS}, no drafts": {"speculate": False},
+}
+STOPS = {"line": "\n", "block": "\n\n"}
 MODEL, RICH = Path("build/engines/smollm2"), Path(rich.__file__).parent
 START = 300.0  # seconds to wait for a server
 CONTEXT = 4096  # tokens, of llama.cpp's server; the others have the model's own limit
 PAUSE = 1.0  # seconds between requests that are not cancelled
+Ask = Callable[[str, float | None], tuple[str, float, float]]  # of a prompt and a gap
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function to type: the text of its file before it, and its own."""
+    """A function to type: its own text, and that of its file before and after it."""
 
     file: str
     name: str
     before: str
     text: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where requests go, with which key, and what our server's extension says."""
+
+    url: str
+    key: str = "none"
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,6 +96,7 @@ class Answer:
     text: str
     first: float
     line: float
+    right: bool = False  # whether it is the rest of the file's line
 
 
 def add_arguments(options: Options) -> None:
@@ -79,7 +104,11 @@ def add_arguments(options: Options) -> None:
     options.add("--repository", type=Path, default=RICH, help="folder of Python files")
     options.add("--llama-python", type=Path, help="with llama-cpp-python[server]")
     options.add("--llama-gguf", type=Path, help="the same weights for it")
-    options.add("--mode", choices=("pauses", "typing"), default="pauses")
+    options.add("--mode", choices=("pauses", "typing", "undo"), default="pauses")
+    options.flag("--infill", "fill in the middle, in Qwen2.5-Coder's format")
+    options.add("--until", choices=STOPS, default="line")
+    options.add("--only", nargs="+", help="ask only these servers")
+    options.add("--seconds", type=float, default=float("inf"), help="begin no function after them")
     options.add("--dtype", default="float32")
     options.add("--functions", type=int, default=10)
     options.add("--requests", type=int, default=8, help="answered ones in each function")
@@ -94,10 +123,13 @@ def add_arguments(options: Options) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if (arguments.llama_python is None) != (arguments.llama_gguf is None):
         raise UsageError("--llama-python and --llama-gguf go together")
-    functions = choose(arguments)
+    functions, path = choose(arguments), arguments.json
+    given = path.exists() and path.read_text(encoding="utf-8")
+    answers = [Answer(**each) for each in json.loads(given)["answers"]] if given else []
+    known = {each.function for each in answers}
     with ExitStack() as running:
         servers = start(arguments, functions, running)
-        answers = play(arguments, functions, servers)
+        answers += play(arguments, [each for each in functions if each.name not in known], servers)
     report(arguments, answers)
     return 0
 
@@ -114,7 +146,8 @@ def choose(arguments: argparse.Namespace) -> list[Function]:
             before = "".join(lines[: node.lineno - 1])
             own = "".join(lines[node.lineno - 1 : node.end_lineno])
             if 8 <= own.count("\n") <= 30 and len(before) > 3 * arguments.context:
-                found.append(Function(str(path), node.name, before, own))
+                after = "".join(lines[node.end_lineno :])
+                found.append(Function(str(path), node.name, before, own, after))
     random.Random(arguments.seed).shuffle(found)
     others: dict[str, Function] = {}
     for each in found:
@@ -124,8 +157,8 @@ def choose(arguments: argparse.Namespace) -> list[Function]:
 
 def start(
     arguments: argparse.Namespace, functions: Sequence[Function], running: ExitStack
-) -> dict[str, str]:
-    """Start the servers: their addresses by name."""
+) -> dict[str, Server]:
+    """Start the servers: by the name under which they are reported."""
     folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
     rest = folder / "rest"
     own = {each.file: each for each in functions}
@@ -142,17 +175,23 @@ def start(
     model, dtype = str(arguments.model), arguments.dtype
     ours = [sys.executable, "-m", "ngramspec", "serve", model, "--dtype", dtype]
     ours += ["--corpus", str(corpus), "--name", model]
+    ours += [word for at in range(len(EXTRAS)) for word in ("--api-key", f"{at}=key{at}")]
     theirs = [str(Path(sys.executable).with_name("transformers"))]
     if not Path(theirs[0]).exists():
         theirs = [sys.executable, "-c", "from transformers.cli.transformers import main; main()"]
     theirs += ["serve", model, "--dtype", dtype, "--device", "cpu"]
+    only = arguments.only or (*EXTRAS, THEIRS, LLAMA)
+    url = running.enter_context(serving(ours, folder / "ours.log"))
     servers = {
-        OURS: running.enter_context(serving(ours, folder / "ours.log")),
-        THEIRS: running.enter_context(serving(theirs, folder / "theirs.log")),
+        name: Server(url, f"key{at}", {"ngramspec": extra})
+        for at, (name, extra) in enumerate(EXTRAS.items())
+        if name in only
     }
+    if THEIRS in only:
+        servers[THEIRS] = Server(running.enter_context(serving(theirs, folder / "theirs.log")))
     if arguments.llama_python is not None:
         llama = serving(llama_command(arguments), folder / "llama.log", "/v1/models")
-        servers[LLAMA] = running.enter_context(llama)
+        servers[LLAMA] = Server(running.enter_context(llama))
     return servers
 
 
@@ -194,25 +233,33 @@ def serving(command: list[str], log: Path, ready: str = "/health") -> Iterator[s
 
 
 def play(
-    arguments: argparse.Namespace, functions: Sequence[Function], servers: dict[str, str]
+    arguments: argparse.Namespace, functions: Sequence[Function], servers: dict[str, Server]
 ) -> list[Answer]:
-    """Type through all functions, on one server after the other."""
+    """Type through the functions, on one server after the other."""
     import openai
 
-    rng = random.Random(arguments.seed)
-    clients = {
-        name: openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
-        for name, url in servers.items()
+    begun = time.monotonic()
+    asks = {
+        name: partial(
+            ask,
+            openai.OpenAI(base_url=each.url, api_key=each.key, max_retries=0, timeout=300),
+            each.extra,
+            arguments,
+        )
+        for name, each in servers.items()
     }
     answers: list[Answer] = []
-    for client in clients.values():  # what the first request loads is not counted
-        ask(client, arguments, "x = 1\ny =", None)
+    for each in asks.values():  # what the first request loads is not counted
+        each("x = 1\ny =", None)
     for number, function in enumerate(functions):
-        context = function.before[-4 * arguments.context :]
+        if time.monotonic() - begun > arguments.seconds:
+            print("not done: run it again")
+            break
+        rng = random.Random(f"{arguments.seed} {function.name}")
         bursts = cursors(function, arguments, rng)
         calls = {
-            name: partial(type_function, client, name, function, context, bursts, arguments)
-            for name, client in clients.items()
+            name: partial(type_function, each, name, function, bursts, arguments)
+            for name, each in asks.items()
         }
         for (found,) in take_turns(calls, 1, warm_up=0, first=number).results.values():
             answers += found
@@ -220,20 +267,26 @@ def play(
 
 
 def type_function(
-    client: Any,
+    ask: Ask,
     name: str,
     function: Function,
-    context: str,
     bursts: Sequence[Sequence[int]],
     arguments: argparse.Namespace,
 ) -> list[Answer]:
     """Type through one function on one server: of each burst the last request is answered."""
+    before, after = function.before[-4 * arguments.context :], function.after[: arguments.context]
+
+    def prompt(at: int) -> str:
+        typed = before + function.text[:at]
+        return FIM.format(prefix=typed, suffix=after) if arguments.infill else typed
+
     answers = []
     for *cancelled, cursor in bursts:
         for at in cancelled:
-            ask(client, arguments, context + function.text[:at], arguments.gap)
-        text, first, line = ask(client, arguments, context + function.text[:cursor], None)
-        answers.append(Answer(name, function.name, cursor, text, first, line))
+            ask(prompt(at), arguments.gap)
+        text, first, line = ask(prompt(cursor), None)
+        right = text.partition("\n")[0] == function.text[cursor:].partition("\n")[0]
+        answers.append(Answer(name, function.name, cursor, text, first, line, right))
         print(f"{name:>12} {function.name}@{cursor}: {first:.3f} {line:.3f} {text!r}", flush=True)
         time.sleep(PAUSE)
     return answers
@@ -252,21 +305,27 @@ def cursors(
             at += rng.randint(3, 5)
             burst.append(min(at, len(function.text) - 1))
         bursts.append(burst)
+    if arguments.mode == "undo":
+        return [each for pair in pairwise(bursts) for each in pair[::-1]]
     return bursts
 
 
 def ask(
-    client: Any, arguments: argparse.Namespace, prompt: str, gap: float | None
+    client: Any,
+    extra: dict[str, Any],
+    arguments: argparse.Namespace,
+    prompt: str,
+    gap: float | None,
 ) -> tuple[str, float, float]:
-    """Ask for the rest of a line: its text, and the seconds to its first text and to its end."""
-    started = time.perf_counter()
-    settings = {"max_tokens": arguments.tokens, "temperature": 0, "stop": ["\n"]}
+    """Ask for what follows: its text, and the seconds to its first text and to its end."""
+    started, stop = time.perf_counter(), STOPS[arguments.until]
+    settings: dict[str, Any] = {"max_tokens": arguments.tokens, "temperature": 0, "stop": [stop]}
     if gap is not None:
         settings["timeout"] = gap
     text, first = "", 0.0
     try:
         stream = client.completions.create(
-            model=str(arguments.model), prompt=prompt, stream=True, **settings
+            model=str(arguments.model), prompt=prompt, stream=True, extra_body=extra, **settings
         )
         with stream:
             for part in stream:
@@ -274,7 +333,7 @@ def ask(
                 if piece and not first:
                     first = time.perf_counter() - started
                 text += piece
-                if "\n" in text or (gap and time.perf_counter() - started > gap):
+                if stop in text or (gap and time.perf_counter() - started > gap):
                     break
     except Exception as error:
         if gap is None or "imed out" not in str(error):
@@ -282,7 +341,7 @@ def ask(
     line = time.perf_counter() - started
     if gap is not None:
         time.sleep(max(gap - line, 0.0))
-    return text.partition("\n")[0], first or line, line
+    return text.partition(stop)[0], first or line, line
 
 
 def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:
@@ -300,6 +359,7 @@ def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:
         ours = found.pop(OURS)
         for name, theirs in found.items():
             result[f"{what}_ratio_{name}"] = {key: theirs[key] / ours[key] for key in ours}
+    result["right"] = Counter(each.server for each in answers if each.right)
     result["different_texts"] = differences(answers)
     print(json.dumps(result, indent=1))
     write(arguments, {**result, "answers": [asdict(each) for each in answers]})

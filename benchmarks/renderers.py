@@ -65,6 +65,38 @@ def demo(raw: Raw) -> str:
     return markdown((*header, "speedup over baseline", "over lookup"), rows)
 
 
+def models(raw: Raw) -> str:
+    """Speedups over the baseline by model, task, dtype and decoding: ours, its worst, lookup's."""
+    cells: dict[tuple[str, str], dict[tuple[str, str], list[Raw]]] = {}
+    for row in raw["rows"]:
+        plan = (row["dtype"], row["mode"])
+        task = row["task"] if row["batch"] == 1 else f"{row['task']}, {row['batch']} rows"
+        cells.setdefault((row["model"], task), {}).setdefault(plan, []).append(row)
+    plans = list(dict.fromkeys(plan for by_plan in cells.values() for plan in by_plan))
+    rows = []
+    for cell, by_plan in cells.items():
+        shown = [_speedups(by_plan.get(plan, ())) for plan in plans]
+        exact = [row for plan, found in by_plan.items() if plan[0] == "float32" for row in found]
+        same = f"{sum(row['same_as_plain']['ours'] for row in exact)} of {len(exact)}"
+        rows.append((*cell, *shown, same if exact else ""))
+    header = (f"{dtype}, {mode}" for dtype, mode in plans)
+    return markdown(("model", "task", *header, "same text, float32"), rows)
+
+
+def _speedups(rows: Sequence[Raw]) -> str:
+    """Means over prompts; prompt lookup's is the better one of its sizes."""
+    if not rows:
+        return ""
+    speeds = [row["tokens_per_second"] for row in rows]
+    ways: dict[str, list[float]] = {
+        way: [each[way] / each["plain"] for each in speeds] for way in speeds[0]
+    }
+    own = ways.pop("ours")
+    theirs = [geometric_mean(ratios) for way, ratios in ways.items() if way != "plain"]
+    lookup = f"; {max(theirs):.2f}" if theirs else ""
+    return f"{_mean(own)} ({min(own):.2f}{lookup})"
+
+
 def batches(own: Raw, nothing: Raw) -> str:
     """Speedup by group and number of rows, with the worst turn."""
     found = [*own["rows"], *nothing["rows"]]
@@ -121,16 +153,18 @@ def nothing(raw: Raw) -> str:
     return markdown(header, [(*what, *(_speed(each, 3) for each in ratios))])
 
 
-def lengths(raw: Raw) -> str:
+def lengths(*files: Raw) -> str:
     """Speedup after the prefill by the prompt's length and task."""
+    cells: dict[tuple[int, str], dict[str, float]] = {}
+    for row in (row for raw in files for row in raw["summary"] if row["way"] != "plain"):
+        cells.setdefault((row["length"], row["task"]), {})[row["way"]] = row["decode_ratio"]
     rows = []
-    for cell in raw["cells"]:
-        speed = {row["way"]: row["ratio"] for row in cell["summary"]}
+    for cell, speed in cells.items():
         lookup, ours = speed.pop("prompt lookup 10"), speed.pop("ngramspec")
         best = max(speed, key=lambda way: speed[way])
         fixed = f"{speed[best]:.2f} ({best.removeprefix('ngramspec, ')})"
         figures = (_speed(lookup), _speed(ours), _speed(ours / lookup), fixed)
-        rows.append((cell["length"], cell["task"], *figures, _speed(ours / speed[best], 3)))
+        rows.append((*cell, *figures, _speed(ours / speed[best], 3)))
     header = ("prompt tokens", "task", "prompt lookup (10)", "ngramspec", "over lookup")
     return markdown((*header, "best fixed setting", "relative to it"), rows)
 

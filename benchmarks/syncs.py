@@ -41,7 +41,7 @@ def _warnings() -> Iterator[list[str]]:
     def note(
         message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
-        if "synchroniz" in str(message):
+        if "synchroniz" in str(message) and "prototype" not in str(message):  # the mode's own
             places.append(f"{Path(filename).name}:{lineno}")
 
     before = torch.cuda.get_sync_debug_mode()

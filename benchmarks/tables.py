@@ -60,6 +60,7 @@ _DEMO = "ngramspec bench --tasks summarization context_qa code_completion code_e
 _DEMO += " --dtype bfloat16 --lookup 10"
 _TASKS = "--tasks summary answer chat edit tools --lookup 10 --prompts-per-task 6 --repeats 1"
 _RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 3"
+_CHAINS = " ".join(f'--speculator {{"gamma":{gamma},"tree":null}}' for gamma in (5, 10, 20))
 _BATCH = f"benchmarks batch --traces {PUBLIC} --dtype float32 --repeats 2 --sizes 4 8"
 
 
@@ -120,10 +121,13 @@ TABLES: dict[str, Table] = {
     "nothing-float32": _nothing("e2e_nothing_float32"),
     "lengths": table(
         {
-            "lengths": f"benchmarks lengths --dtype bfloat16 --prompts {PUBLIC} --repeats 2 --tasks"
-            " summary answer edit --lengths 500 2000 8000 --prompts-per-cell 3 --max-new-tokens 48"
+            f"lengths_{length}": f"ngramspec bench --prompts {PUBLIC} --dtype bfloat16 --tasks"
+            f" summary answer edit --lengths {length} --prompts-per-task 3 --max-new-tokens 48"
+            f" --least 2 --repeats 2 --same-text --lookup 10 --chains --tree 8 16 32 {_CHAINS}"
+            for length in (500, 2000, 8000)
         },
         renderers.lengths,
+        WHOLE_CALLS,
     ),
     "compiled": table(
         {"compiled": f"{_DEMO} --compiled --width 16 --max-new-tokens 96 --repeats 2"},

@@ -30,7 +30,7 @@ def write(
     """Write the file, after a change to its writer: its tensors in float32, by GGUF's names."""
     writer = GGUFWriter(path, kind)
     writer.add_block_count(1)
-    writer.add_context_length(512)
+    writer.add_context_length(4096)
     writer.add_embedding_length(SIZE)
     writer.add_feed_forward_length(WIDE)
     writer.add_head_count(HEADS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
 import runpy
 from pathlib import Path
@@ -56,6 +57,17 @@ def test_make_lint_finds_long_pages_wide_code_and_blocks_of_unknown_kinds(tmp_pa
         monkeypatch.setitem(check["lengths"].__globals__, each, value)
     assert len([*check["lengths"]()]) == 2
     assert len([*check["blocks"]()]) == 2
+
+
+def test_the_notebook_is_the_tutorial():
+    """The page's own blocks are run by ``test_doc_blocks.py``; ``docs/notebook.py`` writes it."""
+    write = runpy.run_path(str(DOCS / "notebook.py"))["notebook"]
+    page, notebook = DOCS / "tutorial.md", DOCS / "tutorial.ipynb"
+    assert notebook.read_text("utf-8") == write(page.read_text("utf-8"))
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    blocks = [block for kind, block in FENCE.findall(page.read_text("utf-8")) if kind == "python"]
+    assert code == [block.strip("\n") for block in blocks]
 
 
 def test_included_files_are_there():

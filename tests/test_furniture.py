@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
@@ -20,6 +23,8 @@ HOOKS = ROOT / ".pre-commit-config.yaml"
 CITATION = ROOT / "CITATION.cff"
 PROSE = [GITHUB / "pull_request_template.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ADDRESS = PROJECT["urls"]["Repository"]
+ADDRESSED = ["README.md", "CITATION.cff", "docs/install.md", "pyproject.toml"]
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -52,7 +57,33 @@ def test_the_citation_is_of_this_version():
     citation = parsed(CITATION)
     assert citation["version"] == PROJECT["version"]
     assert citation["license"] == PROJECT["license"]
-    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["repository-code"] == ADDRESS
+    assert [each["name"] for each in citation["authors"]] == ["The ngramspec authors"]
+    assert [each["name"] for each in PROJECT["authors"]] == ["The ngramspec authors"]
+    assert {"cff-version", "message", "title"} <= citation.keys()
+
+
+@pytest.mark.parametrize("file", ADDRESSED)
+def test_files_name_the_repository_by_its_address(file):
+    assert ADDRESS in (ROOT / file).read_text()
+    if os.environ.get("RELEASE_CHECK"):
+        assert "/OWNER/" not in ADDRESS, "make address REPOSITORY=https://..."
+
+
+@pytest.mark.skipif(not (shutil.which("git") and shutil.which("make")), reason="runs both")
+def test_one_command_writes_the_address(tmp_path):
+    for file in (*ADDRESSED, "Makefile"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    run = {"cwd": tmp_path, "check": True, "capture_output": True}
+    subprocess.run(["git", "init", "--quiet"], **run)
+    subprocess.run(["git", "add", "."], **run)
+    for new in ("https://one.example/a/b", "https://two.example/c"):
+        subprocess.run(["make", "address", f"REPOSITORY={new}"], **run)
+        for file in ADDRESSED:
+            text = (tmp_path / file).read_text()
+            assert text == (ROOT / file).read_text().replace(ADDRESS, new), file
+    assert not [*tmp_path.rglob("*.bak")]
 
 
 def test_workflows_name_targets_of_the_makefile():
@@ -74,20 +105,30 @@ def test_workflows_may_read_only_and_end():
         assert workflow["concurrency"]["group"]
     for path, job, content in jobs():
         assert content["timeout-minutes"] <= 120, f"{job} in {path.name}"
-        assert "permissions" not in content, f"{job} in {path.name}"
+        if "permissions" in content:  # it publishes: after the others, and when somebody approves
+            assert (path.name, job) == ("wheels.yml", "publish")
+            assert content["permissions"]["contents"] == "read"
+            assert content["environment"] == "pypi"
+            assert {"wheels", "sdist"} == set(content["needs"])
+            assert content["if"] == "github.event_name == 'push'"  # of a version's tag
 
 
-def test_actions_are_pinned_by_their_major_version():
-    assert steps("uses")
-    for action in steps("uses"):
-        assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+", action)
+def test_actions_are_pinned_by_their_commit():
+    used = [line for path in WORKFLOWS for line in path.read_text().splitlines() if "uses:" in line]
+    assert len(used) == len(steps("uses"))
+    for line in used:
+        assert re.search(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
 
 
 def test_tested_pythons_are_supported_and_built():
     tested = parsed(GITHUB / "workflows/test.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
     assert PROJECT["requires-python"] == f">={tested[0]}"
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    assert {f"cp{each.replace('.', '')}-*" for each in tested} <= {*tool["cibuildwheel"]["build"]}
+    assert [f"cp{each.replace('.', '')}-*" for each in tested] == tool["cibuildwheel"]["build"]
+    assert "test-skip" not in tool["cibuildwheel"]
+    assert f"PYTHONS = {tested}".replace("'", '"') in (ROOT / "noxfile.py").read_text()
+    for each in tested:
+        assert f"Programming Language :: Python :: {each}" in PROJECT["classifiers"]
 
 
 @pytest.mark.parametrize("path", FORMS, ids=name)
@@ -103,6 +144,13 @@ def test_forms_have_what_the_host_asks_for(path):
         options = field["attributes"].get("options", [])
         assert (len(options) > 1) == (field["type"] == "dropdown")
         assert all(isinstance(each, str) for each in options)  # a bare Yes is True
+
+
+def test_a_bug_needs_five_answers():
+    fields = {field.get("id"): field for field in parsed(GITHUB / "ISSUE_TEMPLATE/bug.yml")["body"]}
+    needed = [each for each in fields if fields[each].get("validations", {}).get("required")]
+    assert needed == ["what", "script", "how", "model", "versions"]
+    assert {"vLLM", "ngramspec serve"} <= set(fields["how"]["attributes"]["options"])
 
 
 def command(entry: str) -> str:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "costs": FLOOR | {"_native"},
     "drafters": FLOOR | {"stores", "_native", "costs"},
     "hf_model": FLOOR | {"hf_model.compat"},
-    "hf_model.compat": {"errors"},
+    "hf_model.compat": {"errors", "draft"},
     "verification": FLOOR | {"hf_model.compat"},
     "decoding": FLOOR | WINGS | {"hf_model.compat", "options", "_native"},
     "options": FLOOR | {"drafters", "stores"},

@@ -19,7 +19,11 @@ cdef extern from *:
     #define NGS_P4 0x85EBCA77C2B2AE63ULL
     #define NGS_P5 0x27D4EB2F165667C5ULL
     #define NGS_ROTL(x, r) (((x) << (r)) | ((x) >> (64 - (r))))
+    #if defined(_MSC_VER)
+    #define NGS_PREFETCH(p) ((void)(p))
+    #else
     #define NGS_PREFETCH(p) __builtin_prefetch(p)
+    #endif
     """
     const uint64_t P1 "NGS_P1"
     const uint64_t P2 "NGS_P2"

@@ -457,7 +457,7 @@ class Batch:
             return scores
         if len(self.groups) == 1:
             return sampler.process(groups[0].ids(), scores)
-        from ngramspec.hf_model.processors import Histories, process_at_once
+        from ngramspec.hf_model.compat.processors import Histories, process_at_once
 
         histories = Histories(groups, [EMPTY_DRAFT] * len(scores), 1, len(self.rows))
         return process_at_once(sampler.processors, histories, scores)

@@ -34,19 +34,15 @@ RECYCLE_TOP_K = 8  # candidates kept per position
 # With always=False, Token Recycling is used in trees if a forward of FLAT_COST_NODES drafted nodes
 # costs at most MAX_FLAT_COST times a one-position forward. Not tuned.
 MAX_FLAT_COST, FLAT_COST_NODES = 1.15, 32
-
-
-RECURRENCES = 3  # earlier prompts with a beginning that make it a kind
-MAX_KINDS = 32  # of 120 kB each; the ones used least recently are dropped
-MAX_BEGINNINGS = 2048  # whose prompts are counted, as hashes
+# Earlier prompts that make a beginning a kind; the kinds, of 120 kB each, and beginnings kept.
+RECURRENCES, MAX_KINDS, MAX_BEGINNINGS = 3, 32, 2048
 
 
 class Calibrations:
-    """What a drafter has learned, for each kind of prompts: those that begin alike. Thread-safe.
+    """How often a drafter's candidates were right, for each kind of prompts. Thread-safe.
 
-    A beginning of 8, 16, 32 or 64 tokens that RECURRENCES earlier prompts had is a kind, and a
-    prompt's kind is its longest one. Its calibration starts as a copy of the common one, in which
-    the sequences of all other prompts learn.
+    A beginning of 8 to 64 tokens that RECURRENCES earlier prompts had is a kind; a prompt's is its
+    longest one. Its calibration starts as a copy of the common one, which all other prompts have.
     """
 
     def __init__(self, common: Calibration) -> None:
@@ -179,14 +175,10 @@ def is_flat(cost: Float32) -> bool:
 class ValueDrafter(LearningDrafter):
     """Drafts the most probable candidate at every position while expected tokens per cost rise.
 
-    Its sequences share what they learn, those of each kind of prompts (see Calibrations): how often
-    candidates in each situation were right. It holds counts and weights, never text. However, the
-    counts show how repetitive earlier texts were, and drafts and timings depend on them. Where
+    Its sequences share what they learn (see Calibrations): counts and weights, never text. However,
+    the counts show how repetitive earlier texts were, and drafts and timings depend on them. Where
     tenants must not learn this about each other, let each request learn separately with
-    ``Speculator(calibration="request")``, or give each tenant a separate Speculator::
-
-        speculators = collections.defaultdict(Speculator)  # by tenant
-        model.generate(**inputs, custom_generate=speculators[tenant])
+    ``Speculator(calibration="request")``, or give each tenant a separate Speculator.
 
     Args:
         sources: where candidates come from: some of "copy", "ngram", "unigram" and "recycle" (the

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -277,15 +277,18 @@ def grouped(original: Attention) -> Attention:
             or not all(kwargs.get(name) is None or kwargs[name] is False for name in others)
         ):
             return original(module, query, key, value, attention_mask, **kwargs)
-        fold, mask = heads // key_heads, None
+        kernel, fold = _on_cpu, heads // key_heads
         if query.device.type == "cpu":
             fold = _folded(rows * key_heads, fold, n, torch.get_num_threads())
-        if attention_mask is _thread.chain and _skips_mask(query, key, value):
-            fold = 1
         else:
-            mask = _folded_mask(attention_mask, query.dtype, fold)
+            from ngramspec.hf_model.compat import kernels  # of CUDA
+
+            kernel = kernels.attend
+            if attention_mask is _thread.chain and kernels.skips_mask(query, key, value):
+                fold, attention_mask = 1, None
+        mask = None if attention_mask is None else _folded_mask(attention_mask, query.dtype, fold)
         query = query.reshape(rows, heads // fold, fold * n, size)
-        out = _attended(mask, kwargs.get("scaling"), query, key, value)
+        out = kernel(mask, kwargs.get("scaling"), query, key, value)
         return out.reshape(rows, heads, n, -1).transpose(1, 2).contiguous(), None
 
     @functools.wraps(original)
@@ -299,32 +302,9 @@ def grouped(original: Attention) -> Attention:
     return attend
 
 
-def _skips_mask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether FlashAttention takes them and aligns its causal mask to the end (not AMD's)."""
-    kernels, fits = torch.backends.cuda, query.shape[3] % 8 == 0 and not torch.version.hip
-    given = kernels.SDPAParams(query, key, value, None, 0.0, False, True)
-    return fits and kernels.can_use_flash_attention(given)
-
-
-def _attended(
-    mask: torch.Tensor | None, scale: float | None, *states: torch.Tensor
-) -> torch.Tensor:
-    """Attend under a mask added to the scores; None: FlashAttention's causal mask.
-
-    cuDNN is used only if the caller has excluded the other kernels: it plans for every new shape,
-    which takes 20 to 70 ms, and forwards with drafts seldom have the same shape twice.
-    """
-    kernels, aten, (query, key, value) = torch.backends.cuda, torch.ops.aten, states
-    found: Any = None
-    if mask is None:
-        found = aten._scaled_dot_product_flash_attention(*states, is_causal=True, scale=scale)
-    elif query.device.type == "cuda":
-        mask = mask.expand(*query.shape[:3], -1)
-        given = kernels.SDPAParams(query, key, value, mask, 0.0, False, False)
-        if kernels.can_use_efficient_attention(given):
-            found = aten._scaled_dot_product_efficient_attention(*states, mask, False, scale=scale)
-    if found is not None:
-        return cast("torch.Tensor", found[0])
+def _on_cpu(mask: torch.Tensor | None, scale: float | None, *states: torch.Tensor) -> torch.Tensor:
+    """Attend under a mask added to the scores."""
+    query, key, value = states
     gqa = query.shape[1] != key.shape[1]
     return scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa

@@ -152,12 +152,14 @@ class Inputs:
         # no draft extends past that point.
         if keys is not None and facts.takes_masks and not facts.encodes:
             masked = masked or facts.rereads_at != slots
-        # It would also read a mask of padding before a forward of one position.
+        # It would also read a mask of padding before a forward of one position. Masks of images, or
+        # of prompts that are in a given cache, have other lengths.
+        whole = own is None or own.shape[-1] == slots + width
         padding = width == 1 and own is not None
         # Attention recognises the mask of a chain that is made here, and a GPU needs none then.
         chain = width > 1 and facts.attention == "sdpa" and block.device.type == "cuda"
         chain = chain and keys is None and not branched and (own is None or not self.hides)
-        if (padding or chain) and self._replaces_padding and facts.rereads_at != slots:
+        if (padding or chain) and whole and self._replaces_padding and facts.rereads_at != slots:
             masked = masked or chain or self.hides
             if not masked:
                 grown[self.mask_name] = None

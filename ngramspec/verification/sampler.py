@@ -29,7 +29,7 @@ from ngramspec.verification.rejection import (
 from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
 if TYPE_CHECKING:  # many calls have no processors
-    from ngramspec.hf_model.processors import Text
+    from ngramspec.hf_model.compat.processors import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class TokenSampler:
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
         if self.processors:
-            from ngramspec.hf_model.processors import Histories, process_at_once
+            from ngramspec.hf_model.compat.processors import Histories, process_at_once
 
             histories = Histories(texts, drafts, positions, rows)
             scores = process_at_once(self.processors, histories, scores)

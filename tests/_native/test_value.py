@@ -30,10 +30,10 @@ def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():
 
 def test_drafters_learn_each_for_themselves():
     mine, other = build_drafter("auto"), build_drafter("auto")
-    before = other.calibration.to_array()
+    before = other.calibrations.common.to_array()
     play(mine.start(ids([])).engine, noisy_repetition(1, 600), 40, 8)
-    assert not np.array_equal(mine.calibration.to_array(), before)
-    assert np.array_equal(other.calibration.to_array(), before)
+    assert not np.array_equal(mine.calibrations.common.to_array(), before)
+    assert np.array_equal(other.calibrations.common.to_array(), before)
 
 
 def test_confidence_is_calibrated():

@@ -73,7 +73,9 @@ def test_folded_heads_attend_to_the_same_keys():
 def test_compiled_forwards_are_compared_with_the_compiled_baseline():
     ratios = {"plain": 1.0, "plain, compiled": 2.0, "ngramspec, compiled": 3.0}
     rows = [{"task": "edit", "way": way, "ratio": ratio} for way, ratio in ratios.items()]
-    assert gpu.lines({"compiled": {"summary": rows}}) == [
-        "speedup of ngramspec, compiled over plain, compiled and plain: edit 1.50, 3.00"
+    graphs = {"plain, compiled": {"captures": 2}, "ngramspec, compiled": {"captures": 8}}
+    assert gpu.lines({"compiled": {"summary": rows, "graphs": graphs}}) == [
+        "speedup of ngramspec, compiled over plain, compiled and plain: edit 1.50, 3.00",
+        "CUDA graphs: plain, compiled 2; ngramspec, compiled 8",
     ]
     assert gpu.lines({"compiled": {"summary": rows[:2]}}) == []

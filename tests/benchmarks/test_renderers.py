@@ -8,11 +8,13 @@ import json
 from benchmarks.editor import Answer, report
 from benchmarks.renderers import (
     beams,
+    demo,
     divergence,
     editor,
     heads,
     host_time,
     llama,
+    models,
     parity,
     samples,
     stores,
@@ -26,6 +28,15 @@ def cells(table: str) -> list[list[str]]:
     return [
         [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
     ]
+
+
+def test_the_demo_is_of_whole_calls_or_of_earlier_raw_files():
+    rates = {"plain": 10.0, "prompt lookup 10": 15.0, "ngramspec": 30.0}
+    rows = [{"task": "edit", "way": way, "tokens_per_second": rate} for way, rate in rates.items()]
+    earlier = {"plain": 10.0, "lookup": 15.0, "ours": 30.0}
+    expected = [["edit", "10.0", "15.0", "30.0", "3.00", "2.00"]]
+    assert cells(demo({"summary": rows})) == expected
+    assert cells(demo({"rows": [{"text": "edit", "tokens_per_second": earlier}]})) == expected
 
 
 def test_host_time_has_the_assumed_speeds_of_undrafted_steps():
@@ -52,6 +63,26 @@ def test_summaries_are_means_over_batches():
     for file in files:
         file["settings"] |= {"extract": True}
     assert cells(summaries(*files)) == [["sentences of the article", *mean]]
+
+
+def test_models_have_the_mean_the_worst_prompt_and_the_better_lookup():
+    known = {"model": "m", "dtype": "float32", "mode": "greedy", "task": "edit", "batch": 1}
+    speeds = [
+        {"plain": 10, "lookup 3": 10, "lookup": 20, "ours": 40},
+        {"plain": 10, "lookup 3": 20, "lookup": 5, "ours": 10},
+    ]
+    rows = [
+        {**known, "tokens_per_second": each, "same_as_plain": {"ours": each is speeds[0]}}
+        for each in speeds
+    ]
+    half = {**rows[0], "dtype": "bfloat16"}
+    four = {**half, "batch": 4, "tokens_per_second": {"plain": 10, "ours": 30}}
+    table = models({"rows": [*rows, half, four]})
+    assert "| model | task | float32, greedy | bfloat16, greedy | same text, float32 |" in table
+    assert cells(table) == [
+        ["m", "edit", "2.00 (1.00; 1.41)", "4.00 (4.00; 2.00)", "1 of 2"],
+        ["m", "edit, 4 rows", "", "3.00 (3.00)", ""],
+    ]
 
 
 def test_samples_are_means_over_prompts():

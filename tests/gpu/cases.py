@@ -8,20 +8,25 @@ are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import mtp_models
 import numpy as np
 import torch
+from doubles import InterruptedStreamer
 from families import ENCODER_DECODER, FAMILIES, VARIED, build
 from gpu.device import COPY, GPU, GpuGenerator, Seen, on_gpu, pretended
 from layer_states import model_of
+from transformers import DynamicCache
 from wrapping import letters
 
-from ngramspec import SharedStore, Speculator, enabled, generate
+from ngramspec import Corpus, SharedStore, Speculator, enabled, generate
 from ngramspec.decoding.observer import Observer
+from ngramspec.measure.forwards import forced_model
 from ngramspec.stepwise import JointSteps, open_generation
 
 NEW = 24  # tokens of a call
@@ -32,6 +37,12 @@ FOUR = (TEXT, OTHER, TEXT[3:], OTHER[2:] + TEXT)
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 20}
 STATIC = {"cache_implementation": "static", "disable_compile": True}
 SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+STRINGS = {"stop_strings": ["zz~"], "tokenizer": letters}
+PROCESSED = {
+    **{"repetition_penalty": 1.2, "no_repeat_ngram_size": 4, "min_new_tokens": 9},
+    **{"bad_words_ids": [[9], [5, 6]], "eos_token_id": [43, 44], "begin_suppress_tokens": [7]},
+    **{"sequence_bias": [[[3], -3.0], [[5, 8], 2.0]], "exponential_decay_length_penalty": (5, 1.1)},
+}
 Call = Callable[[Any, Speculator, dict[str, Any]], Any]
 
 
@@ -81,12 +92,49 @@ def _enabled(model, speculator, kwargs):
 
 def _stored(model, speculator, kwargs):
     """With what an earlier call may have left in a shared store."""
-    text = np.array(kwargs.pop("reference_ids"), np.int32)
+    (text,) = np.array(kwargs.pop("reference_ids"), np.int32)
     store = SharedStore(1 << 20)["n"]
     request = store.request()
-    request.begin(text[0])
+    request.begin(text[:1])
+    request.append(text[1:])
     request.finish()
     return generate(model, speculator=speculator, stores=[store], **kwargs)
+
+
+def _with_corpus(model, speculator, kwargs):
+    with TemporaryDirectory() as folder:
+        corpus = Corpus.build(np.array(kwargs.pop("reference_ids"), np.int32), f"{folder}/c.ngc")
+        return generate(model, speculator=speculator, stores=[corpus], **kwargs)
+
+
+def _forced(model, speculator, kwargs):
+    """Another text, which the model is made to say."""
+    with forced_model(model, 256) as set_text:
+        set_text([*TEXT, *TEXT[:9], *OTHER, *TEXT[3:]])
+        return generate(model, speculator=speculator, **kwargs)
+
+
+def _inferred(model, speculator, kwargs):
+    with torch.inference_mode():
+        return generate(model, speculator=speculator, **kwargs)
+
+
+def _continued(model, speculator, kwargs):
+    """With the caller's cache, after an interrupt."""
+    cache = DynamicCache(config=model.config)
+    with suppress(KeyboardInterrupt):
+        streamer = InterruptedStreamer(6)
+        generate(model, speculator=speculator, streamer=streamer, past_key_values=cache, **kwargs)
+    cache.crop(kwargs["input_ids"].shape[1] - 1 - cache.get_seq_length())
+    return generate(model, speculator=speculator, past_key_values=cache, **kwargs)
+
+
+def _embedded(model, speculator, kwargs):
+    ids = kwargs.pop("input_ids")
+    with torch.no_grad():
+        embeddings = torch.nn.functional.embedding(ids, model.get_input_embeddings().weight.clone())
+    out = generate(model, speculator=speculator, inputs_embeds=embeddings, **kwargs)
+    return torch.cat((ids, out), dim=1)
 
 
 def _open(model, speculator, kwargs):
@@ -124,7 +172,6 @@ class Case:
         spec: arguments of the Speculator.
         waits: how often a step may wait, at most.
         own: whether only ours on the CPU has the text, because the baseline draws others.
-        known: what does not hold yet, with the number of its fault.
         default: whether the GPU is torch's default device.
         host: whether the prompt is on the CPU.
     """
@@ -136,7 +183,6 @@ class Case:
     waits: int = 1
     own: bool = False
     call: Call = _generate
-    known: Mapping[str, int] = field(default_factory=dict)
     default: bool = False
     host: bool = False
 
@@ -154,25 +200,22 @@ CASES = {
     "sampled drafts": Case(
         args=SAMPLED, spec={"drafter": "ngram(sample=true)", "gamma": 4}, own=True
     ),
-    "batch": Case(rows=FOUR, known={"step": 5}),
-    "batch, no padding": Case(rows=EQUAL, known={"step": 5}),
-    "batch, tree": Case(rows=FOUR, spec={"tree": 8}, known={"step": 5}),
-    "batch, rows leave": Case(rows=FOUR, args={"eos_token_id": [9, 30, 31]}, known={"step": 3}),
-    "batch, sampled": Case(rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, known={"step": 5}),
-    "batch, lock-step": Case(rows=FOUR, args={"streamer": Streamer}, known={"step": 5}),
-    "batch, repetition penalty": Case(
-        rows=FOUR, args={"repetition_penalty": 1.2}, waits=2, known={"step": 4}
-    ),
-    "repetition penalty": Case(args={"repetition_penalty": 1.2}, waits=2, known={"step": 4}),
-    "no repeated n-grams": Case(args={"no_repeat_ngram_size": 3}, waits=2, known={"step": 4}),
+    "batch": Case(rows=FOUR),
+    "batch, no padding": Case(rows=EQUAL),
+    "batch, tree": Case(rows=FOUR, spec={"tree": 8}),
+    "batch, rows leave": Case(rows=FOUR, args={"eos_token_id": [9, 30, 31]}),
+    "batch, sampled": Case(rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True),
+    "batch, lock-step": Case(rows=FOUR, args={"streamer": Streamer}),
+    "batch, processors": Case(rows=FOUR, args=PROCESSED),
+    "processors": Case(args=PROCESSED, spec={"tree": 12}),
+    "sampled, processors": Case(args=PROCESSED | SAMPLED | {"top_h": 0.9}, waits=2),
     "own processor": Case(args={"logits_processor": [Favour]}, waits=9),
     "own criterion": Case(args={"stopping_criteria": [Seventeen]}, waits=9),
-    "stop strings": Case(
-        args={"stop_strings": ["zz~"], "tokenizer": letters}, waits=2, known={"step": 4}
-    ),
+    "stop strings": Case(args=STRINGS),
+    "batch, stop strings": Case(rows=FOUR, args=STRINGS | {"eos_token_id": 60}),
     "streamer": Case(args={"streamer": Streamer}),
     "scores": Case(args=SCORES),
-    "3 beams": Case(args={"num_beams": 3}, known={"step": 5}),
+    "3 beams": Case(args={"num_beams": 3}),
     "3 beams, scores": Case(args={"num_beams": 3} | SCORES, waits=2),
     "static cache": Case(args=STATIC),
     "static cache, width 8": Case(args=STATIC, spec={"width": 8}),
@@ -183,24 +226,34 @@ CASES = {
     "chunks": Case("llama4 (chunks)", LONG),
     "experts": Case("mixtral (experts)"),
     "recurrent": Case("Lfm2ForCausalLM"),
-    "recurrent, 3 beams": Case("Qwen3NextForCausalLM", args={"num_beams": 3}, known={"step": 3}),
-    "encoder-decoder": Case("t5", waits=3, known={"step": 4}),
-    "encoder-decoder, batch": Case("t5", FOUR, waits=3, known={"step": 4}),
+    "recurrent, 3 beams": Case("Qwen3NextForCausalLM", args={"num_beams": 3}),
+    "encoder-decoder": Case("t5", waits=2),
+    "encoder-decoder, batch": Case("t5", FOUR, waits=3),
     "assistant": Case(args={"assistant_model": None}),
     "default device": Case(default=True),
-    "default device, windows, tree": Case(
-        "mistral sliding", LONG, spec={"tree": 12}, default=True, known={"text": 2}
-    ),
-    "prompt on the CPU": Case(host=True, known={"text": 1}),
+    "default device, windows, tree": Case("mistral sliding", LONG, spec={"tree": 12}, default=True),
+    "prompt on the CPU": Case(host=True),
     "prompt on the CPU, sampled batch": Case(
-        rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, host=True, known={"text": 1}
+        rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, host=True
     ),
+    "prompt on the CPU, 3 beams": Case(args={"num_beams": 3}, host=True),
+    "positions learned, tree": Case("gpt2", spec={"tree": 12}),
+    "positions by ALiBi": Case("bloom (alibi)"),
+    "windows and experts": Case("gpt-oss hybrid", LONG),
+    "assistant, batch": Case(rows=EQUAL, args={"assistant_model": None}),
+    "multi-token prediction": Case("Glm4Moe", args={"use_mtp": True}),
+    "prefill in chunks": Case(rows=LONG, args={"prefill_chunk_size": 16}),
+    "corpus": Case(call=_with_corpus),
+    "forced text": Case(call=_forced, own=True),
+    "inference mode": Case(call=_inferred),
+    "interrupt, then the rest": Case(call=_continued),
+    "embeddings": Case(call=_embedded),
     "open_generation": Case(call=_open),
     "joint steps": Case(call=_joint, waits=2),
     "enabled": Case(call=_enabled),
     "shared store": Case(call=_stored),
 }
-OURS = ("assistant_model", "generator")  # not for the baseline
+OURS = ("assistant_model", "generator", "use_mtp")  # not for the baseline
 
 
 def in_numbers(parts: list[Seen], prefills: int = 1) -> dict[str, Any]:
@@ -217,6 +270,9 @@ def in_numbers(parts: list[Seen], prefills: int = 1) -> dict[str, Any]:
     }
 
 
+_folders: list[TemporaryDirectory[str]] = []
+
+
 @cache
 def _model(family: str, on: bool) -> Any:
     if on:
@@ -227,6 +283,9 @@ def _model(family: str, on: bool) -> Any:
         return model
     if family == "assistant":
         return build("llama", num_hidden_layers=1)
+    if family in mtp_models.FAMILIES:
+        _folders.append(TemporaryDirectory())  # the head is read from it when a call asks for it
+        return mtp_models.mtp_model(family, _folders[-1].name)
     return build(family) if family in FAMILIES else model_of(family)
 
 
@@ -292,6 +351,7 @@ def measure(case: Case) -> dict[str, Any]:
                 except RuntimeError as error:
                     found["text"] = str(error)
             encodes = case.family in ENCODER_DECODER  # it, too, looks tokens up in the table
-            prefills = 1 + encodes + (case.call is _joint and side == "ours")
+            more = {_joint: 1, _embedded: -1}
+            prefills = 1 + encodes + (side == "ours" and more.get(case.call, 0))
             found[side] = in_numbers(seen.parts(), prefills)
     return found

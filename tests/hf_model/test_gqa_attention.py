@@ -19,7 +19,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model import attention as attention_module
-from ngramspec.hf_model.attention import _attended, _folded, _skips_mask, grouped, in_place
+from ngramspec.hf_model.attention import _folded, grouped, in_place
+from ngramspec.hf_model.compat import kernels
 from ngramspec.hf_model.compat.names import attention_of
 
 CPU = torch.device("cpu")
@@ -161,27 +162,6 @@ def test_heads_are_folded_as_far_as_it_leaves_no_thread_idle():
     assert _folded(8, 4, 32, 2) == 1  # every head is a block already
 
 
-def test_the_mask_of_a_chain_is_skipped_where_flash_attention_takes_it(monkeypatch):
-    module, skipped = SimpleNamespace(num_key_value_groups=3), []
-    query, key, value = states(1, 9, 3, 4, 20, torch.float32)
-    mask = masks(4, 20)[0][None, None]
-
-    def attended(added, scale, *given):
-        skipped.append(added is None)
-        return expected.transpose(1, 2) if added is None else _attended(added, scale, *given)
-
-    attend = grouped(sdpa_attention_forward)
-    with in_place(NO_MODEL, CPU, chain=mask):
-        expected, _ = attend(module, query, key, value, mask, scaling=0.2)
-        monkeypatch.setattr(attention_module, "_skips_mask", lambda *_: True)
-        monkeypatch.setattr(attention_module, "_attended", attended)
-        attend(module, query, key, value, mask, scaling=0.2)
-        attend(module, query, key, value, mask.clone(), scaling=0.2)
-    with in_place(NO_MODEL, CPU):
-        attend(module, query, key, value, mask, scaling=0.2)
-    assert skipped == [True, False, False]
-
-
 class Operators(TorchDispatchMode):
     """Names of the operators that are called inside."""
 
@@ -194,6 +174,22 @@ class Operators(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+def test_the_mask_of_a_chain_is_skipped_where_flash_attention_takes_it(monkeypatch):
+    for name in ("can_use_flash_attention", "can_use_efficient_attention"):
+        monkeypatch.setattr(torch.backends.cuda, name, lambda _: True)
+    module, attend = SimpleNamespace(num_key_value_groups=4), grouped(sdpa_attention_forward)
+    with FakeTensorMode(), Operators() as operators:
+        query = torch.empty(1, 8, 5, 64, dtype=torch.bfloat16, device="cuda")
+        key = value = torch.empty(1, 2, 70, 64, dtype=torch.bfloat16, device="cuda")
+        mask = torch.ones(1, 1, 5, 70, dtype=torch.bool, device="cuda")
+        for chain, given in ((mask, mask), (mask, mask.clone()), (None, mask)):
+            with in_place(NO_MODEL, mask.device, chain=chain):
+                out, _ = attend(module, query, key, value, given, scaling=0.2)
+            assert out.shape == (1, 5, 8, 64)
+    flash = [each for each in operators.called if "flash" in each]
+    assert flash == ["_scaled_dot_product_flash_attention"]
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_on_cuda_flash_and_efficient_attention_are_called_unless_excluded(monkeypatch, allowed):
     for name in ("can_use_flash_attention", "can_use_efficient_attention"):
@@ -204,11 +200,11 @@ def test_on_cuda_flash_and_efficient_attention_are_called_unless_excluded(monkey
         mask = torch.empty_strided(
             (1, 1, 20, 70), (1600, 1600, 80, 1), dtype=torch.bfloat16, device="cuda"
         )
-        assert _skips_mask(query, key, value) == allowed
+        assert kernels.skips_mask(query, key, value) == allowed
         folded = query.reshape(2, 2, 20, 64)
-        assert _attended(mask, 0.125, folded, key, value).shape == folded.shape
+        assert kernels.attend(mask, 0.125, folded, key, value).shape == folded.shape
         if allowed:
-            assert _attended(None, 0.125, query, key, value).shape == query.shape
+            assert kernels.attend(None, 0.125, query, key, value).shape == query.shape
     found = [each for each in operators.called if "attention" in each]
     if allowed:
         assert found[::-1] == [

@@ -60,7 +60,7 @@ def test_text_that_does_not_fit_is_left_out_the_oldest_first(tmp_path, caplog):
     assert list(small) == ["n6", "n7"]
     kept = texts(small)["n7"]
     assert kept == [BORDER, *range(7250 - len(kept) + 1, 7250)]
-    assert "does not fit into the store; tokens left out: 1710" in caplog.text
+    assert "does not fit into the store; tokens left out: 1720" in caplog.text
     small.check_integrity()
 
 

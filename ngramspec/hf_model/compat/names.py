@@ -142,7 +142,7 @@ BY_ROW = frozenset(
         *("TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper"),
     }
 )
-# Processors that ``hf_model.processors`` applies to all positions of a forward at once.
+# Processors that ``hf_model.compat.processors`` applies to all positions of a forward at once.
 AT_ONCE = BY_ROW | {
     *("EncoderNoRepeatNGramLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor"),
     "WatermarkLogitsProcessor",
@@ -193,7 +193,7 @@ def all_stock(processors: Iterable[Any] | None, names: Collection[str]) -> bool:
 
 
 def runs_at_once(processor: Any) -> bool:
-    """Whether ``hf_model.processors`` applies a processor to all positions of a forward at once."""
+    """Whether ``compat.processors`` applies a processor to all positions of a forward at once."""
     if getattr(processor, "seeding_scheme", None) == "selfhash":  # it reads the scores on the host
         return False
     return processor_name(processor) in AT_ONCE

@@ -204,6 +204,7 @@ OTHERS = {
 }
 # The same in compat.
 IN_COMPAT = {"_abc_impl", "_token_id", "_token_index"}
+IN_COMPAT |= {f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient")}
 
 
 def private_uses(tree: ast.Module) -> set[str]:

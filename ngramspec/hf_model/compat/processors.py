@@ -54,8 +54,11 @@ class Histories:
         self, texts: Sequence[Text], drafts: Sequence[Draft], positions: int, batch: int
     ) -> None:
         self.batch = batch
-        self._texts, self._positions = texts, positions
-        self._paths = [path for draft in drafts for path in paths_of(draft, positions)]
+        self._texts, self._drafts, self._positions = texts, drafts, positions
+
+    @cached_property
+    def _paths(self) -> list[list[int]]:
+        return [path for draft in self._drafts for path in paths_of(draft, self._positions)]
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -67,7 +70,7 @@ class Histories:
     def _committed(self) -> list[int]:
         """Committed tokens of each text."""
         rows = [text.length for text in self._texts for _ in text.rows]
-        return np.repeat(rows, self._positions).tolist()
+        return [length for length in rows for _ in range(self._positions)]
 
     def last(self, count: int) -> list[tuple[int, ...]]:
         """Each text's last tokens, as many as it has, up to ``count``."""

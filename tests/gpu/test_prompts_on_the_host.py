@@ -1,0 +1,54 @@
+"""Prompts on the CPU, what a call waits for before its steps, and experts, on a pretended GPU."""
+
+from __future__ import annotations
+
+from functools import wraps
+
+import pytest
+import torch
+from gpu import cases
+from gpu.cases import EQUAL, FOUR, LONG, ONE, SAMPLED, SCORES, Case, measure
+from gpu.device import on_gpu, pretended
+
+from ngramspec import Speculator, generate
+
+HOST = {
+    "joint steps": Case(call=cases._joint, host=True),
+    "enabled": Case(call=cases._enabled, host=True),
+    "sampled": Case(args=SAMPLED, host=True),
+    "scores": Case(args=SCORES, host=True),
+    "rows with trees": Case(rows=FOUR, spec={"tree": 8}, host=True),
+    "windows": Case("mistral sliding", LONG, spec={"tree": 12}, host=True),
+}
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_a_prompt_on_the_cpu_gives_the_baselines_text(name):
+    found = measure(HOST[name])
+    assert found["text"] == found["expected"]
+    assert found["ours"]["step"] <= max(found["plain"]["step"], 1)
+
+
+@pytest.mark.parametrize("rows", [ONE, EQUAL * 4, FOUR], ids=["one row", "8 rows", "padded"])
+def test_a_call_waits_at_most_twice_more_before_its_steps(rows):
+    case = Case(rows=rows, args={"eos_token_id": [60, 59], "max_new_tokens": 4}, spec={"gamma": 2})
+    ours, plain = (measure(case)[side] for side in ("ours", "plain"))
+    assert ours["before"] <= plain["before"] + 2
+    assert ours["prefill"] <= plain["prefill"] + 2
+
+
+def test_only_forwards_of_one_position_copy_the_weights_of_experts(monkeypatch):
+    with pretended():
+        model, seen = cases._model("mixtral (experts)", True), set()
+        inner = model.forward
+
+        @wraps(inner)
+        def forward(*args, **kwargs):
+            seen.add((kwargs["input_ids"].shape[1] > 1, model.get_experts_implementation()[""]))
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(model, "forward", forward)
+        ids = on_gpu(torch.tensor([[*ONE[0], 40, 41]]))
+        generate(model, ids, speculator=Speculator("copy", 4), max_new_tokens=30, do_sample=False)
+        assert seen == {(True, "grouped_mm"), (False, "batched_mm")}
+        assert model.get_experts_implementation()[""] == "grouped_mm"
