@@ -10,7 +10,7 @@ import torch
 import transformers
 from gpu.cases import CASES, _embedded, _joint, measure
 
-from ngramspec.hf_model import attention
+from ngramspec.hf_model.compat import kernels
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "waits.json"
 
@@ -53,6 +53,6 @@ def test_the_text_is_the_same_as_on_the_cpu_and_steps_wait_once(name, recorded, 
 def test_only_masks_of_chains_that_hide_nothing_else_are_skipped(monkeypatch):
     skipped = []
     for name in ("greedy, gamma 5", "batch", "static cache", "windows"):
-        monkeypatch.setattr(attention, "_skips_mask", lambda *_, name=name: skipped.append(name))
+        monkeypatch.setattr(kernels, "skips_mask", lambda *_, name=name: skipped.append(name))
         measure(CASES[name])
     assert set(skipped) == {"greedy, gamma 5"}
