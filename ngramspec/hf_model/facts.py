@@ -658,13 +658,14 @@ def drops_out(model: Any) -> bool:
     )
 
 
-def check_prefilled(facts: Facts, cache: KVCache) -> None:
-    """Raise an UnsupportedError if the prefill did not store its positions in the cache.
+def prefilled_length(facts: Facts, cache: KVCache) -> int:
+    """Return a cache's length after the prefill, or raise an UnsupportedError if it is not there.
 
     Up to transformers 5.23, a layer with gradient checkpointing gets no cache in training mode. In
     evaluation mode, some models have layers that store nothing.
     """
-    stored = [layer.length > facts.cached for layer in cache.attention]
+    lengths = cache.lengths()
+    stored = [length > facts.cached for length in lengths]
     training = any(module.training for module in facts.model.modules())
     if stored and not (all(stored) if training else any(stored)):
         raise UnsupportedError(
@@ -672,3 +673,4 @@ def check_prefilled(facts: Facts, cache: KVCache) -> None:
             f" {len(stored)} layers of the cache, as with gradient checkpointing in training mode;"
             " call model.eval()"
         )
+    return max(lengths, default=0)

@@ -20,8 +20,8 @@ from ngramspec.hf_model.facts import (
     Ability,
     check_facts,
     check_model,
-    check_prefilled,
     facts_of,
+    prefilled_length,
     prompt_end,
     why_unsupported,
 )
@@ -244,10 +244,9 @@ class Target:
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
         self._use_cache()
-        check_prefilled(self.facts, self.cache)
+        self._slots = (prefilled_length(self.facts, self.cache) or self.facts.end) - count
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
-        self._slots = (self.cache.length() or self.facts.end) - count
         self.inputs.begin(self.prompt, self._slots)
         self._prefilled = self._slots
         if draft is not None:

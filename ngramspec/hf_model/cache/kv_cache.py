@@ -80,10 +80,14 @@ class KVCache:
         """Positions that layers with windows hold; None: there are no such layers."""
         return max((each.held for each in self._windows if each.held is not None), default=None)
 
+    def lengths(self) -> list[int]:
+        """Positions in each layer of ``attention``, in any order; one host sync if it is static."""
+        kinds = ((kind, layers) for kind, layers in self._by_kind.items() if kind.attends)
+        return [each for kind, layers in kinds for each in kind.lengths_of(layers)]
+
     def length(self) -> int:
         """Positions in the longest layer. It costs one host sync if the cache is static."""
-        found = (kind.length_of(layers) for kind, layers in self._by_kind.items() if kind.attends)
-        return max(found, default=0)
+        return max(self.lengths(), default=0)
 
     def resize(self, capacity: int) -> None:
         for each in self.layers:

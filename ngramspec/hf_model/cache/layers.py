@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.compat.caches import Update, kind_of, replace_update, restore_update
-from ngramspec.hf_model.devices import Indices, indices
+from ngramspec.hf_model.devices import Indices, indices, on_host
 
 # Free positions in a layer's newly allocated memory: the greater of the two.
 MIN_FREE_POSITIONS = 128
@@ -119,9 +119,9 @@ class Attention(CacheLayer):
         return int(self.layer.get_seq_length())
 
     @classmethod
-    def length_of(cls, layers: Sequence[Attention]) -> int:
-        """The greatest length of all layers of this kind in a cache."""
-        return max(each.length for each in layers)
+    def lengths_of(cls, layers: Sequence[Attention]) -> list[int]:
+        """The lengths of all layers of this kind in a cache."""
+        return [each.length for each in layers]
 
     @property
     def has_keys(self) -> bool:
@@ -246,9 +246,10 @@ class StaticAttention(Attention):
         return int(self.layer.get_max_length())
 
     @classmethod
-    def length_of(cls, layers: Sequence[Attention]) -> int:
-        """See Attention. All are equally long, and reading a length costs a host sync."""
-        return layers[0].length
+    def lengths_of(cls, layers: Sequence[Attention]) -> list[int]:
+        """See Attention. The lengths are on the device, and one host sync reads them all."""
+        first, others = on_host(*(each.layer.cumulative_length for each in layers))
+        return [int(each.item()) for each in (first, *others) if each is not None]
 
     def resize(self, capacity: int) -> None:
         self.layer.max_cache_len = capacity
