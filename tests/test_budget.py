@@ -16,12 +16,12 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (33_000, 35_900),
+    "shipped lines": (33_000, 36_000),
     "shipped files": (160, None),
-    "lines of tests": (41_000, 48_200),
+    "lines of tests": (41_000, 48_600),
     "lines of benchmarks": (7_500, None),
     "modules of a greedy call": (45, None),
-    "lines of a greedy call": (8_500, 10_500),
+    "lines of a greedy call": (8_500, 10_600),
     "types of a greedy step": (18, 28),
     "calls of an undrafted step": (150, 165),
     "constants that are not tuned": (20, None),

@@ -146,9 +146,10 @@ def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int]
     """
     prompt, mask = target.prompt_ids, target.prompt_mask
     source: Int64 | None = None
+    hidden: Int64 | None = None
     holds_ids = isinstance(encoded, torch.Tensor) and encoded.ndim == 2  # no audio or images
     if target.facts.encodes and holds_ids and not encoded.is_floating_point():
-        source, hidden = on_host(encoded, target.inputs.kwargs.get("attention_mask"))
+        source, (hidden,) = on_host(encoded, target.inputs.kwargs.get("attention_mask"))
 
     def history(row: int) -> Int32:
         texts = [reference]

@@ -288,7 +288,7 @@ def grouped(original: Attention) -> Attention:
                 fold, attention_mask = 1, None
         mask = None if attention_mask is None else _folded_mask(attention_mask, query.dtype, fold)
         query = query.reshape(rows, heads // fold, fold * n, size)
-        out = kernel(mask, kwargs.get("scaling"), query, key, value)
+        out = kernel(query, key, value, mask, kwargs.get("scaling"))
         return out.reshape(rows, heads, n, -1).transpose(1, 2).contiguous(), None
 
     @functools.wraps(original)
@@ -302,9 +302,14 @@ def grouped(original: Attention) -> Attention:
     return attend
 
 
-def _on_cpu(mask: torch.Tensor | None, scale: float | None, *states: torch.Tensor) -> torch.Tensor:
+def _on_cpu(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
     """Attend under a mask added to the scores."""
-    query, key, value = states
     gqa = query.shape[1] != key.shape[1]
     return scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa

@@ -28,7 +28,8 @@ def input_device(model: Any, given: torch.device) -> torch.device:
 
 def moved(value: Any, device: torch.device) -> Any:
     """Return a tensor, or the tensors in a model's arguments or outputs, on a device."""
-    return changed(value, lambda tensor: tensor.to(device, non_blocking=True))
+    waits = device.type == "cpu"  # else its values could be read before they are there
+    return changed(value, lambda tensor: tensor.to(device, non_blocking=not waits))
 
 
 def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -42,18 +43,17 @@ def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-def indices(values: Sequence[Any]) -> Indices:
+def indices(values: Sequence[Any] | Int64) -> Indices:
     """Return the function that makes an int64 tensor of values on a device, on each only once."""
     host = torch.tensor(values, dtype=torch.int64, device="cpu")
     return cache(lambda device: host.to(device, non_blocking=True))
 
 
-def on_host(*tensors: torch.Tensor | None) -> list[Int64 | None]:
+def on_host(first: torch.Tensor, *others: torch.Tensor | None) -> tuple[Int64, list[Int64 | None]]:
     """Return copies of tensors of integers or bools on the host, made in one transfer."""
-    given = [each for each in tensors if each is not None]
-    if not given:
-        return [None] * len(tensors)
-    flat = torch.cat([each.to(given[0].device, torch.int64).flatten() for each in given])
+    given = [first, *(each for each in others if each is not None)]
+    flat = torch.cat([each.to(first.device, torch.int64).flatten() for each in given])
     ends = np.cumsum([each.numel() for each in given])
     parts = iter(np.split(flat.cpu().numpy(), ends[:-1]))
-    return [None if each is None else next(parts).reshape(each.shape) for each in tensors]
+    own = next(parts).reshape(first.shape)
+    return own, [None if each is None else next(parts).reshape(each.shape) for each in others]

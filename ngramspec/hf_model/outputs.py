@@ -139,7 +139,7 @@ class StateChannel:
             own = states[row, :last]
             if self._mask is not None and self._mask.shape[1] >= last:
                 there = np.flatnonzero(self._mask[row, -last:])
-                own = own.index_select(0, indices(there)(own.device))
+                own = own.index_select(0, indices(there.tolist())(own.device))
             kept.append(own)
         self._last, self._found = states[:, last - 1 :], []
 

@@ -145,7 +145,7 @@ class OwnSlots:
     @property
     def full(self) -> bool:
         """Whether all slots hold a token of every row."""
-        return min(self.used) == self._mask.shape[1]
+        return bool(min(self.used) == self._mask.shape[1])
 
     def commit(self, kept: Sequence[int]) -> None:
         """Add the positions of a forward that stay, for each row; 0 if the row has ended."""

@@ -101,7 +101,7 @@ class Target:
 
             self._recorder = OutputRecorder(facts)
         positions, mask = model_kwargs.get("position_ids"), facts.kwargs.get(self.inputs.mask_name)
-        self.prompt_ids, self.prompt_mask, last = on_host(
+        self.prompt_ids, (self.prompt_mask, last) = on_host(
             input_ids,
             mask if isinstance(mask, torch.Tensor) and mask.ndim == 2 else None,
             None if positions is None or facts.hooks_positions else positions[..., -1:],
@@ -368,7 +368,7 @@ class Target:
             trees = self._present.of(trees) if trees else ()
         block = block.to(self.device, non_blocking=True)
         if committed is not None:
-            committed = committed.to(self.device, non_blocking=True)
+            committed = moved(committed, self.device)
         if self.pending is not None:
             block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]

@@ -8,20 +8,17 @@ are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import mtp_models
 import numpy as np
 import torch
-from doubles import InterruptedStreamer
 from families import ENCODER_DECODER, FAMILIES, VARIED, build
 from gpu.device import COPY, GPU, GpuGenerator, Seen, on_gpu, pretended
 from layer_states import model_of
-from transformers import DynamicCache
 from wrapping import letters
 
 from ngramspec import Corpus, SharedStore, Speculator, enabled, generate
@@ -112,21 +109,6 @@ def _forced(model, speculator, kwargs):
     with forced_model(model, 256) as set_text:
         set_text([*TEXT, *TEXT[:9], *OTHER, *TEXT[3:]])
         return generate(model, speculator=speculator, **kwargs)
-
-
-def _inferred(model, speculator, kwargs):
-    with torch.inference_mode():
-        return generate(model, speculator=speculator, **kwargs)
-
-
-def _continued(model, speculator, kwargs):
-    """With the caller's cache, after an interrupt."""
-    cache = DynamicCache(config=model.config)
-    with suppress(KeyboardInterrupt):
-        streamer = InterruptedStreamer(6)
-        generate(model, speculator=speculator, streamer=streamer, past_key_values=cache, **kwargs)
-    cache.crop(kwargs["input_ids"].shape[1] - 1 - cache.get_seq_length())
-    return generate(model, speculator=speculator, past_key_values=cache, **kwargs)
 
 
 def _embedded(model, speculator, kwargs):
@@ -233,27 +215,22 @@ CASES = {
     "default device": Case(default=True),
     "default device, windows, tree": Case("mistral sliding", LONG, spec={"tree": 12}, default=True),
     "prompt on the CPU": Case(host=True),
-    "prompt on the CPU, sampled batch": Case(
-        rows=FOUR, args=SAMPLED, spec={"gamma": 4}, own=True, host=True
-    ),
+    "prompt on the CPU, sampled": Case(args=SAMPLED, host=True),
     "prompt on the CPU, 3 beams": Case(args={"num_beams": 3}, host=True),
     "positions learned, tree": Case("gpt2", spec={"tree": 12}),
     "positions by ALiBi": Case("bloom (alibi)"),
     "windows and experts": Case("gpt-oss hybrid", LONG),
-    "assistant, batch": Case(rows=EQUAL, args={"assistant_model": None}),
-    "multi-token prediction": Case("Glm4Moe", args={"use_mtp": True}),
+    "assistant, batch": Case(rows=EQUAL, args={"assistant_model": None}, waits=4),
     "prefill in chunks": Case(rows=LONG, args={"prefill_chunk_size": 16}),
     "corpus": Case(call=_with_corpus),
     "forced text": Case(call=_forced, own=True),
-    "inference mode": Case(call=_inferred),
-    "interrupt, then the rest": Case(call=_continued),
     "embeddings": Case(call=_embedded),
     "open_generation": Case(call=_open),
     "joint steps": Case(call=_joint, waits=2),
     "enabled": Case(call=_enabled),
     "shared store": Case(call=_stored),
 }
-OURS = ("assistant_model", "generator", "use_mtp")  # not for the baseline
+OURS = ("assistant_model", "generator")  # not for the baseline
 
 
 def in_numbers(parts: list[Seen], prefills: int = 1) -> dict[str, Any]:
@@ -270,9 +247,6 @@ def in_numbers(parts: list[Seen], prefills: int = 1) -> dict[str, Any]:
     }
 
 
-_folders: list[TemporaryDirectory[str]] = []
-
-
 @cache
 def _model(family: str, on: bool) -> Any:
     if on:
@@ -283,9 +257,6 @@ def _model(family: str, on: bool) -> Any:
         return model
     if family == "assistant":
         return build("llama", num_hidden_layers=1)
-    if family in mtp_models.FAMILIES:
-        _folders.append(TemporaryDirectory())  # the head is read from it when a call asks for it
-        return mtp_models.mtp_model(family, _folders[-1].name)
     return build(family) if family in FAMILIES else model_of(family)
 
 

@@ -83,6 +83,7 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._to_copy.default and (kwargs or {}).get("device") == CPU:
+            assert not kwargs.get("non_blocking")
             self.count += 1
             return torch.zeros(args[0].shape, dtype=args[0].dtype, device=CPU)
         return func(*args, **(kwargs or {}))
@@ -91,13 +92,14 @@ class Copies(TorchDispatchMode):
 def test_several_tensors_come_to_the_host_in_one_copy():
     ids, mask = torch.tensor([[5, 6, 7], [8, 9, 1]]), torch.tensor([[False, True]])
     last = torch.zeros((2, 0), dtype=torch.int32)
-    found = on_host(ids, None, mask, last)
+    own, others = on_host(ids, None, mask, last)
+    found = [own, *others]
     assert [None if each is None else each.tolist() for each in found] == [
         *([[5, 6, 7], [8, 9, 1]], None, [[0, 1]], [[], []])
     ]
     assert {each.dtype for each in found if each is not None} == {np.dtype(np.int64)}
-    assert on_host(None) == [None]
     with Copies() as copies:
-        found = on_host(ids.to(META), mask.to(META), None)
-    assert copies.count == 1
-    assert [each.shape for each in found[:2]] == [(2, 3), (1, 2)]
+        own, others = on_host(ids.to(META), mask.to(META), None)
+        moved([ids.to(META)], CPU)
+    assert copies.count == 2
+    assert (own.shape, others[0].shape, others[1]) == ((2, 3), (1, 2), None)

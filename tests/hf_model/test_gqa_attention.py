@@ -175,19 +175,22 @@ class Operators(TorchDispatchMode):
 
 
 def test_the_mask_of_a_chain_is_skipped_where_flash_attention_takes_it(monkeypatch):
-    for name in ("can_use_flash_attention", "can_use_efficient_attention"):
-        monkeypatch.setattr(torch.backends.cuda, name, lambda _: True)
-    module, attend = SimpleNamespace(num_key_value_groups=4), grouped(sdpa_attention_forward)
-    with FakeTensorMode(), Operators() as operators:
-        query = torch.empty(1, 8, 5, 64, dtype=torch.bfloat16, device="cuda")
-        key = value = torch.empty(1, 2, 70, 64, dtype=torch.bfloat16, device="cuda")
-        mask = torch.ones(1, 1, 5, 70, dtype=torch.bool, device="cuda")
-        for chain, given in ((mask, mask), (mask, mask.clone()), (None, mask)):
-            with in_place(NO_MODEL, mask.device, chain=chain):
-                out, _ = attend(module, query, key, value, given, scaling=0.2)
-            assert out.shape == (1, 5, 8, 64)
-    flash = [each for each in operators.called if "flash" in each]
-    assert flash == ["_scaled_dot_product_flash_attention"]
+    skipped, module = [], SimpleNamespace(num_key_value_groups=3)
+
+    def attended(query, key, value, mask, scale):
+        skipped.append(mask is None)
+        return torch.empty_like(query)
+
+    monkeypatch.setattr(kernels, "skips_mask", lambda *_: True)
+    monkeypatch.setattr(kernels, "attend", attended)
+    attend = grouped(sdpa_attention_forward)
+    query, key, value = (each.to("meta") for each in states(1, 9, 3, 4, 20, torch.float32))
+    mask = masks(4, 20)[0][None, None].to("meta")
+    for chain, given in ((mask, mask), (mask, mask.clone()), (None, mask)):
+        with in_place(NO_MODEL, torch.device("cuda"), chain=chain):
+            out, _ = attend(module, query, key, value, given, scaling=0.2)
+        assert out.shape == (1, 4, 9, query.shape[3])
+    assert skipped == [True, False, False]
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -202,9 +205,9 @@ def test_on_cuda_flash_and_efficient_attention_are_called_unless_excluded(monkey
         )
         assert kernels.skips_mask(query, key, value) == allowed
         folded = query.reshape(2, 2, 20, 64)
-        assert kernels.attend(mask, 0.125, folded, key, value).shape == folded.shape
+        assert kernels.attend(folded, key, value, mask, 0.125).shape == folded.shape
         if allowed:
-            assert kernels.attend(None, 0.125, query, key, value).shape == query.shape
+            assert kernels.attend(query, key, value, None, 0.125).shape == query.shape
     found = [each for each in operators.called if "attention" in each]
     if allowed:
         assert found[::-1] == [

@@ -13,21 +13,29 @@ def skips_mask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
     return fits and kernels.can_use_flash_attention(given)
 
 
-def attend(mask: torch.Tensor | None, scale: float | None, *states: torch.Tensor) -> torch.Tensor:
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
     """Attend under a mask added to the scores; None: FlashAttention's causal mask.
 
     cuDNN is used only if the caller has excluded the other kernels: it plans for every new shape,
     which takes 20 to 70 ms, and forwards with drafts seldom have the same shape twice.
     """
-    kernels, aten, (query, key, value) = torch.backends.cuda, torch.ops.aten, states
+    kernels, aten = torch.backends.cuda, torch.ops.aten
     out: torch.Tensor
     if mask is None:
-        out = aten._scaled_dot_product_flash_attention(*states, is_causal=True, scale=scale)[0]
+        flash = aten._scaled_dot_product_flash_attention
+        out = flash(query, key, value, is_causal=True, scale=scale)[0]
         return out
     mask = mask.expand(*query.shape[:3], -1)
     given = kernels.SDPAParams(query, key, value, mask, 0.0, False, False)
     if kernels.can_use_efficient_attention(given):
-        out = aten._scaled_dot_product_efficient_attention(*states, mask, False, scale=scale)[0]
+        efficient = aten._scaled_dot_product_efficient_attention
+        out = efficient(query, key, value, mask, False, scale=scale)[0]
         return out
     gqa = query.shape[1] != key.shape[1]
     return scaled_dot_product_attention(

@@ -161,9 +161,9 @@ def _by_length(same: Callable[[Any, int], Any]) -> FormOf:
             return _call(processor, histories.lengths[0], scores)
         found = torch.empty_like(scores)
         for places in alike.values():
-            at = torch.tensor(places, device="cpu").to(scores.device, non_blocking=True)
-            own = _call(processor, histories.lengths[places[0]], scores.index_select(0, at))
-            found.index_copy_(0, at, own)
+            index = torch.tensor(places, device="cpu").to(scores.device, non_blocking=True)
+            own = _call(processor, histories.lengths[places[0]], scores.index_select(0, index))
+            found.index_copy_(0, index, own)
         return found
 
     return form
