@@ -354,7 +354,7 @@ class Batch:
         drafts = [row.draft for row in self.rows]
         positions = 1 + max([len(draft.tokens) for draft in drafts])
         costs = self.costs
-        if costs is None or any([draft.parents is not None for draft in drafts]):
+        if costs is None or any(draft.parents is not None for draft in drafts):
             return positions
         if costs.width(positions, costs.limit) == positions:
             return positions
