@@ -111,7 +111,7 @@ class DecodeLoop:
         Steps must run inside the target's ``decoding`` context, and the prefill outside it. Returns
         whether there is another step to run.
         """
-        if self.prefilled and self.batch.stopped:
+        if self.ranks is not None and self.prefilled and self.batch.stopped:
             self.forward_for_other_ranks()
         else:
             with self.section(STEP if self.prefilled else PREFILL):

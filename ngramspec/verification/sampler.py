@@ -210,16 +210,18 @@ class DraftCursor:
 
     def node_with(self, token: int, position: int) -> int | None:
         """The node with a token among those drafted at a position, or None."""
-        return next((node for node in self.nodes(position) if self.tokens[node] == token), None)
+        for node in self.nodes(position):
+            if self.tokens[node] == token:
+                return node
+        return None
 
     def verdict(self, accepted: Sequence[int], emitted: Sequence[int]) -> Verdict:
         """The result of the draft's verification, by its accepted nodes and committed tokens."""
-        positions = (0, *[node + 1 for node in accepted])
-        verified = len(accepted)
-        if self._children is not None:  # and the siblings before an accepted node
-            path = zip(accepted, positions, strict=False)
-            verified += sum([self.nodes(at).index(node) for node, at in path])
-        rejected = self.nodes(positions[-1]) if len(emitted) > len(accepted) else ()
+        verified, position = len(accepted), 0
+        for node in accepted:
+            verified += self.nodes(position).index(node)  # the siblings before it
+            position = node + 1
+        rejected = self.nodes(position) if len(emitted) > len(accepted) else ()
         first = rejected[0] if rejected else None
         return Verdict(accepted, verified + len(rejected), tuple(emitted), first)
 
