@@ -34,7 +34,7 @@ NEW_TOKENS = 12
 GAMMA = 4
 UNUSED = (  # arguments of a call
     *("streamer", "reference_ids", "stores", "extra_stores", "session", "tools"),
-    *("inputs_tensor", "generator", "synced_gpus"),
+    *("inputs_tensor", "generator", "synced_gpus", "num_assistant_tokens"),
 )
 RIGHT = 2  # tokens of each draft that are right; the others are rejected
 

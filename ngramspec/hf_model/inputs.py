@@ -23,7 +23,7 @@ from ngramspec.hf_model.attention import (
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.devices import changed, indices
-from ngramspec.hf_model.facts import Facts
+from ngramspec.hf_model.facts import Ability, Facts, why_unsupported
 
 # Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
 # of models with windows, and not passed to the model.
@@ -52,8 +52,8 @@ class Inputs:
         # Names of the arguments with values for each row.
         self._of_rows = (*self._per_token, *(OF_ENCODER if facts.encodes else ()))
         # Whether no layer needs the mask of padding if it has a mask of four dimensions.
-        known = facts.gap_obstacle is None and (facts.windows is None or facts.windows.known)
-        self._replaces_padding = known and facts.takes_masks and not facts.encodes
+        ours = why_unsupported(Ability.TREES, facts) is None and facts.unaligned is None
+        self._replaces_padding = ours and not facts.encodes
         self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
         self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
@@ -152,14 +152,12 @@ class Inputs:
         # no draft extends past that point.
         if keys is not None and facts.takes_masks and not facts.encodes:
             masked = masked or facts.rereads_at != slots
-        # It would also read a mask of padding before a forward of one position. Masks of images, or
-        # of prompts that are in a given cache, have other lengths.
-        whole = own is None or own.shape[-1] == slots + width
+        # It would also read a mask of padding before a forward of one position.
         padding = width == 1 and own is not None
         # Attention recognises the mask of a chain that is made here, and a GPU needs none then.
         chain = width > 1 and facts.attention == "sdpa" and block.device.type == "cuda"
         chain = chain and keys is None and not branched and (own is None or not self.hides)
-        if (padding or chain) and whole and self._replaces_padding and facts.rereads_at != slots:
+        if (padding or chain) and self._replaces_padding and facts.rereads_at != slots:
             masked = masked or chain or self.hides
             if not masked:
                 grown[self.mask_name] = None

@@ -201,7 +201,7 @@ def test_a_prediction_is_drafted_from_and_counted(client, model, tokenizer, part
     assert text_of(answer) == expected
     details = answer["usage"]["completion_tokens_details"]
     # The prefill drafts the beginning of the prediction. Each step adds one token by itself.
-    assert details["accepted_prediction_tokens"] >= 18
+    assert details["accepted_prediction_tokens"] > 12
     wrong = {"type": "content", "content": expected[:12] + "zq~zq~zq~zq~"}
     details = ask(client, prompt=PROMPT, prediction=wrong, **GREEDY)["usage"]
     details = details["completion_tokens_details"]
