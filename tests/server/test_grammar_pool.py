@@ -203,6 +203,7 @@ def test_a_grammar_that_ends_the_compiler_is_refused_and_the_next_one_compiled(a
         broken = asyncio.ensure_future(pool.compile("ann", *ENDLESS))
         await until(lambda: asked)
         (worker,) = pool.workers
+        await until(lambda: worker.process.pid)
         worker.process.kill()
         with pytest.raises(UnusableGrammarError, match="failed"):
             await broken
