@@ -23,7 +23,7 @@ from ngramspec.hf_model.attention import (
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.devices import changed, indices
-from ngramspec.hf_model.facts import Ability, Facts, why_unsupported
+from ngramspec.hf_model.facts import Facts
 
 # Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
 # of models with windows, and not passed to the model.
@@ -52,8 +52,9 @@ class Inputs:
         # Names of the arguments with values for each row.
         self._of_rows = (*self._per_token, *(OF_ENCODER if facts.encodes else ()))
         # Whether no layer needs the mask of padding if it has a mask of four dimensions.
-        ours = why_unsupported(Ability.TREES, facts) is None and facts.unaligned is None
-        self._replaces_padding = ours and not facts.encodes
+        known = facts.gap_obstacle is None and (facts.windows is None or facts.windows.known)
+        known = known and facts.unaligned is None and not facts.names & names.BY_SLOT
+        self._replaces_padding = known and facts.takes_masks and not facts.encodes
         self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``
         self._passed_on: dict[str, Any] | None = None  # see ``_prepared``
