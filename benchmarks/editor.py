@@ -9,7 +9,7 @@ They are ``ngramspec serve`` and ``transformers serve``; and ``llama_cpp.server`
 an environment with ``llama-cpp-python[server]`` is given, and the weights as a GGUF file of the
 same type (``--llama-python``, ``--llama-gguf``). It gets as many threads as torch. The functions
 are held out: ours drafts from a corpus of the repository without them, and is also asked without
-the corpus and without drafts, each with a key, and so with caches, of its own. Each prompt ends
+the corpus and without drafts, each with separate keys and caches. Each prompt ends
 where the cursor is, and begins at a place that stays the same for a function; under ``--infill``
 the text after the function follows, in the format of Qwen2.5-Coder. Every few characters there is
 a request for the rest of the line, or with ``--until block`` up to an empty one; each is sent to

@@ -3,11 +3,12 @@
     python -m benchmarks models --model FOLDER FOLDER --json models.json
 
 The prompts are those of the public traces, with each model's own template and tokenizer; with
-``--texts long`` a summary of, and an answer about, so many tokens of the project's pages. A model
-generates greedily without penalties, and as its own generation config samples, from the same seed
-in all ways. A call ends where the model ends it. Each call of ngramspec has a new Speculator. Times
-are of a whole call, prefill included. Results are written after each prompt or batch, and those
-that the file has already are left out, so a run can be interrupted (``--seconds``) and continued.
+``--texts long`` summaries and answers about the project's pages, cut to ``--lengths`` tokens. A
+model generates greedily without penalties, and as its own generation config samples, from the same
+seed in all ways. A call ends where the model ends it. Each call of ngramspec has a new Speculator.
+Times are of a whole call, prefill included. Results are written after each prompt or batch, and
+those that the file has already are left out, so a run can be interrupted (``--seconds``) and
+continued.
 """
 
 from __future__ import annotations

@@ -277,18 +277,22 @@ def grouped(original: Attention) -> Attention:
             or not all(kwargs.get(name) is None or kwargs[name] is False for name in others)
         ):
             return original(module, query, key, value, attention_mask, **kwargs)
-        kernel, fold = _on_cpu, heads // key_heads
-        if query.device.type == "cpu":
+        scale, fold, on_cpu = kwargs.get("scaling"), heads // key_heads, query.device.type == "cpu"
+        if on_cpu:
             fold = _folded(rows * key_heads, fold, n, torch.get_num_threads())
         else:
             from ngramspec.hf_model.compat import kernels  # of CUDA
 
-            kernel = kernels.attend
             if attention_mask is _thread.chain and kernels.skips_mask(query, key, value):
                 fold, attention_mask = 1, None
         mask = None if attention_mask is None else _folded_mask(attention_mask, query.dtype, fold)
         query = query.reshape(rows, heads // fold, fold * n, size)
-        out = kernel(query, key, value, mask, kwargs.get("scaling"))
+        out = None if on_cpu else kernels.attend(query, key, value, mask, scale)
+        if out is None:
+            gqa = heads // fold != key_heads
+            out = scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa
+            )
         return out.reshape(rows, heads, n, -1).transpose(1, 2).contiguous(), None
 
     @functools.wraps(original)
@@ -300,20 +304,6 @@ def grouped(original: Attention) -> Attention:
         return splits(attend_row, module, *states[:3], **kwargs), None
 
     return attend
-
-
-def _on_cpu(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float | None,
-) -> torch.Tensor:
-    """Attend under a mask added to the scores."""
-    gqa = query.shape[1] != key.shape[1]
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa
-    )
 
 
 @functools.cache

@@ -177,7 +177,7 @@ def load(
 
 
 def memory_needed(file: str, itemsize: int) -> str:
-    """The memory a GGUF file needs with so many bytes a weight; a ValueError if it cannot load."""
+    """Describe the memory that loading needs, by bytes per weight; ValueError: it cannot load."""
     from gguf import GGUFReader
 
     try:

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 META = torch.device("meta")
 WAIT, COPY, FETCH, FORWARD = "wait", "copy", "fetch", "forward"  # kinds of events
-SKIPPED = (__file__, str(Path(torch.__file__).parent), "<")  # files that are nobody's code
+SKIPPED = (__file__, str(Path(torch.__file__).parent), "<")  # torch, generated code and this file
 OWN = f"{Path(__file__).parents[2] / 'ngramspec'}/"
 
 # Operations whose result's size, or decision, the host reads from the device, and how often.

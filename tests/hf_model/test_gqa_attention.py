@@ -205,7 +205,8 @@ def test_on_cuda_flash_and_efficient_attention_are_called_unless_excluded(monkey
         )
         assert kernels.skips_mask(query, key, value) == allowed
         folded = query.reshape(2, 2, 20, 64)
-        assert kernels.attend(folded, key, value, mask, 0.125).shape == folded.shape
+        found = kernels.attend(folded, key, value, mask, 0.125)
+        assert (None if found is None else found.shape) == (folded.shape if allowed else None)
         if allowed:
             assert kernels.attend(query, key, value, None, 0.125).shape == query.shape
     found = [each for each in operators.called if "attention" in each]

@@ -37,7 +37,7 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
 
 
 def test_stop_strings_read_the_tokens_on_the_host():
-    """Where they came with the step's transfer; custom criteria are called with the device's."""
+    """Stop strings read tokens on the host; custom criteria read those on the device."""
     stop = StopRules([StopStringCriteria(tiny_chat()[1], ["ab"])])
     a, b = ord("a") - 31, ord("b") - 31
     ids = torch.tensor([[a, b], [b, a]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 
 def skips_mask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -19,14 +18,15 @@ def attend(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float | None,
-) -> torch.Tensor:
-    """Attend under a mask added to the scores; None: FlashAttention's causal mask.
+) -> torch.Tensor | None:
+    """Attend under a mask added to the scores; without one under FlashAttention's causal mask.
 
-    cuDNN is used only if the caller has excluded the other kernels: it plans for every new shape,
-    which takes 20 to 70 ms, and forwards with drafts seldom have the same shape twice.
+    Returns None if the memory-efficient kernel cannot be used. So cuDNN is used only if the caller
+    has excluded the other kernels: it plans for every new shape, which takes 20 to 70 ms, and
+    forwards with drafts seldom have the same shape twice.
     """
     kernels, aten = torch.backends.cuda, torch.ops.aten
-    out: torch.Tensor
+    out: torch.Tensor | None = None
     if mask is None:
         flash = aten._scaled_dot_product_flash_attention
         out = flash(query, key, value, is_causal=True, scale=scale)[0]
@@ -36,8 +36,4 @@ def attend(
     if kernels.can_use_efficient_attention(given):
         efficient = aten._scaled_dot_product_efficient_attention
         out = efficient(query, key, value, mask, False, scale=scale)[0]
-        return out
-    gqa = query.shape[1] != key.shape[1]
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa
-    )
+    return out

@@ -549,7 +549,7 @@ def attention_renamed(model: Any, old: str, new: str) -> Iterator[None]:
                         vars(config)[ATTENTION_NAME] = old
 
 
-# What transformers gives these settings in a prepared GenerationConfig if nobody sets them.
+# transformers' defaults for these settings in a prepared GenerationConfig.
 DEFAULT_SETTINGS = {
     "num_assistant_tokens": 20,
     "num_assistant_tokens_schedule": "constant",

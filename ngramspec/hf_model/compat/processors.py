@@ -73,7 +73,7 @@ class Histories:
         return [length for length in rows for _ in range(self._positions)]
 
     def last(self, count: int) -> list[tuple[int, ...]]:
-        """Each text's last tokens, as many as it has, up to ``count``."""
+        """The last ``count`` tokens of each text, or all tokens of a shorter one."""
         ends = [text.ids_on_host()[:, max(text.length - count, 0) :] for text in self._texts]
         rows = [row for end in ends for row in end.tolist() for _ in range(self._positions)]
         both = [[*row, *path] for row, path in zip(rows, self._paths, strict=True)]
