@@ -56,8 +56,8 @@ def test_siblings_are_tried_without_replacement_in_the_loop():
     """Stochastic trees in the real loop: chi-square over the first three of five tokens.
 
     A draft has fewer nodes than the text has tokens left: with fewer than five there would be no
-    siblings beside a chain of two. The first sibling is usually a token that q overestimates: after its
-    rejection, a q that still held it would accept what the residual rules out.
+    siblings beside a chain of two. The first sibling is usually a token that q overestimates: after
+    its rejection, a q that still held it would accept what the residual rules out.
     """
     from scipy.stats import chisquare
 
