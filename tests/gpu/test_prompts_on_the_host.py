@@ -6,6 +6,7 @@ from functools import wraps
 
 import pytest
 import torch
+from doubles import half_right
 from gpu import cases
 from gpu.cases import EQUAL, FOUR, LONG, ONE, SAMPLED, SCORES, Case, measure
 from gpu.device import on_gpu, pretended
@@ -38,6 +39,10 @@ def test_a_call_waits_at_most_twice_more_before_its_steps(rows):
 
 
 def test_only_forwards_of_one_position_copy_the_weights_of_experts(monkeypatch):
+    ids = torch.tensor([[*ONE[0], 40, 41]])
+    asked = {"max_new_tokens": 30, "do_sample": False}
+    text = cases._model("mixtral (experts)", False).generate(ids, **asked)[0].tolist()
+    speculator = Speculator(half_right(text, 61), 4)
     with pretended():
         model, seen = cases._model("mixtral (experts)", True), set()
         inner = model.forward
@@ -48,7 +53,7 @@ def test_only_forwards_of_one_position_copy_the_weights_of_experts(monkeypatch):
             return inner(*args, **kwargs)
 
         monkeypatch.setattr(model, "forward", forward)
-        ids = on_gpu(torch.tensor([[*ONE[0], 40, 41]]))
-        generate(model, ids, speculator=Speculator("copy", 4), max_new_tokens=30, do_sample=False)
+        generate(model, on_gpu(ids), speculator=speculator, **asked)
+        assert speculator.stats.drafted > 0
         assert seen == {(True, "grouped_mm"), (False, "batched_mm")}
         assert model.get_experts_implementation()[""] == "grouped_mm"
