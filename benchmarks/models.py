@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     batches = list(batched(arguments))
     for model in arguments.model:
         for dtype in arguments.dtype:
-            name, loaded = locate(model).name, None
+            name, loaded, warm = locate(model).name, None, False
             for mode, (task, several) in ((m, each) for each in batches for m in arguments.mode):
                 values = (name, dtype, mode, task, "+".join(each.id for each in several))
                 if values in known:
@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
                     return 0
                 loaded = loaded or load(model, dtype, on_stage=lambda stage: None)
                 key = dict(zip(KEY, values, strict=True))
-                found = measure(loaded, several, MODES[mode], arguments, first=len(rows))
+                found = measure(loaded, several, MODES[mode], arguments, len(rows), warm)
+                warm = True
                 rows.append({**key, "batch": len(several), **found})
                 show(**key, **found["tokens_per_second"], same=found["same_as_plain"][OURS])
                 write(arguments, {"rows": rows})
@@ -125,6 +126,7 @@ def measure(
     mode: dict[str, Any],
     arguments: argparse.Namespace,
     first: int,
+    warm: bool,
 ) -> dict[str, Any]:
     """All ways in turn on one batch: tokens per second, and whether the texts are the same."""
     eos, model = loaded.eos_ids, loaded.model
@@ -143,8 +145,9 @@ def measure(
     ways: dict[str, Callable[[int], tuple[list[int], DecodeStats]]] = {PLAIN: call}
     ways |= {name: partial(call, prompt_lookup_num_tokens=size) for name, size in lookups.items()}
     ways[OURS] = lambda new: call(new, Speculator())
-    for way in ways.values():
-        way(WARM_UP_TOKENS)
+    if not warm:
+        for way in ways.values():
+            way(WARM_UP_TOKENS)
     calls = {name: partial(way, arguments.max_new_tokens) for name, way in ways.items()}
     turns = take_turns(calls, arguments.repeats, warm_up=0, first=first)
     tokens, stats = {name: turns.last(name)[0] for name in ways}, turns.last(OURS)[1]
