@@ -138,7 +138,7 @@ class Options:
         ' width="fit". None: drafts are chains. N: drafts are token trees of at most N nodes, and N'
         " replaces gamma_max. Drafts are chains if the target cannot verify trees. For N,"
         " stats.chains has the reason",
-        page="trees.md",
+        page="advanced.md#trees",
     )
     verification: Verification = option(
         default="exact",
@@ -147,7 +147,7 @@ class Options:
         ' "match": also, with the same seed the text is that of the baseline for stochastic drafts,'
         ' too, because draft probabilities are ignored. "typical": tokens that are probable enough'
         " under the target are accepted, which changes the distribution",
-        page="sampling.md",
+        page="text.md#sampling",
     )
     lenience: float = option(
         default=1.0,
@@ -184,7 +184,7 @@ class Options:
         " drafter in bfloat16, too (sampled text: if drafts are deterministic or verification is"
         ' "match"). N needs a batch of one, and a static cache or, on a CPU, a dynamic cache with'
         " eager attention",
-        page="fixed-width.md",
+        page="text.md#fixed-width",
     )
     compiled: bool | None = option(
         default=None,
@@ -193,7 +193,7 @@ class Options:
         " None: where the baseline compiles (GPUs with static caches), with the call's"
         ' compile_config. True: on a CPU, too. False: never. With width="fit", compiled forwards'
         " are padded to a few widths. With CUDA graphs, calls must not overlap",
-        page="compiled.md",
+        page="advanced.md#compiled-forwards",
     )
     policy: Policy = option(
         default="value",
