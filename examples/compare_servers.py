@@ -1,8 +1,8 @@
 """Compare the greedy texts of two servers that have OpenAI's completions route.
 
-A text that differs must do so at a near tie: the first server gives the two tokens log-probabilities
-that are at most ``--tie`` apart. The exit status is 1 if one differs elsewhere. ``--first`` adds
-fields to the first server's requests, so that ``ngramspec serve`` can be compared with itself::
+A text that differs must do so at a near tie: the first server's log-probabilities of the two tokens
+are at most ``--tie`` apart. The exit status is 1 if one differs elsewhere. ``--first`` adds fields
+to the first server's requests, so that ``ngramspec serve`` can be compared with itself::
 
     python examples/compare_servers.py http://127.0.0.1:8012 http://127.0.0.1:8012 \\
         --first '{"ngramspec": {"speculate": false}}'
