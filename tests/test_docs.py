@@ -36,9 +36,9 @@ def links(path: Path) -> list[str]:
 
 
 def rows() -> dict[str, str]:
-    """The table of the code layout: the contents of each folder or file, by its name."""
+    """The list of the code layout: the contents of each folder or file, by its name."""
     text = (DOCS / "internals" / "layout.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^\| `([\w.]+)/?` \| (.*) \|$", text, re.MULTILINE))
+    return dict(re.findall(r"^- `([\w.]+)/?`: (.*)$", text, re.MULTILINE))
 
 
 def test_links_lead_to_files():
@@ -165,14 +165,14 @@ def test_the_layout_lists_every_folder_and_file_of_the_package():
 
 
 def answers() -> list[tuple[str, str, str]]:
-    """The questions of a newcomer, with the file and the name that answer them."""
+    """The questions of a newcomer, with the name and the file that answer them."""
     text = (DOCS / "internals" / "layout.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| ([^|]*\?) \| `([\w/.]+)` \| `(\w+)` \|$", text, re.MULTILINE)
+    return re.findall(r"^- (.*\?) `([\w.]+)` in `([\w/.]+)`$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("question", "file", "name"), answers())
-def test_a_question_leads_to_a_file(question, file, name):
-    source = (PACKAGE / file).read_text(encoding="utf-8")
+@pytest.mark.parametrize(("question", "name", "file"), answers())
+def test_a_question_leads_to_a_file(question, name, file):
+    source, name = (PACKAGE / file).read_text(encoding="utf-8"), name.rpartition(".")[2]
     assert re.search(rf"^ *(?:def|(?:cdef )?class) {name}\b|^{name}\b", source, re.MULTILINE)
 
 
