@@ -53,8 +53,9 @@ def messages() -> Iterator[str]:
 def test_troubleshooting_has_every_unsupported_error():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     table = text.partition("## UnsupportedError\n")[2].partition("\n## ")[0]
-    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    rows = re.findall(r"^- ((?:`[^`]+`(?:, )?)+): ", table, re.MULTILINE)
     named = [each for row in rows for each in re.findall(r"`([^`]+)`", row)]
+    assert len(rows) == table.count("\n- ")
     raised = [message for message in messages() if " " in message.strip()]
     assert len(raised) > 40
     assert [each for each in raised if not any(name in each for name in named)] == []
