@@ -111,7 +111,7 @@ def models(raw: Raw) -> str:
 
 def chart(raw: Raw, random: Raw) -> str:
     """README's chart, and below it means, worst prompts, and how they were measured."""
-    means, worst = [], []
+    means, worst, counts = [], [], []
     for mode in ("greedy", "sampled"):
         cells = [each for cell, each in speedups(raw).items() if cell[1:3] == ("float32", mode)]
         ours, lookup = (
@@ -119,13 +119,14 @@ def chart(raw: Raw, random: Raw) -> str:
         )
         means += [geometric_mean(ours), geometric_mean(ours) / geometric_mean(lookup)]
         worst.append(min(ours))
+        counts.append(len(ours))
     nothing = next(row for row in random["summary"] if row["way"] == "ngramspec")
     settings = raw["settings"]
     times = "once" if settings["repeats"] == 1 else f"{settings['repeats']} times"
     return (
         "![Speed by model and task, relative to plain generate](docs/pictures/chart.svg)\n\n"
         f"Greedy decoding is **{means[0]:.2f}** times as fast as with plain `generate` and"
-        f" **{means[1]:.2f}** times as fast as with prompt lookup (geometric means over {len(ours)}"
+        f" **{means[1]:.2f}** times as fast as with prompt lookup (geometric means over {counts[0]}"
         f" prompts). With the models' own sampling settings it is {means[2]:.2f} and"
         f" {means[3]:.2f} times as fast. The worst prompt runs at **{min(worst):.2f}** times the"
         f" baseline's speed, and random text, which cannot be predicted, at {nothing['ratio']:.2f}"

@@ -121,7 +121,7 @@ def test_the_sentence_of_the_chart_has_its_means_and_the_worst_prompt():
     text = chart(short(), random)
     assert text.startswith("![")
     assert "**2.00** times as fast as with plain `generate` and **1.41** times as fast" in text
-    assert "(geometric means over 3 prompts)" in text
+    assert "(geometric means over 2 prompts)" in text
     assert "it is 4.00 and 2.00 times as fast. The worst prompt runs at **1.00** times" in text
     assert "at 1.02 times (its worst prompt: 0.97). Each prompt ran once in each way" in text
 
