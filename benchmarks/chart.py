@@ -13,8 +13,9 @@ MODES = {"greedy": "greedy", "sampled": "sampled, with the model's own settings"
 OURS, LOOKUP, INK, FAINT = "#0072B2", "#B4BBC3", "#24292F", "#6E7781"
 WIDTH, ROW, MARGIN = 8.7, 0.26, 0.95  # inches
 BAR = 0.34  # of a row
+DOTS = {"s": 11, "color": "white", "edgecolors": INK, "linewidths": 0.6, "zorder": 3}
 TICKS = (0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8)
-DRAWN, SHOWN = "'DejaVu Sans'", "Helvetica, Arial, 'DejaVu Sans', sans-serif"  # fonts
+FONTS = ("'DejaVu Sans'", "Helvetica, Arial, 'DejaVu Sans', sans-serif")  # drawn, shown
 
 
 def draw(path: Path, version: str, raw: Raw, *_others: Raw) -> None:
@@ -32,19 +33,17 @@ def draw(path: Path, version: str, raw: Raw, *_others: Raw) -> None:
         figure = Figure(figsize=(WIDTH, height), facecolor="white")
         panels = figure.subplots(1, len(MODES), sharex=True, sharey=True)
         values = [value for each in cells.values() for value in (*each.ours, *each.lookup)]
-        for axes, (mode, title) in zip(panels, MODES.items(), strict=True):
+        for axes, title in zip(panels, MODES.values(), strict=True):
             frame(axes, title, min(values), max(values))
-            for at, model in enumerate(models):
-                first = at * (len(tasks) + 1)
-                for row, task in enumerate(tasks, first + 1):
-                    if (cell := (model, "float32", mode, task)) in cells:
-                        prompts(axes, row, cells[cell])
+        for (model, _, mode, task), each in cells.items():
+            row = models.index(model) * (len(tasks) + 1) + tasks.index(task) + 1
+            prompts(panels[list(MODES).index(mode)], row, each)
         panels[0].set_ylim(rows - 0.3, -0.55)
         labels(panels[0], models, tasks)
         legend(figure, height)
         figure.subplots_adjust(0.165, 0.36 / height, 0.985, 1 - 0.62 / height, wspace=0.05)
         figure.savefig(path, metadata={"Date": None, "Title": "Speedup", "Description": version})
-    path.write_text(path.read_text("utf-8").replace(DRAWN, SHOWN), "utf-8")
+    path.write_text(path.read_text("utf-8").replace(*FONTS), "utf-8")
 
 
 def frame(axes: Any, title: str, least: float, most: float) -> None:
@@ -59,8 +58,7 @@ def frame(axes: Any, title: str, least: float, most: float) -> None:
     axes.axvline(1, color=INK, linewidth=0.9)
     axes.set_axisbelow(True)
     axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", pad=6)
-    for side in axes.spines.values():
-        side.set_visible(False)
+    axes.set_frame_on(False)
 
 
 def prompts(axes: Any, row: int, each: Speedups) -> None:
@@ -68,9 +66,7 @@ def prompts(axes: Any, row: int, each: Speedups) -> None:
     for place, speeds, colour in ((-0.2, each.lookup, LOOKUP), (0.2, each.ours, OURS)):
         mean = geometric_mean(speeds)
         axes.barh(row + place, mean - 1, BAR, left=1, color=colour, zorder=1)
-        places = [row + place] * len(speeds)
-        edge = {"edgecolors": INK, "linewidths": 0.6, "zorder": 3}
-        axes.scatter(speeds, places, 11, color="white", **edge)
+        axes.scatter(speeds, [row + place] * len(speeds), **DOTS)
     text = f"{geometric_mean(each.ours):.2f}"
     axes.text(1, row, text, ha="right", va="center", color=OURS, fontweight="bold",
               transform=axes.get_yaxis_transform())  # fmt: skip
@@ -94,15 +90,14 @@ def legend(figure: Any, height: float) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    dot = {"marker": "o", "linestyle": "", "markersize": 3.7, "markeredgewidth": 0.6}
     shown = {
         "prompt lookup, the better of 3 and 10 tokens": Patch(color=LOOKUP),
         "ngramspec, with its mean": Patch(color=OURS),
-        "a prompt": Line2D([], [], color="white", markeredgecolor=INK, **dot),
+        "a prompt": figure.axes[0].scatter([], [], **DOTS),
         "plain generate = 1x": Line2D([], [], color=INK, linewidth=0.9),
     }
     figure.legend(
-        shown.values(), shown.keys(), ncols=len(shown), frameon=False, loc="upper left",
+        shown.values(), shown.keys(), ncols=4, frameon=False, loc="upper left",
         bbox_to_anchor=(0.005, 1 - 0.02 / height), handlelength=1.1, columnspacing=1.4,
         handletextpad=0.5,
     )  # fmt: skip

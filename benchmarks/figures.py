@@ -162,6 +162,8 @@ def raws(table: Table) -> dict[str, dict[str, Any]]:
 def rendered(name: str, page: Path) -> str:
     """A table in Markdown, from its raw files, and below it the origin of these."""
     table, found = TABLES[name], raws(TABLES[name])
+    if table.earlier:
+        found = {stem: raw for stem, raw in found.items() if raw}
     if not all(found.values()):
         return "" if table.sentence else "Not measured yet."
     text = table.render(*found.values())

@@ -73,12 +73,11 @@ def speedups(raw: Raw) -> dict[Cell, Speedups]:
     cells: dict[Cell, list[Raw]] = {}
     for row in raw["rows"]:
         cells.setdefault((row["model"], row["dtype"], row["mode"], row["task"]), []).append(row)
-    models, tasks = list(MODELS), list(TASKS)
 
     def place(cell: Cell) -> tuple[int, bool, str, int, str]:
-        task = cell[3].partition(" ")[0]
-        at = tasks.index(task) if task in TASKS else len(tasks)
-        return models.index(cell[0]), cell[1] != "float32", cell[2], at, cell[3]
+        model, dtype, mode, task = cell
+        kind = [*TASKS].index(task.partition(" ")[0])
+        return [*MODELS].index(model), dtype != "float32", mode, kind, task
 
     found = {}
     for cell in sorted((cell for cell in cells if cell[0] in MODELS), key=place):
@@ -592,16 +591,18 @@ def editor(*files: Raw) -> str:
     names = {"ngramspec": "ngramspec serve", "ngramspec, no corpus": "no corpus"}
     names |= {"ngramspec, no drafts": "no drafts", "transformers": "transformers serve"}
     names |= {"llama_cpp": "llama_cpp.server"}
-    modes = {"typing": "every 0.3 s, 3 of 4 cancelled", "pauses": "after pauses of 1 s"}
-    modes |= {"undo": "every second one repeated"}
+    modes = {"typing": "every 0.3 s, 3 of 4 cancelled", "pauses": "after pauses"}
+    modes |= {"undo": "after pauses, each twice"}
     shown = [name for name in names if any(f"first_{name}" in raw for raw in files)]
     rows = []
     for raw in files:
-        settings = raw.get("settings", raw.get("arguments", {}))
+        settings = raw.get("settings") or raw["arguments"]  # of an older version
+        what = (settings["model"].removesuffix("-greedy"), settings["dtype"])
         mode = modes[settings["mode"]] + ", fill in the middle" * settings.get("infill", False)
-        for what, key in (("first token", "first"), (settings.get("until", "line"), "line")):
+        for part, key in (("first token", "first"), (settings.get("until", "line"), "line")):
             found = (raw.get(f"{key}_{name}") for name in shown)
             times = (f"{each['median']:.2f} ({each['p95']:.2f})" if each else "" for each in found)
-            rows.append((settings["model"], mode, what, *times))
-    header = ("model", "requests", "seconds to the", *(names[name] for name in shown))
-    return markdown(header, rows)
+            rows.append((*what, mode, f"seconds to the {part}", *times))
+        if right := raw.get("right"):
+            rows.append((*what, mode, "right lines", *(right.get(name, "") for name in shown)))
+    return markdown(("model", "dtype", "requests", "", *(names[name] for name in shown)), rows)

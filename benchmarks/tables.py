@@ -86,10 +86,11 @@ RANDOM = {
     "e2e_nothing": f"{BENCH} --dtype bfloat16 {_RANDOM}",
     "e2e_nothing_float32": f"{BENCH} --dtype float32 {_RANDOM}",
 }
-_MODELS = "benchmarks models --model"
-_MODELS += "".join(
-    f" build/models/{each}" for each in ("qwen2.5-coder-0.5b", "gemma-3-270m", "smollm2")
-)
+_MODELS = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
+_MODELS += " build/models/smollm2"
+_EDITOR = "benchmarks editor --model build/models/qwen2.5-coder-0.5b-greedy --repository ngramspec"
+_EDITOR += " --infill --dtype bfloat16 --context 500 --llama-python .venv-llama/bin/python"
+_EDITOR += " --llama-gguf build/models/gguf/qwen2.5-coder-0.5b-bf16.gguf"
 _DIVERGENCE = "benchmarks divergence --dtype"
 
 
@@ -305,9 +306,12 @@ TABLES: dict[str, Table] = {
         environment=".venv-llama",
     ),
     "editor": table(
-        {f"editor_{mode}": f"benchmarks editor --mode {mode}" for mode in ("typing", "pauses")},
+        {
+            "editor_line": f"{_EDITOR} --requests 2 --mode undo --functions 60",
+            "editor_block": f"{_EDITOR} --requests 2 --until block --tokens 96 --functions 20",
+        },
         renderers.editor,
         (*LOOP, "ngramspec/server"),
-        earlier=("editor_llama",),
+        earlier=("editor_llama", "editor_typing", "editor_pauses"),
     ),
 }

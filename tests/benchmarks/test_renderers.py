@@ -232,19 +232,20 @@ def test_engines_are_compared_with_no_drafts():
 def test_the_servers_are_compared_by_medians(tmp_path):
     path = tmp_path / "raw.json"
     settings = {"mode": "typing", "model": Path("folder/m"), "infill": True, "until": "block"}
-    arguments = argparse.Namespace(command_line="", json=path, **settings)
+    arguments = argparse.Namespace(command_line="", json=path, dtype="float32", **settings)
     answers = [
-        Answer(server, "area", cursor, "", first=at * cursor, line=4 * at * cursor)
+        Answer(server, "area", cursor, "", first=at * cursor, line=4 * at * cursor, right=at == 2)
         for at, server in enumerate(("ngramspec", "llama_cpp"), 1)
         for cursor in (1, 2, 5)
     ]
     report(arguments, answers)
     table = editor(json.loads(path.read_text()))
-    assert "| seconds to the | ngramspec serve | llama_cpp.server |" in table
+    assert table.startswith("| model | dtype | requests |  | ngramspec serve | llama_cpp.server |")
     typing = "every 0.3 s, 3 of 4 cancelled, fill in the middle"
     assert cells(table) == [
-        ["m", typing, "first token", "2.00 (5.00)", "4.00 (10.00)"],
-        ["m", typing, "block", "8.00 (20.00)", "16.00 (40.00)"],
+        ["m", "float32", typing, "seconds to the first token", "2.00 (5.00)", "4.00 (10.00)"],
+        ["m", "float32", typing, "seconds to the block", "8.00 (20.00)", "16.00 (40.00)"],
+        ["m", "float32", typing, "right lines", "", "3"],
     ]
 
 
