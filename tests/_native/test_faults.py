@@ -25,7 +25,6 @@ from native_strategies import (
 )
 
 from ngramspec._native import Calibration, CopyIndex, NGramTable, UnigramCounts, ValueEngine
-from tests import twins as reference
 
 SAMPLE = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
 
@@ -84,7 +83,6 @@ ARGUMENTS = {"draft": (4,), "draft_tree": (4,), "top_k": (int32([1, 2]), 4)}
 ARGUMENTS |= {"total": (int32([1, 2]),), "count": (1,)}
 EACH = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 DRAFTING = pytest.mark.parametrize("kind", [KINDS["ngram"], KINDS["copy"]], ids=["ngram", "copy"])
-NATIVE_OR_TWIN = pytest.mark.parametrize("module", ["native", "twin"])
 
 
 @EACH
@@ -219,16 +217,16 @@ def test_copies_lets_nobody_in_while_it_makes_arrays():
 # Numbers out of their bounds.
 
 
-@NATIVE_OR_TWIN
-def test_numbers_that_no_table_takes_are_named(module):
-    table_type = NGramTable if module == "native" else reference.NGramTable
+def test_numbers_that_no_table_takes_are_named():
     for order in (1, 9, 0, -3):
         with pytest.raises(ValueError, match=rf"order must be in 2..8, got {order}$"):
-            table_type(order)
+            NGramTable(order)
     for window in (3, 1, 0, -1):
         with pytest.raises(ValueError, match=rf"window must be .* 4 \(the order\).*, got {window}"):
-            table_type(4, window)
-    table = table_type(4)
+            NGramTable(4, window)
+    with pytest.raises(ValueError, match=rf"window must be in 4 .*, got {2**30 + 1}"):
+        NGramTable(4, 2**30 + 1)
+    table = NGramTable(4)
     table.extend(int32([1, 2, 1, 2]))
     with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
         table.draft(-1)
@@ -248,14 +246,8 @@ def test_numbers_that_no_table_takes_are_named(module):
     assert table.top_k(int32([1]), 1) == [(2, 2)]
 
 
-def test_a_window_beyond_the_longest_text_is_refused():
-    with pytest.raises(ValueError, match=rf"window must be in 4 .*, got {2**30 + 1}"):
-        NGramTable(4, 2**30 + 1)
-
-
-@NATIVE_OR_TWIN
-def test_numbers_that_no_index_takes_are_named(module):
-    index = copy_index(SAMPLE, CopyIndex if module == "native" else reference.CopyIndex)
+def test_numbers_that_no_index_takes_are_named():
+    index = copy_index(SAMPLE)
     for draft in (index.draft, lambda gamma: index.copies(gamma, 2)):
         with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
             draft(-1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from native_strategies import CHUNKS, QUICK, int32, salted
 
-from ngramspec._native import common, store_ring, store_source
+from ngramspec._native import common, store_ring
 from ngramspec._native.store_ring import StoreRing, StoreStream
 from ngramspec._native.store_source import StorePair
 from ngramspec._native.value import Calibration, Familiar, ValueEngine
@@ -117,16 +117,6 @@ class RingMachine(RuleBasedStateMachine):
 
 TestRingMachine = RingMachine.TestCase
 TestRingMachine.settings = settings(QUICK, max_examples=60)
-
-
-def test_the_twin_has_the_same_numbers():
-    assert store_ring.LENGTHS == twin_module.LENGTHS
-    assert store_ring.MOST_WALKED == twin_module.WALK
-    assert store_ring.CODES_PER_KIND == twin_module.GRAIN
-    assert store_source.BEGINNINGS == twin_module.BEGINNINGS
-    assert store_ring.BORDER == twin_module.BORDER
-    assert store_ring.ADDED_AT_ONCE == twin_module.BATCH
-    assert store_ring.WRITTEN_AGAIN == twin_module.OVERLAP
 
 
 def test_engines_of_one_conversation_equal_their_twins():

@@ -20,8 +20,6 @@ from native_strategies import (
 from ngramspec._native.unigram import UnigramCounts
 from tests import twins as reference
 
-BOTH = pytest.mark.parametrize("counts_type", [UnigramCounts, reference.UnigramCounts])
-
 
 class UnigramMachine(TwinMachine):
     @initialize(ids=VOCABULARIES)
@@ -47,9 +45,8 @@ class TestUnigramMachineLong(UnigramMachine.TestCase):
     settings = LONG
 
 
-@BOTH
-def test_worked_example(counts_type):
-    counts = counts_type()
+def test_worked_example():
+    counts = UnigramCounts()
     assert (len(counts), counts.best(), counts.count(4)) == (0, None, 0)
     counts.extend(int32([]))
     assert counts.best() is None
