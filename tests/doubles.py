@@ -55,6 +55,16 @@ class ScriptedDrafter(Drafter):
         return self.sessions[-1]
 
 
+class Clock:
+    """A clock that stands still unless ``now`` is set."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class InterruptedStreamer:
     """A streamer in whose ``put`` of the given number, the prompt's being 1, Ctrl-C comes."""
 
@@ -86,6 +96,11 @@ class Puts:
 def ids(*tokens: int) -> np.ndarray:
     """Tokens as drafters take them, int32 (n,)."""
     return np.array(tokens, np.int32)
+
+
+def floats(*values: float) -> np.ndarray:
+    """float32 (n,)."""
+    return np.array(values, np.float32)
 
 
 def draft_of(tokens) -> Draft:

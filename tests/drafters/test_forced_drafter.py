@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from doubles import ids
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Proposal
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.call import FORCED_SOURCE, Forced, ForcedBefore, ForcedDrafter
-
-
-def ids(*tokens):
-    return np.array(tokens, np.int32)
 
 
 class Script(Forced):

@@ -112,8 +112,7 @@ def test_tables_save_forwards_of_the_model(tiny):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("most", [3, None])
-@pytest.mark.parametrize("tables", [True, False])
+@pytest.mark.parametrize(("most", "tables"), [(3, True), (None, False)])
 def test_sampled_tokens_have_the_stated_distribution(close, most, tables):
     drafter = ModelDrafter(close, threshold=1e-9, top_k=most, tables=tables)
     counts, stated = np.zeros(VOCAB), None

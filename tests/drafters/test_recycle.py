@@ -152,11 +152,13 @@ def test_without_evidence_auto_drafts_as_if_it_never_asked():
             each.extend(text[begin : begin + 3])
 
 
-def test_alone_it_cannot_wait_until_it_pays():
+def test_arguments_are_checked():
     with pytest.raises(ValueError, match="always must be True if recycle is the only source"):
         build_drafter("recycle(always=false)", policy="priority")
     with pytest.raises(ValueError, match="always must be True or False, got 1"):
         build_drafter("copy+recycle(always=1)")
+    with pytest.raises(ValueError, match="top_k must be in 1..64, got 0"):
+        RecycleDrafter(top_k=0)
 
 
 def test_without_evidence_it_drafts_nothing():
@@ -174,8 +176,3 @@ def test_sequences_share_nothing():
     observe(first, seen([1], [list(range(20, 28))]))
     assert len(first.propose(4)) == 1
     assert len(second.propose(4)) == 0
-
-
-def test_top_k_is_checked():
-    with pytest.raises(ValueError, match="top_k must be in 1..64, got 0"):
-        RecycleDrafter(top_k=0)
