@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +85,11 @@ def parts_of(content: bytes, kind: FileKind) -> list[bytes]:
     return [content[each.offset : each.offset + each.size] for each in sections(content, kind)]
 
 
+def lines_of(values: Iterable[object]) -> bytes:
+    """Lines of JSON, as a shared store's section of names has them."""
+    return b"".join(json.dumps(each).encode() + b"\n" for each in values)
+
+
 def resized(content: bytes, kind: FileKind, rng: np.random.Generator) -> bytes:
     """One or two sections have another size, or another content."""
     parts = parts_of(content, kind)
@@ -116,10 +121,10 @@ def hostile_names(size: int, rng: np.random.Generator) -> bytes:
         lambda i: [[str(i)], 2**62 - 1, 2**62, -1, 1.5, None],
     ]
     chosen = entries[rng.integers(0, len(entries))]
-    text = "".join(f"{json.dumps(chosen(i))}\n" for i in range(min(count, 20_000)))
+    text = lines_of(chosen(i) for i in range(min(count, 20_000)))
     if rng.integers(0, 4) == 0:
-        text = "[" * size
-    return text[: int(rng.choice([len(text), size + 2]))].encode()
+        text = b"[" * size
+    return text[: int(rng.choice([len(text), size + 2]))]
 
 
 def write_sparse(path: Path, content: bytes, kind: FileKind, rng: np.random.Generator) -> None:

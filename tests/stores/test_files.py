@@ -70,10 +70,20 @@ def test_a_writer_in_this_process_keeps_its_file(tmp_path):
     assert names(tmp_path) == ["s.ngs"]
 
 
-def test_a_file_that_fails_is_removed(tmp_path):
+def test_a_file_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    path = tmp_path / "s.ngs"
     with pytest.raises(TypeError, match="bytes-like"):
-        write(tmp_path / "s.ngs", "text")
+        write(path, "text")
     assert names(tmp_path) == []
+    write(path)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        write(path, b"other")
+    assert path.read_bytes() == b"content"
+    assert names(tmp_path) == ["s.ngs"]
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
