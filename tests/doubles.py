@@ -81,8 +81,6 @@ class InterruptedStreamer:
 
 
 class Puts:
-    """A streamer that keeps what it is given."""
-
     def __init__(self):
         self.puts, self.ended = [], 0
 
@@ -99,12 +97,10 @@ def ids(*tokens: int) -> np.ndarray:
 
 
 def floats(*values: float) -> np.ndarray:
-    """float32 (n,)."""
     return np.array(values, np.float32)
 
 
 def draft_of(tokens) -> Draft:
-    """A chain."""
     return Draft(np.array(tokens, np.int32))
 
 
@@ -114,7 +110,6 @@ def oracle(text: list[int]) -> ScriptedDrafter:
 
 
 def liar(text: list[int], vocab: int) -> ScriptedDrafter:
-    """Always wrong at the first token."""
     return ScriptedDrafter(
         lambda at, gamma: draft_of([(t + 1) % vocab for t in (text + [0] * 64)[at : at + gamma]])
     )
