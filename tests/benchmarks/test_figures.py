@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,11 @@ def test_a_table_equals_its_raw_files(name):
     assert tables, f"no page has the table {name}"
     for written, current in tables:
         assert written == current, "run: python -m benchmarks figures --pages"
+
+
+def test_pictures_show_their_raw_files():
+    for path, version, _ in figures.pictures():
+        assert figures.is_drawn(path, version), "run: python -m benchmarks figures --pages"
 
 
 def test_every_marked_table_is_known():
@@ -103,6 +109,30 @@ def test_a_table_is_measured_once_until_its_sources_change(small, tmp_path, capf
     (tmp_path / "source.py").write_text("second")
     assert figures.run(arguments(stale=True)) == 1
     assert capfd.readouterr().out == "small: its sources have changed since\n"
+
+
+def test_a_sentence_is_left_out_until_it_is_measured(small, tmp_path, monkeypatch):
+    sentence = replace(small, sentence=True, render=lambda raw: f"{raw['value']} of 9.")
+    monkeypatch.setitem(TABLES, "small", sentence)
+    assert figures.rendered("small", tmp_path / "page.md") == ""
+    (tmp_path / "raw.json").write_text('{"value": 3}')
+    assert figures.rendered("small", tmp_path / "page.md") == "3 of 9."
+
+
+def test_a_picture_is_drawn_once_until_its_raw_files_change(small, tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(path, version, raw):
+        drawn.append(raw["value"])
+        path.write_text(f"{raw['value']} {version}")
+
+    monkeypatch.setitem(TABLES, "small", replace(small, draw=draw))
+    monkeypatch.setattr(figures, "PICTURES", tmp_path)
+    for value in (3, 3, 4):
+        (tmp_path / "raw.json").write_text(json.dumps({"value": value}))
+        assert figures.run(arguments(pages=True)) == 0
+    assert drawn == [3, 4]
+    assert (tmp_path / "small.svg").read_text().startswith("4 ")
 
 
 def test_the_hash_depends_on_names_and_contents_of_source_files(tmp_path, monkeypatch):

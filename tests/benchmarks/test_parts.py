@@ -6,7 +6,7 @@ import json
 
 from doubles import Clock
 
-from benchmarks.parts import Parts
+from benchmarks.gpu import Parts
 
 
 def units(clock, seconds, count, error=None):
