@@ -48,7 +48,6 @@ def generated(model, drafter, new=60, seed=0, ids=PROMPT, speculator=None, **arg
 
 
 def drafting(model):
-    """What a session drafts with."""
     return DraftingModel(AssistantModel(model), VOCAB, HeadCosts(STEPS, 1.0))
 
 

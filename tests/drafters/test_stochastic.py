@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import ids
+from plain_text import same_text
 from scipy.stats import chisquare
 
 from ngramspec import Speculator, build_drafter
@@ -167,14 +168,9 @@ def test_text_drafted_at_random_has_the_target_s_distribution(spec, gamma, own, 
 
 @pytest.mark.parametrize("spec", ["ngram(sample=True)", "unigram(sample=True)"])
 def test_match_gives_the_text_of_the_seed_whatever_was_drawn(spec):
-    model = tiny_llama(initializer_range=0.15)
-    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-    torch.manual_seed(5)
-    plain = model.generate(ids, do_sample=True, max_new_tokens=40)
-    torch.manual_seed(5)
     speculator = Speculator(spec, verification="match")
-    ours = model.generate(ids, do_sample=True, max_new_tokens=40, custom_generate=speculator)
-    assert torch.equal(plain, ours)
+    model = tiny_llama(initializer_range=0.15)
+    same_text(model, speculator, seed=5, do_sample=True, max_new_tokens=40)
 
 
 def test_a_tree_is_sampled_without_replacement_from_what_it_states():
@@ -189,6 +185,7 @@ def test_a_tree_is_sampled_without_replacement_from_what_it_states():
         assert len(set(first)) == 3
         assert sorted(draft.proposal.of(0)[0].tolist()) == [3, 4, 5, 6]
         counts[first[0]] = counts.get(first[0], 0) + 1
+        assert all(draft.tokens[each].tolist() == [1] for each in children[1:4])
         assert all(len(each) <= 2 for each in children[1:])
     assert 0.3 < counts[3] / 400 < 0.5  # two of five
     assert len(session.propose(0, tree=True)) == 0

@@ -52,13 +52,11 @@ def tokenizer(request):
 
 
 def drafted(session, gamma=200):
-    """The draft as text, and the share of it that each source gave."""
     draft = session.propose(gamma)
     return "".join(map(chr, draft.tokens.tolist())), draft.source.tolist()
 
 
 def predicted(predictor, count=64):
-    """The predicted text."""
     return "".join(map(chr, predictor.predict(count)[0].tolist()))
 
 
