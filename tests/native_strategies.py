@@ -87,7 +87,6 @@ NOT_TOKENS = [
 
 
 def copy_index(text: Sequence[int]) -> CopyIndex:
-    """A copy index that has read ``text``."""
     index = CopyIndex()
     index.extend(int32(text))
     return index

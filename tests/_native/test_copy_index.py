@@ -81,29 +81,6 @@ def copied(text: list[int], prefix: list[int], end: int, gamma: int) -> list[int
     return whole[len(text) + len(prefix) :]
 
 
-def test_worked_example():
-    a, b, c, d, e = 10, 20, 30, 40, 50
-    index = copy_index([a, b, c, d, a, b, c, e, a, b, c])
-    # a b c ended at 3 and at 7 before.
-    assert index.longest_match() == (3, 7)
-
-    def draft(*args):
-        tokens, matched = index.draft(*args)
-        return tokens.tolist(), matched
-
-    assert draft(2) == ([e, a], 3)  # the more recent one
-    assert draft(4) == ([e, a, b, c], 3)  # with just enough after it
-    assert draft(5) == ([d, a, b, c, e], 3)  # too much for it: the first one
-    assert draft(10) == ([d, a, b, c, e, a, b, c, d, a], 3)  # past the end: its own draft
-    assert draft(3, int32([d])) == ([a, b, c], 4)  # a prefix chooses the branch
-    assert draft(4, int32([e, a])) == ([b, c, e, a], 5)  # at 9; past the end: the prefix
-    assert draft(2, int32([99])) == ([], 0)
-    assert draft(2, int32([99, d])) == ([a, b], 1)  # 99 is new: only d matches
-    assert draft(2, None, 3) == ([e, a], 3)
-    assert draft(2, None, 4) == ([], 0)
-    assert draft(0) == ([], 3)
-
-
 @QUICK
 @given(st.lists(st.integers(0, 4), max_size=50), st.lists(st.integers(0, 4), max_size=3), st.data())
 def test_the_documented_occurrence_is_copied(text, prefix, data):

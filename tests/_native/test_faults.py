@@ -163,16 +163,6 @@ def test_memory_is_held_while_it_is_read_without_the_gil(kind):
     structure.check_integrity()
 
 
-@DRAFTING
-def test_drafts_stay_what_they_were(kind):
-    structure = kind.make()
-    structure.extend(int32([1, 2, 3, 1]))
-    tokens, _ = structure.draft(3)
-    structure.extend(int32([5, 1, 5, 1]))
-    structure.draft(3)
-    assert tokens.tolist() == [2, 3, 1]
-
-
 @EACH
 def test_two_threads_are_kept_apart(kind):
     text = np.random.default_rng(5).integers(0, kind.vocabulary, kind.tokens, np.int32)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from engine_pair import costs, ids, noisy_repetition, play, play_trees
 
-from ngramspec import build_drafter
 from ngramspec._native.value import Calibration, ValueEngine
 
 
@@ -25,14 +24,6 @@ def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():
     relabelled = Calibration()  # the same text in other token ids teaches exactly the same
     play(ValueEngine(relabelled), noisy_repetition(1, 600) + 1000, 40, 8)
     assert np.array_equal(relabelled.to_array(), learned)
-
-
-def test_drafters_learn_each_for_themselves():
-    mine, other = build_drafter("auto"), build_drafter("auto")
-    before = other.calibrations.common.to_array()
-    play(mine.start(ids([])).engine, noisy_repetition(1, 600), 40, 8)
-    assert not np.array_equal(mine.calibrations.common.to_array(), before)
-    assert np.array_equal(other.calibrations.common.to_array(), before)
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -56,14 +47,6 @@ def test_confidence_is_calibrated(tree):
         if inside.sum() >= 300:
             assert abs(p[inside].mean() - y[inside].mean()) < 0.25 * (low + high) / 2 + 0.02
     assert abs(p.mean() - y.mean()) < 0.03
-
-
-def test_it_learns_to_stop_drafting_what_is_never_right():
-    rng = np.random.default_rng(0)
-    engine = ValueEngine(Calibration())
-    text = rng.integers(0, 40, 1500).astype(np.int32)  # nothing to predict
-    *_, drafts = play(engine, text, 100, 8, costs(8, 0.1))
-    assert np.mean([len(tokens) for tokens, _, _ in drafts[-200:]]) < 0.5
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -144,15 +127,6 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="cost must have 6 entries, got 3"):
         engine.draft(4, costs(1, 0.1))
     assert len(engine.draft(2)[0]) == 2
-
-
-def test_the_drafter_hands_over_confidence_and_source():
-    drafter = build_drafter("auto")
-    session = drafter.start(ids([1, 2, 3, 4, 5, 1, 2, 3]))
-    draft = session.propose(3)
-    assert draft.tokens.tolist() == [4, 5, 1]
-    assert draft.confidence.dtype == np.float32
-    assert [drafter.source_names[i] for i in draft.source] == ["copy"] * 3
 
 
 def test_nodes_come_in_order_of_their_reach():
