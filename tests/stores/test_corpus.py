@@ -6,7 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -76,7 +76,6 @@ def test_look_ups_equal_the_twins(tmp_path_factory, documents, other, seed):
 
 
 def interval(corpus, context):
-    """The places after a whole context."""
     length, first, end = corpus.index.longest(context)
     return (first, end) if length == len(context) else (0, 0)
 
@@ -208,17 +207,9 @@ def test_threads_read_one_corpus(tmp_path):
     corpus = Corpus.build(documents, tmp_path / "c.ngc")
     contexts = [documents[0][at - 9 : at] for at in range(9, 500)]
     expected = [corpus.index.find(each) for each in contexts]
-    answers: list = []
-
-    def ask():
-        answers.append([corpus.index.find(each) for each in contexts])
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [expected] * 4
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda _: [corpus.index.find(each) for each in contexts], range(4))
+    assert list(answers) == [expected] * 4
 
 
 def test_without_pydivsufsort_the_error_says_how_to_get_it(tmp_path, monkeypatch):

@@ -75,7 +75,6 @@ def server(tmp_path):
 
 @pytest.fixture
 def stores():
-    """Makes stores that are closed after the test."""
     made = []
 
     def make(address, **settings):
@@ -88,7 +87,6 @@ def stores():
 
 
 def tokens_of(store, name="a"):
-    """All tokens of a namespace."""
     codes = store.ring(name).codes(0)[1].tolist()
     return [code for code in codes if code != 2**31 - 1]
 

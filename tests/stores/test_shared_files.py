@@ -5,12 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import struct
-import tracemalloc
 
 import numpy as np
 import pytest
 from fuzz_stores import BYTES, filled_store, shared_file_content
-from hostile_files import first_section, laid_out, lines_of, sealed, with_number
+from hostile_files import first_section, laid_out, lines_of, memory_below, sealed, with_number
 from native_strategies import int32
 
 from ngramspec._native.store_ring import BORDER, StoreRing, StoreStream
@@ -64,10 +63,8 @@ def test_text_that_does_not_fit_is_left_out_the_oldest_first(tmp_path, caplog):
 def test_a_file_does_not_decide_how_much_memory_is_taken(content, tmp_path):
     path = tmp_path / "huge.ngs"
     path.write_bytes(with_number(content, KIND, 20, "Q", 2**63))
-    tracemalloc.start()
-    store = SharedStore.load(path, BYTES)
-    assert tracemalloc.get_traced_memory()[1] < 1 << 22
-    tracemalloc.stop()
+    with memory_below(1 << 22):
+        store = SharedStore.load(path, BYTES)
     assert store.sizeof() <= BYTES + 1024
     assert len(store) == 1
 
@@ -147,12 +144,8 @@ def test_files_that_would_take_much_memory_are_refused(content, tmp_path, name):
     parts, says = TOO_LARGE[name]
     path = tmp_path / "large.ngs"
     path.write_bytes(laid_out(content, KIND, parts))
-    tracemalloc.start()
-    with pytest.raises(StoreFileError, match=says):
+    with memory_below(5 << 20), pytest.raises(StoreFileError, match=says):
         SharedStore.load(path, 1 << 20)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 5 << 20
 
 
 def test_empty_documents_take_no_memory(content, tmp_path):
@@ -162,11 +155,8 @@ def test_empty_documents_take_no_memory(content, tmp_path):
     path = tmp_path / "borders.ngs"
     parts = [codes.tobytes(), lines_of([["a", count, 0, 0, 0, 0]])]
     path.write_bytes(laid_out(with_number(content, KIND, 20, "Q", 1 << 25), KIND, parts))
-    tracemalloc.start()
-    store = SharedStore.load(path, 1 << 25)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 3 << 20
+    with memory_below(3 << 20):
+        store = SharedStore.load(path, 1 << 25)
     assert texts(store) == {"a": [BORDER, 7, BORDER, 8]}
 
 
@@ -248,9 +238,6 @@ def test_a_copy_ends_where_the_text_ended_when_it_began(added):
 def test_small_namespaces_take_little_more_than_their_text():
     store = SharedStore(4000 << 12, namespace_bytes=1 << 12)
     store.ring("first")
-    tracemalloc.start()
-    for i in range(1000):
-        store.ring(str(i))
-    taken = tracemalloc.get_traced_memory()[0]  # not the rings' text, which is native
-    tracemalloc.stop()
-    assert taken < 1000 * 512
+    with memory_below(1000 * 512):  # without the rings' text, which is native
+        for i in range(1000):
+            store.ring(str(i))
