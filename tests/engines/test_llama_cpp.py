@@ -170,6 +170,19 @@ def test_a_draft_must_be_nearly_sure_until_costs_are_measured(module):
     assert costs.curve(1)[1] == pytest.approx(1.1 * 1.1 * 1.02, rel=0.1)
 
 
+def test_what_a_draft_lost_is_regained_by_and_by(module):
+    costs = module.LlamaCosts(10)
+    costs.curve(1)
+    for _ in range(20):
+        costs.record_time(1, 0, 0.01)
+    affordable = []
+    for drafted, steps in ((0, 1), (1, 1), (0, 60), (0, 10)):  # one draft, which is rejected
+        for _ in range(steps):
+            costs.judged(drafted, 0)
+        affordable.append(bool(costs.curve(1)[1] < 10))
+    assert affordable == [True, False, False, True]
+
+
 def test_wrong_options_are_refused(module):
     with pytest.raises(ValueError, match="options: no option slope; known: drafter"):
         module.NgramspecDraft(options={"slope": 1})
