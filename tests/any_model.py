@@ -6,19 +6,15 @@ from importlib.util import find_spec
 
 import pytest
 from conftest import tiny_llama
+from tiny_tokenizers import letters
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 
 
 def tiny_chat():
     """A random Llama, and a tokenizer whose token n is the character n + 31; 0 is the padding."""
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
-    letters = {"<pad>": 0, "\n": 96} | {chr(n + 31): n for n in range(1, 96)}
-    characters = Tokenizer(models.BPE(letters, merges=[], unk_token="<pad>"))
-    characters.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="<pad>")
+    known = {"<pad>": 0, "\n": 96} | {chr(n + 31): n for n in range(1, 96)}
+    tokenizer = letters(known, pad_token="<pad>")
     tokenizer.chat_template = TEMPLATE
     return tiny_llama(positions=4096), tokenizer
 

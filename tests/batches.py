@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from doubles import bushy, draft_of
+from doubles import ScriptedDrafter, bushy, draft_of
 from families import VOCAB
 
 from ngramspec import Draft, Drafter, DraftSession
@@ -35,20 +35,14 @@ class RowOracle(Drafter):
         self.rng = np.random.default_rng(seed)
 
     def start(self, tokens):
-        owner, text = self, self.texts[tuple(tokens[:4].tolist())]
+        text = self.texts[tuple(tokens[:4].tolist())]
 
-        class Session(DraftSession):
-            at = len(tokens)
+        def guess(at, gamma):
+            right = np.array(text[at : at + gamma], np.int32)
+            wrong = self.rng.random(len(right)) >= self.right
+            return draft_of(np.where(wrong, (right + 1) % VOCAB, right))
 
-            def propose(self, gamma, cost=None, *, tree=False):
-                guess = np.array(text[self.at : self.at + gamma], np.int32)
-                wrong = owner.rng.random(len(guess)) >= owner.right
-                return draft_of(np.where(wrong, (guess + 1) % VOCAB, guess))
-
-            def extend(self, tokens):
-                self.at += len(tokens)
-
-        return Session()
+        return ScriptedDrafter(guess).start(tokens)
 
 
 class RowTrees(Drafter):

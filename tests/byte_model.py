@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from conftest import tiny_llama
 
 
 class ByteTokenizer:
@@ -19,15 +18,4 @@ class ByteTokenizer:
 
 
 def tiny_model():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).eval()
+    return tiny_llama(vocab=256, bos_token_id=None, eos_token_id=0)

@@ -55,6 +55,16 @@ class ScriptedDrafter(Drafter):
         return self.sessions[-1]
 
 
+class Clock:
+    """A clock that stands still unless ``now`` is set."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class InterruptedStreamer:
     """A streamer in whose ``put`` of the given number, the prompt's being 1, Ctrl-C comes."""
 
@@ -71,8 +81,6 @@ class InterruptedStreamer:
 
 
 class Puts:
-    """A streamer that keeps what it is given."""
-
     def __init__(self):
         self.puts, self.ended = [], 0
 
@@ -88,8 +96,11 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
 def draft_of(tokens) -> Draft:
-    """A chain."""
     return Draft(np.array(tokens, np.int32))
 
 
@@ -99,7 +110,6 @@ def oracle(text: list[int]) -> ScriptedDrafter:
 
 
 def liar(text: list[int], vocab: int) -> ScriptedDrafter:
-    """Always wrong at the first token."""
     return ScriptedDrafter(
         lambda at, gamma: draft_of([(t + 1) % vocab for t in (text + [0] * 64)[at : at + gamma]])
     )

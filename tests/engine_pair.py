@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from native_strategies import int32 as ids
 
 from ngramspec._native.store_ring import StoreRing, StoreStream
 from ngramspec._native.store_source import StorePair
@@ -18,10 +19,6 @@ from tests.twins.store_corpus import CorpusIndex as CorpusTwin
 from tests.twins.store_ring import StoreRing as RingTwin
 from tests.twins.store_ring import StoreStream as StreamTwin
 from tests.twins.value import ValueEngine as ValueTwin
-
-
-def ids(tokens):
-    return np.array(tokens, np.int32)
 
 
 def costs(gamma, slope):
@@ -128,7 +125,6 @@ class Pair:
         return StorePair(streams[0], corpus), PairTwin(streams[1], corpus_twin)
 
     def draft(self, gamma, slope=None, *, tree=False):
-        """Both draft; returns what the native one drafted."""
         cost = None if slope is None else costs(gamma, slope)
         ask = "draft_tree" if tree else "draft"
         ours, theirs = (getattr(each, ask)(gamma, cost) for each in (self.native, self.twin))
@@ -137,7 +133,6 @@ class Pair:
         return ours
 
     def check(self):
-        """Compare what can be asked without a draft."""
         self.native.check_integrity()
         assert len(self.native) == len(self.twin)
         assert self.native.store_counts() == self.twin.store_counts()

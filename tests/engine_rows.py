@@ -13,10 +13,6 @@ K = 3
 FAULTY = ["raise", "none", "wrong dtype", "no start", "outside", "long"]
 
 
-def ids(tokens):
-    return np.array(tokens, np.int32)
-
-
 class Recorded(DraftSession):
     """Notes its text; its drafts are those that the drafter is told to make."""
 
@@ -72,6 +68,27 @@ class Recorder(Drafter):
         if what == "outside" and n > 1:
             tokens[1] = -5
         return Draft(tokens, None, np.full(n, 0.5, np.float32))
+
+
+class Guess(Drafter):
+    """Drafts as many tokens as it may, each as likely as the text's first one says, in percent."""
+
+    estimates = True
+
+    def start(self, tokens):
+        return GuessSession(float(tokens[0]) / 100)
+
+
+class GuessSession(DraftSession):
+    def __init__(self, confidence):
+        self.confidence = confidence
+
+    def propose(self, gamma, cost=None, *, tree=False):
+        tokens = np.zeros(gamma, np.int32)
+        return Draft(tokens, None, np.full(gamma, self.confidence, np.float32))
+
+    def extend(self, tokens):
+        return None
 
 
 class Engine:

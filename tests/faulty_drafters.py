@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from doubles import draft_of
+from doubles import draft_of, floats, ids
 
 from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Proposal, Verdict
 from ngramspec.costs.policies import FixedGamma
@@ -13,10 +13,6 @@ from ngramspec.decoding.row import Row, report_fault
 
 VOCAB = 97
 TEXT = np.arange(5, dtype=np.int32)
-
-
-def ids(*tokens):
-    return np.array(tokens, np.int32)
 
 
 class Counting(Drafter):
@@ -124,10 +120,6 @@ def raising(error):
         raise error
 
     return make
-
-
-def floats(*values):
-    return np.array(values, np.float32)
 
 
 OK = ids(1, 2, 3)

@@ -20,8 +20,6 @@ def prompt(task="copy", id="0", ids=IDS, text=TEXT, length=None):
 
 
 class Characters:
-    """A tokenizer: one token a character."""
-
     chat_template = None
     eos_token_id = None
 
@@ -33,5 +31,4 @@ class Characters:
 
 
 def tiny_loaded():
-    """A tiny random model over characters."""
     return LoadedModel(tiny_llama(vocab=VOCAB, positions=2048), Characters(), "tiny")

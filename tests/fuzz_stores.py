@@ -10,11 +10,10 @@ import argparse
 import contextlib
 import logging
 import tempfile
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
-from hostile_files import SPECIAL, Use, attack
+from hostile_files import SPECIAL, Use, attack, memory_below
 
 from ngramspec._native.value import Calibration, ValueEngine
 from ngramspec.stores import Corpus, SharedStore, StoreFileError, shared
@@ -47,7 +46,6 @@ def filled_store(**options: object) -> SharedStore:
 
 
 def shared_file_content(folder: Path) -> bytes:
-    """The file of a shared store."""
     filled_store().save(folder / "s.ngs")
     return (folder / "s.ngs").read_bytes()
 
@@ -95,15 +93,11 @@ def draft_from(corpus: Corpus, rng: np.random.Generator) -> None:
 
 def use_shared(path: Path, rng: np.random.Generator) -> str:
     """Do all that can be done with a shared store's file; how it ended."""
-    tracemalloc.start()
     try:
-        store = SharedStore.load(path, BYTES)
+        with memory_below(OVERHEAD):
+            store = SharedStore.load(path, BYTES)
     except StoreFileError:
         return "refused"
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < OVERHEAD, f"{peak} bytes"
     assert store.sizeof() <= BYTES + 4096
     store.check_integrity()
     for name in store:

@@ -10,7 +10,9 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +22,24 @@ from ngramspec.stores.files import FileKind, Section, aligned, checksum
 Use = Callable[[Path, np.random.Generator], str]
 
 
+@contextmanager
+def memory_below(most: int) -> Iterator[None]:
+    """Python's memory is never higher by this many bytes meanwhile, whatever is raised."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < most, f"{peak} bytes"
+
+
 def first_section(kind: FileKind) -> int:
     """Where the first section's numbers lie in the header."""
     return kind.layout.size - 24 * len(kind.sections)
 
 
 def sections(content: bytes, kind: FileKind) -> list[Section]:
-    """Where the header says that the sections lie."""
     numbers = struct.unpack_from("<" + "QQQ" * len(kind.sections), content, first_section(kind))
     return [Section(*numbers[3 * i : 3 * i + 3]) for i in range(len(kind.sections))]
 
@@ -47,7 +60,6 @@ def sealed(content: bytearray, kind: FileKind) -> bytes:
 
 
 def with_number(content: bytes, kind: FileKind, at: int, code: str, value: int) -> bytes:
-    """The content with another number in the header."""
     broken = bytearray(content)
     struct.pack_into("<" + code, broken, at, value)
     return sealed(broken, kind)
@@ -81,8 +93,12 @@ def laid_out(content: bytes, kind: FileKind, parts: Sequence[bytes]) -> bytes:
 
 
 def parts_of(content: bytes, kind: FileKind) -> list[bytes]:
-    """The content of each section."""
     return [content[each.offset : each.offset + each.size] for each in sections(content, kind)]
+
+
+def lines_of(values: Iterable[object]) -> bytes:
+    """Lines of JSON, as a shared store's section of names has them."""
+    return b"".join(json.dumps(each).encode() + b"\n" for each in values)
 
 
 def resized(content: bytes, kind: FileKind, rng: np.random.Generator) -> bytes:
@@ -116,10 +132,10 @@ def hostile_names(size: int, rng: np.random.Generator) -> bytes:
         lambda i: [[str(i)], 2**62 - 1, 2**62, -1, 1.5, None],
     ]
     chosen = entries[rng.integers(0, len(entries))]
-    text = "".join(f"{json.dumps(chosen(i))}\n" for i in range(min(count, 20_000)))
+    text = lines_of(chosen(i) for i in range(min(count, 20_000)))
     if rng.integers(0, 4) == 0:
-        text = "[" * size
-    return text[: int(rng.choice([len(text), size + 2]))].encode()
+        text = b"[" * size
+    return text[: int(rng.choice([len(text), size + 2]))]
 
 
 def write_sparse(path: Path, content: bytes, kind: FileKind, rng: np.random.Generator) -> None:
@@ -155,7 +171,6 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 
 
 def write_broken(path: Path, content: bytes, kind: FileKind, rng: np.random.Generator) -> None:
-    """Write a broken file."""
     way = rng.integers(0, 40)
     if way == 0:
         write_sparse(path, content, kind, rng)

@@ -86,9 +86,8 @@ NOT_TOKENS = [
 ]
 
 
-def copy_index(text: Sequence[int], index_type=CopyIndex):
-    """A copy index, native or its twin, that has read ``text``."""
-    index = index_type()
+def copy_index(text: Sequence[int]) -> CopyIndex:
+    index = CopyIndex()
     index.extend(int32(text))
     return index
 
@@ -98,15 +97,6 @@ def assert_same_draft(native: tuple, twin: tuple) -> None:
     for ours, theirs in zip(native, twin, strict=True):
         assert np.asarray(ours).dtype == np.asarray(theirs).dtype
         np.testing.assert_array_equal(ours, theirs)
-
-
-def assert_same_counts(native, other, text: list[int]) -> None:
-    """Two n-gram tables know the same contexts, and what followed each one in ``text``."""
-    assert set(native.contexts()) == set(other.contexts())
-    for n in range(1, native.order):
-        for start in range(len(text) - n + 1):
-            context = int32(text[start : start + n])
-            assert native.top_k(context, 99) == other.top_k(context, 99)
 
 
 class TwinMachine(RuleBasedStateMachine):

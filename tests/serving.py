@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
+import tiny_tokenizers
 import torch
 
 CHAT = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
@@ -16,18 +17,10 @@ VOCAB = 104
 
 def letters(fim: bool = True):
     """A tokenizer: token n is the character n + 32, 95 a line end; special tokens after."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
     from ngramspec.server.prompts import FAMILIES
 
     known = {chr(n + 32): n for n in range(95)} | {"\n": 95}
-    plain = Tokenizer(models.BPE(known, merges=[]))
-    plain.decoder = decoders.Fuse()
-    if fim:
-        qwen = FAMILIES[0]
-        plain.add_special_tokens([AddedToken(each, special=True) for each in qwen.tokens])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token=" ")
+    tokenizer = tiny_tokenizers.letters(known, FAMILIES[0].tokens if fim else ())  # Qwen's
     tokenizer.chat_template = CHAT
     return tokenizer
 
@@ -41,7 +34,6 @@ def settings_of(**given):
 
 @contextmanager
 def served(model, tokenizer=None, **settings):
-    """A client of a server in this process."""
     pytest.importorskip("prometheus_client")
     from starlette.testclient import TestClient
 

@@ -128,7 +128,6 @@ def talking(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def nothing(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A text that cannot be predicted."""
     chain = rng.uniform(0.005, 0.06, 8)
     return chain, chain / 2
 
@@ -240,28 +239,13 @@ def _choose(costs, controller, chain, siblings) -> tuple[Draft, int, float]:
     return draft, width if draft.parents is not None else costs.width(width, 65), expected
 
 
-@dataclass(frozen=True)
-class TableMachine:
-    """What forwards cost in contexts of any length, relative to one position."""
-
-    costs: Mapping[int, float]
-
-    def cost(self, width: int) -> float:
-        return float(np.interp(width, [*self.costs], [*self.costs.values()]))
-
-    @property
-    def position(self) -> float:
-        """What a position of a wide forward, such as a prefill, costs."""
-        return (self.cost(64) - self.cost(32)) / 32
-
-
-class _Model:
+class Model:
     """What costs are kept for."""
 
 
 def call_share(
     kind: ForwardKind,
-    machine: TableMachine,
+    costs_of: Mapping[int, float],
     clock: Callable[[np.random.Generator], Iterator[float]],
     text: np.ndarray,
     prompt: int,
@@ -272,14 +256,16 @@ def call_share(
 
     Args:
         kind: what the forwards are taken for.
-        machine: what they cost.
+        costs_of: what they cost by width, in contexts of any length, relative to one position.
         clock: of the machine's speed.
         text: int32 (n,), the prompt and what the target says.
         prompt: length of the prompt.
         seed: of the clock.
     """
     speed, output = clock(np.random.default_rng(seed)), text[prompt:].tolist()
-    costs = StepCosts(model_of(_Model(), kind), MOST + 1)
+    machine = Machine((*costs_of,), (*costs_of.values(),), (0.0,) * len(costs_of))
+    position = (machine.seconds(64, 0) - machine.seconds(32, 0)) / 32  # of a wide forward
+    costs = StepCosts(model_of(Model(), kind), MOST + 1)
     controller = make_controller("auto", MOST, costs.cost, costs.surcharge)
     session = build_drafter("auto").start(text[:prompt])
 
@@ -292,7 +278,7 @@ def call_share(
     at = 0
     costs.at(prompt, prefill=True)
     draft, path = propose(PrefillDraftLength(MOST).limit, len(output) - 1, tree=False)
-    spent = machine.position * (prompt + len(draft))
+    spent = position * (prompt + len(draft))
     while True:
         session.extend(text[prompt + at :][: len(path) + 1])
         at += len(path) + 1
@@ -305,9 +291,9 @@ def call_share(
         width = 1 + len(draft)
         if draft.parents is None:
             width = costs.width(width, MOST + 1)
-        cost, branches = machine.cost(width), draft.parents is not None
+        cost, branches = machine.seconds(width, 0), draft.parents is not None
         costs.record_time(width, cost * next(speed), branches)
         costs.record_acceptance(len(draft), len(path))
         spent += cost
     session.close()
-    return (machine.position * prompt + len(output) - 1) / spent
+    return (position * prompt + len(output) - 1) / spent

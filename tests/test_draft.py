@@ -27,7 +27,6 @@ def tree(parents):
 
 
 def paths(draft):
-    """The tokens from the root to each node."""
     found = []
     for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))

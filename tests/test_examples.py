@@ -20,6 +20,9 @@ from any_model import tiny_chat
 from conftest import tiny_llama
 from serving import VOCAB, letters, listening
 
+from ngramspec.engines import vllm
+from ngramspec.engines.row_options import EngineOptions
+
 FOLDER = Path(__file__).parents[1] / "examples"
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -97,7 +100,6 @@ def on_smollm2(run, smollm2, monkeypatch):
 
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory):
-    """A folder with a tiny random model."""
     folder = tmp_path_factory.mktemp("tiny")
     for each in tiny_chat():
         each.save_pretrained(folder)
@@ -252,14 +254,7 @@ def test_the_vllm_example_passes_the_pages_settings(tmp_path):
         written = re.search(rf"--{option}-config\s+'(.*?)'", page, re.DOTALL)
         assert speculative.pop(f"{option}_config") == json.loads(written[1])
     assert speculative == plain
-
-
-def test_vllms_settings_are_ones_that_ngramspec_knows():
-    from ngramspec.engines import vllm
-    from ngramspec.engines.row_options import EngineOptions
-
     settings = runpy.run_path(str(FOLDER / "vllm_offline.py"))["SPECULATION"]
     module, _, proposer = settings["speculative_config"]["model"].rpartition(".")
-    assert module == vllm.__name__
-    assert hasattr(vllm, proposer)
+    assert (module, hasattr(vllm, proposer)) == (vllm.__name__, True)
     assert EngineOptions.read(settings["additional_config"]["ngramspec"], "options").stores

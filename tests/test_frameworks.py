@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 
 import peft
 import pytest
@@ -16,13 +15,12 @@ from packaging.version import Version
 from plain_text import PROMPT, three_ways
 from prompts import PASSAGES
 from torch._dynamo.utils import counters
-from transformers import AutoModelForCausalLM, DynamicCache, Qwen3NextForCausalLM, pipeline
+from transformers import AutoModelForCausalLM, Qwen3NextForCausalLM, pipeline
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 import ngramspec
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
 GREEDY = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
 VOCAB = 97
@@ -72,73 +70,6 @@ def test_text_generation_pipeline(what):
         assert speculator.stats.drafter_faults == 0
 
 
-@pytest.mark.parametrize("name", ["t5", "bart"])
-def test_a_function_that_summarizes(name):
-    """transformers 5 has no pipeline for encoder-decoder text models: what users write instead."""
-    model = build(name)
-
-    def summarize(model, documents):
-        ids = torch.tensor(documents)
-        out = model.generate(input_ids=ids, attention_mask=(ids != 0).long(), **GREEDY)
-        return [row.tolist() for row in out]
-
-    documents = [[7, 8, 9, 10, 11, 7, 8, 9, 12, 13], [14, 15, 16, 14, 15, 17, 18, 0, 0, 0]]
-    plain = summarize(model, documents)
-    with ngramspec.enabled(model) as speculator:
-        assert summarize(model, documents) == plain
-        assert summarize(model, documents[:1]) == [plain[0]]
-    assert speculator.stats.runs == 2
-    assert speculator.stats.drafted > 0
-
-
-TURNS = [
-    f"Repeat this: {PASSAGES[2]}",
-    "Now only the sentence about Saturdays.",
-    "And once more the whole text.",
-]
-
-
-def converse(tokenizer, generate, cache):
-    """The token ids after each of three turns over one cache.
-
-    Args:
-        generate: called as ``model.generate``.
-        cache: the first turn's, or None: go on with the one that generate makes.
-    """
-    seen = []
-    for turn in TURNS:
-        chat = [{"role": "user", "content": turn}]
-        ids = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)[
-            "input_ids"
-        ]
-        if seen:  # the tokens of the cache, then the new turn's
-            ids = torch.cat((seen[-1], ids), dim=1)
-        out = generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            **cache_argument(cache),
-            max_new_tokens=20,
-            do_sample=False,
-            return_dict_in_generate=True,
-        )
-        cache = cache_of(out)
-        assert cache.get_seq_length() == out.sequences.shape[1] - 1
-        seen.append(out.sequences)
-    return seen
-
-
-def test_turns_over_a_kept_cache():
-    model, tokenizer = tiny_chat()
-    plain = converse(tokenizer, model.generate, None)
-    for given in (None, DynamicCache()):
-        speculator = Speculator(oracle(plain[-1][0].tolist()), 4)
-        generate = partial(ngramspec.generate, model, speculator=speculator)
-        ours = converse(tokenizer, generate, given)
-        for mine, theirs in zip(ours, plain, strict=True):
-            assert torch.equal(mine, theirs)
-        assert speculator.stats.accepted > 40
-
-
 def adapted(kind="Lora", **settings):
     """A tiny Llama with an adapter that changes its text."""
     torch.manual_seed(4)
@@ -147,21 +78,13 @@ def adapted(kind="Lora", **settings):
 
 
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj", "up_proj"], "init_lora_weights": False}
-IA3 = {
-    "target_modules": ["k_proj", "v_proj", "down_proj"],
-    "feedforward_modules": ["down_proj"],
-    "init_ia3_weights": False,
-}
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("Lora", LORA), ("IA3", IA3)])
-def test_adapters(tiny, kind, settings):
-    model, bare = adapted(kind, **settings), tiny.generate(PROMPT, **GREEDY)
+def test_adapters(tiny):
+    model, bare = adapted(**LORA), tiny.generate(PROMPT, **GREEDY)
     plain = model.generate(PROMPT, **GREEDY)
     assert not torch.equal(plain, bare)
     check_three_ways(model)
-    for ours in three_ways(model, input_ids=PROMPT, speculator=Speculator(gamma=4), **GREEDY):
-        assert torch.equal(ours, plain)
     with model.disable_adapter():
         assert torch.equal(ngramspec.generate(model, PROMPT, **GREEDY), bare)
     assert torch.equal(ngramspec.generate(model.merge_and_unload(), PROMPT, **GREEDY), plain)
@@ -283,7 +206,6 @@ def check_compiled(backend, what):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with the tiny Llama, and its plain text."""
     folder = tmp_path_factory.mktemp("model")
     model = tiny_llama()
     model.save_pretrained(folder)
@@ -300,7 +222,7 @@ OFFLOADED = {
 }
 
 
-@pytest.mark.parametrize("device_map", ["auto", "cpu", {"": "cpu"}, OFFLOADED], ids=str)
+@pytest.mark.parametrize("device_map", ["auto", OFFLOADED], ids=str)
 def test_device_maps(saved, tmp_path, device_map):
     folder, plain = saved
     model = AutoModelForCausalLM.from_pretrained(

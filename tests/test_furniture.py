@@ -7,9 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ import yaml
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
-FORMS = sorted(set(GITHUB.glob("ISSUE_TEMPLATE/*.yml")) - {GITHUB / "ISSUE_TEMPLATE/config.yml"})
 HOOKS = ROOT / ".pre-commit-config.yaml"
 CITATION = ROOT / "CITATION.cff"
 PROSE = [GITHUB / "pull_request_template.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
@@ -46,11 +43,6 @@ def steps(key: str) -> list[str]:
 
 def hooks() -> list[dict]:
     return [hook for repo in parsed(HOOKS)["repos"] for hook in repo["hooks"]]
-
-
-def test_the_files_are_there():
-    assert {path.stem for path in WORKFLOWS} >= {"test", "wheels"}
-    assert {path.stem for path in FORMS} >= {"bug", "feature", "question"}
 
 
 def test_the_citation_is_of_this_version():
@@ -131,28 +123,6 @@ def test_tested_pythons_are_supported_and_built():
         assert f"Programming Language :: Python :: {each}" in PROJECT["classifiers"]
 
 
-@pytest.mark.parametrize("path", FORMS, ids=name)
-def test_forms_have_what_the_host_asks_for(path):
-    form = parsed(path)
-    assert form["name"]
-    assert form["description"]
-    fields = [field for field in form["body"] if field["type"] != "markdown"]
-    ids = [field["id"] for field in fields]
-    assert len(ids) == len(set(ids)) > 0
-    for field in fields:
-        assert field["attributes"]["label"]
-        options = field["attributes"].get("options", [])
-        assert (len(options) > 1) == (field["type"] == "dropdown")
-        assert all(isinstance(each, str) for each in options)  # a bare Yes is True
-
-
-def test_a_bug_needs_five_answers():
-    fields = {field.get("id"): field for field in parsed(GITHUB / "ISSUE_TEMPLATE/bug.yml")["body"]}
-    needed = [each for each in fields if fields[each].get("validations", {}).get("required")]
-    assert needed == ["what", "script", "how", "model", "versions"]
-    assert {"vLLM", "ngramspec serve"} <= set(fields["how"]["attributes"]["options"])
-
-
 def command(entry: str) -> str:
     """What an entry runs: its first word, or that of the line it gives to bash."""
     words = shlex.split(entry)
@@ -161,23 +131,6 @@ def command(entry: str) -> str:
     what = words[0].removeprefix(".venv/bin/")
     second = words[1] if len(words) > 1 else ""
     return {"make": f"make {second}", "python": second}.get(what, what)
-
-
-@pytest.mark.parametrize("hook", hooks(), ids=lambda hook: hook["id"])
-def test_hooks_run_what_make_sets_up(hook):
-    assert hook["language"] == "system"  # nothing is downloaded
-    what = command(hook["entry"])
-    if what.startswith("make ") or what.endswith(".py"):
-        assert what.removeprefix("make ") in TARGETS or (ROOT / what).is_file()
-        return
-    extra = PROJECT["optional-dependencies"]["dev"]
-    assert what in {re.split("[<>=]", each)[0] for each in extra}
-    assert f"\n{what}==" in (ROOT / "constraints.txt").read_text()
-    try:
-        distribution(what)
-    except PackageNotFoundError:
-        pytest.skip("an environment without the tools for development")
-    assert (Path(sys.executable).parent / what).exists()
 
 
 def test_hooks_are_the_checks_of_make_lint():

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from plain_text import PROMPT, same_text
 
-import ngramspec
 from ngramspec import Corpus, SharedStore, Speculator
 from ngramspec.options import DEFAULTS, NAMES, PRESETS, Options
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 OTHER = {
     "gamma": 5,
     "gamma_max": 16,
@@ -128,17 +127,13 @@ def test_costs_that_are_assigned_are_read(tmp_path):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_keeps_the_text_and_its_gamma(tiny, name, tmp_path):
-    model, ids = tiny, PROMPT
     drafted = []
-    known = model.generate(ids, max_new_tokens=30, do_sample=False)[0].numpy().astype("int32")
+    known = tiny.generate(PROMPT, max_new_tokens=30, do_sample=False)[0].numpy().astype("int32")
     stores = [Corpus.build([known], tmp_path / "known.ngc")] if name == "rest" else []
     speculator = Speculator.preset(
         name, stores=stores, on_step=lambda event: drafted.append(len(event.drafted))
     )
-    out = ngramspec.generate(
-        model, input_ids=ids, max_new_tokens=60, do_sample=False, speculator=speculator
-    )
-    assert out.tolist() == model.generate(ids, max_new_tokens=60, do_sample=False).tolist()
+    same_text(tiny, speculator, max_new_tokens=60)
     assert 0 < max(drafted) <= speculator.gamma == PRESETS[name]["gamma"]
     assert Speculator.from_dict(speculator.to_dict()).to_dict() == speculator.to_dict()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import run_without
 
 import ngramspec
 
@@ -120,19 +120,21 @@ def test_lower_rooms_import_no_torch(room):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-WITHOUT = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
-sys.meta_path.insert(0, Missing())
+WITHOUT_TORCH_CODE = """
+import itertools, sys
 import numpy as np
 import ngramspec
+from ngramspec.costs.steps import LearnedEngineCosts
+from ngramspec.engines.rows import Rows, RowState
+from ngramspec.engines.vllm import NgramspecProposer
 session = ngramspec.build_drafter("auto").start(np.array([5, 6, 7, 8, 5, 6], np.int32))
 assert session.propose(2).tokens.tolist() == [7, 8]
 drawn = ngramspec.build_drafter("ngram(order=2,sample=true)", policy="priority")
 assert len(drawn.start(np.array([5, 6, 5, 6, 5], np.int32)).propose(2).tokens) == 2
+rows = Rows("auto", 2, 50, 100, LearnedEngineCosts(2), clock=itertools.count().__next__)
+text = np.array([5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8], np.int32)
+drafts = [rows.step([RowState(None, text, n, [1])])[0] for n in range(5, 17)]
+assert drafts[-1].tokens.tolist() == [5, 6], drafts[-1]
 try:
     ngramspec.Speculator
 except ModuleNotFoundError as error:
@@ -142,8 +144,8 @@ else:
 """
 
 
-def test_drafters_work_where_torch_is_not_installed():
-    subprocess.run([sys.executable, "-c", WITHOUT], check=True)
+def test_drafters_and_rows_of_engines_work_where_torch_is_not_installed():
+    run_without(["torch", "transformers"], WITHOUT_TORCH_CODE)
 
 
 WITHOUT_XXHASH = """
@@ -207,78 +209,20 @@ SOURCES = sorted(
     if path.suffix in (".py", ".pyx", ".pxi")
 )
 MOST_LINES, MOST_OF_FUNCTION = 700, 80
-# Files and functions that may be longer, each with the reason.
-LONGER: dict[str, str] = {}
-C_FUNCTION = re.compile(r"( *)(?:def|cdef|cpdef)\b(?! class\b)[^=(]*?(\w+)\(")
 
 
 def test_no_two_test_files_have_one_name():
-    names = [path.name for path in (ROOT.parent / "tests").rglob("test_*.py")]
+    names = [path.name for path in TESTS.rglob("test_*.py")]
     assert len(names) > 100
     assert sorted(set(names)) == sorted(names)
 
 
-def _path(path: Path) -> str:
-    return str(path.relative_to(ROOT.parent if path.is_relative_to(ROOT) else TESTS.parent))
-
-
-def _functions(path: Path) -> list[tuple[str, int]]:
-    """The functions of a file and their lines, signature and decorators included."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".py":
-        return _cython_functions(text.splitlines())
+def test_files_and_functions_are_short():
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, functions)]
-    starts = [min(each.lineno for each in (node, *node.decorator_list)) for node in found]
-    return [
-        (node.name, node.end_lineno - start + 1) for node, start in zip(found, starts, strict=True)
-    ]
-
-
-def _cython_functions(lines: list[str]) -> list[tuple[str, int]]:
-    """By indentation: a function goes on while its lines are indented more than its first."""
-    found = []
-    for first, line in enumerate(lines):
-        match = C_FUNCTION.match(line)
-        if match is None:
-            continue
-        last, in_signature = first, not line.rstrip().endswith(":")
-        for at in range(first + 1, len(lines)):
-            here = lines[at]
-            if not here.strip():
-                continue
-            if not in_signature and len(here) - len(here.lstrip()) <= len(match[1]):
-                break
-            in_signature = in_signature and not here.rstrip().endswith(":")
-            last = at
-        found.append((match[2], last - first + 1))
-    return found
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=_path)
-def test_files_and_functions_are_short(path):
-    functions = {f"{_path(path)}:{name}": size for name, size in _functions(path)}
-    long = {name: size for name, size in functions.items() if size > MOST_OF_FUNCTION}
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    long |= {_path(path): lines} if lines > MOST_LINES else {}
-    assert long.keys() - LONGER.keys() == set(), f"{long}: split them, or say why not in LONGER"
-    here = {name for name in LONGER if name.partition(":")[0] == _path(path)}
-    assert here - long.keys() == set(), "no longer too long: take it out of LONGER"
-
-
-def test_functions_of_cython_are_measured():
-    text = """
-cdef inline int one(int a,
-                    int b) noexcept nogil:
-    return a
-
-cdef class Two:
-    cdef int x
-
-    def three(self):
-
-        if self.x:
-            return 1
-        return 2
-"""
-    assert _cython_functions(text.splitlines()) == [("one", 3), ("three", 5)]
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= MOST_LINES, path
+        for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
+            if isinstance(node, functions):
+                start = min(each.lineno for each in (node, *node.decorator_list))
+                assert node.end_lineno - start < MOST_OF_FUNCTION, f"{path}: {node.name}"

@@ -10,14 +10,14 @@ import threading
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import oracle
+from doubles import draft_of, oracle
+from plain_text import PROMPT
 
 import ngramspec
-from ngramspec import Draft, Drafter, Speculator, build_drafter, register_drafter
+from ngramspec import Drafter, Speculator, build_drafter, register_drafter
 from ngramspec.drafters import CalibratedDrafter, NGramDrafter, ValueDrafter
 from ngramspec.drafters.known import NullSession
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 24, "do_sample": False}
 
 
@@ -113,12 +113,6 @@ def test_learning_is_not_shared_with_a_copy(copied):
             assert drafter.confidence(draft_of([1]))[0] == 0.5
         else:
             assert (drafter.open(), other.open()) == (False, True)
-
-
-def draft_of(tokens):
-    import numpy as np
-
-    return Draft(np.array(tokens, np.int32))
 
 
 def test_a_drafter_object_stays_of_its_kind(copied):

@@ -8,18 +8,17 @@ import time
 import pytest
 import torch
 from doubles import InterruptedStreamer, half_right, liar, oracle, random_drafter
+from plain_text import PROMPT
 from threads import PROMPTS, assert_each_is, in_threads
 
 import ngramspec
 from ngramspec import Speculator
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 30, "do_sample": False}
 
 
 @pytest.fixture(scope="module")
 def text(tiny):
-    """The prompt and what plain generate adds to it."""
     return tiny.generate(PROMPT, **GREEDY)[0].tolist()
 
 
@@ -80,34 +79,6 @@ def test_observed_counts_are_the_statistics(tiny, text):
     assert sum(len(draft) for draft, _, _ in observed) == speculator.stats.drafted
     assert sum(len(accepted) for _, accepted, _ in observed) == speculator.stats.accepted
     assert sum(verified for _, _, verified in observed) == speculator.stats.verified
-
-
-@pytest.mark.parametrize(
-    ("settings", "per_step"),
-    [({}, True), ({"repetition_penalty": 1.1}, False), ({"do_sample": True}, False)],
-)
-def test_host_syncs_one_a_step_unless_the_history_is_needed(tiny, settings, per_step):
-    speculator = Speculator("copy(min_match=1)", 4)
-    tiny.generate(PROMPT, custom_generate=speculator, **GREEDY | settings)
-    stats = speculator.stats
-    assert stats.host_syncs == (stats.target_calls if per_step else stats.emitted)
-
-
-def test_recorded_scores_cost_no_reads_where_tokens_are_chosen_ahead(tiny, monkeypatch):
-    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: True)
-    kwargs = {"do_sample": True, "max_new_tokens": 40, "top_k": 20, "output_scores": True}
-    kwargs["return_dict_in_generate"] = True
-    torch.manual_seed(0)
-    plain = tiny.generate(PROMPT, **kwargs)
-    speculator = Speculator(oracle(plain.sequences[0].tolist()), 4)
-    torch.manual_seed(0)
-    ours = tiny.generate(PROMPT, custom_generate=speculator, **kwargs)
-    assert torch.equal(plain.sequences, ours.sequences)
-    assert speculator.stats.accepted > 20
-    assert len(plain.scores) == len(ours.scores)
-    for theirs, mine in zip(plain.scores, ours.scores, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
-    assert speculator.stats.host_syncs == speculator.stats.target_calls
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -192,39 +163,6 @@ def test_hot_swap_from_another_thread(tiny):
         thread.join()
     assert torch.equal(expected, out)
     assert len(speculator.stats.sources) > 1
-
-
-@pytest.mark.parametrize("method", ["start", "extend", "observe", "close"])
-def test_a_session_that_raises_is_begun_anew(tiny, text, method, caplog):
-    drafter = half_right(text, 97)
-    kind = type(drafter)
-    broken = {"left": 2}
-
-    class Broken(kind):
-        def start(self, tokens):
-            if method == "start" and broken["left"]:
-                broken["left"] -= 1
-                raise OSError("start")
-            session = super().start(tokens)
-            if method != "start":
-                inner = getattr(session, method)
-
-                def failing(*args):
-                    if broken["left"]:
-                        broken["left"] -= 1
-                        raise OSError(method)
-                    return inner(*args)
-
-                setattr(session, method, failing)
-            return session
-
-    speculator = Speculator(Broken(drafter.guess), 3)
-    out = tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
-    assert out[0].tolist() == text
-    assert speculator.stats.drafter_faults == (1 if method == "close" else 2)
-    assert speculator.stats.accepted > 0
-    for session in speculator.drafter.sessions[1:]:
-        assert session.tokens == text[: len(session.tokens)]
 
 
 @pytest.mark.parametrize("where", ["propose", "on_step"])

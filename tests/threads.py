@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -15,18 +15,8 @@ PROMPTS = [
 
 def in_threads(generate: Callable[[torch.Tensor], torch.Tensor], times: int) -> list[list]:
     """Each prompt's outputs, ``times`` of them, from a thread of its own."""
-    outputs: list[list[torch.Tensor]] = [[] for _ in PROMPTS]
-
-    def work(own: int) -> None:
-        for _ in range(times):
-            outputs[own].append(generate(PROMPTS[own]))
-
-    threads = [threading.Thread(target=work, args=(own,)) for own in range(len(PROMPTS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return outputs
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(lambda prompt: [generate(prompt) for _ in range(times)], PROMPTS))
 
 
 def assert_each_is(expected: list[torch.Tensor], outputs: list[list], times: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 
 class Letters:
-    """A tokenizer that has only a vocabulary of letters."""
-
     def __init__(self, letters="abcdefgh "):
         self.letters = letters
 
@@ -18,6 +18,14 @@ class Letters:
     def encode(self, text, add_special_tokens):
         assert add_special_tokens is False
         return [self.letters.index(letter) for letter in text]
+
+
+def letters(known: dict[str, int] | None = None, special: Sequence[str] = (), **settings: str):
+    """A tokenizer of characters: token n is the character n + 32, or as ``known`` says."""
+    characters = Tokenizer(models.BPE(known or {chr(n + 32): n for n in range(97)}, merges=[]))
+    characters.decoder = decoders.Fuse()
+    characters.add_special_tokens([AddedToken(each, special=True) for each in special])
+    return PreTrainedTokenizerFast(tokenizer_object=characters, **{"pad_token": " "} | settings)
 
 
 def over_bytes():

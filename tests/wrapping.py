@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 from conftest import tiny_llama
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from tiny_tokenizers import letters
+from transformers import AutoModelForCausalLM
 
 import ngramspec
 from ngramspec.wrap import wrapped
@@ -17,17 +18,7 @@ SETTINGS = {"drafter": "auto"}
 WEIGHTS = "model.safetensors"
 
 
-def letters():
-    """A tokenizer: token n is the character n + 32."""
-    from tokenizers import Tokenizer, decoders, models
-
-    letters = Tokenizer(models.BPE({chr(n + 32): n for n in range(97)}, merges=[]))
-    letters.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=letters, pad_token=" ")
-
-
 def save_tiny(path):
-    """Save a tiny model and its tokenizer."""
     tiny_llama().save_pretrained(path)
     letters().save_pretrained(path)
     return path

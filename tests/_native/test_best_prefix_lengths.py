@@ -77,11 +77,6 @@ def test_wrong_input_is_named():
     assert best_prefix_lengths([good], curve) == [2]
 
 
-def test_worked_example():
-    batch = arrays([[0.9, 0.9], [0.1]])
-    assert best_prefix_lengths(batch, np.array([1, 1.2, 1.4, 1.6], np.float32)) == [2, 0]
-
-
 @QUICK
 @given(curve=CURVES, rows=st.integers(1, 9), k=st.integers(1, 6), noise=st.integers(0, 99))
 def test_a_row_s_cost_is_its_twin_s(curve, rows, k, noise):

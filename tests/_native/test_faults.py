@@ -25,7 +25,6 @@ from native_strategies import (
 )
 
 from ngramspec._native import Calibration, CopyIndex, NGramTable, UnigramCounts, ValueEngine
-from tests import twins as reference
 
 SAMPLE = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2]
 
@@ -84,7 +83,6 @@ ARGUMENTS = {"draft": (4,), "draft_tree": (4,), "top_k": (int32([1, 2]), 4)}
 ARGUMENTS |= {"total": (int32([1, 2]),), "count": (1,)}
 EACH = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 DRAFTING = pytest.mark.parametrize("kind", [KINDS["ngram"], KINDS["copy"]], ids=["ngram", "copy"])
-NATIVE_OR_TWIN = pytest.mark.parametrize("module", ["native", "twin"])
 
 
 @EACH
@@ -165,16 +163,6 @@ def test_memory_is_held_while_it_is_read_without_the_gil(kind):
     structure.check_integrity()
 
 
-@DRAFTING
-def test_drafts_stay_what_they_were(kind):
-    structure = kind.make()
-    structure.extend(int32([1, 2, 3, 1]))
-    tokens, _ = structure.draft(3)
-    structure.extend(int32([5, 1, 5, 1]))
-    structure.draft(3)
-    assert tokens.tolist() == [2, 3, 1]
-
-
 @EACH
 def test_two_threads_are_kept_apart(kind):
     text = np.random.default_rng(5).integers(0, kind.vocabulary, kind.tokens, np.int32)
@@ -219,16 +207,16 @@ def test_copies_lets_nobody_in_while_it_makes_arrays():
 # Numbers out of their bounds.
 
 
-@NATIVE_OR_TWIN
-def test_numbers_that_no_table_takes_are_named(module):
-    table_type = NGramTable if module == "native" else reference.NGramTable
+def test_numbers_that_no_table_takes_are_named():
     for order in (1, 9, 0, -3):
         with pytest.raises(ValueError, match=rf"order must be in 2..8, got {order}$"):
-            table_type(order)
+            NGramTable(order)
     for window in (3, 1, 0, -1):
         with pytest.raises(ValueError, match=rf"window must be .* 4 \(the order\).*, got {window}"):
-            table_type(4, window)
-    table = table_type(4)
+            NGramTable(4, window)
+    with pytest.raises(ValueError, match=rf"window must be in 4 .*, got {2**30 + 1}"):
+        NGramTable(4, 2**30 + 1)
+    table = NGramTable(4)
     table.extend(int32([1, 2, 1, 2]))
     with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
         table.draft(-1)
@@ -248,14 +236,8 @@ def test_numbers_that_no_table_takes_are_named(module):
     assert table.top_k(int32([1]), 1) == [(2, 2)]
 
 
-def test_a_window_beyond_the_longest_text_is_refused():
-    with pytest.raises(ValueError, match=rf"window must be in 4 .*, got {2**30 + 1}"):
-        NGramTable(4, 2**30 + 1)
-
-
-@NATIVE_OR_TWIN
-def test_numbers_that_no_index_takes_are_named(module):
-    index = copy_index(SAMPLE, CopyIndex if module == "native" else reference.CopyIndex)
+def test_numbers_that_no_index_takes_are_named():
+    index = copy_index(SAMPLE)
     for draft in (index.draft, lambda gamma: index.copies(gamma, 2)):
         with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
             draft(-1)

@@ -1,14 +1,11 @@
-"""The twins themselves: by definition, by hand, and in step with the native signatures."""
+"""The twins by definition and by hand, and the stubs of the native modules."""
 
 from __future__ import annotations
 
 import ast
-import doctest
 import inspect
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import xxhash
 from hypothesis import given
@@ -20,24 +17,6 @@ from ngramspec._native import NGramTable
 from tests import twins as reference
 
 STUBS = ast.parse(Path(_native.__file__).with_suffix(".pyi").read_text()).body
-TWINS = [
-    (getattr(_native, name), getattr(reference, name))
-    for name in ("NGramTable", "CopyIndex", "UnigramCounts")
-]
-
-
-def public(owner: type) -> dict[str, object]:
-    return {name: getattr(owner, name) for name in dir(owner) if not name.startswith("_")}
-
-
-@pytest.mark.parametrize(("native", "twin"), TWINS)
-def test_twins_have_the_native_surface(native, twin):
-    ours, theirs = public(native), public(twin)
-    methods = {name for name in ours if callable(ours[name])} - {"sizeof", "longest_probe"}
-    assert methods == {name for name in theirs if callable(theirs[name])}
-    for name in methods:
-        mine, its = (inspect.signature(each[name]).parameters.values() for each in (ours, theirs))
-        assert [(p.name, p.default) for p in mine] == [(p.name, p.default) for p in its]
 
 
 def test_stubs_name_what_is_there():
@@ -56,32 +35,6 @@ def test_stubs_name_what_is_there():
             assert sum(p.default is not p.empty for p in parameters) == len(each.args.defaults)
             checked += 1
     assert checked > 40
-
-
-@pytest.mark.parametrize("make", [list, tuple, int32, lambda tokens: np.array(tokens, np.int64)])
-def test_any_sequence_of_ints_is_taken(make):
-    table, index, counts = reference.NGramTable(3), reference.CopyIndex(), reference.UnigramCounts()
-    for structure in (table, index, counts):
-        structure.extend(make([1, 2, 3, 1, 2]))
-        structure.check_integrity()
-        assert len(structure) == 5
-    assert table.draft(2, make([3]))[0].tolist() == [1, 2]
-    assert table.top_k(make([1]), 1) == [(2, 2)]
-    assert index.draft(2, make([3]))[0].tolist() == [1, 2]
-    assert counts.best() == (2, 2)
-
-
-@pytest.mark.parametrize(
-    "twin", [reference.NGramTable, reference.CopyIndex, reference.UnigramCounts]
-)
-def test_what_is_no_token_is_refused(twin):
-    structure = twin()
-    structure.extend([1, 2])
-    with pytest.raises(ValueError, match="token ids must be >= 0, got -5 at index 1"):
-        structure.extend([1, -5])
-    with pytest.raises(TypeError):
-        structure.extend([1.0])
-    assert len(structure) == 2
 
 
 # The n-gram table, by definition.
@@ -136,28 +89,6 @@ def test_context_key_by_hand():
 # Brute force, by hand.
 
 
-@pytest.mark.parametrize(
-    ("tokens", "prefix", "expected"),
-    [
-        ([], [], (0, [])),
-        ([1], [], (0, [])),
-        ([1], [1], (0, [])),  # nothing follows the 1
-        ([1, 1], [], (1, [1])),
-        ([1, 1, 1], [], (2, [2])),  # occurrences may overlap
-        ([1, 2, 1], [], (1, [1])),
-        ([1, 2, 3, 1, 2, 4, 1, 2], [], (2, [2, 5])),
-        ([1, 2, 3, 1, 2, 4, 1, 2], [3], (3, [3])),
-        ([1, 2, 3, 1, 2, 4, 1, 2], [9], (0, [])),
-        ([1, 2, 3, 1, 2, 4, 1, 2], [9, 4], (1, [6])),
-        ([1, 2, 3], [2, 3], (0, [])),  # only at the very end
-        ([1, 2, 3], [1, 2], (2, [2])),
-    ],
-)
-def test_longest_repeated_suffix(tokens, prefix, expected):
-    assert reference.longest_repeated_suffix(tokens, prefix) == expected
-    assert reference.longest_repeated_suffix(int32(tokens), int32(prefix)) == expected
-
-
 @QUICK
 @given(TEXTS, st.lists(st.integers(0, 2), max_size=4))
 def test_longest_repeated_suffix_by_definition(text, prefix):
@@ -168,9 +99,3 @@ def test_longest_repeated_suffix_by_definition(text, prefix):
         suffix = whole[len(whole) - n :]
         found = [end for end in range(n, len(text)) if text[end - n : end] == suffix]
         assert found == (ends if 0 < n == length else found if n == 0 else [])
-
-
-def test_examples_in_docstrings():
-    done = doctest.testmod(sys.modules["tests.twins.copyindex"])
-    assert done.attempted > 0
-    assert done.failed == 0

@@ -46,25 +46,10 @@ def debug_level(extension: setuptools.Extension) -> str:
     return ["-g", *(arg for arg in extension.extra_compile_args if arg.startswith("-g"))][-1]
 
 
-@pytest.mark.parametrize("on", [(), ("NGRAMSPEC_CHECKED",)], ids=["usual", "checked"])
-def test_a_usual_build_is_stripped(extensions, on):
-    found = extensions(*on)
-    assert len(found) >= 10
-    assert {debug_level(each) for each in found} == {"-g0"}
-    assert all("-Wl,--strip-all" in each.extra_link_args for each in found)
-
-
 def test_only_linux_has_the_option_of_the_linker(extensions):
     found = extensions(platform="darwin")
     assert {debug_level(each) for each in found} == {"-g0"}
     assert not any(each.extra_link_args for each in found)
-
-
-@pytest.mark.parametrize("switch", ["NGRAMSPEC_SYMBOLS", "NGRAMSPEC_SANITIZE"])
-def test_symbols_are_kept_where_they_are_needed(extensions, switch):
-    found = extensions(switch)
-    assert {debug_level(each) for each in found} == {"-g"}
-    assert not any("strip" in arg for each in found for arg in each.extra_link_args)
 
 
 @pytest.mark.skipif(

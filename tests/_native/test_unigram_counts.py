@@ -20,8 +20,6 @@ from native_strategies import (
 from ngramspec._native.unigram import UnigramCounts
 from tests import twins as reference
 
-BOTH = pytest.mark.parametrize("counts_type", [UnigramCounts, reference.UnigramCounts])
-
 
 class UnigramMachine(TwinMachine):
     @initialize(ids=VOCABULARIES)
@@ -45,23 +43,6 @@ TestUnigramMachine.settings = QUICK
 @pytest.mark.slow
 class TestUnigramMachineLong(UnigramMachine.TestCase):
     settings = LONG
-
-
-@BOTH
-def test_worked_example(counts_type):
-    counts = counts_type()
-    assert (len(counts), counts.best(), counts.count(4)) == (0, None, 0)
-    counts.extend(int32([]))
-    assert counts.best() is None
-    counts.extend(int32([4]))
-    assert counts.best() == (4, 1)
-    counts.extend(int32([9]))
-    assert counts.best() == (9, 1)  # as often, but later
-    counts.extend(int32([4, 9, LAST_ID, 4]))
-    assert counts.best() == (4, 3)
-    assert [counts.count(token) for token in (4, 9, LAST_ID, 5)] == [3, 2, 1, 0]
-    assert len(counts) == 6
-    counts.check_integrity()
 
 
 @pytest.mark.parametrize("step", [1, 64, 2**20])

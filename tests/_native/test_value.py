@@ -7,9 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from engine_pair import costs, ids, noisy_repetition, play, play_trees
-from native_strategies import MISALIGNED
 
-from ngramspec import build_drafter
 from ngramspec._native.value import Calibration, ValueEngine
 
 
@@ -28,46 +26,38 @@ def test_sequences_of_a_drafter_share_what_was_learned_and_no_text():
     assert np.array_equal(relabelled.to_array(), learned)
 
 
-def test_drafters_learn_each_for_themselves():
-    mine, other = build_drafter("auto"), build_drafter("auto")
-    before = other.calibrations.common.to_array()
-    play(mine.start(ids([])).engine, noisy_repetition(1, 600), 40, 8)
-    assert not np.array_equal(mine.calibrations.common.to_array(), before)
-    assert np.array_equal(other.calibrations.common.to_array(), before)
-
-
-def test_confidence_is_calibrated():
-    """Of the tokens drafted with confidence p, a share of about p is accepted."""
+@pytest.mark.parametrize("tree", [False, True])
+def test_confidence_is_calibrated(tree):
+    """Of the tokens judged with confidence p, first and last candidates, about p is accepted."""
     calibration = Calibration()
     probabilities, outcomes = [], []
-    for seed in range(30):
+    for seed in range(40):
         text = noisy_repetition(seed, 900, noise=0.15)
-        _, _, p, y, _ = play(ValueEngine(calibration), text, 100, 8)
+        engine = ValueEngine(calibration)
+        if tree:
+            _, p, y, _ = play_trees(engine, text, 100, 16)
+        else:
+            _, _, p, y, _ = play(engine, text, 100, 8)
         if seed >= 10:
             probabilities += p
             outcomes += y
     p, y = np.array(probabilities), np.array(outcomes)
-    for low in (0.0, 0.2, 0.4, 0.6, 0.8):
-        inside = (p >= low) & (p < low + 0.2)
+    for low, high in ((0, 0.05), (0.05, 0.1), (0.1, 0.2), (0.2, 0.5), (0.5, 0.8), (0.8, 1)):
+        inside = (p >= low) & (p < high)
         if inside.sum() >= 300:
-            assert abs(p[inside].mean() - y[inside].mean()) < 0.15, (low, inside.sum())
+            assert abs(p[inside].mean() - y[inside].mean()) < 0.25 * (low + high) / 2 + 0.02
     assert abs(p.mean() - y.mean()) < 0.03
 
 
-def test_it_learns_to_stop_drafting_what_is_never_right():
-    rng = np.random.default_rng(0)
-    engine = ValueEngine(Calibration())
-    text = rng.integers(0, 40, 1500).astype(np.int32)  # nothing to predict
-    *_, drafts = play(engine, text, 100, 8, costs(8, 0.1))
-    assert np.mean([len(tokens) for tokens, _, _ in drafts[-200:]]) < 0.5
-
-
-def test_drafts_are_longer_where_positions_are_cheaper():
-    text = noisy_repetition(3, 900)
-    lengths = []
+@pytest.mark.parametrize("tree", [False, True])
+def test_drafts_are_longer_where_positions_are_cheaper(tree):
+    """Of the sizes up to the budget, the one where expected tokens per cost are highest."""
+    text, lengths = noisy_repetition(3, 900), []
     for slope in (0.0, 0.05, 0.3, 2.0):
-        *_, drafts = play(ValueEngine(Calibration()), text, 300, 32, costs(32, slope))
-        lengths.append(np.mean([len(tokens) for tokens, _, _ in drafts]))
+        *_, drafts = (play_trees if tree else play)(
+            ValueEngine(Calibration()), text, 300, 32, costs(32, slope)
+        )
+        lengths.append(np.mean([len(each) if tree else len(each[0]) for each in drafts]))
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] < 0.3 < 5 < lengths[0]
 
@@ -136,21 +126,7 @@ def test_bad_arguments_are_named():
         ValueEngine(Calibration(), min_match=0)
     with pytest.raises(ValueError, match="cost must have 6 entries, got 3"):
         engine.draft(4, costs(1, 0.1))
-    for tokens in (np.array([1.0]), MISALIGNED, memoryview(MISALIGNED), None, [1]):
-        with pytest.raises(TypeError, match="int32"):
-            engine.extend(tokens)
-    with pytest.raises(ValueError, match="-3"):
-        engine.extend(ids([1, -3]))
     assert len(engine.draft(2)[0]) == 2
-
-
-def test_the_drafter_hands_over_confidence_and_source():
-    drafter = build_drafter("auto")
-    session = drafter.start(ids([1, 2, 3, 4, 5, 1, 2, 3]))
-    draft = session.propose(3)
-    assert draft.tokens.tolist() == [4, 5, 1]
-    assert draft.confidence.dtype == np.float32
-    assert [drafter.source_names[i] for i in draft.source] == ["copy"] * 3
 
 
 def test_nodes_come_in_order_of_their_reach():
@@ -187,35 +163,6 @@ def test_trees_take_fewer_steps_than_chains():
             play_trees(ValueEngine(Calibration()), text, 60, 16)[0],
         )
     assert steps[1] < 0.9 * steps[0]
-
-
-def test_trees_are_as_large_as_pays():
-    """Of the sizes up to the budget, the one where expected tokens per cost are highest."""
-    text = noisy_repetition(3, 600)
-    sizes = []
-    for slope in (0.0, 0.01, 0.1, 2.0):
-        cost = costs(32, slope)
-        *_, trees = play_trees(ValueEngine(Calibration()), text, 300, 32, cost)
-        sizes.append(np.mean([len(tree) for tree in trees]))
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] < 0.3 < 10 < sizes[0]
-
-
-def test_confidence_in_trees_is_calibrated():
-    """Of all nodes judged with confidence p, first and last candidates, about p is accepted."""
-    calibration = Calibration()
-    probabilities, outcomes = [], []
-    for seed in range(40):
-        text = noisy_repetition(seed, 900, noise=0.15)
-        _, p, y, _ = play_trees(ValueEngine(calibration), text, 100, 16)
-        if seed >= 10:
-            probabilities += p
-            outcomes += y
-    p, y = np.array(probabilities), np.array(outcomes)
-    for low, high in ((0, 0.05), (0.05, 0.1), (0.1, 0.2), (0.2, 0.5), (0.5, 0.8), (0.8, 1)):
-        inside = (p >= low) & (p < high)
-        if inside.sum() >= 300:
-            assert abs(p[inside].mean() - y[inside].mean()) < 0.25 * (low + high) / 2 + 0.02
 
 
 def test_tokens_used_lately_are_drafted_where_nothing_else_is_known():

@@ -36,18 +36,6 @@ def test_top_tokens_are_branches_by_what_the_target_thought_of_them():
     assert 9 not in plain.draft_tree(16)[0]
 
 
-def test_what_the_target_says_itself_is_drafted_where_nothing_else_is_known():
-    engine = ValueEngine(Calibration(), False, False, False, 2, None, True)
-    engine.extend(ids([7]))
-    assert len(engine.draft(4)[0]) == 0
-    log_probs = np.log(np.full((2, 1), 0.95, np.float32))
-    engine.recycle(*behind([7, 8], np.array([[8], [9]], np.int32), log_probs))
-    tokens, confidence, source = engine.draft(4)
-    assert tokens.tolist()[:2] == [8, 9]
-    assert source.tolist()[:2] == [5, 5]
-    assert ((confidence > 0) & (confidence < 1)).all()
-
-
 def test_it_learns_what_the_targets_probabilities_are_worth():
     """Where the first top-k candidate is always right, its confidence rises."""
     engine = ValueEngine(Calibration(), False, False, False, 2, None, True)
@@ -134,17 +122,6 @@ def test_a_right_head_is_trusted_and_a_wrong_one_is_not():
         assert (len(drafted) == 1 and confidence[0] > 0.9) == right
         if not right:
             assert not len(drafted) or confidence[0] < 0.1
-
-
-def test_rows_belong_to_one_step_and_one_path():
-    engine = ValueEngine(Calibration(), False, False, False, 2, None, False, True)
-    log_probs = np.log(np.array([[0.9], [0.9]], np.float32))
-    engine.set_head_rows(ids([0, 5]), ids([[5], [6]]), log_probs)
-    assert engine.draft(4)[0].tolist() == [5, 6]
-    engine.set_head_rows(ids([7]), ids([[6]]), log_probs[:1], 1)  # the path is not the head's token
-    assert engine.draft(4)[0].tolist() == [5]
-    engine.extend(ids([5]))
-    assert engine.draft(4)[0].tolist() == []
 
 
 def test_invalid_rows_are_refused():

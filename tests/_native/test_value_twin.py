@@ -33,8 +33,6 @@ BEFORE = [0, 1, 2, 3, 70, 5000, 2**22, 2**30]  # tokens before a row; the last t
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of calls."""
-
     @initialize(
         options=OPTIONS,
         documents=st.lists(CHUNKS.filter(bool), min_size=1, max_size=4),
@@ -63,7 +61,7 @@ class Machine(RuleBasedStateMachine):
         self.pair.rehearse(tokens)
         self.rows = 0
 
-    @rule(gamma=st.integers(0, 20), tree=st.booleans(), slope=st.sampled_from([None, 0.0, 0.03]))
+    @rule(gamma=st.integers(0, 20), tree=st.booleans(), slope=st.sampled_from([None, 0.0, 0.1]))
     def draft(self, gamma, tree, slope):
         found = self.pair.draft(gamma, slope, tree=tree)
         check_draft(Draft(found[0], found[1] if tree else None), gamma, 2**31 - 1, tree=tree)
@@ -99,9 +97,9 @@ def folders(tmp_path_factory):
     Pair.folders = tmp_path_factory
 
 
-@pytest.mark.parametrize("slope", [None, 0.0, 0.002, 0.02, 0.3])
+@pytest.mark.parametrize("slope", [None, 0.02])
 @pytest.mark.parametrize(("seed", "vocab"), [(0, 12), (1, 3), (2, 150)])
-@pytest.mark.parametrize("sources", ["text", "corpus", "stream", "both", "top", "head", "all"])
+@pytest.mark.parametrize("sources", ["corpus", "stream", "both", "top", "head", "all"])
 def test_along_a_text(sources, seed, vocab, slope):
     """Chains and trees by turns, and sources that resemble the text."""
     text, documents = relatives(seed, vocab)
@@ -132,7 +130,7 @@ def test_along_a_text(sources, seed, vocab, slope):
     if sources == "both":
         assert {each[1] for each in pair.twin.calibration.cells if each[0] == "store"} == {0, 1}
     expected = {"top": {5}, "head": {6}, "corpus": {4}, "stream": {4}}.get(sources, set())
-    assert expected <= used or slope == 0.3
+    assert expected <= used
 
 
 def test_fixed_tokens_are_drafted_whatever_they_cost():

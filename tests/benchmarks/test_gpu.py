@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import pytest
-import torch
 
 from benchmarks import gpu
 from benchmarks.__main__ import main
-from ngramspec.measure.bench import by_model
-from ngramspec.measure.forwards import forced_model
-from ngramspec.measure.tasks import Prompt
 
 TINY = ["gpu", "--device", "cpu", "--tiny", "--budget", "1000"]
 TITLES = ("speedup of ngramspec over plain", "cost of 1, 8, 16, 32, 64 positions", "waits a step")
@@ -45,36 +40,3 @@ def test_without_traces_the_rest_is_measured(tmp_path, capsys):
     assert list(found["failed"]) == ["traces"]
     assert {row["task"] for row in found["contenders"]["summary"]} == {gpu.COPY, gpu.NOTHING}
     assert "failed: traces: FileNotFoundError" in capsys.readouterr().err
-
-
-def test_costs_are_measured_without_a_forced_text():
-    model = gpu.build(argparse.Namespace(device="cpu", tiny=True, compiled=False))
-    prompt = Prompt("edit", "short", (1, 2, 3), (4, 5))
-    with forced_model(model, len(prompt.ids) + len(prompt.text)) as set_text:
-        scene = gpu.Scene(model, [prompt], by_model(set_text), True)
-        scene.forcing(prompt)
-        for found in gpu.costs(scene):
-            scene.forcing(prompt)  # as another part would
-            assert all(each.keys() == set(gpu.WIDTHS) for each in found.values())
-    assert tuple(found) == scene.contexts
-
-
-def test_folded_heads_attend_to_the_same_keys():
-    torch.manual_seed(0)
-    n, keys = 5, 12
-    q = torch.randn(1, 32, n, 128)
-    k, v = torch.randn(2, 1, 8, keys, 128)
-    mask = torch.ones(n, keys, dtype=torch.bool).tril(keys - n)[None, None]
-    folded, repeated = (gpu.attend_as(way, q, k, v, mask) for way in ("folded", "repeated"))
-    torch.testing.assert_close(folded, repeated)
-
-
-def test_compiled_forwards_are_compared_with_the_compiled_baseline():
-    ratios = {"plain": 1.0, "plain, compiled": 2.0, "ngramspec, compiled": 3.0}
-    rows = [{"task": "edit", "way": way, "ratio": ratio} for way, ratio in ratios.items()]
-    graphs = {"plain, compiled": {"captures": 2}, "ngramspec, compiled": {"captures": 8}}
-    assert gpu.lines({"compiled": {"summary": rows, "graphs": graphs}}) == [
-        "speedup of ngramspec, compiled over plain, compiled and plain: edit 1.50, 3.00",
-        "CUDA graphs: plain, compiled 2; ngramspec, compiled 8",
-    ]
-    assert gpu.lines({"compiled": {"summary": rows[:2]}}) == []

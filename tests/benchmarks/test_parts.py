@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import json
 
+from doubles import Clock
+
 from benchmarks.gpu import Parts
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def units(clock, seconds, count, error=None):

@@ -54,36 +54,3 @@ def test_bench_has_texts_of_its_own(loaded, capsys):
     command = ["bench", "--tasks", "code_edit", "--repeats", "1", "--max-new-tokens", "9"]
     assert main([*command, "--least", "200", "--lookup"]) == 0
     assert "code_edit: 1 prompt left out" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--repeats", "0"], "--repeats must be >= 1, got 0"),
-        (["--max-new-tokens", "1"], "--max-new-tokens must be >= 2, got 1"),
-        (["--tasks", "poetry"], "--tasks: unknown task 'poetry'; choose from nothing, summ"),
-        (["--prompts", "nowhere.jsonl"], "--prompts: "),
-        (["--speculator", "{"], "not JSON: {"),
-        (["--speculator", "[]"], "not a JSON object: []"),
-        (["--speculator", '{"gama": 8}'], "--speculator {"),
-        (["--prompt-tokens", "300", "700"], "--prompt-tokens needs --prompts"),
-        (
-            ["--prompts", "any.jsonl", "--prompt-tokens", "700", "300"],
-            "--prompt-tokens MAX must be >= 700, got 300",
-        ),
-        (["--json", "nowhere/found.json"], "--json: cannot write nowhere/found.json: there is no"),
-        (["--device", "cuda:77"], "--device cuda:77: "),
-    ],
-)
-def test_bad_arguments_are_one_line(loaded, capsys, monkeypatch, arguments, message):
-    measured = []
-    monkeypatch.setattr("ngramspec.cli.bench._measure", lambda *given: measured.append(given))
-    try:
-        code = main(["bench", *arguments])
-    except SystemExit as error:
-        code = error.code
-    error = capsys.readouterr().err
-    assert code == 2
-    assert message in error
-    assert measured == []
-    assert error.count("\n") == 1

@@ -18,45 +18,6 @@ from ngramspec.measure import models
 from ngramspec.stores import Corpus
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gamma", "0"], "gamma must be in 1..64, got 0"),
-        (
-            ["--gamma", "some"],
-            "gamma must be an integer, 'threshold', 'auto' or 'heuristic', got 'some'",
-        ),
-        (["--drafter", "parrot"], "'parrot' is no drafter's name"),
-        (["--drafter", "copy+ngram(order=99)"], "ngram"),
-        (["--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
-        (["--prompt-file", "no/such/file"], "cannot read no/such/file: No such file"),
-        (["--prompt-file", "."], "cannot read .: Is a directory"),
-        (["--max-new-tokens", "0"], "--max-new-tokens must be >= 1, got 0"),
-        (["--max-new-tokens", "x"], "--max-new-tokens: invalid int value: 'x'"),
-        (["--model", "./no-such-folder"], "--model: there is no folder or file ./no-such-folder"),
-        (["--colour"], "unrecognized arguments: --colour"),
-    ],
-)
-def test_a_bad_argument_is_one_line_on_stderr_and_exit_code_2(arguments, message, capsys):
-    assert exit_code(["demo", *arguments]) == 2
-    output = capsys.readouterr()
-    assert message in output.err
-    assert output.err.count("\n") == 1
-    assert output.out == ""
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"", "is empty"), (b" \n\t\n", "is empty"), (b"\xff", "not UTF-8")]
-)
-def test_a_bad_prompt_file_is_one_line_on_stderr(content, message, tmp_path, capsys):
-    path = tmp_path / "prompt.txt"
-    path.write_bytes(content)
-    assert exit_code(["demo", "--prompt-file", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 def test_a_command_is_needed_and_must_be_known(capsys):
     assert exit_code([]) == 2
     assert "usage: ngramspec" in capsys.readouterr().err
@@ -102,23 +63,6 @@ def test_commands_declare_what_main_needs():
         assert module.__doc__
         assert module.SUMMARY
         assert callable(getattr(module, "run", None)) or name == "corpus"  # a group
-
-
-def test_errors_name_the_subcommand(capsys):
-    assert exit_code(["replay", "--traces", "nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("ngramspec replay: ")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["replay", "--traces", "\x1b[31m\nred"], ["\x1b[31m\nred"], ["demo", "\x1b[31m\nred"]],
-)
-def test_errors_print_no_control_characters_of_names(arguments, capsys):
-    assert exit_code(arguments) == 2
-    error = capsys.readouterr().err
-    assert "red" in error
-    assert error.count("\n") == 1
-    assert error.rstrip("\n").isprintable()
 
 
 @pytest.mark.parametrize("command", ["info", "verify"])

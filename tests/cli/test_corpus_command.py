@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 
-import numpy as np
 import pytest
 from command import exit_code
+from tiny_tokenizers import Letters
 
 from ngramspec.cli import corpus as command
 from ngramspec.server import settings
@@ -19,21 +18,10 @@ pytest.importorskip("pathspec")
 pytest.importorskip("rich")
 
 
-class Words:
-    """A tokenizer of letters, in place of a model's."""
-
-    letters = '\n abcdefghijklmnopqrstuvwxyz.{}":'
-
-    def get_vocab(self):
-        return {letter: i for i, letter in enumerate(self.letters)}
-
-    def encode(self, text, add_special_tokens):
-        return [self.letters.index(letter) for letter in text]
-
-
 @pytest.fixture(autouse=True)
 def tokenizer(monkeypatch):
-    monkeypatch.setattr(command, "load_tokenizer", lambda model: Words())
+    letters = Letters('\n abcdefghijklmnopqrstuvwxyz.{}":')
+    monkeypatch.setattr(command, "load_tokenizer", lambda model: letters)
 
 
 @pytest.fixture
@@ -110,31 +98,6 @@ def test_watch_builds_with_the_largest_file_that_it_is_given(
     assert Corpus.open(out).recipe()["max_file"] == max_file
 
 
-def test_a_corpus_whose_recipe_has_no_largest_file(project, tmp_path):
-    recipe = {"tokenizer": None, "paths": [str(project)], "glob": [], "jsonl": None}
-    Corpus.build([np.arange(9, dtype=np.int32)], tmp_path / "old.ngc", recipe=recipe)
-    assert exit_code(["corpus", "update", str(tmp_path / "old.ngc")]) == 0
-    assert Corpus.open(tmp_path / "old.ngc").recipe()["max_file"] == 64
-
-
-def test_one_token_of_one_document(tmp_path, capsys):
-    out = str(tmp_path / "c.ngc")
-    (tmp_path / "a.txt").write_text("a")
-    assert exit_code(["corpus", "build", out, str(tmp_path / "a.txt")]) == 0
-    assert exit_code(["corpus", "verify", out]) == 0
-    told = capsys.readouterr().out
-    assert ": 1 token of 1 document," in told
-    assert ": 1 token, nothing broken" in told
-
-
-def test_json_lines(tmp_path, capsys):
-    lines = tmp_path / "lines.jsonl"
-    lines.write_text('{"text": "one"}\n{"text": "two"}\n')
-    arguments = ["corpus", "build", str(tmp_path / "c.ngc"), str(lines), "--jsonl", "text"]
-    assert exit_code(arguments) == 0
-    assert "6 tokens of 2 documents" in capsys.readouterr().out
-
-
 def test_verify_finds_what_is_broken(project, tmp_path, capsys):
     out = tmp_path / "own.ngc"
     exit_code(["corpus", "build", str(out), str(project)])
@@ -144,40 +107,3 @@ def test_verify_finds_what_is_broken(project, tmp_path, capsys):
     capsys.readouterr()
     assert exit_code(["corpus", "verify", str(out)]) == 1
     assert "is broken" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["build", "{out}"], "the following arguments are required: PATH"),
-        (["build", "{out}", "{nothing}"], "there is no regular file or folder"),
-        (["build", "{out}", "{project}", "--glob", "*.rs"], "at least one token, got none"),
-        (["build", "{nothing}/x.ngc", "{project}"], "No such file"),
-        (["build", "{out}", "{project}/a.py", "--jsonl", "text"], "line 1: not JSON"),
-        (
-            ["build", "{out}", "{project}", "--max-file", "0"],
-            "--max-file must be in 1..1048576, got 0",
-        ),
-        (["info", "{fifo}"], "not a regular file but a FIFO"),
-        (["verify", "{fifo}"], "not a regular file but a FIFO"),
-        (["info", "{nothing}"], "No such file"),
-        (["info", "{project}/a.py"], "is no ngramspec corpus"),
-        (["verify", "{project}/a.py"], "is no ngramspec corpus"),
-        (["update", "{plain}"], "was not built by ngramspec corpus build"),
-    ],
-)
-def test_bad_arguments_are_one_line(project, tmp_path, arguments, message, capsys):
-    Corpus.build([np.arange(9, dtype=np.int32)], tmp_path / "plain.ngc")
-    os.mkfifo(tmp_path / "fifo")
-    places = {
-        "fifo": tmp_path / "fifo",
-        "out": tmp_path / "out.ngc",
-        "project": project,
-        "nothing": tmp_path / "nothing",
-        "plain": tmp_path / "plain.ngc",
-    }
-    assert exit_code(["corpus", *(each.format(**places) for each in arguments)]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.out == ""
-    assert not (tmp_path / "out.ngc").exists()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from io import StringIO
 
 import pytest
-from command import exit_code
 from forced_text import tiny_loaded
 from rich.console import Console
 
@@ -89,46 +86,3 @@ def test_progress_is_one_line_on_a_terminal(capsys):
         on_stage("one")
     assert capsys.readouterr().err == ""
     assert file.getvalue()
-
-
-@pytest.mark.slow
-def test_the_page_opens_in_a_browser(loaded, prompts, tmp_path):
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
-        pytest.skip("chromium is not installed")
-    html, shot = tmp_path / "o.html", tmp_path / "o.png"
-    assert main(["explain", *prompts, *SHORT, "--html", str(html)]) == 0
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'u'}"]
-    page = subprocess.run(
-        [browser, *options, "--dump-dom", html.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert "Theorem 3.8" in page.stdout
-    assert page.stdout.count('class="step"') > 2
-    subprocess.run(
-        [browser, *options, f"--screenshot={shot}", "--window-size=1000,2000", html.as_uri()],
-        capture_output=True,
-        timeout=120,
-        check=True,
-    )
-    assert shot.read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--repeats", "0"], "--repeats must be >= 1, got 0"),
-        (["--tokens", "1"], "--tokens must be >= 2, got 1"),
-        (["--prompts", "nowhere.jsonl"], "--prompts: "),
-        (["--drafter", "nonsense"], "nonsense"),
-        (["--gamma", "0"], "gamma must be"),
-    ],
-)
-def test_bad_arguments_are_one_line(loaded, capsys, arguments, message):
-    assert exit_code(["explain", *SHORT, *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from command import run_without
 
-WITHOUT = """
-import runpy, sys
-hidden = sys.argv[1]
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == hidden:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=hidden)
-sys.meta_path.insert(0, Missing())
-sys.argv = ["ngramspec", *sys.argv[2:]]
+COMMAND = """
+import runpy
+sys.argv[0] = "ngramspec"
 runpy.run_module("ngramspec", run_name="__main__", alter_sys=True)
 """
 
 
-def ngramspec(*arguments: str, without: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-W", "ignore", "-c", WITHOUT, without, *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["--version"]])
 def test_help_needs_no_numpy(arguments):
-    done = ngramspec(*arguments, without="numpy")
+    done = run_without(["numpy"], COMMAND, *arguments)
     assert done.stderr == ""
     assert done.returncode == 0
     assert "ngramspec" in done.stdout
@@ -42,19 +29,16 @@ def test_help_needs_no_numpy(arguments):
     ],
 )
 def test_a_command_names_the_missing_package_and_the_remedy(arguments, without, remedy):
-    done = ngramspec(*arguments, without=without)
+    done = run_without([without], COMMAND, *arguments, check=False)
     assert done.returncode == 2
     command = " ".join(["ngramspec", *arguments[:2]])
     assert done.stderr == f"{command}: {without} is not installed; run: {remedy}\n"
 
 
-NAMES = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "numpy":
-            raise ModuleNotFoundError(f"No module named {name!r}", name="numpy")
-sys.meta_path.insert(0, Missing())
+def test_public_names_say_that_they_need_numpy():
+    run_without(
+        ["numpy"],
+        """
 import ngramspec
 for name in ngramspec.__all__:
     try:
@@ -63,8 +47,5 @@ for name in ngramspec.__all__:
         assert str(error) == f"ngramspec.{name} needs numpy: pip install numpy", error
     else:
         assert name == "UnsupportedError", name
-"""
-
-
-def test_public_names_say_that_they_need_numpy():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", NAMES], check=True)
+""",
+    )

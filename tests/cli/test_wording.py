@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
-from ngramspec import DecodeStats
 from ngramspec.cli import bench
-from ngramspec.cli.demo_view import View
 from ngramspec.cli.options import counted
 
 
@@ -28,26 +24,3 @@ def test_the_report_of_whole_calls(capsys):
         "edit: 1 prompt left out because the plain output is too short",
         "chat: 2 prompts left out because the plain output is too short",
     ]
-
-
-@pytest.mark.parametrize(
-    ("different", "total", "line"),
-    [
-        (1, 1, "In float16, 1 of 1 text differs from plain generate."),
-        (2, 4, "In float16, 2 of 4 texts differ from plain generate."),
-    ],
-)
-def test_the_verdict_of_the_demo(capsys, different, total, line):
-    View().verdict("float16", different, total)
-    assert capsys.readouterr().out.strip() == line
-
-
-def test_the_counts_of_the_demo(capsys):
-    stats = DecodeStats()
-    stats.emitted, stats.target_calls = 1, 1
-    view = View()
-    view.outcome(stats)
-    view.title("A title", "a prompt", 1)
-    printed = capsys.readouterr().out
-    assert "1 token, 1 target call, " in printed
-    assert "(prompt of 1 token)" in printed

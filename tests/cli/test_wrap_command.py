@@ -50,30 +50,6 @@ def test_stores_by_option(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["{in}"], "the following arguments are required: OUT_DIR"),
-        (["{in}", "{out}", "--gamma", "0"], "gamma must be in 1..64, got 0"),
-        (["{in}", "{out}", "--gamma", "65"], "gamma must be in 1..64, got 65"),
-        (["{in}", "{out}", "--gamma-max", "5000"], "gamma_max must be in 1..4096, got 5000"),
-        (["{in}", "{out}", "--drafter", "parrot"], "'parrot' is no drafter's name"),
-        (["{in}", "{out}", "--policy", "luck"], "policy must be 'value' or 'priority', got"),
-        (["./nowhere", "{out}"], "MODEL_DIR: there is no folder nowhere"),
-        (["{in}", "{in}"], "OUT_DIR: "),
-        (["{in}", "/proc/out"], "cannot read or write /proc/out: No such file or directory"),
-    ],
-)
-def test_bad_arguments_are_one_line(folder, tmp_path, arguments, message, capsys):
-    places = {"in": folder, "out": tmp_path / "out"}
-    assert exit_code(["wrap", *(each.format(**places) for each in arguments)]) == 2
-    output = capsys.readouterr()
-    assert message in output.err
-    assert output.err.count("\n") == 1
-    assert output.out == ""
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
     ("size", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456, "123 kB"), (2.5e9, "2.5 GB")],
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec._native import generous_cost, may_pay
+from ngramspec._native import may_pay
 from ngramspec.costs.policies import (
-    Refills,
     common_length,
     likeliest_path,
     progress_weights,
@@ -74,38 +73,6 @@ def test_a_token_must_be_worth_what_its_cost_gives_elsewhere():
     assert not may_pay(curve, rows=1, k=3, rate=6.0)
 
 
-def test_the_choice_is_the_best_of_all_choices():
-    """Against every choice of lengths, on random drafts and curves."""
-    rng = np.random.default_rng(3)
-    for _ in range(100):
-        drafts = [chain(*rng.random(rng.integers(0, 4))) for _ in range(3)]
-        curve = np.cumsum(rng.random(10) * 0.4).astype(np.float32)
-        curve += 1 - curve[0]
-        chosen = [len(each) for each in worthwhile_rows(drafts, curve)]
-
-        def value(lengths, drafts=drafts, curve=curve):
-            gains = [
-                np.cumprod(d.confidence.astype(float))[:n].sum() if n else 0.0
-                for d, n in zip(drafts, lengths, strict=True)
-            ]
-            return (3 + sum(gains)) / curve[sum(lengths)]
-
-        every = np.ndindex(*(len(each) + 1 for each in drafts))
-        assert value(chosen) == pytest.approx(max(value(lengths) for lengths in every))
-
-
-def test_nothing_is_asked_for_where_nothing_can_pay():
-    assert not may_pay(np.array([1, 1.5, 2, 2.5], np.float32), rows=2, k=3)
-    assert may_pay(np.array([1, 1.5, 1.9, 2.5], np.float32), rows=2, k=3)
-    assert not may_pay(np.ones(1, np.float32), rows=2, k=3)
-
-
-def test_sessions_are_told_a_cost_below_what_pays():
-    curve = (1 + 0.3 * np.arange(20)).astype(np.float32)
-    assert generous_cost(curve, 4, 3) == pytest.approx([1, 1, 1.3, 1.6, 1.9])
-    assert generous_cost(np.ones(20, np.float32), 4, 3) == pytest.approx([1] * 5)
-
-
 def test_the_common_length_is_the_best_of_all():
     """Against every length, on random drafts, weights and curves."""
     rng = np.random.default_rng(4)
@@ -159,18 +126,3 @@ def test_the_row_with_the_most_steps_left_is_the_most_urgent():
     assert weights == pytest.approx([32 / 33, 1 / 33])
     assert urgencies([5, 5, 5], [9, 9, 9], 4) == pytest.approx([1 / 3] * 3)
     assert urgencies([0, 0], [9, 9], 4) == pytest.approx([0.5, 0.5])
-
-
-def refilled(*counts):
-    """After steps of (rows, those that had tokens in the step before, too)."""
-    refills = Refills()
-    for rows, kept in counts:
-        refills.step(rows, kept)
-    return refills.share
-
-
-def test_requests_that_follow_others_refill_the_batch():
-    assert refilled((4, 0), *[(4, 4), (4, 3)] * 60) > 0.99
-    assert refilled((4, 0), *[(3, 3), *[(3, 3)] * 9, (4, 3)] * 60) > 0.99  # some steps later
-    assert refilled(*[(4, 0), (4, 4), (3, 3), (2, 2), (1, 1)] * 60) < 0.01  # waves
-    assert refilled(*[(1, 0), (1, 1)] * 60) == 0.0  # one request after another

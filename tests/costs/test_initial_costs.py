@@ -9,7 +9,7 @@ from statistics import geometric_mean
 
 import numpy as np
 import pytest
-from simulated_machine import CLOCKS, TableMachine, call_share
+from simulated_machine import CLOCKS, call_share
 
 from ngramspec.costs import processors
 from ngramspec.costs.model import ForwardKind
@@ -107,7 +107,7 @@ STARTS = [
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_calls_with_nothing_to_predict_lose_little(start, actual):
     """Each call is the first one of its process; the machine may be another than is assumed."""
-    kind, machine = ForwardKind(*start), TableMachine(initial_costs(*actual))
+    kind, machine = ForwardKind(*start), initial_costs(*actual)
     for clock in ("quiet", "stalling"):
         shares = [
             call_share(kind, machine, CLOCKS[clock], text, prompt, seed=seed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from cost_models import KIND
-from simulated_machine import CLOCKS, MACHINES, TEXTS, share_of_best
+from simulated_machine import CLOCKS, MACHINES, TEXTS, Model, share_of_best
 
 from ngramspec.costs.model import model_of
 from ngramspec.costs.steps import StepCosts
@@ -14,10 +14,6 @@ from ngramspec.costs.steps import StepCosts
 SEEDS = 2
 KINDS = replace(KIND, dtype="bfloat16")
 GPU = replace(KINDS, machine="gpu")
-
-
-class Model:
-    """What costs are kept for."""
 
 
 def shares(machine, clock, text, length, seeds=SEEDS, kinds=None):

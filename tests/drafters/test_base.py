@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from doubles import floats, ids
 
 from ngramspec.draft import Draft, Proposal
 from ngramspec.drafters.base import (
@@ -14,17 +14,8 @@ from ngramspec.drafters.base import (
     check_source_names,
     valid_prefix,
 )
-from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
 VOCAB = 97
-
-
-def ids(*tokens):
-    return np.array(tokens, np.int32)
-
-
-def floats(*values):
-    return np.array(values, np.float32)
 
 
 def proposal_of(*nodes):
@@ -168,7 +159,7 @@ def test_siblings_may_state_distributions_of_their_own_without_those_before():
     assert len(valid_prefix(wrong, 8, VOCAB, tree=True, sources=1)) == 4
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 64, 1000, 50_000])
+@pytest.mark.parametrize("m", [1, 3, 50_000])
 def test_what_float32_rounds_is_forgiven_and_taken_out(m):
     rng = np.random.default_rng(m)
     for _ in range(10):
@@ -190,19 +181,6 @@ def test_the_stated_distribution_is_divided_by_its_sum():
     draft = Draft(ids(7), None, None, Proposal(ids(0, 2048), tokens, probs))
     got = check_draft(draft, 1, 2048).proposal.probs
     assert got.tolist() == [1 / 2048] * 2048
-
-
-def test_a_repeated_id_would_make_the_text_the_drafter_s():
-    """Why it is refused: unseen, ten tenths of one id are one tenth of it to Algorithm 1."""
-    p = torch.tensor([0.3, 0.1, 0.2, 0.4]).log().expand(2000, 4)
-    draft = drawn([1], ((1,) * 10, (0.1,) * 10))
-    q = proposal_tensor([(draft, [0])], 4, torch.device("cpu")).expand(2000, 4)
-    generator = torch.Generator().manual_seed(0)
-    rule = Rule(True, generator=generator)
-    tokens = rule.choose(p, children_tensor([[1]] * 2000, torch.device("cpu")), q)
-    assert (tokens == 1).all()
-    with pytest.raises(ValueError, match="twice"):
-        check_draft(draft, 1, VOCAB)
 
 
 SOUND = {  # what of a draft is kept: the nodes in front of the first wrong one

@@ -12,17 +12,22 @@ from ngramspec.drafters import (
     PriorityDrafter,
     UnigramDrafter,
 )
+from ngramspec.drafters.base import check_draft
 
 
-@pytest.mark.parametrize("spec", ["copy", "ngram", "unigram", "none", "auto"])
-def test_empty_short_and_unknown_contexts(spec):
-    session = build_drafter(spec).start(ids())
-    assert len(session.propose(4)) == 0
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("policy", ["priority", "value"])
+@pytest.mark.parametrize("spec", ["copy", "ngram", "unigram", "none", "copy+ngram+unigram", "auto"])
+def test_empty_short_and_unknown_contexts(spec, policy, tree):
+    session = build_drafter(spec, policy=policy).start(ids())
+    assert len(session.propose(4, tree=tree)) == 0
     session.extend(ids(7))
-    assert len(session.propose(0)) == 0
-    assert len(session.propose(4)) <= 4
+    assert len(session.propose(0, tree=tree)) == 0
+    draft = check_draft(session.propose(4, tree=tree), 4, 50, tree=tree, sources=9)
+    session.observe(draft, [])
     session.extend(ids())
-    session.observe(session.propose(2), [])
+    session.extend(ids(7))
+    assert len(session.propose(4, tree=tree)) <= 4
     session.close()
 
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from doubles import ScriptedDrafter, draft_of, ids
 
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Proposal
-from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.call import FORCED_SOURCE, Forced, ForcedBefore, ForcedDrafter
-
-
-def ids(*tokens):
-    return np.array(tokens, np.int32)
 
 
 class Script(Forced):
@@ -29,34 +25,8 @@ class Script(Forced):
         return found[:most]
 
 
-class Fixed(Drafter):
-    """Proposes one draft, always, and notes what it is told."""
-
-    source_names = ("inner",)
-
-    def __init__(self, draft):
-        self.draft = draft
-        self.told = []
-
-    def start(self, tokens):
-        outer = self
-
-        class Session(DraftSession):
-            def propose(self, gamma, cost=None, *, tree=False):
-                outer.told.append(("propose", gamma, tree))
-                return outer.draft.first(gamma)
-
-            def observe(self, draft, accepted, verified=None):
-                outer.told.append(("observe", draft.tokens.tolist(), list(accepted), verified))
-
-            def extend(self, tokens):
-                outer.told.append(("extend", tokens.tolist()))
-
-        return Session()
-
-
 def session(forced, draft=EMPTY_DRAFT, start=(1,)):
-    inner = Fixed(draft)
+    inner = ScriptedDrafter(lambda at, gamma: draft.first(gamma))
     return ForcedDrafter(inner, forced).start(ids(*start)), inner
 
 
@@ -68,14 +38,14 @@ def test_what_is_forced_is_drafted_with_a_source_of_its_own():
     assert draft.confidence.tolist() == pytest.approx([0.95, 0.95, 0.5])
     found.observe(draft, range(3), 3)
     found.extend(ids(5, 6, 7, 2))
-    assert [each[0] for each in inner.told] == ["propose", "extend"]  # it saw no draft but its own
+    assert (inner.observed, inner.sessions[0].tokens) == ([], [1, 5, 6, 7, 2])
     assert len(found.propose(8).tokens) == 2  # nothing follows 2: the inner drafter's
 
 
 def test_evidence_goes_to_the_inner_session_without_the_forced_draft():
     told = []
 
-    class Asking(Fixed):
+    class Asking(ScriptedDrafter):
         evidence = EvidenceRequest(top_k=1)
 
         def start(self, tokens):
@@ -83,7 +53,7 @@ def test_evidence_goes_to_the_inner_session_without_the_forced_draft():
             session.observe = lambda *arguments: told.append(arguments)
             return session
 
-    drafter = ForcedDrafter(Asking(Draft(ids(9))), Script({1: [5]}))
+    drafter = ForcedDrafter(Asking(lambda at, gamma: draft_of([9])), Script({1: [5]}))
     assert drafter.evidence == Asking.evidence
     found = drafter.start(ids(1))
     draft, evidence = found.propose(4), object()
@@ -101,7 +71,8 @@ def test_an_inner_draft_that_agrees_and_goes_on_is_taken():
     draft = found.propose(8)
     assert draft.tokens.tolist() == [5, 6, 7]
     found.observe(draft, [0], 2)
-    assert inner.told[-1] == ("observe", [5, 6, 7], [0], 2)
+    ((drafted, *result),) = inner.observed
+    assert (drafted.tokens.tolist(), result) == ([5, 6, 7], [[0], 2])
 
 
 def test_a_sampled_inner_draft_never_decides_whether_the_forced_one_is_used():
@@ -111,9 +82,9 @@ def test_a_sampled_inner_draft_never_decides_whether_the_forced_one_is_used():
 
 
 def test_without_anything_forced_trees_and_costs_are_the_inner_drafter_s():
-    found, inner = session(Script({}), Draft(ids(3)))
-    found.propose(4, np.ones(6, np.float32), tree=True)
-    assert inner.told == [("propose", 4, True)]
+    inner = ScriptedDrafter(lambda at, gamma: draft_of([gamma]), branches=True)
+    found = ForcedDrafter(inner, Script({})).start(ids(1))
+    assert found.propose(4, np.ones(6, np.float32), tree=True).tokens.tolist() == [4]
 
 
 def test_forced_tokens_end_where_costs_say_so():
@@ -155,12 +126,12 @@ def test_a_source_that_fails_is_left_out_and_the_drafter_goes_on(caplog):
 
 
 def test_the_drafter_of_a_row_changes_only_with_the_current_one():
-    first, second = Fixed(EMPTY_DRAFT), Fixed(EMPTY_DRAFT)
+    first, second = (ScriptedDrafter(lambda at, gamma: EMPTY_DRAFT) for _ in range(2))
     current = [first]
     row = ForcedBefore(lambda: current[0], Script({}))
     made = row()
     assert row() is made
-    assert made.source_names == ("inner", FORCED_SOURCE)
+    assert made.source_names == ("scripted", FORCED_SOURCE)
     current[0] = second
     assert row() is not made
     second.source_names = ("inner",) * 128  # there is no room for another

@@ -48,7 +48,6 @@ def generated(model, drafter, new=60, seed=0, ids=PROMPT, speculator=None, **arg
 
 
 def drafting(model):
-    """What a session drafts with."""
     return DraftingModel(AssistantModel(model), VOCAB, HeadCosts(STEPS, 1.0))
 
 
@@ -112,8 +111,7 @@ def test_tables_save_forwards_of_the_model(tiny):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("most", [3, None])
-@pytest.mark.parametrize("tables", [True, False])
+@pytest.mark.parametrize(("most", "tables"), [(3, True), (None, False)])
 def test_sampled_tokens_have_the_stated_distribution(close, most, tables):
     drafter = ModelDrafter(close, threshold=1e-9, top_k=most, tables=tables)
     counts, stated = np.zeros(VOCAB), None

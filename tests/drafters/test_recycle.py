@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from conftest import tiny_llama
 from doubles import ids
+from plain_text import same_text
 
 import ngramspec
 from ngramspec import Evidence, Speculator, build_drafter
@@ -16,7 +15,6 @@ from ngramspec.measure.replay import cost_curve
 
 
 def seen(tokens, rows, accepted=(0,)):
-    """Evidence of one forward over a chain."""
     n = len(tokens)
     log_probs = np.zeros((n, len(rows[0])), np.float32)
     parents = np.arange(-1, n - 1, dtype=np.int32)
@@ -84,18 +82,12 @@ def test_the_static_tree_holds_the_most_probable_paths():
 @pytest.mark.parametrize(
     "spec", ["recycle", "copy+ngram+unigram+recycle", "recycle(top_k=3)+unigram"]
 )
-def test_the_text_stays_and_the_target_s_candidates_come_true(tree, spec):
-    model = tiny_llama()
-    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-    plain = model.generate(ids, max_new_tokens=80, do_sample=False)
+def test_the_text_stays_and_the_target_s_candidates_come_true(tiny, tree, spec):
     speculator = Speculator(spec, gamma=16, tree=tree)
-    out = ngramspec.generate(
-        model, input_ids=ids, max_new_tokens=80, do_sample=False, speculator=speculator
-    )
-    assert out.tolist() == plain.tolist()
-    assert speculator.stats.accepted > 5
+    stats = same_text(tiny, speculator, max_new_tokens=80)
+    assert stats.accepted > 5
     if tree or spec != "copy+ngram+unigram+recycle":  # whose chains hardly ever need it
-        assert speculator.stats.sources["recycle"].accepted > 0
+        assert stats.sources["recycle"].accepted > 0
     assert Speculator.from_dict(speculator.to_dict()).to_dict() == speculator.to_dict()
 
 
@@ -152,11 +144,13 @@ def test_without_evidence_auto_drafts_as_if_it_never_asked():
             each.extend(text[begin : begin + 3])
 
 
-def test_alone_it_cannot_wait_until_it_pays():
+def test_arguments_are_checked():
     with pytest.raises(ValueError, match="always must be True if recycle is the only source"):
         build_drafter("recycle(always=false)", policy="priority")
     with pytest.raises(ValueError, match="always must be True or False, got 1"):
         build_drafter("copy+recycle(always=1)")
+    with pytest.raises(ValueError, match="top_k must be in 1..64, got 0"):
+        RecycleDrafter(top_k=0)
 
 
 def test_without_evidence_it_drafts_nothing():
@@ -174,8 +168,3 @@ def test_sequences_share_nothing():
     observe(first, seen([1], [list(range(20, 28))]))
     assert len(first.propose(4)) == 1
     assert len(second.propose(4)) == 0
-
-
-def test_top_k_is_checked():
-    with pytest.raises(ValueError, match="top_k must be in 1..64, got 0"):
-        RecycleDrafter(top_k=0)

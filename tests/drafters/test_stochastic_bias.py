@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
+from doubles import ScriptedDrafter, draft_of
 from two_tokens import VOCAB, fits, two_tokens
 
 from ngramspec import Draft, Drafter, DraftSession, Speculator, build_drafter
@@ -160,7 +161,6 @@ def test_the_loss_of_whole_drafts_would_be_seen(monkeypatch):
 
 
 def lock_step(drafters, rows=2):
-    """The events of the first step of a batch whose rows go together."""
     model = tiny_llama(vocab=VOCAB, initializer_range=0.15, bos_token_id=None, pad_token_id=None)
     ids = torch.tensor([[row, 1, 2, 3, 1, 2] for row in range(rows)])
     events = []
@@ -176,25 +176,16 @@ def lock_step(drafters, rows=2):
     return [event for event in events if event.index == 1]
 
 
-class Asked(Drafter):
+class Asked(ScriptedDrafter):
     """Drafts a token for each that is asked for, if these are enough; remembers how many were."""
 
     def __init__(self, least=0):
-        self.least = least
-        self.asked = []
+        super().__init__(self.zeros)
+        self.least, self.asked = least, []
 
-    def start(self, tokens):
-        owner = self
-
-        class Session(DraftSession):
-            def propose(self, gamma, cost=None, *, tree=False):
-                owner.asked.append(gamma)
-                return Draft(np.zeros(gamma if gamma >= owner.least else 0, np.int32))
-
-            def extend(self, tokens):
-                pass
-
-        return Session()
+    def zeros(self, at, gamma):
+        self.asked.append(gamma)
+        return draft_of([0] * gamma if gamma >= self.least else [])
 
 
 def test_in_lock_step_no_row_s_draws_decide_how_much_of_its_draft_is_verified():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,6 +14,7 @@ from conftest import tiny_llama
 from doubles import Characters, DraftModelDouble
 from hypothesis import given
 from hypothesis import strategies as st
+from native_strategies import int32
 
 import ngramspec
 from ngramspec import SharedStore, ToolCalls, build_drafter
@@ -27,6 +27,7 @@ from ngramspec.drafters.tool_calls import (
     CallText,
     tool_of,
 )
+from ngramspec.measure.forwards import forced_model
 
 TOOLS = [
     {
@@ -45,23 +46,17 @@ TOOLS = [
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Bonn", "unit": "F"}}\n</tool_call>'
 
 
-def int32(ids):
-    return np.array(ids, np.int32)
-
-
 @pytest.fixture(params=[False, True], ids=["text", "special token"])
 def tokenizer(request):
     return Characters(request.param)
 
 
 def drafted(session, gamma=200):
-    """The draft as text, and the share of it that each source gave."""
     draft = session.propose(gamma)
     return "".join(map(chr, draft.tokens.tolist())), draft.source.tolist()
 
 
 def predicted(predictor, count=64):
-    """The predicted text."""
     return "".join(map(chr, predictor.predict(count)[0].tolist()))
 
 
@@ -82,14 +77,6 @@ def test_a_call_is_predicted_after_its_opening(tokenizer):
     assert len(predictor.predict(3)[0]) == 0
     predictor.extend(int32(tokenizer.encode('<tool_call>\n{"name": "get_')))
     assert predicted(predictor, 7) == 'time", '  # the tool that was used comes first
-
-
-def test_calls_of_the_prompt_show_the_style(tokenizer):
-    compact = json.dumps(json.loads(CALL[11:-12]), separators=(",", ":"))
-    prompt = tokenizer.encode(f"<tool_call>{compact}</tool_call> <tool_call>broken")
-    predictor = ToolCalls(TOOLS, tokenizer).predictor(int32(prompt))
-    predictor.extend(int32(tokenizer.encode("<tool_call>")))
-    assert predicted(predictor) == compact.partition("Bonn")[0]
 
 
 @pytest.mark.parametrize("spec", ["auto", "auto+mtp"])
@@ -127,15 +114,6 @@ def test_a_head_and_predicted_calls_have_different_names():
     assert {drafter.source_names[each] for each in source} == {"tools"}
 
 
-def test_stores_and_copies_keep_the_tools():
-    drafter = build_drafter("auto").with_tools(ToolCalls(TOOLS, Characters()))
-    assert drafter.with_stores([]).tools is drafter.tools
-    assert drafter.with_calibration(by_request=True).tools is drafter.tools
-    assert build_drafter("copy", policy="priority").with_tools(drafter.tools).source_names == (
-        "copy",
-    )
-
-
 @pytest.mark.parametrize("spec", ["auto", "store", "auto+mtp"])
 def test_calls_with_other_tools_or_stores_share_what_was_learned(spec):
     drafter = build_drafter(spec)
@@ -144,6 +122,9 @@ def test_calls_with_other_tools_or_stores_share_what_was_learned(spec):
     with_both = with_tools.with_stores([SharedStore(1 << 20)["a"]])
     if isinstance(drafter, HeadedDrafter):
         assert drafter.worth is with_tools.worth is with_both.worth
+    assert with_both.tools is with_tools.with_calibration(by_request=True).tools is tools
+    alone = build_drafter("copy", policy="priority").with_tools(tools)
+    assert alone.source_names == ("copy",)
     shared = drafter.calibrations
     assert shared is with_tools.calibrations is with_both.calibrations
     assert shared is drafter.with_attributes(headed=True).calibrations
@@ -195,29 +176,23 @@ def test_generate_takes_tools_and_its_text_is_the_baseline_s(tiny):
 
 
 def test_a_call_of_generate_drafts_its_tools():
-    """A model that is forced to write a call, from an oracle that follows it."""
+    """A model that is forced to write a call."""
     text = Characters().encode(CALL)
     speculator = ngramspec.Speculator()
     calls = ToolCalls(TOOLS, Characters())
     model = tiny_llama(vocab_size=128)
-    following = {"logits_processor": [Forcing(text, prompt=1)], "max_new_tokens": len(text)}
-    out = ngramspec.generate(
-        model, torch.tensor([[32]]), speculator=speculator, tools=calls, **following
-    )
+    with forced_model(model, 128) as set_text:
+        set_text([32, *text])
+        out = ngramspec.generate(
+            model,
+            torch.tensor([[32]]),
+            speculator=speculator,
+            tools=calls,
+            do_sample=False,
+            max_new_tokens=len(text),
+        )
     assert out[0, 1:].tolist() == text
     assert speculator.stats.sources["tools"].accepted > len(text) / 3
-
-
-class Forcing:
-    """A logits processor that forces a text after a prompt."""
-
-    def __init__(self, text, prompt):
-        self.text, self.prompt = text, prompt
-
-    def __call__(self, input_ids, scores):
-        forced = torch.full_like(scores, -math.inf)
-        forced[:, self.text[(input_ids.shape[1] - self.prompt) % len(self.text)]] = 0
-        return forced
 
 
 class Measured(Characters):

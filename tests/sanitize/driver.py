@@ -83,7 +83,6 @@ class Player:
         return result if result is not None else True
 
     def step(self) -> None:
-        """One operation."""
         if len(self.structure) > LARGEST or self.source.lost:
             self.structure.check_integrity()
             self.begin()
@@ -127,7 +126,6 @@ def play(operations: int, seed: int, failures: Failures) -> Counter[str]:
 
 
 def main() -> None:
-    """Play as the command says and print the counts."""
     parser = argparse.ArgumentParser(description="random operations on the native structures")
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -98,7 +98,6 @@ def clear_or_close(shared: Shared, source: Any) -> None:
 
 
 def threads_at_once(shared: Shared, source: Any) -> None:
-    """One adds, one looks, one clears."""
     tokens = source.tokens(300)
     tokens = tokens[tokens < 2**31 - 1]
     adding, reading = StoreStream(shared.ring), StoreStream(shared.ring)
@@ -146,7 +145,6 @@ class Corpora:
 
 
 def packed(codes: np.ndarray, width: int) -> np.ndarray:
-    """Codes in ``width`` bytes each."""
     whole = codes.astype("<u4").view(np.uint8).reshape(-1, 4)
     return np.ascontiguousarray(whole[:, :width]).ravel()
 

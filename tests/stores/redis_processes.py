@@ -21,7 +21,6 @@ class Vocabulary:
 
 
 def shared(address, **settings):
-    """A store that is synchronized."""
     return SharedStore(1 << 20, tokenizer=Vocabulary(), sync=address, **settings)
 
 

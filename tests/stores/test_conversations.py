@@ -14,10 +14,6 @@ from ngramspec.stores.conversations import BLOCK, Conversations, TextHash
 GREEDY = {"max_new_tokens": 30, "do_sample": False}
 
 
-def int32(tokens):
-    return np.array(tokens, np.int32)
-
-
 def text(seed, n):
     return np.random.default_rng(seed).integers(100, 10_000, n).astype(np.int32)
 

@@ -146,11 +146,6 @@ def test_drafters_that_take_no_stores_say_so(tiny, path):
         calls(Speculator("none"), tiny, stores=[path])
 
 
-def test_sequences_with_and_without_stores_learn_together(path):
-    drafter = build_drafter("auto")
-    assert drafter.with_stores([path]).calibrations is drafter.calibrations
-
-
 def test_a_call_follows_the_speculators_drafter(path):
     current = [build_drafter("auto")]
     row = CallStores(lambda: current[0], [path], None, print).row(97)

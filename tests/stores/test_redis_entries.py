@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tiny_tokenizers import Letters
 
 from ngramspec._native.store_ring import StoreRing
 from ngramspec.stores.conversations import Conversations
@@ -20,16 +21,6 @@ from ngramspec.stores.redis import (
     PublishQueue,
     RedisSync,
 )
-
-
-class Vocabulary:
-    """A tokenizer that has only a vocabulary."""
-
-    def __init__(self, size, word="w"):
-        self._pieces = {f"{word}{i}": i for i in range(size)}
-
-    def get_vocab(self):
-        return self._pieces
 
 
 def entry(number=0, tokens=(1, 2, 3), *, producer=b"other", document=0, cleared=NO_ENTRY, end=True):
@@ -61,14 +52,14 @@ def test_addresses_that_are_refused(given, error, message):
 
 def test_keys_differ_by_salt_tokenizer_and_vocabulary():
     keys = [
-        Keys(salt, Vocabulary(size, word))[name]
+        Keys(salt, Letters(letters))[name]
         for salt in ("", "s")
-        for size, word in ((9, "w"), (9, "v"), (10, "w"))
+        for letters in ("abc", "bac", "abcd")
         for name in ("a", "b", "\ud800")
     ]
     assert len(set(keys)) == len(keys) == 18
-    assert Keys("s", Vocabulary(9))["a"] == Keys("s", Vocabulary(9))["a"]
-    assert b"team" not in Keys("s", Vocabulary(9))["team"]
+    assert Keys("s", Letters())["a"] == Keys("s", Letters())["a"]
+    assert b"team" not in Keys("s", Letters())["team"]
 
 
 def test_an_entry_is_read_as_it_was_written():
@@ -233,7 +224,7 @@ class EmptyEntries:
 
 def test_the_tail_of_a_stream_is_bounded_whatever_its_entries_hold(monkeypatch):
     pytest.importorskip("redis")
-    sync = RedisSync("redis://localhost", Vocabulary(9))
+    sync = RedisSync("redis://localhost", Letters())
     monkeypatch.setattr(sync, "_redis", EmptyEntries())
     ring = StoreRing(256)
     feed = Feed(ring, Conversations(4096))

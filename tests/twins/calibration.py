@@ -6,7 +6,6 @@ What decides is computed in float32 and in the native order, so that both round 
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +83,6 @@ def squash(odds: Real) -> Real:
 
 
 def clipped(x: Real, most: Real) -> Real:
-    """``x`` within +-``most``."""
     return min(max(x, -most), most)
 
 
@@ -167,7 +165,6 @@ class Cell:
     stretched: Real | None = None  # what stretch() said of these counts
 
     def count(self, right: bool, halve_at: int) -> None:
-        """Count a verified candidate, and halve the counts when they are full."""
         self.right += Real(right)
         self.verified += Real(1)
         if self.verified > halve_at:
@@ -175,7 +172,6 @@ class Cell:
         self.stretched = None
 
     def share(self) -> Real:
-        """The share of right candidates."""
         return self.right / self.verified
 
     def stretch(self) -> Real:
@@ -194,10 +190,6 @@ class Calibration:
         self.cells: dict[Situation, Cell] = {}
         self.weights: dict[tuple[Situation, str], Real] = {}
         self.further: dict[tuple[Situation, str], Real] = {}  # by standing, added to those
-
-    def copy(self) -> Calibration:
-        """An independent copy."""
-        return deepcopy(self)
 
     def cell(self, situation: Situation) -> Cell:
         """A situation's counts; a new one begins with its prior."""
@@ -254,7 +246,6 @@ class Calibration:
         return self.initial(set, name)
 
     def initial(self, set: Situation, name: str) -> Real:
-        """The initial weight of an input in a set; see ``weight``."""
         if set[2] and name in INPUTS:
             return known_weight(set, INPUTS.index(name))
         begin = Real(WEIGHTS.get(name, 0.3))
@@ -298,7 +289,6 @@ class Calibration:
         self.add(candidate, "bias", wrong, CONSTANT)
 
     def add(self, candidate: Candidate, name: str, wrong: Real, value: Real) -> None:
-        """Change the weights of an input that had a value."""
         key = candidate.set, name
         rate = RATE_STORE if candidate.set[2] else RATE
         self.weights[key] = self.weight(*key) + wrong * rate * value

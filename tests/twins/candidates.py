@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.twins.calibration import (
     HALVE_SHARE_AT,
@@ -14,7 +15,7 @@ from tests.twins.calibration import (
     distance_bucket,
     length_bucket,
 )
-from tests.twins.reader import Familiar, Followed, Source, StoreReader, Votes
+from tests.twins.reader import Familiar, Followed, StoreReader, Votes
 from tests.twins.text import ORDERS, SKIP, CommittedText, Place, Slot
 from tests.twins.top_tokens import (
     FAINT,
@@ -64,7 +65,7 @@ class Estimator:
         counts: bool = True,
         falls_back: bool = True,
         min_match: int = 2,
-        store: Source | None = None,
+        store: Any = None,
         recycles: bool = False,
         headed: bool = False,
         familiar: Familiar | None = None,
@@ -137,7 +138,6 @@ class Estimator:
         return found | self.store_situations(token, at)
 
     def store_situations(self, token: int, at: Position) -> dict[str, Situation]:
-        """What a store says of a candidate, by input."""
         found: dict[str, Situation] = {}
         if self.store is None:
             return found
@@ -189,7 +189,6 @@ class Estimator:
     def head_situations(
         self, token: int, at: Position, row: HeadRow, known: dict[int, Slot]
     ) -> dict[str, Situation]:
-        """What a drafting head says of a candidate, by input."""
         own = self.own_standing(token, at, known)
         if token in at.votes.counts:
             own = max(own, 2 if token == at.votes.leading else 1)
@@ -200,7 +199,6 @@ class Estimator:
         return {"head": ("head", 4 if rank == 8 else min(rank, 3), chance, own)}
 
     def count_unemitted(self) -> None:
-        """List what the target left unemitted, before a tree."""
         if self.top_tokens is not None:
             recent = {token for token, _ in self.committed.recent.leaders}
             self.unemitted = self.top_tokens.unemitted(self.committed.text, recent)

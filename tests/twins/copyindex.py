@@ -65,11 +65,9 @@ class CopyIndex(Twin):
         self._root = self._newest = State(length=0, first=0, recent=0, prior=0)
 
     def __len__(self) -> int:
-        """Tokens in the text."""
         return len(self._text)
 
     def extend(self, tokens: Tokens) -> None:
-        """Append committed tokens (ids >= 0)."""
         for token in committed_ids(tokens):
             self._append(token)
 

@@ -45,11 +45,9 @@ class NGramTable(Twin):
         self._after: dict[Context, dict[int, tuple[int, int]]] = {}  # token -> count, last position
 
     def __len__(self) -> int:
-        """Tokens now counted: all, or at most the window's."""
         return len(self._tokens)
 
     def extend(self, tokens: Tokens) -> None:
-        """Count committed tokens (ids >= 0) and forget those that leave the window."""
         self._tokens += committed_ids(tokens)
         if self.window is not None:
             del self._tokens[: -self.window]
@@ -90,7 +88,6 @@ class NGramTable(Twin):
         return self._in_order(self._context(context))[:k]
 
     def total(self, context: Tokens) -> int:
-        """How often anything followed ``context``."""
         return sum(count for count, _ in self._after.get(self._context(context), {}).values())
 
     def contexts(self) -> npt.NDArray[np.uint64]:

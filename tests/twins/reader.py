@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any
 
 PLACES, AHEAD, LEADERS, SURE = 32, 64, 8, 12
 FAR_OFF, COPIED = 2**31 - 1, 3
-
-
-class Source(Protocol):
-    """A store: places after a context, and their text."""
-
-    def look(self, context: Sequence[int], most: int) -> list[tuple[int, int, int]]:
-        """(position, tokens that agree, kin) of at most ``most`` places, the longest first."""
-        ...
-
-    def token(self, at: int) -> int | None:
-        """The token at a position, None at a document's end."""
-        ...
-
-    def earlier(self, at: int) -> bool:
-        """Whether a position is in what earlier requests said."""
-        ...
 
 
 @dataclass
@@ -39,7 +23,6 @@ class Followed:
     distance: int = FAR_OFF
 
     def moved(self, n: int) -> Followed:
-        """The place ``n`` tokens on, all of which agree."""
         return replace(self, at=self.at + n, length=self.length + n)
 
 
@@ -65,7 +48,6 @@ class Votes:
 
     @property
     def leading_other(self) -> int:
-        """The same among the shorter matches."""
         return max(self.counts, key=lambda token: self.counts[token][1])
 
     @property
@@ -84,7 +66,7 @@ class Familiar:
 class StoreReader:
     """What one sequence follows in a store."""
 
-    def __init__(self, source: Source, familiar: Familiar | None = None) -> None:
+    def __init__(self, source: Any, familiar: Familiar | None = None) -> None:
         self.source = source
         self.familiar = familiar or Familiar()
         self.places: list[Followed] = []
@@ -94,7 +76,6 @@ class StoreReader:
         self.look_ups = self.hits = 0
 
     def find(self, text: Sequence[int], most: int) -> list[Followed]:
-        """The places after a text."""
         self.asked = self.longest < SURE
         if self.asked:
             self.look_ups += 1
@@ -137,7 +118,6 @@ class StoreReader:
         return votes
 
     def matching(self, live: list[Followed], depth: int, token: int) -> list[Followed]:
-        """Those of the places where ``token`` comes next."""
         return [place for place in live if self.token(place, depth) == token]
 
     def follow(self, new: Sequence[int]) -> None:
@@ -180,5 +160,4 @@ class StoreReader:
             self.familiar.copied_to += n
 
     def count_anew(self) -> None:
-        """Forget how many look-ups there were."""
         self.look_ups = self.hits = 0

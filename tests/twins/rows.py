@@ -26,11 +26,9 @@ class TokenText:
         return text_hash(self._text, len(self._text))
 
     def begins(self, tokens: Tokens, length: int) -> bool:
-        """Whether tokens[:length] begins with this text."""
         return self.count <= length and ints(tokens)[: self.count] == self._text
 
     def equals(self, tokens: Tokens, length: int) -> bool:
-        """Whether this is exactly tokens[:length]."""
         return ints(tokens)[:length] == self._text
 
     def append(self, tokens: Tokens, length: int, vocab: int) -> npt.NDArray[np.int32]:
@@ -44,7 +42,6 @@ class TokenText:
 
 
 def text_hash(tokens: Tokens, length: int) -> int:
-    """The hash that a text of the first ``length`` tokens has."""
     ratio, total = salt() | 1, 0
     for at, token in enumerate(ints(tokens)[:length]):
         total += (token % 2**32 + 1) * pow(ratio, at, 2**64)
@@ -78,7 +75,6 @@ def best_prefix_lengths(
 
 
 def may_pay(curve: npt.NDArray[np.float32], rows: int, k: int, rate: float = 1.0) -> bool:
-    """Whether drafts that are sure would be worth their cost."""
     drafted = np.arange(min(len(curve), rows * k + 1))
     more = curve[: len(drafted)].astype(np.float64) - 1.0
     return bool((drafted > rate * rows * more)[1:].any())

@@ -65,11 +65,9 @@ class CorpusIndex:
         return after[: after.index(BORDER)] if BORDER in after else after
 
     def earlier(self, at: int) -> bool:
-        """Whether a position is in what earlier requests said."""
         return False
 
     def token(self, at: int) -> int | None:
-        """The token at a position, None at a document's end."""
         return None if self.text[at] == BORDER else self.text[at]
 
     def look(self, context: Sequence[int], most: int) -> list[tuple[int, int, int]]:

@@ -32,15 +32,12 @@ class StoreRing:
         return max(self.cleared, len(self.codes) - self.capacity)
 
     def tokens(self) -> int:
-        """Tokens that can be read."""
         return sum(code != BORDER for code in self.codes[self.oldest :])
 
     def clear(self) -> None:
-        """Forget the text."""
         self.cleared, self.owner = len(self.codes), 0
 
     def put(self, code: int, found: bool, prompt: tuple[int, ...]) -> None:
-        """Write a code; ``found``: so that its place is found."""
         self.kinds[len(self.codes) % self.capacity // GRAIN] = prompt
         self.codes.append(code)
         self.indexed.append(found)
@@ -139,7 +136,6 @@ class StoreRing:
         return found
 
     def token(self, at: int) -> int | None:
-        """The token at a position, None where there is none or a document ends."""
         if not self.oldest <= at < len(self.codes) or self.codes[at] == BORDER:
             return None
         return self.codes[at]
@@ -159,11 +155,9 @@ class StoreStream:
         self.prompt: tuple[int, ...] = ()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Set the prompt, whose beginning makes the kind."""
         self.prompt = tuple(prompt)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add tokens, BATCH at a time."""
         for token in tokens:
             self.pending.append(token)
             if len(self.pending) == BATCH:
@@ -178,18 +172,15 @@ class StoreStream:
                 self.append([code])
 
     def follow(self, earlier: StoreStream) -> None:
-        """Continue the text of an earlier stream, before anything is added."""
         self.own, self.last = list(earlier.own), list(earlier.last)
 
     def flush(self) -> None:
-        """Add what is pending."""
         if self.pending:
             self.ring.add(self.owner, self.last, self.pending, self.own, self.prompt)
             self.last = [*self.last, *self.pending][-OVERLAP:]
             self.pending = []
 
     def finish(self) -> None:
-        """Add what is left, and end the document."""
         self.flush()
         self.end()
 
@@ -200,7 +191,6 @@ class StoreStream:
             self.ring.owner = 0
 
     def end(self) -> None:
-        """End the document without what is left."""
         self.pending, self.last = [], []
         if self.ring.owner == self.owner:
             self.ring.owner = 0
@@ -210,10 +200,8 @@ class StoreStream:
         return self.ring.look(context, most, self.own, self.prompt)
 
     def earlier(self, at: int) -> bool:
-        """Whether a position is in what earlier requests said."""
         return True
 
     def token(self, at: int) -> int | None:
-        """The token at a position below the limit; None where there is none."""
         token = self.ring.token(at)
         return None if token is None or token >= self.limit else token

@@ -46,7 +46,6 @@ class Slot:
         return max(self.leaders, key=lambda each: each[1])[0]
 
     def count(self, token: int) -> int:
-        """How often ``token`` followed, as far as that is kept."""
         return next((count for each, count in self.leaders if each == token), 0)
 
 
@@ -60,7 +59,6 @@ class ContextTable:
         return len(self.slots)
 
     def add(self, context: Tokens, token: int, at: int, seed: int = 0) -> None:
-        """Count that ``token``, at position ``at``, followed a context."""
         key = (seed, tuple(int(each) for each in context))
         self.slots.setdefault(key, Slot()).note(token, at)
 
@@ -169,7 +167,6 @@ class CommittedText:
         self.places = Places()
 
     def append(self, token: int) -> None:
-        """Count one token after each of its contexts."""
         at = len(self.text)
         for m in range(min(at, ORDERS)):
             self.table.add(self.text[at - m - 1 :], token, at, m + 2)
@@ -193,7 +190,6 @@ class CommittedText:
         return found
 
     def find_places(self) -> None:
-        """Find where to copy from."""
         if self.min_match:
             known = self.known([])
             orders = [m for m in (2, 1, 0) if m in known and m + 1 >= min(self.min_match, 2)]
@@ -204,7 +200,6 @@ class CommittedText:
         self.places.find_near(self.text)
 
     def count_recent(self) -> None:
-        """Count the recent tokens up to the text's end."""
         for at in range(max(self.recent_n, len(self.text) - RECENT_SPAN), len(self.text)):
             self.recent.note(self.text[at], at)
         self.recent_n = len(self.text)

@@ -73,7 +73,6 @@ class TopTokens:
         return None if row is None else (list(zip(row.tokens, row.buckets, strict=True)), row.since)
 
     def put(self, last: int, ids: Any, log_probs: Any, since: int) -> None:
-        """Write the row after ``last``."""
         if last >= MAX_IDS:
             return
         tokens = tuple(int(each) for each in ids[:RANKS])
@@ -137,6 +136,5 @@ class HeadRows:
             self.rows.append(row)
 
     def fix(self, tokens: Any, shares: Any) -> None:
-        """Fix the tokens at the first rows."""
         for row, token, share in zip(self.rows, tokens, shares, strict=False):
             row.fixed, row.share = int(token), np.float32(share)

