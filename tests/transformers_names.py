@@ -7,8 +7,13 @@ that only ``hf_model/compat`` uses its name. The kinds in ``hf_model/cache`` use
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import transformers
 
 from ngramspec.hf_model.compat import caches, names
 
@@ -25,149 +30,67 @@ class Name:
         name: in transformers.
         where: the module of transformers that binds it, "" for the package itself, or the classes
             of ``cache_utils`` that have it as a field.
-        use: its purpose; for a class, the reason for listing it.
         since: the first version that has it; None: every supported version has it.
         until: the first version that no longer has it; None: no version has removed it.
     """
 
     name: str
     where: str
-    use: str
     since: str | None = None
     until: str | None = None
 
 
-def rows(where: str, uses: dict[str, str], since: str | None = None) -> dict[str, Name]:
-    """Return rows by name, each with a separate use."""
-    return {name: Name(name, where, use, since) for name, use in uses.items()}
+def rows(where: str, names: str, since: str | None = None, until: str | None = None):
+    """Rows by name, of names between spaces."""
+    return {name: Name(name, where, since, until) for name in names.split()}
 
 
-def listed(where: str, use: str, names: Iterable[str]) -> dict[str, Name]:
-    """Return rows by name, all with the same use."""
-    return {name: Name(name, where, use) for name in names}
-
-
-# Private names, used in ``compat`` only.
+# Private names, used in ``compat`` only, which says for what.
 
 PRIVATE = {
-    **rows(
-        "generation.utils",
-        {
-            "_beam_search": "to find models that override beam search",
-            "_has_unfinished_sequences": "to find models that override the decoding loop",
-            "_optimize_model_for_decode": "the context of the forwards after the prefill",
-            "_prefill": "runs the prompt, in chunks if asked",
-            "_sample": "to find models that override the decoding loop",
-            "_update_model_kwargs_for_generation": "the arguments of the next forward",
-            "_valid_auto_compile_criteria": "whether generate would compile",
-        },
-    ),
-    **rows("generation.utils", {"_is_user_defined": "the mark of a caller's cache"}, "5.17"),
-    **rows(
-        "generation.configuration_utils",
-        {
-            "_compile_all_devices": "compiles on a CPU too",
-        },
-    ),
-    **rows(
-        "generation.configuration_utils",
-        {"_mask_length": "length of an attention mask of ones, which generate leaves out"},
-        "5.18",
-    ),
-    **rows(
-        "modeling_utils",
-        {
-            "_attn_implementation": "name of the attention implementation",
-            "_attn_implementation_internal": "the config's field with that name",
-            "_compiled_call": "the compiled forward that a model stores",
-            "_default_compile_config": "the settings to compile with",
-            "_is_stateful": "whether a model keeps a recurrent state",
-        },
-    ),
-    **rows("modeling_layers", {"_project_to_logits": "the logits of MTP layers"}),
-    **rows("distributed.mixin", {"_device_mesh": "the processes of tensor parallelism"}),
-    "_commit_hash": Name(
-        "_commit_hash", "configuration_utils", "the hub's commit of a config", until="5.18"
-    ),
-    **rows(
-        "utils.hub",
-        {
-            "_raise_exceptions_for_connection_errors": "to look for a file that may be missing",
-            "_raise_exceptions_for_missing_entries": "likewise",
-        },
-    ),
+    **rows("generation.utils", "_beam_search _has_unfinished_sequences _prefill _sample"),
+    **rows("generation.utils", "_optimize_model_for_decode _update_model_kwargs_for_generation"),
+    **rows("generation.utils", "_valid_auto_compile_criteria"),
+    **rows("generation.utils", "_is_user_defined", "5.17"),
+    **rows("generation.configuration_utils", "_compile_all_devices"),
+    **rows("generation.configuration_utils", "_mask_length", "5.18"),
+    **rows("modeling_utils", "_attn_implementation _attn_implementation_internal"),
+    **rows("modeling_utils", "_compiled_call _default_compile_config _is_stateful"),
+    **rows("modeling_layers", "_project_to_logits"),
+    **rows("distributed.mixin", "_device_mesh"),
+    **rows("configuration_utils", "_commit_hash", until="5.18"),
+    **rows("utils.hub", "_raise_exceptions_for_connection_errors"),
+    **rows("utils.hub", "_raise_exceptions_for_missing_entries"),
 }
 
 # Fields of cache layers and caches, used in ``compat`` and in ``cache`` only.
 
 FIELDS = {
-    **rows(
-        f"{SLIDING} LinearAttentionLayer LinearAttentionAndFullAttentionLayer",
-        {"record_past": "whether a layer keeps what it would overwrite, until it is cropped"},
-    ),
-    **rows(
-        f"{SLIDING} StaticLayer",
-        {"cumulative_length": "positions seen: a number, or a static layer's tensor"},
-    ),
-    **rows(
-        "StaticLayer",
-        {
-            "max_cache_len": "the size of a static layer",
-            "lazy_initialization": "allocates a layer's memory",
-        },
-    ),
-    **rows(
-        LINEAR,
-        {
-            "conv_states": "the last inputs of each convolution",
-            "conv_kernel_size": "how many inputs each convolution needs",
-            "recurrent_states": "each recurrent state",
-            "has_previous_state": "whether there was a forward",
-            "is_conv_states_initialized": "whether each convolution has inputs",
-            "is_recurrent_states_initialized": "whether each recurrent state exists",
-        },
-    ),
-    **rows("DynamicIndexedLayer", {"indexer_keys": "keys of an index over the layer's keys"}),
-    **rows("DynamicIndexedLayer", {"indexer_position_ids": "their positions"}, "5.21"),
-    **rows(
-        "EncoderDecoderCache",
-        {
-            "self_attention_cache": "the decoder's own cache",
-            "cross_attention_cache": "the encoder's output for each layer",
-        },
-    ),
-    **rows("DynamicCache StaticCache", {"offloading": "whether layers move to the CPU"}),
+    **rows(f"{SLIDING} LinearAttentionLayer LinearAttentionAndFullAttentionLayer", "record_past"),
+    **rows(f"{SLIDING} StaticLayer", "cumulative_length"),
+    **rows("StaticLayer", "max_cache_len lazy_initialization"),
+    **rows(LINEAR, "conv_states conv_kernel_size recurrent_states has_previous_state"),
+    **rows(LINEAR, "is_conv_states_initialized is_recurrent_states_initialized"),
+    **rows("DynamicIndexedLayer", "indexer_keys"),
+    **rows("DynamicIndexedLayer", "indexer_position_ids", "5.21"),
+    **rows("EncoderDecoderCache", "self_attention_cache cross_attention_cache"),
+    **rows("DynamicCache StaticCache", "offloading"),
 }
 # Methods that are replaced on single objects, in ``caches`` only.
-REPLACED = rows(
-    "DynamicLayer DynamicCache", {"update": "replaced, so that a layer grows without copies"}
-)
+REPLACED = rows("DynamicLayer DynamicCache", "update")
 # The common interface of layers and caches.
 COMMON_FIELDS = {
-    **listed(
-        "DynamicLayer DynamicIndexedLayer StaticLayer",
-        "the interface of a layer with attention",
-        ("keys", "values", "is_initialized", "is_sliding", "get_seq_length", "get_max_length"),
-    ),
-    **rows("DynamicLayer DynamicSlidingWindowLayer", {"crop": "drops the last positions"}),
-    **rows(f"{SLIDING} {LINEAR}", {"activate_past_recording": "lets a layer be cropped"}),
-    **rows("DynamicCache StaticCache", {"layers": "the layers of a cache"}),
+    **rows("DynamicLayer DynamicIndexedLayer StaticLayer", "keys values is_initialized is_sliding"),
+    **rows("DynamicLayer DynamicIndexedLayer StaticLayer", "get_seq_length get_max_length"),
+    **rows("DynamicLayer DynamicSlidingWindowLayer", "crop"),
+    **rows(f"{SLIDING} {LINEAR}", "activate_past_recording"),
+    **rows("DynamicCache StaticCache", "layers"),
 }
-
-# Names in models' own modules.
-
+# Names, ends and parts of names in models' own modules.
 MODEL_NAMES = rows(
     "models",
-    {
-        "create_position_ids_from_input_ids": "embeddings that count tokens other than padding",
-        "expert_capacity": "how many of a forward's tokens an expert takes",
-        "moe_eval_capacity_token_fraction": "the same, as a fraction of these tokens",
-        "router_ignore_padding_tokens": "whether a router does not read the mask",
-        "time_step_limit": "bounds of a Mamba layer's step sizes",
-        "Indexer": "the end of class names: modules that select keys for indexed attention",
-        "Expert": "part of class names: modules that route tokens to experts",
-        "Moe": "likewise",
-    },
+    "create_position_ids_from_input_ids expert_capacity moe_eval_capacity_token_fraction"
+    " router_ignore_padding_tokens time_step_limit Indexer Expert Moe",
 )
 
 # Classes, by the group in ``compat`` that lists them.
@@ -202,31 +125,17 @@ CLASSES_SINCE = {
     "HyperCLOVAXVisionV2ForConditionalGeneration": "5.18",
     "MossTranscribeDiarizeForConditionalGeneration": "5.20",
 }
-# Folders of the modules that compute positions.
-POSITION_FOLDERS = {
-    "BartLearnedPositionalEmbedding": "bart",
-    "BigBirdPegasusLearnedPositionalEmbedding": "bigbird_pegasus",
-    "BlenderbotLearnedPositionalEmbedding": "blenderbot",
-    "BlenderbotSmallLearnedPositionalEmbedding": "blenderbot_small",
-    "Kosmos2TextSinusoidalPositionalEmbedding": "kosmos2",
-    "Kosmos2_5TextSinusoidalPositionalEmbedding": "kosmos2_5",
-    "M2M100SinusoidalPositionalEmbedding": "m2m_100",
-    "MarianSinusoidalPositionalEmbedding": "marian",
-    "MBartLearnedPositionalEmbedding": "mbart",
-    "MvpLearnedPositionalEmbedding": "mvp",
-    "NllbMoeSinusoidalPositionalEmbedding": "nllb_moe",
-    "PegasusSinusoidalPositionalEmbedding": "pegasus",
-    "PegasusXSinusoidalPositionalEmbedding": "pegasus_x",
-    "PLBartLearnedPositionalEmbedding": "plbart",
-    "Speech2TextSinusoidalPositionalEmbedding": "speech_to_text",
-    "TrOCRLearnedPositionalEmbedding": "trocr",
-    "TrOCRSinusoidalPositionalEmbedding": "trocr",
-    "WhisperPositionalEmbedding": "whisper",
-    "LongT5Attention": "longt5",
-    "MT5Attention": "mt5",
-    "SwitchTransformersAttention": "switch_transformers",
-    "T5Attention": "t5",
-}
+
+
+@cache
+def modules_of_models() -> dict[str, str]:
+    """The module of each class of transformers' models."""
+    models = Path(transformers.__file__).parent / "models"
+    return {
+        name: f"models.{path.parent.name}.{path.stem}"
+        for path in sorted(models.rglob("modeling_*.py"))
+        for name in re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
 
 
 def listed_in(group: str) -> Iterable[str]:
@@ -236,10 +145,7 @@ def listed_in(group: str) -> Iterable[str]:
 
 
 CLASSES = [
-    Name(name, module, group, CLASSES_SINCE.get(name))
+    Name(name, module, CLASSES_SINCE.get(name))
     for group, module in CLASS_MODULES.items()
     for name in listed_in(group)
-] + [
-    Name(name, f"models.{folder}.modeling_{folder}", "it computes positions")
-    for name, folder in POSITION_FOLDERS.items()
 ]
