@@ -156,6 +156,9 @@ ENCODER_DECODER = {
     "t5gemma": ("T5GemmaForConditionalGeneration", "T5GemmaConfig", T5GEMMA),
 }
 FAMILIES = CAUSAL | ENCODER_DECODER
+# Those whose drafts may branch, in rows that diverge, too.
+TREES = ("llama", "gemma", "qwen2", "qwen3", "phi3", "gpt2", "mixtral (experts)", "bart decoder")
+TREES += tuple(ENCODER_DECODER)
 # Arguments of generate with which the text of an encoder-decoder model varies.
 VARIED = {"no_repeat_ngram_size": 2}
 

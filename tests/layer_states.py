@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 import transformers
+from fuzz.state import length_of
 from transformers import DynamicCache
 
 from benchmarks import tiny
@@ -51,3 +52,23 @@ def cache_after(model, ids: torch.Tensor) -> DynamicCache:
 def assert_close(own: torch.Tensor, other: torch.Tensor, within: float = 5e-4) -> None:
     """Equal up to what kernels of several tokens and of one round differently."""
     torch.testing.assert_close(own, other, rtol=within, atol=within)
+
+
+def assert_same_cache(ours, plain, within: float = 1e-3) -> None:
+    """The same layers, and the same states in them; a static cache is compared as far as it goes.
+
+    Those of an encoder-decoder model are their decoder's.
+    """
+    ours, plain = (getattr(each, "self_attention_cache", each) for each in (ours, plain))
+    length = length_of(plain)  # None: no layer has attention
+    assert length_of(ours) == length
+    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
+        for name in ("keys", "values", "indexer_keys", "indexer_position_ids"):
+            own, other = (getattr(each, name, None) for each in (mine, theirs))
+            assert (own is None) == (other is None)
+            if other is not None:
+                assert_close(own[..., :length, :], other[..., :length, :], within)
+        for name in ("conv_states", "recurrent_states"):
+            for at, state in getattr(theirs, name, {}).items():
+                if state is not None:
+                    assert_close(getattr(mine, name)[at], state, within)

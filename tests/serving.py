@@ -13,15 +13,44 @@ import torch
 
 CHAT = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
 VOCAB = 104
+END = 100  # of the letters, one that can end a text
+TOOLS_CHAT = (
+    "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}"
+    'as <tool_call>{"name": N}</tool_call>;{% endif %}'
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %};"
+    "{% endfor %}assistant:"
+)
+ROUTES = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+    "/completion": {"prompt": "x", "n_predict": 1},
+    "/infill": {"input_prefix": "x", "input_suffix": "y", "n_predict": 1},
+}
+BODIES = {**ROUTES, "/tokenize": {"content": "x"}, "/detokenize": {"tokens": [1]}}
+JSON = {"content-type": "application/json"}
 
 
-def letters(fim: bool = True):
+class Script:
+    """A logits processor that has a model say a text after a prompt, and end."""
+
+    def __init__(self, prompt, ids):
+        self.prompt, self.ids = prompt, [*ids, END]
+
+    def __call__(self, input_ids, scores):
+        forced = self.ids[min(input_ids.shape[1] - self.prompt, len(self.ids) - 1)]
+        scores = scores.new_full(scores.shape, -float("inf"))
+        scores[:, forced] = 0.0
+        return scores
+
+
+def letters(fim: bool = True, chat: str = CHAT):
     """A tokenizer: token n is the character n + 32, 95 a line end; special tokens after."""
     from ngramspec.server.prompts import FAMILIES
 
     known = {chr(n + 32): n for n in range(95)} | {"\n": 95}
     tokenizer = tiny_tokenizers.letters(known, FAMILIES[0].tokens if fim else ())  # Qwen's
-    tokenizer.chat_template = CHAT
+    tokenizer.chat_template = chat
     return tokenizer
 
 

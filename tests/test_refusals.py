@@ -78,15 +78,6 @@ def test_the_remedy_overrides_what_a_config_says(name, where):
         assert torch.equal(call(**passed), model.generate(PROMPT, **given, **GREEDY, **passed))
 
 
-def test_several_settings_are_named_at_once():
-    model = configured({"penalty_alpha": 0.6, "prompt_lookup_num_tokens": 2})
-    with pytest.raises(
-        UnsupportedError,
-        match="penalty_alpha=0.6 cannot be combined with a Speculator; pass penalty_alpha=0$",
-    ):
-        ngramspec.generate(model, PROMPT, **GREEDY)
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral sliding", "t5"])
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_cache_that_is_neither_asked_for_nor_refused_is_used(family, rows):
@@ -197,28 +188,6 @@ def test_positional_arguments_under_an_adapter(tiny):
         ngramspec.generate(model, PROMPT, 2, 9, GenerationConfig(num_beam_groups=2))
 
 
-def test_positional_arguments_of_whisper():
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    torch.manual_seed(0)
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    lengths = {"max_source_positions": 10, "max_target_positions": 64, "vocab_size": 61}
-    tokens = {"decoder_start_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
-    none = {"eos_token_id": None, "suppress_tokens": None, "begin_suppress_tokens": None}
-    config = WhisperConfig(**sizes, **heads, **lengths, **tokens, **none, init_std=0.5)
-    model = WhisperForConditionalGeneration(config).eval()
-    model.generation_config.no_timestamps_token_id = 50
-    sound = torch.randn(1, 8, 20)
-    # the seventh is return_timestamps here, and assistant_model in transformers' own
-    args = (sound, None, None, None, None, False, True)
-    speculator = Speculator()
-    ours = ngramspec.generate(model, *args, speculator=speculator)
-    assert torch.equal(ours, model.generate(*args))
-    assert not torch.equal(ours, model.generate(*args[:6]))
-    assert speculator.stats.runs == 1
-
-
 class Narrow(LlamaForCausalLM):
     def generate(self, input_ids, max_new_tokens=4):
         return super().generate(input_ids, max_new_tokens=max_new_tokens, do_sample=False)
@@ -297,44 +266,6 @@ def test_dropout_by_function_and_in_adapters_counts_too(caplog):
 # int32
 
 
-@pytest.mark.parametrize("settings", [{}, {"do_sample": True}, {"return_dict_in_generate": True}])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_int32_prompts_are_as_in_plain_generate(tiny, settings, rows):
-    prompt = torch.randint(1, 97, (rows, 9), dtype=torch.int32)
-    kwargs = GREEDY | settings
-    for speculator in (Speculator(), Speculator(gamma=3), Speculator(tree=6)):
-        torch.manual_seed(0)
-        plain = tiny.generate(prompt, **kwargs)
-        torch.manual_seed(0)
-        ours = tiny.generate(prompt, custom_generate=speculator, **kwargs)
-        if "return_dict_in_generate" in settings:
-            plain, ours = plain.sequences, ours.sequences
-        assert ours.dtype == plain.dtype == torch.int64
-        if rows == 1 or "do_sample" not in settings:
-            assert torch.equal(ours, plain)
-    assert prompt.dtype == torch.int32
-
-
-def test_what_sees_the_tokens_of_an_int32_prompt_sees_plain_generate_s_dtypes(tiny):
-    seen = []
-    for speculator in (None, Speculator(gamma=3), Speculator(tree=5)):
-        calls = []
-
-        def processor(ids, scores, calls=calls):
-            calls.append(("processor", ids.dtype, ids.tolist()))
-            return scores
-
-        def criterion(ids, scores, calls=calls, **kwargs):
-            calls.append(("criterion", ids.dtype, ids.tolist()))
-            return torch.zeros(len(ids), dtype=torch.bool)
-
-        shown = {"logits_processor": [processor], "stopping_criteria": [criterion]}
-        tiny.generate(PROMPT.int(), custom_generate=speculator, **shown, **GREEDY)
-        seen.append(calls)
-    assert seen[0] == seen[1] == seen[2]
-    assert [each[1] for each in seen[0]] == [torch.int32] + [torch.int64] * 15
-
-
 def test_int32_prompts_of_decoders():
     model = build("t5")
     kwargs = {"decoder_input_ids": torch.tensor([[0, 5, 6]], dtype=torch.int32)} | GREEDY
@@ -352,27 +283,13 @@ def test_dtypes_that_no_embedding_takes_raise_as_in_plain_generate(tiny, dtype):
 
 # What transformers decodes instead
 
-REFUSED = [
-    ({"num_beams": 2, "do_sample": True}, "num_beams=2"),
-    ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
-    ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha=0.6"),
-    ({"use_cache": False}, "use_cache=False"),
-    ({"assistant_early_exit": 1}, "assistant_early_exit=1 .* small model as assistant_model"),
+
+PLAIN = [
+    {"num_beams": 2, "do_sample": True},
+    {"prompt_lookup_num_tokens": 3},
+    {"use_cache": False},
+    {"assistant_early_exit": 1},
 ]
-
-
-@pytest.mark.parametrize(("kwargs", "message"), REFUSED)
-def test_what_cannot_be_speculated_is_refused_by_name(tiny, kwargs, message):
-    kwargs = {"max_new_tokens": 4, "do_sample": False} | kwargs
-    for call in (
-        lambda: tiny.generate(PROMPT, custom_generate=Speculator(), **kwargs),
-        lambda: ngramspec.generate(tiny, PROMPT, **kwargs),
-    ):
-        with pytest.raises(UnsupportedError, match=message):
-            call()
-
-
-PLAIN = [each[0] for each in REFUSED if "penalty_alpha" not in each[0]]
 
 
 @pytest.mark.parametrize("kwargs", PLAIN)
@@ -441,18 +358,6 @@ def test_what_plain_decoding_cannot_take_is_refused_and_ends_the_stream(tiny):
     assert torch.equal(ours, tiny.generate(PROMPT, max_new_tokens=4, do_sample=False))
 
 
-def test_unsupported_plain_streams_too(tiny):
-    ids = PROMPT.repeat(1, 1)
-    plain, ours = Puts(), Puts()
-    kwargs = {"max_new_tokens": 6, "do_sample": False, "use_cache": False}
-    tiny.generate(ids, streamer=plain, **kwargs)
-    ngramspec.generate(
-        tiny, ids, streamer=ours, speculator=Speculator(unsupported="plain"), **kwargs
-    )
-    assert plain.puts == ours.puts
-    assert ours.ended == 1
-
-
 def test_two_heads_and_healing_beside_a_speculator(tiny):
     other = tiny_llama(seed=1)
     kwargs = {"max_new_tokens": 6, "do_sample": False}
@@ -477,14 +382,6 @@ def test_two_heads_and_healing_beside_a_speculator(tiny):
     )
 
 
-def test_recurrent_models_are_refused_by_name():
-    from transformers import MambaConfig, MambaForCausalLM
-
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1))
-    with pytest.raises(UnsupportedError, match="recurrent|cache"):
-        ngramspec.generate(mamba, PROMPT, max_new_tokens=4)
-
-
 def test_bad_prompts_name_the_argument_the_bound_and_the_value(tiny):
     for ids, message in [
         (torch.tensor([[3, -1, 4]]), r"input_ids must lie in 0\.\.96, got -1"),
@@ -493,22 +390,6 @@ def test_bad_prompts_name_the_argument_the_bound_and_the_value(tiny):
     ]:
         with pytest.raises(ValueError, match=message):
             ngramspec.generate(tiny, ids, max_new_tokens=4)
-
-
-def test_nan_logits_end_as_in_plain_generate(tiny):
-    """Greedy: argmax takes the NaN's place, as plain does; sampling: torch's own error."""
-
-    def poison(ids, scores):
-        return scores.fill_(float("nan")) if ids.shape[1] == 14 else scores
-
-    kwargs = {"max_new_tokens": 10, "logits_processor": [poison]}
-    plain = tiny.generate(PROMPT, do_sample=False, **kwargs)
-    ours = ngramspec.generate(tiny, PROMPT, do_sample=False, **kwargs)
-    assert torch.equal(plain, ours)
-    with pytest.raises(RuntimeError):
-        tiny.generate(PROMPT, do_sample=True, **kwargs)
-    with pytest.raises(RuntimeError):
-        ngramspec.generate(tiny, PROMPT, do_sample=True, **kwargs)
 
 
 def test_embeddings_in_chunks_are_refused_because_every_chunk_would_read_them_all(tiny):

@@ -7,8 +7,13 @@ that only ``hf_model/compat`` uses its name. The kinds in ``hf_model/cache`` use
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import transformers
 
 from ngramspec.hf_model.compat import caches, names
 
@@ -35,22 +40,22 @@ class Name:
     until: str | None = None
 
 
-def rows(
-    where: str, names: str, since: str | None = None, until: str | None = None
-) -> dict[str, Name]:
+def rows(where: str, names: str, since: str | None = None, until: str | None = None):
+    """Rows by name, of names between spaces."""
     return {name: Name(name, where, since, until) for name in names.split()}
 
 
-# Private names, used in ``compat`` only.
+# Private names, used in ``compat`` only, which says for what.
+
 PRIVATE = {
-    **rows("generation.utils", "_beam_search _has_unfinished_sequences _optimize_model_for_decode"),
-    **rows("generation.utils", "_prefill _sample _update_model_kwargs_for_generation"),
+    **rows("generation.utils", "_beam_search _has_unfinished_sequences _prefill _sample"),
+    **rows("generation.utils", "_optimize_model_for_decode _update_model_kwargs_for_generation"),
     **rows("generation.utils", "_valid_auto_compile_criteria"),
     **rows("generation.utils", "_is_user_defined", "5.17"),
     **rows("generation.configuration_utils", "_compile_all_devices"),
     **rows("generation.configuration_utils", "_mask_length", "5.18"),
-    **rows("modeling_utils", "_attn_implementation _attn_implementation_internal _compiled_call"),
-    **rows("modeling_utils", "_default_compile_config _is_stateful"),
+    **rows("modeling_utils", "_attn_implementation _attn_implementation_internal"),
+    **rows("modeling_utils", "_compiled_call _default_compile_config _is_stateful"),
     **rows("modeling_layers", "_project_to_logits"),
     **rows("distributed.mixin", "_device_mesh"),
     **rows("configuration_utils", "_commit_hash", until="5.18"),
@@ -79,12 +84,12 @@ COMMON_FIELDS = {
     **rows(f"{SLIDING} {LINEAR}", "activate_past_recording"),
     **rows("DynamicCache StaticCache", "layers"),
 }
-# Names in models' own modules; the last three are parts of class names.
-MODEL_NAMES = {
-    **rows("models", "create_position_ids_from_input_ids expert_capacity time_step_limit"),
-    **rows("models", "moe_eval_capacity_token_fraction router_ignore_padding_tokens"),
-    **rows("models", "Indexer Expert Moe"),
-}
+# Names, ends and parts of names in models' own modules.
+MODEL_NAMES = rows(
+    "models",
+    "create_position_ids_from_input_ids expert_capacity moe_eval_capacity_token_fraction"
+    " router_ignore_padding_tokens time_step_limit Indexer Expert Moe",
+)
 
 # Classes, by the group in ``compat`` that lists them.
 
@@ -118,31 +123,17 @@ CLASSES_SINCE = {
     "HyperCLOVAXVisionV2ForConditionalGeneration": "5.18",
     "MossTranscribeDiarizeForConditionalGeneration": "5.20",
 }
-# Folders of the modules that compute positions.
-POSITION_FOLDERS = {
-    "BartLearnedPositionalEmbedding": "bart",
-    "BigBirdPegasusLearnedPositionalEmbedding": "bigbird_pegasus",
-    "BlenderbotLearnedPositionalEmbedding": "blenderbot",
-    "BlenderbotSmallLearnedPositionalEmbedding": "blenderbot_small",
-    "Kosmos2TextSinusoidalPositionalEmbedding": "kosmos2",
-    "Kosmos2_5TextSinusoidalPositionalEmbedding": "kosmos2_5",
-    "M2M100SinusoidalPositionalEmbedding": "m2m_100",
-    "MarianSinusoidalPositionalEmbedding": "marian",
-    "MBartLearnedPositionalEmbedding": "mbart",
-    "MvpLearnedPositionalEmbedding": "mvp",
-    "NllbMoeSinusoidalPositionalEmbedding": "nllb_moe",
-    "PegasusSinusoidalPositionalEmbedding": "pegasus",
-    "PegasusXSinusoidalPositionalEmbedding": "pegasus_x",
-    "PLBartLearnedPositionalEmbedding": "plbart",
-    "Speech2TextSinusoidalPositionalEmbedding": "speech_to_text",
-    "TrOCRLearnedPositionalEmbedding": "trocr",
-    "TrOCRSinusoidalPositionalEmbedding": "trocr",
-    "WhisperPositionalEmbedding": "whisper",
-    "LongT5Attention": "longt5",
-    "MT5Attention": "mt5",
-    "SwitchTransformersAttention": "switch_transformers",
-    "T5Attention": "t5",
-}
+
+
+@cache
+def modules_of_models() -> dict[str, str]:
+    """The module of each class of transformers' models."""
+    models = Path(transformers.__file__).parent / "models"
+    return {
+        name: f"models.{path.parent.name}.{path.stem}"
+        for path in sorted(models.rglob("modeling_*.py"))
+        for name in re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
 
 
 def listed_in(group: str) -> Iterable[str]:
@@ -155,4 +146,4 @@ CLASSES = [
     Name(name, module, CLASSES_SINCE.get(name))
     for group, module in CLASS_MODULES.items()
     for name in listed_in(group)
-] + [Name(name, f"models.{folder}.modeling_{folder}") for name, folder in POSITION_FOLDERS.items()]
+]

@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_llama
 from doubles import ScriptedDrafter, bushy, half_right, ids
-from waits import check_one_wait
 
 import ngramspec
-from benchmarks.syncs import syncs_per_step
 from ngramspec import Draft, Drafter, DraftSession, EvidenceRequest, Speculator, build_drafter
 from ngramspec.decoding import loop, row
 from ngramspec.decoding.observer import Observer
@@ -111,26 +108,15 @@ def test_every_position_of_a_tree_comes_back_as_a_plain_forward_gives_it(tiny, o
     assert rejected > 20
 
 
-def test_steps_without_a_draft_are_observed_too(tiny):
-    drafter = Asking(build_drafter("none"), EvidenceRequest(top_k=2))
-    generated(tiny, drafter, new=10)
-    assert [len(evidence.tokens) for _, evidence in drafter.seen] == [1] * 9
-    for before, evidence in drafter.seen:
-        check(tiny, before, evidence, k=2)
-        assert evidence.hidden is None
-
-
-PROCESSED = {
-    "a processor that reads the history": {"repetition_penalty": 1.3},
-    "sampling": {"do_sample": True, "temperature": 0.7, "top_k": 5},
-    "a masked token": {"suppress_tokens": [1, 2, 3, 4]},
-}
+PROCESSED = [
+    {"repetition_penalty": 1.3, "suppress_tokens": [1, 2, 3, 4]},
+    {"do_sample": True, "temperature": 0.7, "top_k": 5},
+]
 
 
 @pytest.mark.parametrize("observer", [None, OneTransfer()], ids=["cpu", "one transfer"])
-@pytest.mark.parametrize("kind", PROCESSED)
-def test_evidence_is_of_raw_logits_and_changes_no_text(tiny, kind, observer):
-    arguments = PROCESSED[kind]
+@pytest.mark.parametrize("arguments", PROCESSED, ids=str)
+def test_evidence_is_of_raw_logits_and_changes_no_text(tiny, arguments, observer):
     torch.manual_seed(3)
     plain, _ = generated(tiny, "none", **arguments)
     inner = half_right(plain[0].tolist(), VOCAB)
@@ -180,15 +166,6 @@ def test_tiers_get_it_of_the_whole_draft_if_they_ask(tiny):
         check(tiny, before, evidence)
 
 
-def test_it_shares_the_one_transfer_of_a_step():
-    model = tiny_llama()
-    for arguments in ({}, {"do_sample": True, "top_k": 20}):
-        drafter = Asking(build_drafter("ngram"), EvidenceRequest(top_k=8, hidden=True))
-        found = syncs_per_step(model, PROMPT, 30, Speculator(drafter), **arguments)
-        check_one_wait(found)
-        assert drafter.seen
-
-
 def test_drafters_that_do_not_ask_cost_nothing(tiny, monkeypatch):
     def never(*_, **__):
         raise AssertionError("evidence that nobody asked for")
@@ -211,20 +188,6 @@ def test_hooks_do_not_outlive_the_forward(tiny):
     assert not tiny.lm_head._forward_pre_hooks
 
 
-def test_a_session_that_fails_over_evidence_loses_only_the_draft(tiny):
-    class Failing(AskingSession):
-        def observe(self, draft, accepted, verified=None, evidence=None):
-            raise OSError
-
-    class FailingDrafter(Asking):
-        def start(self, tokens):
-            return Failing(self, tokens)
-
-    out, speculator = generated(tiny, FailingDrafter(build_drafter("ngram"), EvidenceRequest(2)))
-    assert out.tolist() == generated(tiny, "none")[0].tolist()
-    assert speculator.stats.drafter_faults == 4
-
-
 def test_requests_are_checked():
     with pytest.raises(ValueError, match="top_k must be in 0..1024, got 2000"):
         EvidenceRequest(top_k=2000)
@@ -237,8 +200,8 @@ def test_requests_are_checked():
     assert joined | None is joined
 
 
-@pytest.mark.parametrize("n", [1, 7, 64, 97, 4096, 5001, 49152])
-@pytest.mark.parametrize("k", [0, 1, 8])
+@pytest.mark.parametrize("n", [1, 7, 97, 4096, 49152])
+@pytest.mark.parametrize("k", [0, 8])
 def test_the_k_largest_are_torch_s(n, k):
     torch.manual_seed(n)
     scores = torch.randn(3, 2, n)

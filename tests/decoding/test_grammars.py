@@ -17,11 +17,10 @@ from transformers import LogitsProcessor, LogitsProcessorList
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.decoding.forced import forced_by
-from ngramspec.hf_model.compat.names import BY_ROW
 
 INSTALL = "pip install 'ngramspec[grammars]' and pip install --no-deps xgrammar==0.2.8"
 xgrammar = pytest.importorskip("xgrammar", reason=INSTALL)
-llguidance = pytest.importorskip("llguidance", reason=INSTALL)
+pytest.importorskip("llguidance", reason=INSTALL)
 outlines = pytest.importorskip("outlines", reason=INSTALL)
 
 # outlines does not look whether llguidance's matcher has ended
@@ -42,28 +41,6 @@ PROMPTS = [
     "Give Ann Lee and Bob Lee, who joined Lee Brothers in 1999 and 2003, as JSON.",
 ]
 MAX_NEW = 96
-
-
-class LLGuidance(LogitsProcessor):
-    """llguidance's matchers as its documentation puts them into ``generate``."""
-
-    def __init__(self, tokenizer, grammar):
-        self.tokenizer, self.grammar, self.matchers = tokenizer, grammar, None
-
-    def __call__(self, input_ids, scores):
-        import llguidance.numpy as masks
-
-        if self.matchers is None:
-            self.matchers = [llguidance.LLMatcher(self.tokenizer, self.grammar) for _ in input_ids]
-        else:
-            for matcher, row in zip(self.matchers, input_ids.tolist(), strict=True):
-                if not matcher.is_stopped():
-                    assert matcher.consume_token(row[-1]), matcher.get_error()
-        for matcher, row in zip(self.matchers, scores, strict=True):
-            mask = masks.allocate_token_bitmask(1, len(row))
-            masks.fill_next_token_bitmask(matcher, mask)  # of a stopped one: EOS alone
-            masks.apply_token_bitmask_inplace(row.numpy(), mask)
-        return scores
 
 
 class Libraries:
@@ -91,13 +68,6 @@ class Libraries:
         compiled = self.once(("xgrammar", kind, grammar), compile_grammar)
         return xgrammar.contrib.hf.LogitsProcessor(compiled)
 
-    def llguidance(self, kind, grammar):
-        import llguidance.hf
-
-        tokens = self.once("llguidance", lambda: llguidance.hf.from_tokenizer(self.tokenizer))
-        of_kind = getattr(llguidance.LLMatcher, f"grammar_from_{kind}")
-        return LLGuidance(tokens, of_kind(grammar))
-
     def outlines(self, backend, kind, grammar):
         from outlines import backends
 
@@ -110,15 +80,13 @@ class Libraries:
         return made
 
     def make(self, library, kind, grammar):
-        if library.startswith("outlines"):
-            return self.outlines(library.partition(" ")[2], kind, grammar)
         if library == "xgrammar":
             return self.xgrammar(kind, grammar)
-        return self.llguidance(kind, grammar)
+        return self.outlines(library.partition(" ")[2], kind, grammar)
 
 
-LIBRARIES = ["xgrammar", "llguidance"]
-LIBRARIES += [f"outlines {backend}" for backend in ("outlines_core", "xgrammar", "llguidance")]
+# The class of a library's processor decides what is read of its grammar; see ``forced_by``.
+LIBRARIES = ["xgrammar", "outlines outlines_core", "outlines llguidance"]
 
 
 class Counted(LogitsProcessor):
@@ -217,43 +185,20 @@ def test_constrained_text_and_calls_are_plain_generate_s(
         assert text.startswith(("yes, because ", "no, because "))
 
 
-@pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_rows_of_a_batch_advance_in_lock_step(smollm2, random_words, library, sample):
-    """In a sampled one, too, the text is that of the seed: no row draws for itself."""
-    inputs = encode(smollm2, 2)
-    check(
-        random_words,
-        library,
-        "regex",
-        REGEX,
-        inputs,
-        lambda plain: ("auto", "copy+ngram"),
-        do_sample=sample,
-    )
+def test_rows_of_a_sampled_batch_advance_in_lock_step(smollm2, random_words, library):
+    """The text is that of the seed: no row draws for itself."""
+    drafters = ("auto", "copy+ngram")
+    own = {"inputs": encode(smollm2, 2), "drafters": lambda plain: drafters, "do_sample": True}
+    check(random_words, library, "regex", REGEX, **own)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_matchers_called_after_their_end(smollm2, random_words, library):
     """Without an EOS token generation goes on when the grammar has ended."""
-    inputs = encode(smollm2, 1)
-    vocab = random_words.model.config.vocab_size
-    check(
-        random_words,
-        library,
-        "regex",
-        "(yes|no)",
-        inputs,
-        scripted(vocab),
-        eos_token_id=-1,
-        max_new_tokens=16,
-    )
-
-
-def test_grammar_processors_are_not_on_the_list_of_those_that_may_part(random_words):
-    for library in LIBRARIES:
-        made = random_words.make(library, "regex", REGEX)
-        assert type(made).__name__ not in BY_ROW
+    drafters = scripted(random_words.model.config.vocab_size)
+    own = {"inputs": encode(smollm2, 1), "drafters": drafters, "max_new_tokens": 16}
+    check(random_words, library, "regex", "(yes|no)", eos_token_id=-1, **own)
 
 
 @pytest.mark.slow
@@ -261,15 +206,8 @@ def test_grammar_processors_are_not_on_the_list_of_those_that_may_part(random_wo
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_real_answers_are_plain_generate_s(smollm2, real, library, sample, rows):
-    text, stats = check(
-        real,
-        library,
-        "json_schema",
-        SCHEMA,
-        encode(smollm2, rows),
-        lambda plain: ["auto"],
-        do_sample=sample,
-    )
+    own = {"inputs": encode(smollm2, rows), "drafters": lambda plain: ["auto"]}
+    text, stats = check(real, library, "json_schema", SCHEMA, do_sample=sample, **own)
     answer = json.loads(text)
     assert [sorted(person) for person in answer] == [["company", "name", "since"]] * 2
     if not sample and rows == 1:

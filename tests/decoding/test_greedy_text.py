@@ -54,23 +54,16 @@ def test_tiny_model_every_drafter_and_gamma(tiny, spec, gamma):
     same_text(tiny, Speculator(spec, gamma), max_new_tokens=80)
 
 
-def doubles_of(text, vocab):
-    return oracle(text), liar(text, vocab), half_right(text, vocab), random_drafter(vocab)
-
-
-@pytest.mark.parametrize("which", [0])
-def test_real_model(smollm2, prompts, which):
-    """Real prompts, 24 tokens each; the drafters and gammas take turns over the prompts."""
-    inputs = prompts[which]
+def test_real_model(smollm2, prompts):
+    inputs = prompts[0]
     expected = plain(smollm2.model, inputs, max_new_tokens=24)
-    for i, gamma in enumerate([3, "auto"]):
-        spec = SPECS[(2 * which + i) % len(SPECS)]
+    for spec, gamma in (("auto", 3), ("copy", "auto")):
         got = speculative(smollm2.model, inputs, Speculator(spec, gamma), max_new_tokens=24)
         assert_same(smollm2.model, expected, got, inputs["input_ids"].shape[1])
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3, 7, 16, 63])
-@pytest.mark.parametrize("new_tokens", [1, 2, 9, 40])
+@pytest.mark.parametrize("gamma", [1, 7, 63])
+@pytest.mark.parametrize("new_tokens", [1, 2, 40])
 def test_an_always_right_drafter_needs_the_least_target_calls(tiny, gamma, new_tokens):
     given = {"ids": IDS, "max_new_tokens": new_tokens}
     stats = same_text(tiny, lambda text: Speculator(oracle(text), gamma), **given)
@@ -89,7 +82,7 @@ def test_an_always_wrong_drafter_costs_no_calls_more_than_plain(tiny):
     assert stats.alpha == stats.acceptance_rate == 0.0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_eos_in_the_middle_of_an_accepted_draft_ends_the_text(seed):
     model = tiny_llama(seed=seed)
     free = plain(model, {"input_ids": IDS}, max_new_tokens=40)[0].tolist()
@@ -146,14 +139,6 @@ def test_no_forward_passes_the_position_limit(positions):
     assert stats.target_calls == 1
 
 
-def test_left_padding_and_an_attention_mask(tiny):
-    ids = torch.tensor([[0, 0, 0, 3, 1, 4, 1, 5, 3, 1]])
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1]])
-    given = {"attention_mask": mask, "max_new_tokens": 60}
-    same_text(tiny, Speculator("auto", 6), ids, **given)
-    same_text(tiny, lambda text: Speculator(half_right(text, 97), 6), ids, **given)
-
-
 def test_token_type_ids_grow_with_the_draft():
     """What generate grows per token besides the mask and positions, grown for n tokens at once."""
     from ngramspec.hf_model.inputs import grow
@@ -207,7 +192,8 @@ def test_forty_four_real_prompts_every_drafter_several_gammas(smollm2, which):
     expected = plain(smollm2.model, inputs, max_new_tokens=24)
     assert expected.shape[1] > length + 1, "a one-token output tests nothing"
     text, vocab = expected[0].tolist(), smollm2.model.config.vocab_size
-    drafters = [*SPECS, *doubles_of(text, vocab)]
+    drafters = [*SPECS, oracle(text), liar(text, vocab), half_right(text, vocab)]
+    drafters.append(random_drafter(vocab))
     gammas = [1, 3, 8, 32, "heuristic", "auto"]
     for i, drafter in enumerate(drafters):  # over the prompts every drafter meets every gamma
         speculator = Speculator(drafter, gammas[(which + i) % len(gammas)])

@@ -85,13 +85,6 @@ def test_threads_share_a_model_and_its_assistant(tiny, close):
     assert found == [plain] * 12
 
 
-def test_enabled_takes_the_assistant(tiny, close):
-    plain = tiny.generate(PROMPT, **GREEDY)
-    with ngramspec.enabled(tiny) as speculator:
-        assert tiny.generate(PROMPT, **GREEDY, assistant_model=close).tolist() == plain.tolist()
-    assert speculator.stats.drafter_faults == 0
-
-
 def test_an_error_in_a_head_leaves_the_text(tiny, close):
     broken = copy.deepcopy(close)
     calls = []

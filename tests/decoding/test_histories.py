@@ -8,9 +8,10 @@ import torch
 import transformers
 from conftest import tiny_llama
 from doubles import draft_of
-from families import ENCODER_DECODER, SIZES, VOCAB, build
-from plain_text import same_text
-from transformers.modeling_outputs import BaseModelOutput
+from families import ENCODER_DECODER, VOCAB, build
+from fuzz import models
+from plain_text import same_text, three_ways
+from transformers import GenerationConfig
 
 import ngramspec
 from ngramspec import Drafter, DraftSession, Speculator
@@ -75,14 +76,6 @@ def test_pixels_of_integers_are_no_ids(dtype):
     same_text(model, Speculator(), None, pixel_values=pixels, max_new_tokens=20)
 
 
-def test_encoder_outputs_without_ids_leave_no_placeholders_in_a_history():
-    model = build("t5")
-    encoded = BaseModelOutput(last_hidden_state=torch.randn(1, 7, 32))
-    speculator = Speculator("copy+ngram+unigram", 4)
-    stats = same_text(model, speculator, None, encoder_outputs=encoded, max_new_tokens=20)
-    assert stats.drafter_faults == 0
-
-
 def test_ids_beside_embeddings_are_read_as_far_as_they_are_tokens():
     model = tiny_llama()
     ids = torch.tensor([[5, 6, -200, 8, 5, 6, 7]])
@@ -94,37 +87,43 @@ def test_ids_beside_embeddings_are_read_as_far_as_they_are_tokens():
     assert reads.texts[0][:6] == [5, 6, 8, 5, 6, 7]
 
 
-@pytest.fixture(scope="module")
-def gemma3():
-    """A tiny Gemma 3 whose image token lies after its vocabulary."""
-    vision = {
-        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "image_size": 8, "patch_size": 4,
-    }  # fmt: skip
-    config = transformers.Gemma3Config(
-        text_config=SIZES | {"sliding_window": 64},
-        vision_config=vision,
-        mm_tokens_per_image=4,
-        image_token_id=VOCAB + 2,
-    )
-    torch.manual_seed(1)
-    model = transformers.Gemma3ForConditionalGeneration(config).eval()
-    model.generation_config.update(eos_token_id=None, pad_token_id=0)
-    return model
+def test_ids_beside_those_of_images_are_refused_outside_the_vocabulary():
+    """The image's id lies after the vocabulary of this model."""
+    model = models.model_of("gemma3 image, its id beyond", 0, "default", "float32")
+    image, last = models.VOCAB + 3, models.VOCAB - 1
+    for bad in (last + 1, last + 2, -1):
+        with pytest.raises(ValueError, match=rf"input_ids must lie in 0..{last}, got {bad}"):
+            ngramspec.generate(model, torch.tensor([[5, image, bad]]), **GREEDY)
 
 
-def test_placeholders_of_images_may_lie_outside_the_vocabulary(gemma3):
-    image = VOCAB + 2
-    ids = torch.tensor([[5, 6, image, image, image, image, 7, 8, 9, 5, 6]])
-    asked = {"pixel_values": torch.randn(1, 3, 8, 8), "token_type_ids": (ids == image).long()}
-    stats = same_text(gemma3, Speculator("auto", 4), ids, **asked, max_new_tokens=20)
-    assert stats.drafter_faults == 0
+@pytest.mark.parametrize(
+    "reference",
+    [[3, 4], torch.tensor([[3, 4]]), [torch.tensor([3, 4]), []]],
+    ids=["ids", "batch", "mixed"],
+)
+def test_reference_ids_stand_before_the_prompt_and_never_reach_the_model(tiny, reference):
+    prompt, reads = torch.tensor([[5, 6, 7, 8, 5, 6]]), Reads()
+    speculator = Speculator(reads)
+    plain = tiny.generate(prompt, **GREEDY)
+    for ours in three_ways(tiny, prompt, speculator=speculator, reference_ids=reference, **GREEDY):
+        assert torch.equal(plain, ours)
+        assert reads.texts.pop()[:8] == [3, 4, *prompt[0].tolist()]
 
 
-def test_other_ids_outside_the_vocabulary_are_refused(gemma3):
-    for bad in (VOCAB, VOCAB + 1, -1):
-        with pytest.raises(ValueError, match=rf"input_ids must lie in 0..{VOCAB - 1}, got {bad}"):
-            ngramspec.generate(gemma3, torch.tensor([[5, VOCAB + 2, bad]]), **GREEDY)
+def test_settings_may_stand_in_the_generation_config(tiny):
+    prompt, reads = torch.tensor([[5, 6, 7, 8, 5, 6]]), Reads()
+    config = GenerationConfig(**GREEDY, pad_token_id=0, ngramspec={"reference_ids": [3, 4]})
+    ngramspec.generate(tiny, prompt, speculator=Speculator(reads), generation_config=config)
+    assert reads.texts[0][:3] == [3, 4, 5]
+    for bad, error, message in [
+        ({"refrence": [1]}, ValueError, "no entry 'refrence'; known: reference_ids"),
+        ([1], TypeError, "ngramspec must be a dict, got list"),
+        ({"reference_ids": [1.5]}, TypeError, "reference_ids must hold token ids"),
+        ({"reference_ids": [1, -2]}, ValueError, r"reference_ids must lie in 0\.\."),
+    ]:
+        config = GenerationConfig(**GREEDY, pad_token_id=0, ngramspec=bad)
+        with pytest.raises(error, match=message):
+            ngramspec.generate(tiny, prompt, generation_config=config)
 
 
 def test_reference_text_may_hold_ids_that_the_model_does_not_know():

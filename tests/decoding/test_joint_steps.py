@@ -8,14 +8,13 @@ import torch
 from conftest import tiny_llama
 from doubles import bushy, half_right, random_drafter
 from families import CAUSAL, VOCAB, build
+from layer_states import assert_same_cache
 from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.costs.model import CostModel
-from ngramspec.costs.policies import worthwhile_rows
 from ngramspec.costs.processors import AMX, initial_costs
 from ngramspec.costs.steps import StepCosts
-from ngramspec.draft import Draft
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.stepwise import JointSteps, open_generation
 
@@ -90,9 +89,7 @@ def test_texts_and_caches_are_those_of_each_alone(tiny, tree):
         run.close()
         fresh = DynamicCache(config=tiny.config)
         tiny(torch.tensor([committed[:-1]]), **cache_argument(fresh))
-        for kept, computed in zip(cache.layers, fresh.layers, strict=True):
-            torch.testing.assert_close(kept.keys, computed.keys, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(kept.values, computed.values, rtol=1e-4, atol=1e-4)
+        assert_same_cache(cache, fresh)
 
 
 def test_generations_come_and_go(tiny):
@@ -228,35 +225,20 @@ def mix_positions(model):
 
 
 def attend_to_copies(model):
-    """Have the second layer attend to copies of the keys and values of the first."""
-    first, second = (layer.self_attn for layer in model.model.layers[:2])
-    kept = {}
+    """Have the second layer attend to copies of what the cache holds."""
+    attention = model.model.layers[1].self_attn
+    own = attention.forward
 
-    def keep(own):
-        def update(key, value, layer, *args, **kwargs):
-            if layer:
-                return tuple(each.clone() for each in kept["states"])
-            kept["states"] = own(key, value, layer, *args, **kwargs)
-            return kept["states"]
-
-        return update
-
-    original = second.forward
-    first_forward = first.forward
-
-    def forward_first(*args, **kwargs):
+    def forward(*args, **kwargs):
         cache = cache_of(kwargs)
-        cache.own = cache.update
-        cache.update = keep(cache.own)
-        return first_forward(*args, **kwargs)
+        update = cache.update
+        cache.update = lambda *given, **more: tuple(map(torch.clone, update(*given, **more)))
+        try:
+            return own(*args, **kwargs)
+        finally:
+            del cache.update
 
-    def forward_second(*args, **kwargs):
-        out = original(*args, **kwargs)
-        cache = cache_of(kwargs)
-        cache.update = cache.own
-        return out
-
-    first.forward, second.forward = forward_first, forward_second
+    attention.forward = forward
 
 
 @pytest.mark.parametrize(
@@ -339,12 +321,3 @@ def test_costs_are_of_all_drafted_tokens():
         assert alone.width(2, 9) == 2
     assert alone.cost() is before
     assert model.steps == 0
-
-
-def test_the_likeliest_tokens_of_all_go_first(tiny):
-    def chain(*confidence):
-        return Draft(np.ones(len(confidence), np.int32), None, np.array(confidence, np.float32))
-
-    cost = 1 + 0.1 * np.arange(20, dtype=np.float32)
-    kept = worthwhile_rows([chain(0.9, 0.9, 0.9), chain(0.1, 0.1), chain()], cost)
-    assert [len(each) for each in kept] == [3, 0, 0]

@@ -34,7 +34,7 @@ class Seen(Observer):
         self.open, self.sections = [], []
 
     @contextmanager
-    def _noted(self, name):
+    def section(self, name):
         self.open.append(name)
         self.sections.append(tuple(self.open))
         try:
@@ -42,14 +42,11 @@ class Seen(Observer):
         finally:
             self.open.pop()
 
-    def section(self, name):
-        return self._noted(name)
 
-
-def observed(model, streamer=None, **settings):
+def observed(model):
     seen = Seen()
     text = model.generate(PROMPT, **GREEDY)[0].tolist()
-    speculator = Speculator(oracle(text), 5, **settings)
+    speculator = Speculator(oracle(text), 5)
     speculator.observer = seen
     return seen, text, speculator
 

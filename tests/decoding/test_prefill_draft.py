@@ -17,6 +17,7 @@ from doubles import (
     random_drafter,
 )
 from families import build
+from layer_states import assert_same_cache
 from plain_text import PROMPT as IDS
 from plain_text import same_text
 from transformers import DynamicCache
@@ -42,15 +43,6 @@ def drafters(text):
     }
 
 
-def alike(ours, plain):
-    """Whether two caches hold the same."""
-    for mine, theirs in zip(ours.layers, plain.layers, strict=True):
-        assert mine.keys.shape == theirs.keys.shape
-        torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(mine.values, theirs.values, rtol=1e-4, atol=1e-4)
-    return True
-
-
 @pytest.mark.parametrize("kind", ["right", "wrong", "half", "random"])
 @pytest.mark.parametrize("new", [2, 3, 40])
 def test_the_text_and_the_cache_are_plain_generate_s(model, kind, new):
@@ -60,7 +52,7 @@ def test_the_text_and_the_cache_are_plain_generate_s(model, kind, new):
     speculator = Speculator(drafter)
     ours = model.generate(IDS, custom_generate=speculator, **asked)
     assert torch.equal(plain.sequences, ours.sequences)
-    assert alike(cache_of(ours), cache_of(plain))
+    assert_same_cache(cache_of(ours), cache_of(plain))
     torch.testing.assert_close(*map(torch.stack, (ours.scores, plain.scores)), rtol=1e-4, atol=1e-4)
     stats = speculator.stats
     assert 1 + stats.prefill_accepted + stats.emitted == new
@@ -87,7 +79,7 @@ def test_it_ends_at_the_token_that_ends_it(model, at):
     asked = {"eos_token_id": end, "max_new_tokens": 20, "return_dict_in_generate": True}
     ours = model.generate(IDS, custom_generate=Speculator(oracle(plain[0].tolist())), **asked)
     assert torch.equal(ours.sequences, plain[:, : 11 + at])
-    assert alike(cache_of(ours), cache_of(model.generate(IDS, **asked)))
+    assert_same_cache(cache_of(ours), cache_of(model.generate(IDS, **asked)))
 
 
 def test_a_padded_prompt_and_a_kept_cache(model):
@@ -105,7 +97,7 @@ def test_a_padded_prompt_and_a_kept_cache(model):
         )
         assert torch.equal(plain, ours)
         assert speculator.stats.prefill_accepted == 8
-        assert alike(kept, cache)
+        assert_same_cache(kept, cache)
         turn = torch.cat((ours, IDS), 1)
 
 
@@ -150,12 +142,6 @@ def test_an_error_while_the_prefill_s_tokens_are_told_leaves_the_cache_as_plain(
     assert cache.get_seq_length() == 12  # the prompt, and those before the one told last
     again = model.generate(plain[:, :15], **cache_argument(cache), max_new_tokens=7)
     assert torch.equal(again, plain)
-
-
-def test_no_draft_passes_the_last_position():
-    model = tiny_llama(max_position_embeddings=12)
-    stats = same_text(model, lambda text: Speculator(oracle([*text, *range(60)])), max_new_tokens=5)
-    assert stats.prefill_drafted == 2  # the prompt has ten positions of twelve
 
 
 OFF = {

@@ -20,29 +20,28 @@ def counted(reference, last, draft, accepted):
     return stats.reference_drafted, stats.reference_accepted
 
 
-def test_a_chain():
-    reference = ids(1, 2, 3, 4, 5)
-    # 1 2 | 3 4 9 5: the reference has 3 after 1 2, and 4 after 2 3.
-    assert counted(reference, ids(1, 2), Draft(ids(3, 4, 9, 5)), [0]) == (2, 1)
-    assert counted(reference, ids(2, 1), Draft(ids(3, 4)), [0, 1]) == (0, 0)
-    assert counted(reference, ids(3, 4), Draft(ids(5, 1)), [0, 1]) == (1, 1)
+CHAIN = ids(3, 4, 9, 5)
+#  1 2 +- 3 +- 4 - 5
+#      |    +- 7 - 5
+#      +- 8 - 3
+TREE = Draft(ids(3, 8, 4, 7, 3, 5, 5), ids(-1, -1, 0, 0, 1, 2, 3))
 
 
-def test_a_tree():
-    reference = ids(1, 2, 3, 4, 5)
-    #  1 2 +- 3 +- 4 - 5
-    #      |    +- 7 - 5
-    #      +- 8 - 3
-    draft = Draft(ids(3, 8, 4, 7, 3, 5, 5), ids(-1, -1, 0, 0, 1, 2, 3))
-    assert counted(reference, ids(1, 2), draft, [0, 2]) == (3, 2)
-    assert counted(reference, ids(1, 2), draft, [1, 4]) == (3, 0)
-
-
-@pytest.mark.parametrize("reference", [ids(), ids(1), ids(1, 2)])
-def test_texts_that_are_too_short(reference):
-    assert counted(reference, ids(1, 2), Draft(ids(3)), [0]) == (0, 0)
-    assert counted(ids(1, 2, 3), ids(2), Draft(ids(3)), [0]) == (0, 0)
-    assert counted(ids(1, 2, 3), ids(1, 2), Draft(ids()), []) == (0, 0)
+@pytest.mark.parametrize(
+    ("reference", "last", "draft", "accepted", "counts"),
+    [
+        (ids(1, 2, 3, 4, 5), ids(1, 2), Draft(CHAIN), [0], (2, 1)),  # 3 after 1 2, 4 after 2 3
+        (ids(1, 2, 3, 4, 5), ids(2, 1), Draft(CHAIN[:2]), [0, 1], (0, 0)),
+        (ids(1, 2, 3, 4, 5), ids(3, 4), Draft(ids(5, 1)), [0, 1], (1, 1)),
+        (ids(1, 2, 3, 4, 5), ids(1, 2), TREE, [0, 2], (3, 2)),
+        (ids(1, 2, 3, 4, 5), ids(1, 2), TREE, [1, 4], (3, 0)),
+        *((ids(*range(1, n)), ids(1, 2), Draft(ids(3)), [0], (0, 0)) for n in (1, 2, 3)),
+        (ids(1, 2, 3), ids(2), Draft(ids(3)), [0], (0, 0)),
+        (ids(1, 2, 3), ids(1, 2), Draft(ids()), [], (0, 0)),
+    ],
+)
+def test_drafted_and_accepted_tokens_that_continue_it(reference, last, draft, accepted, counts):
+    assert counted(reference, last, draft, accepted) == counts
 
 
 def test_generate_counts_prefills_and_steps():

@@ -25,7 +25,6 @@ class Counts:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     families: dict[str, Counter[str]] = field(default_factory=dict)
-    kinds: dict[str, Counter[str]] = field(default_factory=dict)
     refusals: Counter[str] = field(default_factory=Counter)
     not_run: Counter[str] = field(default_factory=Counter)
     exceptions: Counter[str] = field(default_factory=Counter)
@@ -35,8 +34,6 @@ class Counts:
         outcome = done["outcome"]
         self.outcomes[outcome] += 1
         self.families.setdefault(done["family"], Counter())[outcome] += 1
-        for kind in done["kinds"]:
-            self.kinds.setdefault(kind, Counter())[outcome] += 1
         for name, counts in (
             ("refused", self.refusals),
             ("not run", self.not_run),
@@ -137,28 +134,19 @@ def _tell(done: dict[str, Any]) -> None:
 
 
 def _table(counts: Counts, seconds: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=110)
-    outcomes = [name for name, _ in counts.outcomes.most_common()]
-    for title, rows in (("family", counts.families), ("kind", counts.kinds)):
-        table = Table(title, *outcomes)
-        for name in sorted(rows):
-            table.add_row(name, *(str(rows[name][each] or "") for each in outcomes))
-        console.print(table)
+    for name, outcomes in sorted(counts.families.items()):
+        print(f"{name:50}", *(f"{each} {count}" for each, count in outcomes.items()))
     for title, reasons in (
         ("refused", counts.refusals),
         ("equal exceptions", counts.exceptions),
         ("not run", counts.not_run),
     ):
-        table = Table("cases", title)
+        print(f"\n{title}")
         for reason, count in reasons.most_common(25):
-            table.add_row(str(count), reason)
-        console.print(table)
+            print(f"{count:6} {reason}")
     rate = counts.total / max(seconds, 1e-9)
-    console.print(f"{counts.total} cases in {seconds:.0f} s ({rate:.1f} a second)")
-    console.print(", ".join(f"{count} {name}" for name, count in counts.outcomes.most_common()))
+    print(f"\n{counts.total} cases in {seconds:.0f} s ({rate:.1f} a second)")
+    print(", ".join(f"{count} {name}" for name, count in counts.outcomes.most_common()))
 
 
 if __name__ == "__main__":

@@ -91,28 +91,6 @@ class Case:
         ]
         return f"Case({', '.join(given)})"
 
-    def kinds(self) -> Iterator[str]:
-        """What the case has that the plainest one has not, for counting."""
-        default = Case()
-        for name in ("attention", "dtype", "default_dtype", "prompt_dtype", "mask", "inputs"):
-            if getattr(self, name) != getattr(default, name):
-                yield f"{name} {getattr(self, name)}"
-        for name in ("cache", "turns", "entry", "reference", "mode", "steps"):
-            if getattr(self, name) != getattr(default, name):
-                yield f"{name} {getattr(self, name)}"
-        yield f"drafter {self.drafter.partition('(')[0] or 'auto'}"
-        yield f"batch {self.rows}"
-        yield from (f"beams {self.beams}",) if self.beams > 1 else ()
-        yield "sampled" if self.samples else "greedy"
-        yield from (f"swap {self.swap}",) if self.swap else ()
-        yield from (f"option {each}" for each in self.options if each != "max_new_tokens")
-        yield from (f"processor {each}" for each in self.processors)
-        yield from (f"criterion {each}" for each in self.criteria)
-        yield from (f"{name}={value}" for name, value in self.settings.items())
-        yield from ("streamer",) if self.streamer else ()
-        yield from ("streamer raises",) if self.streamer == "raises" else ()
-        yield from ("as config",) if self.as_config else ()
-
 
 def simpler(case: Case) -> Iterator[Case]:
     """Cases that differ from ``case`` in one thing, which is simpler."""

@@ -27,12 +27,7 @@ FAULTY = (
     "faulty: raises",
     "faulty: starts never",
     "faulty: beyond",
-    "faulty: negative",
-    "faulty: too many",
-    "faulty: int64",
-    "faulty: a list",
     "faulty: none",
-    "faulty: no source_names",
     "faulty: extends never",
     "faulty: parents",
 )
@@ -63,8 +58,6 @@ class Knowing(Drafter):
         self.kind, self.texts, self.vocab, self.seed = kind, texts, vocab, seed
         self.branches = kind.startswith("bushy")
         self.sessions = 0
-        if kind == "faulty: no source_names":
-            self.source_names = ()
 
     def start(self, tokens: Any) -> DraftSession:
         if self.kind == "faulty: starts never":
@@ -133,14 +126,6 @@ class Session(DraftSession):
             raise RuntimeError("the drafter raises")
         if kind == "beyond":
             return _chain([*right, self.owner.vocab + 5][-gamma:] if gamma else [])
-        if kind == "negative":
-            return _chain([*right[:1], -1][:gamma])
-        if kind == "too many":
-            return _chain([4] * (gamma + 3))
-        if kind == "int64":
-            return Draft(np.array(right, np.int64))
-        if kind == "a list":
-            return right
         if kind == "none":
             return None
         if kind == "parents":

@@ -1,12 +1,82 @@
-"""Cases that failed once, or nearly did; each runs in ``make test``. Add one by copying the line
-that ``make fuzz`` prints; the comment says what was wrong."""
+"""Cases of ``make test``: those that failed once, or nearly did, and those of no other test.
+
+Add one to ``KEPT`` by copying the line that ``make fuzz`` prints; its name says what was wrong.
+"""
 
 from __future__ import annotations
 
 from fuzz.case import PROMPT, Case
 
-__all__ = ["KEPT", "PROMPT"]
+__all__ = ["KEPT", "PROMPT", "TEXTS"]
 
+TWO = (PROMPT, (3, 4, 3, 4, 3, 4, 9, 3, 7, 7, 8, 9))
+STATIC = {"max_new_tokens": 24, "cache_implementation": "static"}
+# Here drafts are accepted, and the text is the baseline's.
+TEXTS: dict[str, Case] = {
+    "a static cache, positions by ALiBi": Case(family="bloom", drafter="half", options=STATIC),
+    "ALiBi of a mask per token, and trees": Case(
+        family="falcon alibi", drafter="bushy", settings={"tree": 9}
+    ),
+    "attentions under eager attention": Case(
+        family="falcon",
+        attention="eager",
+        drafter="half",
+        options={
+            **{"max_new_tokens": 24, "return_dict_in_generate": True, "output_attentions": True}
+        },
+    ),
+    "masks for every row of a static cache": Case(
+        family="mvp decoder", prompts=TWO, drafter="half", options=STATIC
+    ),
+    "masks for every row of a static cache, too": Case(
+        family="trocr decoder", prompts=TWO, drafter="half", options=STATIC
+    ),
+    "rows of a caller's cache, without gaps": Case(
+        prompts=TWO,
+        cache="dynamic",
+        turns=2,
+        drafter="half",
+        options={"max_new_tokens": 16, "return_dict_in_generate": True},
+    ),
+    "rows of embeddings": Case(prompts=TWO, inputs="embeds", drafter="half"),
+    "rows behind an image": Case(family="git image", prompts=TWO, inputs="image", drafter="half"),
+    "most of a prompt inside the cache": Case(cache="begun", drafter="bushy", settings={"tree": 6}),
+    "rows of int32": Case(prompts=TWO, prompt_dtype="int32", drafter="half"),
+    "embeddings without a weight": Case(family="own embeddings", drafter="half"),
+    "placeholders of an image beyond the vocabulary": Case(
+        family="gemma3 image, its id beyond", inputs="image"
+    ),
+    "a text that an encoder has read": Case(
+        family="t5", inputs="encoder outputs", drafter="copy+ngram+unigram"
+    ),
+    "sampled rows that advance together": Case(
+        prompts=TWO,
+        drafter="half",
+        options={
+            **{"max_new_tokens": 24, "do_sample": True, "temperature": 0.8},
+            **{"return_dict_in_generate": True, "output_scores": True},
+        },
+    ),
+    "a static cache with windows, which is returned": Case(
+        family="gemma2",
+        drafter="bushy",
+        settings={"tree": 9},
+        options=STATIC | {"return_dict_in_generate": True},
+    ),
+    "windows that slide on, in two turns and after them": Case(
+        family="mistral sliding",
+        turns=2,
+        drafter="half",
+        options={"max_new_tokens": 24, "return_dict_in_generate": True},
+    ),
+    "sampled in the mode in which it was opened": Case(
+        entry="stepwise",
+        mode="calls",
+        steps="outside",
+        drafter="half",
+        options={"max_new_tokens": 24, "do_sample": True, "repetition_penalty": 1.1},
+    ),
+}
 KEPT: dict[str, Case] = {
     "a failing forward over recurrent states of inference mode": Case(
         family="LaraMiniForCausalLM",
@@ -32,17 +102,6 @@ KEPT: dict[str, Case] = {
             "return_dict_in_generate": True,
             "output_hidden_states": True,
         },
-    ),
-    "a prompt of one token, and one to generate": Case(
-        prompts=((5,),), options={"max_new_tokens": 1}
-    ),
-    "a tree over a static cache": Case(
-        options={"max_new_tokens": 24, "cache_implementation": "static"},
-        drafter="bushy",
-        settings={"tree": 9},
-    ),
-    "rotary factors that turn while text is written": Case(
-        family="phi3 longrope", prompts=((11,),), options={"max_new_tokens": 21}
     ),
     "states of the forward that reads all anew": Case(
         family="phi3 longrope",
@@ -149,6 +208,12 @@ KEPT: dict[str, Case] = {
         settings={"unsupported": "plain"},
     ),
     "a prompt wholly inside the cache": Case(cache="whole"),
+    "a prompt wholly inside the cache, learned positions": Case(
+        family="gpt2", cache="whole", drafter="half"
+    ),
+    "a prompt wholly inside the cache, positions by ALiBi": Case(
+        family="bloom", cache="whole", drafter="bushy", settings={"tree": 6}
+    ),
     "beams without a finite score, in half precision by default": Case(
         default_dtype="float16",
         options={"max_new_tokens": 16, "num_beams": 4},
@@ -205,16 +270,9 @@ KEPT: dict[str, Case] = {
         turns=2,
         options={"max_new_tokens": 16, "return_dict_in_generate": True},
     ),
-    "LED on a static cache": Case(
-        family="led", options={"max_new_tokens": 16, "cache_implementation": "static"}
-    ),
-    "a drafter without names": Case(drafter="faulty: no source_names"),
-    "masks for every row of a static cache": Case(
+    "masks for every row of a short static cache": Case(
         family="xglm", prompts=((15, 53), (19, 19)), cache="static", options={"max_new_tokens": 2}
     ),
-    "placeholders beside embeddings": Case(inputs="embeds and ids"),
-    "encoder outputs without ids": Case(family="t5", inputs="encoder outputs"),
-    "a loop of the model's own": Case(family="own sample", options={"max_new_tokens": 8}),
     "beams after a kept cache, whose rows are other beams": Case(
         family="Ernie4_5_MoeForCausalLM",
         turns=2,

@@ -44,7 +44,7 @@ class Side:
         on: the ids that plain generate goes on with from that cache; or how it failed.
         changed: names of arguments that were changed.
         left: what is on the model now.
-        faults: of the drafter.
+        faults, accepted: of the drafter.
         cycles: caches of its calls that only a garbage collection frees.
         emitted: each row's tokens as on_step told them; None: nobody asked.
     """
@@ -59,6 +59,7 @@ class Side:
     changed: list[str] = field(default_factory=list)
     left: dict[str, Any] = field(default_factory=dict)
     faults: int = 0
+    accepted: int = 0
     cycles: int = 0
     emitted: dict[int, list[int]] | None = None
 
@@ -136,7 +137,8 @@ def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
     with made_caches() as caches:
         _perform(case, model, call, side, generator)
     side.cycles = caches.freed_by_the_collector()
-    side.faults = speculator.stats.drafter_faults
+    stats = speculator.stats
+    side.faults, side.accepted = stats.drafter_faults, stats.accepted + stats.prefill_accepted
     return side
 
 
@@ -228,7 +230,7 @@ def _continued(case: Case, model: Any, ids: torch.Tensor, cache: Any, mask: Any)
     growing = type(cache) is DynamicCache
     if model.config.is_encoder_decoder or case.inputs not in ("ids", "positions"):
         return None
-    if not (growing or case.cache == "static") or case.family in UNSURE:
+    if not (growing or case.cache == "static"):
         return None
     more = torch.cat((ids, torch.full_like(ids[:, :2], 6)), dim=1)
     whole = torch.ones_like(more)
@@ -240,9 +242,6 @@ def _continued(case: Case, model: Any, ids: torch.Tensor, cache: Any, mask: Any)
         )
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-
-
-UNSURE: tuple[str, ...] = ()  # families that do not go on from a cache of theirs
 
 
 # Open generations: their steps in several modes, alone or joint

@@ -34,11 +34,13 @@ class Result:
             "not run" (no such model here) or "finding".
         kind: of a finding, what differs: "ids", "scores", "exception", ...
         detail: the refusal, the exception or the difference, in a line.
+        accepted: draft tokens, where the outcome is "identical".
     """
 
     outcome: str
     kind: str = ""
     detail: str = ""
+    accepted: int = 0
 
 
 def run(case: Case) -> Result:
@@ -89,7 +91,9 @@ def _run(case: Case, model: Any) -> Result:
         raise
     if ours.faults and not (case.drafter in FAULTY or case.reference == "beyond"):
         raise Finding("faults", f"{ours.faults} faults of a drafter that is sound")
-    return Result("identical") if loose is None else Result("structure", detail=loose)
+    if loose is not None:
+        return Result("structure", detail=loose)
+    return Result("identical", accepted=ours.accepted)
 
 
 def _check_refusal(case: Case, ours: Side) -> None:

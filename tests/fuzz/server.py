@@ -14,9 +14,11 @@ import random
 import re
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -133,11 +135,11 @@ class Fuzz:
         self.compared = 0
         self._baseline = cache(self._made)
 
-    async def run(self, seed: int, requests: int) -> None:
-        """Send the requests of the seeds from ``seed`` on, in groups."""
+    async def run(self, seed: int, requests: int, seconds: float = inf) -> None:
+        """Send the requests of the seeds from ``seed`` on, in groups, for so many seconds."""
         async with self.app.router.lifespan_context(self.app):
-            at, before = seed, memory()
-            while at < seed + requests:
+            at, before, end = seed, memory(), time.monotonic() + seconds
+            while at < seed + requests and time.monotonic() < end:
                 group = [draw(each) for each in range(at, min(at + size(at), seed + requests))]
                 await self._group(group)
                 at += len(group)
@@ -299,10 +301,12 @@ def text_of(ask: Ask, value: Any) -> str:
     return (choice.get("message") or choice["delta"]).get("content") or ""
 
 
-def fuzz(requests: int, seed: int, tell: Callable[[str], None] | None = None) -> Fuzz:
-    """Send requests, one for each seed from ``seed`` on."""
+def fuzz(
+    requests: int, seed: int, tell: Callable[[str], None] | None = None, seconds: float = inf
+) -> Fuzz:
+    """Send requests, one for each seed from ``seed`` on, for so many seconds at most."""
     found = Fuzz(tell)
-    asyncio.run(found.run(seed, requests))
+    asyncio.run(found.run(seed, requests, seconds))
     return found
 
 

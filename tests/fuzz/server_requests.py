@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 KEYS = {"ann": "key-of-ann", "bob": "key-of-bob"}
@@ -57,31 +58,7 @@ OBJECTS: list[Any] = [
 HOSTILE: list[Any] = [None, True, False, *NUMBERS, *TEXTS, *LISTS, *OBJECTS]
 SCHEMAS: list[Any] = [{"$ref": "#"}, {"type": "array"}, {"pattern": "(a*)*b"}, {"type": 1}, {}]
 SCHEMAS += [{"anyOf": [{"$ref": "#"}] * 3}, {"enum": ["\ud800"]}, {"minLength": 10**9}]
-COMMON = ["model", "temperature", "top_p", "top_k", "min_p", "stream", "stop", "seed", "ngramspec"]
-COMMON += ["presence_penalty", "frequency_penalty", "unknown_field", "max_tokenz"]
-OPENAI = [
-    *COMMON,
-    "prediction",
-    "prompt_cache_key",
-    "max_tokens",
-    "n",
-    "stream_options",
-    "logit_bias",
-    "repetition_penalty",
-    "user",
-]
-LLAMAS = [*COMMON, "prompt", "n_predict", "n_indent", "n_cmpl", "repeat_penalty", "ignore_eos"]
-LLAMAS += ["samplers", "t_max_predict_ms", "response_fields", "return_tokens", "grammar"]
-LLAMAS += ["json_schema", "cache_prompt", "id_slot", "n_probs", "logit_bias", "repeat_last_n"]
-CHATS = ["messages", "max_completion_tokens", "top_logprobs", "logprobs", "tools", "tool_choice"]
-CHATS += ["response_format", "parallel_tool_calls", "functions", "modalities", "verbosity"]
-CHATS += ["chat_template_kwargs", "reasoning_effort"]
-FIELDS = {
-    COMPLETIONS: [*OPENAI, "prompt", "suffix", "echo", "logprobs", "best_of"],
-    CHAT: [*OPENAI, *CHATS],
-    LLAMA: LLAMAS,
-    INFILL: [*LLAMAS, "input_prefix", "input_suffix", "input_extra", "filename"],
-}
+SCHEMAS += [{"$ref": "http://localhost/"}, {"type": "object", "properties": None}]
 
 
 @dataclass
@@ -198,7 +175,7 @@ def _mutated(rng: random.Random, ask: Ask) -> None:
         act, kinds = rng.random(), [HOSTILE, NUMBERS, NUMBERS, TEXTS, LISTS, OBJECTS]
         value = copy.deepcopy(rng.choice(rng.choice(kinds)))
         if act < 0.5:
-            body[rng.choice(FIELDS[ask.path])] = value
+            body[rng.choice(fields_of(ask.path))] = value
             continue
         places = [*_places(body)]
         if not places:
@@ -213,6 +190,14 @@ def _mutated(rng: random.Random, ask: Ask) -> None:
         else:
             holder[name] = _nested(rng, holder[name])
     ask.body = _dumped(body)
+
+
+@cache
+def fields_of(path: str) -> list[str]:
+    """The fields of a route's requests, and some that it does not know."""
+    from ngramspec.server.app import BODY_ROUTES
+
+    return [*BODY_ROUTES[path].kind.model_fields, "unknown_field", "max_tokenz"]
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fuzz.kept import KEPT
+from fuzz.kept import KEPT, TEXTS
 from fuzz.options import draw
 from fuzz.run import run
+from ngramspec.hf_model.compat.names import before
 
 SEEDS = range(100)
 
@@ -23,6 +24,13 @@ def test_seeds_are_as_plain(tens):
 def test_kept_cases_are_as_plain(name):
     result = run(KEPT[name])
     assert result.outcome != "finding", f"{result.kind}: {result.detail}"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_drafts_are_accepted_and_the_text_is_the_baselines(name):
+    result = run(TEXTS[name])
+    assert result.outcome == "identical" or before("5.24"), result
+    assert result.accepted > 0 or before("5.24")
 
 
 def test_a_seed_is_the_same_case_everywhere():

@@ -42,7 +42,6 @@ def one_case(seed: int, simplify: bool) -> dict[str, Any]:
     return {
         "seed": seed,
         "family": case.family,
-        "kinds": [*case.kinds()],
         "outcome": result.outcome,
         "kind": result.kind,
         "detail": result.detail,

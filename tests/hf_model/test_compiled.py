@@ -116,13 +116,6 @@ def test_a_fixed_width_is_one_graph_and_no_drafter_moves_a_bit():
     assert graphs() == 1
 
 
-def test_plain_steps_are_of_the_same_family():
-    model = tiny_llama(num_hidden_layers=1)
-    _, stats = run(model, drafter="none")
-    assert stats.target_calls == 59
-    assert graphs() == 1
-
-
 def test_a_step_in_which_something_is_compiled_is_not_timed():
     model, widths, timed = tiny_llama(num_hidden_layers=1), [], []
     text = model.generate(IDS, **GREEDY)[0].tolist()
@@ -235,13 +228,6 @@ def test_what_cannot_be_compiled_is_refused_by_name(name, kwargs, message):
     model = build(name)
     with pytest.raises(UnsupportedError, match=f"compiled=True is not supported with {message}"):
         run(model, **kwargs)
-
-
-def test_arguments():
-    with pytest.raises(TypeError, match="compiled must be True, False or None, got 1"):
-        Speculator(compiled=1)
-    assert Speculator().to_dict()["compiled"] is None
-    assert Speculator.from_dict(Speculator(compiled=True).to_dict()).compiled is True
 
 
 @pytest.mark.slow

@@ -183,18 +183,6 @@ def test_a_text_as_long_as_the_window_is_full_attention(window, outgrows):
     assert known.outgrows_windows == outgrows
 
 
-def test_later_facts_are_not_looked_at_for_the_first_reason():
-    known = replace(KNOWN, rows=2, model=None)  # experts are looked for in the model
-    assert (
-        why_unsupported(Ability.FIXED_WIDTH, known) == "a batch of 2 rows; generate them one by one"
-    )
-
-
-def test_weights_may_be_quantized_under_a_fixed_width():
-    known = replace(FIXED, model=Routed(quantizer="GgufHfQuantizer"))
-    assert why_unsupported(Ability.FIXED_WIDTH, known) is None
-
-
 def test_an_argument_without_a_value_is_plain():
     known = replace(KNOWN, kwargs=PLAIN | {"token_type_ids": None, "output_attentions": False})
     assert why_unsupported(Ability.PREFILL_DRAFT, known) is None

@@ -7,13 +7,15 @@ import torch
 import transformers
 from conftest import tiny_llama
 from doubles import half_right
-from families import SEQ2SEQ, SIZES, VOCAB, build
-from transformers import DynamicCache, StoppingCriteria
+from families import SEQ2SEQ, SIZES, build
+from layer_states import assert_same_cache
+from plain_text import same_text
+from transformers import StoppingCriteria
 
 import ngramspec
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.compat.caches import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.compat.names import PLACES_TOKENS, before, has
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30}
@@ -59,13 +61,12 @@ def test_no_fixed_width_where_tokens_are_found_by_their_slot(make):
 @pytest.mark.parametrize("make", [lambda: build("gpt-neo (windows)"), led], ids=["gpt-neo", "led"])
 def test_static_caches_under_which_plain_decoding_differs(make):
     model = make()
-    plain = model.generate(IDS, **GREEDY)
     static = {"cache_implementation": "static"}
     with pytest.raises(
         UnsupportedError, match=r"static cache, with .*; remove cache_implementation"
     ):
         ngramspec.generate(model, IDS, **static, **GREEDY)
-    assert ngramspec.generate(model, IDS, **GREEDY).tolist() == plain.tolist()
+    same_text(model, Speculator(), IDS, **GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -86,39 +87,6 @@ def test_attentions_that_cannot_be_had_token_by_token(make, what):
     assert ours.sequences.tolist() == plain.sequences.tolist()
 
 
-def test_falcon_s_attentions_under_eager_attention():
-    model = falcon("eager")
-    asked = GREEDY | {"return_dict_in_generate": True, "output_attentions": True}
-    plain = model.generate(IDS, **asked)
-    drafter = half_right(plain.sequences[0].tolist(), VOCAB)
-    ours = ngramspec.generate(model, IDS, speculator=Speculator(drafter, 4), **asked)
-    assert ours.sequences.tolist() == plain.sequences.tolist()
-    for mine, theirs in zip(ours.attentions, plain.attentions, strict=True):
-        torch.testing.assert_close(mine[0], theirs[0], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom (alibi)"])
-@pytest.mark.parametrize("settings", [{}, {"gamma": 4}, {"tree": 6}], ids=["auto", "4", "tree"])
-@pytest.mark.parametrize("crop", [0, 1, 2])
-def test_a_prompt_wholly_inside_the_caller_s_cache(name, settings, crop):
-    """Plain ``generate`` reads the prompt once more, after itself; masks know nothing of that."""
-    if name.startswith("bloom") and before("5.19") and not crop:
-        pytest.skip("plain generate fails there")
-    model = build(name)
-    with torch.no_grad():
-        ids = model.generate(IDS, **GREEDY)
-        texts = []
-        for custom in (None, Speculator(**settings)):
-            cache = DynamicCache(config=model.config)
-            model(ids, **cache_argument(cache), use_cache=True)
-            if crop:
-                cache.crop(-crop)
-            texts.append(
-                model.generate(ids, **cache_argument(cache), custom_generate=custom, **GREEDY)
-            )
-    assert texts[0].tolist() == texts[1].tolist()
-
-
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize(
     ("name", "every"), [("llama", 1), ("gemma2 hybrid", 2), ("bart", 1), ("t5", 1)]
@@ -135,16 +103,13 @@ def test_gradient_checkpointing_in_training_mode_is_refused_before_the_first_tok
         rates = [key for key, value in vars(module).items() if isinstance(value, float)]
         vars(module).update({key: 0.0 for key in rates if "drop" in key or key == "p"})
     asked = GREEDY | {"num_beams": beams}
-    plain = model.generate(IDS, **asked)
     if before("5.24"):
         speculator = Speculator(gamma=4)
         with pytest.raises(UnsupportedError, match=r"gradient checkpointing.*call model\.eval"):
             ngramspec.generate(model, IDS, speculator=speculator, **asked)
         assert speculator.stats.emitted == 0
-    speculator = Speculator(gamma=4, unsupported="plain")
-    assert torch.equal(ngramspec.generate(model, IDS, speculator=speculator, **asked), plain)
-    plain = model.eval().generate(IDS, **asked)
-    assert torch.equal(ngramspec.generate(model, IDS, **asked), plain)
+    same_text(model, Speculator(gamma=4, unsupported="plain"), IDS, **asked)
+    same_text(model.eval(), Speculator(), IDS, **asked)
 
 
 def test_a_recurrent_model_refused_in_training_mode_speculates_in_evaluation_mode():
@@ -153,8 +118,7 @@ def test_a_recurrent_model_refused_in_training_mode_speculates_in_evaluation_mod
     if before("5.24"):
         with pytest.raises(UnsupportedError, match="its recurrent state is not in its cache"):
             ngramspec.generate(model, IDS, **GREEDY)
-    plain = model.eval().generate(IDS, **GREEDY)
-    assert torch.equal(ngramspec.generate(model, IDS, **GREEDY), plain)
+    same_text(model.eval(), Speculator(), IDS, **GREEDY)
 
 
 class Column(StoppingCriteria):
@@ -220,29 +184,4 @@ def test_an_index_of_a_layer_that_shares_its_keys(monkeypatch):
         ours = model.generate(IDS, custom_generate=speculator, **asked)
         assert torch.equal(ours.sequences, plain.sequences)
         assert speculator.stats.accepted > 0 or beams > 1
-        for mine, theirs in zip(cache_of(ours).layers, cache_of(plain).layers, strict=True):
-            for name in ("keys", "values", "indexer_keys"):
-                own, other = (getattr(each, name, None) for each in (mine, theirs))
-                assert (own is None) == (other is None)
-                if other is not None:
-                    torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-3)
-
-
-def test_hidden_states_of_several_streams():
-    """Gemma 3n keeps (streams, batch, positions, size)."""
-    sizes = {
-        "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8,
-        "num_kv_shared_layers": 0, "laurel_rank": 4, "layer_types": ["full_attention"] * 3,
-        "activation_sparsity_pattern": [0.0] * 3, "sliding_window": 64, "altup_num_inputs": 3,
-    }  # fmt: skip
-    model = model_of("Gemma3nForCausalLM", "Gemma3nTextConfig", **(SIZES | sizes))
-    asked = GREEDY | {"return_dict_in_generate": True, "output_hidden_states": True}
-    plain = model.generate(IDS, **asked)
-    drafter = half_right(plain.sequences[0].tolist(), VOCAB)
-    speculator = Speculator(drafter, 4)
-    ours = ngramspec.generate(model, IDS, speculator=speculator, **asked)
-    assert speculator.stats.accepted
-    assert ours.sequences.tolist() == plain.sequences.tolist()
-    for mine, theirs in zip(ours.hidden_states, plain.hidden_states, strict=True):
-        for each, other in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(each, other, rtol=1e-3, atol=1e-3)
+        assert_same_cache(cache_of(ours), cache_of(plain))

@@ -7,6 +7,8 @@ import torch
 import transformers
 from doubles import half_right
 from families import SIZES, VOCAB
+from layer_states import assert_same_cache
+from plain_text import same_text
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
@@ -51,33 +53,20 @@ def prompt(length=10, seed=0):
     return torch.randint(3, VOCAB, (1, length))
 
 
-@pytest.mark.parametrize("length", [10, TURN - 1, TURN, TURN + 1, TURN + 5])
-@pytest.mark.parametrize(
-    "settings",
-    [{"drafter": "none"}, {"gamma": 5}, {}, {"tree": 6}],
-    ids=["none", "5", "auto", "tree"],
-)
+@pytest.mark.parametrize("length", [10, TURN - 1, TURN, TURN + 1])
+@pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 6}], ids=["5", "tree"])
 def test_text_is_plain_where_the_factors_change(phi3, length, settings):
-    ids = prompt(length)
-    plain = phi3.generate(ids, **GREEDY)
-    ours = ngramspec.generate(phi3, ids, speculator=Speculator(**settings), **GREEDY)
-    assert plain.tolist() == ours.tolist()
+    same_text(phi3, Speculator(**settings), prompt(length), **GREEDY)
 
 
-@pytest.fixture(scope="module")
-def short():
-    """A Phi-3 without long factors: it reads its text anew all the same."""
-    return model_of("Phi3ForCausalLM", "Phi3Config", original_max_position_embeddings=TURN)
-
-
-@pytest.mark.parametrize("name", ["phi3", "short"])
+@pytest.mark.parametrize("factors", [True, False])
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize(
-    "settings", [{"drafter": "copy", "gamma": 6}, {}, {"tree": 6}], ids=["6", "auto", "tree"]
-)
-def test_the_cache_is_dropped_where_plain_decoding_drops_it(name, static, rows, settings, request):
-    model = request.getfixturevalue(name)
+@pytest.mark.parametrize("settings", [{}, {"tree": 6}], ids=["auto", "tree"])
+def test_the_cache_is_dropped_where_plain_decoding_drops_it(phi3, factors, static, rows, settings):
+    """A Phi-3 without long factors reads its text anew all the same."""
+    without = {"original_max_position_embeddings": TURN}
+    model = phi3 if factors else model_of("Phi3ForCausalLM", "Phi3Config", **without)
     ids = torch.cat([prompt(seed=row) for row in range(rows)])
     asked = GREEDY | {"return_dict_in_generate": True, "output_hidden_states": rows == 1}
     asked |= {"cache_implementation": "static"} if static else {}
@@ -114,49 +103,38 @@ def test_the_cache_of_the_call_goes_on_behind_the_turn(phi3):
     kept = {"return_dict_in_generate": True, **GREEDY}
     plain = phi3.generate(ids, **kept)
     ours = ngramspec.generate(phi3, ids, speculator=Speculator("unigram", 4), **kept)
-    assert cache_of(ours).get_seq_length() == cache_of(plain).get_seq_length()
-    for mine, theirs in zip(cache_of(ours).layers, cache_of(plain).layers, strict=True):
-        torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-4)
+    assert_same_cache(cache_of(ours), cache_of(plain))
 
 
 @pytest.mark.parametrize("name", ["phi3", "scaled"])
-@pytest.mark.parametrize("padding", [0, 3, 8])
+@pytest.mark.parametrize("padding", [0, 8])
 def test_rows_whose_frequencies_are_shared_advance_together(name, padding, request):
     model = request.getfixturevalue(name)
     ids = torch.cat((prompt(seed=1), prompt(seed=2)))
     mask = torch.ones_like(ids)
     ids[0, :padding], mask[0, :padding] = 0, 0
-    asked = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 80}
-    plain = model.generate(ids, **asked)
-    for settings in ({"drafter": "none"}, {"drafter": "unigram", "gamma": 4}, {}):
-        ours = ngramspec.generate(model, ids, speculator=Speculator(**settings), **asked)
-        assert plain.tolist() == ours.tolist()
+    for settings in ({"drafter": "unigram", "gamma": 4}, {}):
+        same_text(model, Speculator(**settings), ids, attention_mask=mask, max_new_tokens=80)
 
 
-@pytest.mark.parametrize("offset", [0, 20, 35])
+@pytest.mark.parametrize("offset", [20, 35])
 def test_positions_that_do_not_begin_at_zero(scaled, offset):
-    ids = prompt()
     asked = {"position_ids": torch.arange(10)[None] + offset, **GREEDY}
-    plain = scaled.generate(ids, **asked)
-    drafter = half_right(plain[0].tolist(), VOCAB)
-    ours = ngramspec.generate(scaled, ids, speculator=Speculator(drafter, 5), **asked)
-    assert plain.tolist() == ours.tolist()
+    same_text(scaled, lambda text: Speculator(half_right(text, VOCAB), 5), prompt(), **asked)
 
 
 def test_no_draft_stands_behind_the_last_learned_position():
     settings = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCAB}
     model = model_of("GPT2LMHeadModel", "GPT2Config", **settings)
-    ids = prompt()
-    asked = {
+    asked = {  # the last position read is 62 of 63, which no draft foresees
         "position_ids": torch.arange(10)[None] + 30,
-        "stopping_criteria": [lambda ids, scores: ids.shape[1] >= 34],  # which no draft foresees
-        "do_sample": False,
-        "max_new_tokens": 60,
+        "stopping_criteria": [lambda ids, scores: ids.shape[1] >= 34],
     }
-    plain = model.generate(ids, **asked)  # the last position read is 62 of 63
-    drafter = half_right(plain[0].tolist() + [5] * 80, VOCAB)
-    ours = ngramspec.generate(model, ids, speculator=Speculator(drafter, 8), **asked)
-    assert plain.tolist() == ours.tolist()
+
+    def farther(text):
+        return Speculator(half_right(text + [5] * 80, VOCAB), 8)
+
+    same_text(model, farther, prompt(), **asked, **GREEDY)
 
 
 def test_compiled_forwards_are_refused_where_the_model_drops_its_cache(phi3):

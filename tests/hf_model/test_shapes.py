@@ -7,12 +7,12 @@ import torch
 from conftest import _smollm2, tiny_llama
 from doubles import half_right, liar, oracle, random_drafter
 from families import build
+from layer_states import assert_same_cache
 from prompts import PROMPTS
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
-from ngramspec.hf_model.compat.names import rope_changes_at
 from ngramspec.hf_model.compiled import ForwardShapes
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -144,11 +144,8 @@ def test_the_cache_is_left_as_plain_decoding_leaves_it():
     text = model.generate(IDS, max_new_tokens=50, **cache_argument(plain))[0].tolist()
     for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=99)):
         run(model, IDS, half_right(text, 97), 8, **cache_argument(cache))
-        n = int(cache.get_seq_length())
-        assert n == plain.get_seq_length() == 59
-        for mine, its in zip(cache.layers, plain.layers, strict=True):
-            torch.testing.assert_close(mine.keys[:, :, :n], its.keys)
-            torch.testing.assert_close(mine.values[:, :, :n], its.values)
+        assert plain.get_seq_length() == 59
+        assert_same_cache(cache, plain)
         longer = torch.cat((torch.tensor([text]), IDS), dim=1)
         again, _ = run(model, longer, "auto", 8, max_new_tokens=9, **cache_argument(cache))
         assert torch.equal(again.sequences, model.generate(longer, max_new_tokens=9))
@@ -219,43 +216,11 @@ def test_batches_quantized_models_and_turning_rotations_are_refused():
         run(model, IDS, "auto", 8, **STATIC)
 
 
-def test_refused_requests_may_be_plain():
-    model = model_of(torch.float32, "sdpa")
-    plain = model.generate(IDS, max_new_tokens=20)
-    speculator = Speculator(width=8, unsupported="plain")
-    ours = model.generate(IDS, max_new_tokens=20, custom_generate=speculator)
-    assert torch.equal(ours, plain)
-    assert speculator.stats.target_calls == 0
-
-
-LONG = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "short_factor": [1.0] * 8,
-    "long_factor": [3.0] * 8,
-    "original_max_position_embeddings": 32,
-}
-
-
-def test_no_forward_reaches_over_a_turn_of_the_rotary_positions():
-    model = model_of(torch.float32, "sdpa", rope_parameters=LONG)
-    assert rope_changes_at(model.config) == 32
-    plain = model.generate(IDS, max_new_tokens=60, return_dict_in_generate=True)
-    text = plain.sequences[0].tolist()
-    speculator = Speculator(oracle(text), 7)
-    ours = model.generate(
-        IDS, max_new_tokens=60, custom_generate=speculator, return_dict_in_generate=True
-    )
-    assert ours.sequences[0].tolist() == text
-    for mine, its in zip(cache_of(ours).layers, cache_of(plain).layers, strict=True):
-        torch.testing.assert_close(mine.keys, its.keys, rtol=1e-3, atol=1e-3)
-
-
 ARGUMENTS = [
     ({"width": 0}, ValueError, r"width must be in 8\.\.4096, got 0"),
     ({"width": 12}, ValueError, "width must be a multiple of 8, got 12"),
     ({"width": 8.0}, TypeError, "width must be an integer, got 8.0"),
+    ({"compiled": 1}, TypeError, "compiled must be True, False or None, got 1"),
     ({"width": "fix"}, ValueError, "width must be an integer or 'fit', got 'fix'"),
     ({"width": 8, "gamma": 8}, ValueError, "gamma must be below width = 8, .* got 8"),
     ({"width": 8, "tree": 4}, ValueError, "remove them, or use width='fit'"),
@@ -268,12 +233,6 @@ ARGUMENTS = [
 def test_arguments_are_checked(arguments, error, message):
     with pytest.raises(error, match=message):
         Speculator(**arguments)
-
-
-def test_width_is_part_of_the_dict():
-    assert Speculator().to_dict()["width"] == "fit"
-    speculator = Speculator("copy", gamma=7, width=8)
-    assert Speculator.from_dict(speculator.to_dict()).width == 8
 
 
 def test_widths():

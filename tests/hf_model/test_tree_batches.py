@@ -8,7 +8,7 @@ import torch
 from batches import RowOracle, RowTrees, batch, row_texts
 from conftest import tiny_llama
 from doubles import ScriptedDrafter
-from families import ENCODER_DECODER, FAMILIES, VARIED, build
+from families import ENCODER_DECODER, FAMILIES, TREES, VARIED, build
 
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
@@ -18,8 +18,6 @@ from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.target import Target
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
-TREES = ("llama", "gemma", "qwen2", "qwen3", "phi3", "gpt2", "mixtral (experts)", "bart decoder")
-TREES += tuple(ENCODER_DECODER)
 
 
 def run(model, inputs, drafter, tree=17, **kwargs):
@@ -61,11 +59,9 @@ def test_chains_and_trees_in_one_forward():
         assert 0 < len(trees) < stats.target_calls
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "llama eager", "bart", "t5"])
+@pytest.mark.parametrize("name", ["llama", "t5"])
 def test_rows_that_end_at_different_times(name):
-    model, inputs = build(name.removesuffix(" eager")), batch(5, seed=2)
-    if name.endswith("eager"):
-        model.set_attn_implementation("eager")
+    model, inputs = build(name), batch(5, seed=2)
     encoded = name in ENCODER_DECODER
     varied = GREEDY | (VARIED if encoded else {})
     free = model.generate(**inputs, **varied)
@@ -80,17 +76,9 @@ def test_rows_that_end_at_different_times(name):
         assert trees
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 3, "min_new_tokens": 5},
-        {"bad_words_ids": [[7], [8, 9]], "suppress_tokens": [11]},
-    ],
-    ids=lambda extra: "+".join(extra),
-)
 @pytest.mark.parametrize("ahead", [False, True])
-def test_processors_see_each_row_s_own_path(extra, ahead, monkeypatch):
+def test_processors_see_each_row_s_own_path(ahead, monkeypatch):
+    extra = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [8, 9]]}
     monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     model, inputs = build("llama"), batch()
     plain = model.generate(**inputs, **GREEDY, **extra)
@@ -101,28 +89,34 @@ def test_processors_see_each_row_s_own_path(extra, ahead, monkeypatch):
         assert trees
 
 
-def test_wasted_positions_are_closed_behind_trees_too(monkeypatch):
+@pytest.mark.parametrize("kind", ["chains", "trees"])
+def test_wasted_positions_are_closed(kind, monkeypatch):
     """The slots that the mask shows are in the order of the text, and as many as were accepted."""
     model, inputs = build("llama"), batch(3)
     kwargs = GREEDY | {"max_new_tokens": 160}
     plain = model.generate(**inputs, **kwargs)
-    rollback, compacted = Target.rollback, []
+    texts, rollback, waste, compacted = row_texts(inputs, plain), Target.rollback, [], []
 
     def watch(self, paths, origins):
         before = self._slots + max(map(len, paths))
         rollback(self, paths, origins)
         compacted.append(self._slots < before)
-        mask, positions = (self.inputs.kwargs[each] for each in ("attention_mask", "position_ids"))
-        for own, at, used in zip(
-            mask[:, :-1].bool(), positions, self.inputs._own.used, strict=True
-        ):
+        given = self.inputs.kwargs
+        mask = given["attention_mask"][:, :-1].bool()
+        assert mask.shape[1] == self._slots == self.cache.length()
+        waste.append(1 - float(mask.sum(dim=1).max()) / self._slots)
+        for own, at, used in zip(mask, given["position_ids"], self.inputs._own.used, strict=True):
             assert at[:-1][own].tolist() == list(range(used))
 
     monkeypatch.setattr(Target, "rollback", watch)
-    ours, _, trees = run(model, inputs, RowTrees(row_texts(inputs, plain), right=0.5), **kwargs)
+    drafter = RowTrees(texts, right=0.5) if kind == "trees" else RowOracle(texts, 0.6)
+    ours, _, trees = run(model, inputs, drafter, 17 if kind == "trees" else None, **kwargs)
     assert torch.equal(plain, ours)
-    assert trees
+    assert bool(trees) == (kind == "trees")
     assert any(compacted)
+    if kind == "chains":
+        assert max(waste) < 0.5  # at first up to MIN_GAP_SLOTS positions
+        assert max(waste[-5:]) <= 0.3
 
 
 def test_the_cache_holds_each_row_s_accepted_path(monkeypatch):
@@ -199,7 +193,9 @@ def test_masks_and_positions_of_a_tree_beside_a_chain_by_hand():
 def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
     """Stochastic trees in one row and deterministic ones in others: chi-square over three tokens.
 
-    A right implementation fails less than once in ten million runs.
+    The first sibling is usually a token that q overestimates: after its rejection, a q that still
+    held it would accept what the residual rules out. A right implementation fails less than once in
+    ten million runs.
     """
     from scipy.stats import chisquare
 
@@ -208,7 +204,7 @@ def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
     ids = torch.tensor([[1, 2, 3, 1, 2]])
     expected = of_three(model, ids)
     rng = np.random.default_rng(0)
-    q = np.array([0.5, 0.2, 0.2, 0.1], np.float32)
+    q = np.array([0.7, 0.1, 0.1, 0.1], np.float32)
     ids4 = np.arange(4, dtype=np.int32)
 
     def guess(at, gamma):
@@ -225,15 +221,16 @@ def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
     speculator = Speculator(ScriptedDrafter(guess, branches=True), tree=3, on_step=events.append)
     counts = np.zeros(64)
     torch.manual_seed(0)
-    kwargs = {"do_sample": True, "max_new_tokens": 5, "num_return_sequences": 8}
-    for _ in range(120):
-        out = ngramspec.generate(model, ids, speculator=speculator, **kwargs)
-        for a, b, c in out[:, 5:8].tolist():
-            counts[16 * a + 4 * b + c] += 1
+    kwargs = {"do_sample": True, "max_new_tokens": 5, "num_return_sequences": 40}
+    for _ in range(60):
+        out = ngramspec.generate(model, ids, speculator=speculator, **kwargs)[:, 5:8]
+        np.add.at(counts, (out @ torch.tensor([16, 4, 1])).numpy(), 1)
     assert speculator.stats.drafter_faults == 0
-    assert speculator.stats.accepted > 240
-    assert sum(len(event.parents or ()) == 3 for event in events) > 900
-    assert chisquare(counts, 960 * expected).pvalue > 1e-7
+    assert speculator.stats.accepted > 600
+    trees = [each for each in events if len(each.parents or ()) == 3]
+    assert len(trees) > 2000
+    assert sum(list(each.verdict.accepted) == [1] for each in trees) > 100  # the second sibling
+    assert chisquare(counts, 2400 * expected).pvalue > 1e-7
 
 
 def of_three(model, ids):
@@ -243,26 +240,3 @@ def of_three(model, ids):
         logits = model(torch.cat((ids.expand(64, -1), texts), dim=1)).logits[:, 4:7]
     probs = logits.double().softmax(-1).gather(2, texts[:, :, None]).prod(dim=1).flatten()
     return (probs / probs.sum()).numpy()
-
-
-def test_sampled_rows_of_a_real_drafter_branch():
-    model, inputs = build("llama"), batch(3)
-    torch.manual_seed(2)
-    settings = {"do_sample": True, "max_new_tokens": 40}
-    text = RowTrees(row_texts(inputs, model.generate(**inputs, **settings)))
-    for drafter in (text, "copy+ngram"):
-        ours, stats, trees = run(model, inputs, drafter, **settings)
-        assert ours.shape == (3, inputs["input_ids"].shape[1] + 40)
-        assert trees
-        assert stats.emitted == 3 * 39
-
-
-def test_chains_where_rows_advance_together_and_the_reason():
-    model, inputs = build("llama"), batch(2)
-    plain = model.generate(**inputs, **GREEDY)
-    drafter = RowOracle(row_texts(inputs, plain), 0.8)
-    kwargs = GREEDY | {"output_scores": True, "return_dict_in_generate": True}
-    ours, stats, trees = run(model, inputs, drafter, **kwargs)
-    assert torch.equal(plain, ours.sequences)
-    assert not trees
-    assert stats.chains == {"a batch of 2 rows that advance together": 1}

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import ScriptedDrafter, bushy, oracle
-from families import ENCODER_DECODER, FAMILIES, VARIED, VOCAB, build
+from doubles import ScriptedDrafter, bushy
+from families import ENCODER_DECODER, FAMILIES, TREES, VOCAB, build
+from layer_states import assert_same_cache
 
 from ngramspec import Draft, Speculator
-from ngramspec.hf_model.compat.caches import cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 from ngramspec.hf_model.target import Target
 
@@ -21,35 +22,19 @@ def run(model, ids, speculator, **kwargs):
     return model.generate(ids, custom_generate=speculator, max_new_tokens=60, **kwargs)
 
 
-def texts_of(name, plain):
-    """What a drafter has read before it drafts: an encoder's input comes before the text."""
-    return (IDS[0].tolist() if name in ENCODER_DECODER else []) + plain[0].tolist()
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_trees_give_plain_text(name, attention):
+def test_trees_give_plain_text_and_run_where_they_can(name):
     model = build(name)
-    if attention == "eager" or model._supports_sdpa:
-        model.set_attn_implementation(attention)
-    varied = VARIED if name in ENCODER_DECODER else {}
-    plain = model.generate(IDS, max_new_tokens=60, **varied)
-    trees = bushy(texts_of(name, plain), VOCAB, seed=int(attention == "eager"))
-    speculator = Speculator(trees, 17, tree=17)
-    assert torch.equal(plain, run(model, IDS, speculator, **varied))
-    assert speculator.stats.drafter_faults == 0 or speculator.stats.chains
-
-
-def test_trees_run_where_they_can():
-    causal = ("llama", "gemma", "qwen2", "qwen3", "phi3", "mixtral (experts)", "gpt2")
-    for name in (*causal, "bart decoder", *ENCODER_DECODER):
-        model = build(name)
-        plain = model.generate(IDS, max_new_tokens=60)
-        speculator = Speculator(bushy(texts_of(name, plain), VOCAB), 17, tree=17)
-        run(model, IDS, speculator)
-        assert not speculator.stats.chains, name
-        assert speculator.stats.tokens_per_call > 1.8
-        assert speculator.stats.drafted > speculator.stats.verified > speculator.stats.accepted
+    plain = model.generate(IDS, max_new_tokens=60)
+    read = IDS[0].tolist() if name in ENCODER_DECODER else []  # before the decoder's tokens
+    speculator = Speculator(bushy(read + plain[0].tolist(), VOCAB), 17, tree=17)
+    assert torch.equal(plain, run(model, IDS, speculator))
+    stats = speculator.stats
+    assert stats.drafter_faults == 0 or stats.chains
+    if name in TREES:
+        assert not stats.chains
+        assert stats.tokens_per_call > 1.8
+        assert stats.drafted > stats.verified > stats.accepted
 
 
 @pytest.mark.parametrize(
@@ -59,10 +44,8 @@ def test_trees_run_where_they_can():
         ({"tree": "auto", "gamma_max": 16}, 1, True),
         ({"tree": None}, 1, False),
         ({"gamma": 8}, 1, False),
-        ({"gamma": "heuristic"}, 1, False),
         ({"drafter": "copy+ngram", "policy": "priority"}, 1, False),
         ({"drafter": "ngram(sample=True)"}, 1, False),
-        ({"drafter": "copy+ngram(sample=True)"}, 1, False),
         ({"drafter": "copy+ngram(order=3)"}, 1, False),
         ({}, 2, True),
         ({"tree": None}, 2, False),
@@ -120,23 +103,8 @@ def test_near_the_end_branches_do_not_take_the_place_of_the_path():
         assert accepted == [*range(1, len(draft), 2)]
 
 
-def test_drafts_are_chains_where_positions_are_dropped(monkeypatch):
-    model = tiny_llama()
-    text = model.generate(IDS, max_new_tokens=60)[0].tolist()
-    prepare = model.prepare_inputs_for_generation
-
-    def dropped(*args, **kwargs):
-        return prepare(*args, **kwargs) | {"position_ids": None}
-
-    monkeypatch.setattr(model, "prepare_inputs_for_generation", dropped)
-    speculator = Speculator(bushy(text, 97), tree=17)
-    assert run(model, IDS, speculator)[0].tolist() == text
-    assert speculator.stats.chains == {"unknown modules that count positions": 1}
-    assert run(model, IDS, Speculator(oracle(text)))[0].tolist() == text
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "gemma"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_trees_on_static_caches(name, attention):
     """Accepted nodes are moved together inside the cache's tensors, up to its last position."""
     model = build(name)
@@ -146,7 +114,6 @@ def test_trees_on_static_caches(name, attention):
     for ids in (IDS, left):
         mask = (ids != 0).long()
         plain = model.generate(ids, attention_mask=mask, max_new_tokens=60, **kwargs)
-        n = int(cache_of(plain).get_seq_length())
         text = plain.sequences[0, ids.shape[1] - 10 :].tolist()  # padding is not drafted from
         for seed in range(2):
             speculator = Speculator(bushy(text, VOCAB, seed), 17, tree=17)
@@ -154,12 +121,7 @@ def test_trees_on_static_caches(name, attention):
             assert torch.equal(plain.sequences, ours.sequences)
             assert not speculator.stats.chains
             assert speculator.stats.accepted > 15
-            assert int(cache_of(ours).get_seq_length()) == n
-            layers = zip(cache_of(ours).layers, cache_of(plain).layers, strict=True)
-            for mine, its in layers:
-                torch.testing.assert_close(
-                    mine.keys[:, :, :n], its.keys[:, :, :n], rtol=1e-3, atol=1e-4
-                )
+            assert_same_cache(cache_of(ours), cache_of(plain))
 
 
 def test_a_tree_without_branches_runs_as_a_chain(monkeypatch):
@@ -202,25 +164,7 @@ def test_after_a_tree_the_cache_is_as_if_the_rejected_tokens_had_never_been_ther
     ours = run(model, IDS, speculator, return_dict_in_generate=True)
     assert torch.equal(plain.sequences, ours.sequences)
     assert speculator.stats.accepted > 15
-    theirs = cache_of(plain)
-    for mine, layer in zip(cache_of(ours).layers, theirs.layers, strict=True):
-        assert mine.keys.shape == layer.keys.shape
-        torch.testing.assert_close(mine.keys, layer.keys, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(mine.values, layer.values, rtol=1e-4, atol=1e-4)
-
-
-def test_a_kept_cache_and_a_padded_prompt():
-    model = tiny_llama()
-    padded = torch.cat((torch.zeros((1, 3), dtype=torch.int64), IDS), 1)
-    mask = (torch.arange(13) >= 3).long()[None]
-    plain = model.generate(padded, attention_mask=mask, max_new_tokens=60)
-    speculator = Speculator(bushy(plain[0].tolist(), 97), tree=12)
-    assert torch.equal(plain, run(model, padded, speculator, attention_mask=mask))
-    first = run(model, IDS, speculator, return_dict_in_generate=True)
-    more = torch.cat((first.sequences, IDS), 1)
-    plain = model.generate(more, max_new_tokens=60)
-    again = run(model, more, speculator, **cache_argument(cache_of(first)))
-    assert torch.equal(plain, again)
+    assert_same_cache(cache_of(ours), cache_of(plain))
 
 
 OBSTACLES = [
@@ -242,17 +186,3 @@ def test_what_cannot_take_trees_has_chains_and_says_why(name, kwargs, rows, reas
     assert torch.equal(plain, ours)
     assert [reason in why for why in speculator.stats.chains] == [True]
     assert list(speculator.stats.chains.values()) == [1]
-
-
-def test_alibi_that_a_model_makes_from_a_mask_per_token_has_chains():
-    from transformers import FalconConfig, FalconForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
-    config = FalconConfig(num_attention_heads=4, alibi=True, bos_token_id=1, **sizes)
-    config.eos_token_id = config.pad_token_id = None
-    model = FalconForCausalLM(config).eval()
-    plain = model.generate(IDS, max_new_tokens=60)
-    speculator = Speculator("copy+ngram", tree=8)
-    assert torch.equal(plain, run(model, IDS, speculator))
-    assert speculator.stats.chains == {"a model with ALiBi": 1}

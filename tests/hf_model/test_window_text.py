@@ -6,6 +6,7 @@ import pytest
 import torch
 from batches import RowOracle, RowTrees, batch, row_texts
 from families import build
+from layer_states import assert_same_cache
 from transformers import DynamicCache, StaticCache
 
 import ngramspec
@@ -89,10 +90,7 @@ def test_the_cache_continues_a_second_turn(name):
         drafter = RowTrees(row_texts(inputs, plain.sequences))
         speculator = Speculator(drafter, 17, tree=17)
         ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
-        layers = zip(cache_of(ours).layers, cache_of(plain).layers, strict=True)
-        for mine, its in layers:
-            assert mine.get_seq_length() == its.get_seq_length() == 7 + new
-            torch.testing.assert_close(mine.keys, its.keys, rtol=1e-3, atol=1e-4)
+        assert_same_cache(cache_of(ours), cache_of(plain))
         ids = torch.cat((plain.sequences, inputs["input_ids"]), dim=1)
         cut = {"do_sample": False, "max_new_tokens": 40}
         again = model.generate(ids, **cache_argument(cache_of(plain)), **cut)
@@ -146,16 +144,6 @@ def test_static_caches(name, attention):
         assert speculator.stats.accepted > 20
 
 
-def test_a_static_cache_with_windows_is_returned_and_continues():
-    model, inputs = windowed("gemma2 hybrid", 8), batch(1)
-    cut = {"return_dict_in_generate": True, "max_length": 40, "cache_implementation": "static"}
-    kwargs, plain = plain_of(model, inputs, **cut)
-    speculator = Speculator(RowTrees(row_texts(inputs, plain.sequences)), 17, tree=17)
-    ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
-    assert torch.equal(plain.sequences, ours.sequences)
-    assert int(cache_of(ours).get_seq_length()) == cache_of(plain).get_seq_length()
-
-
 def test_a_callers_static_cache_with_windows_is_refused():
     model, inputs = windowed("mistral sliding", 8), batch(1)
     cache = StaticCache(config=model.config, max_cache_len=64)
@@ -164,7 +152,7 @@ def test_a_callers_static_cache_with_windows_is_refused():
 
 
 @pytest.mark.parametrize("window", [8, 112])
-@pytest.mark.parametrize("name", ["mistral sliding", "gemma2 hybrid", "starcoder2 sliding"])
+@pytest.mark.parametrize("name", ["mistral sliding", "gemma2 hybrid"])
 def test_a_fixed_width(name, window):
     """A text that fits into the window needs no static cache; a longer one does."""
     model, inputs = windowed(name, window), batch(1)

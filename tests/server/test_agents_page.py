@@ -7,52 +7,31 @@ from pathlib import Path
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, letters, listening
+from serving import END, TOOLS_CHAT, VOCAB, Script, letters, listening
 
 from ngramspec.server.engine import Sampling
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest.importorskip("openai", reason="pip install 'ngramspec[serve]'")
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "agents.md"
-END = 100
 CODE = "area=lambda(width,height):\nwidth*height"  # the tokenizer hides spaces
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-TEMPLATE = (
-    '{% for t in tools or [] %}{{ t | tojson }}<tool_call>{"name": N}</tool_call>{% endfor %}'
-    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %};{% endfor %}assistant:"
-)
-
-
-class Scripted:
-    """Has the model generate a text and end."""
-
-    def __init__(self, prompt: int, text: str) -> None:
-        self.prompt, self.ids = prompt, [*letters()(text)["input_ids"], END]
-
-    def __call__(self, input_ids, scores):
-        at = min(input_ids.shape[1] - self.prompt, len(self.ids) - 1)
-        scores = scores.new_full(scores.shape, -float("inf"))
-        scores[:, self.ids[at]] = 0.0
-        return scores
 
 
 @pytest.fixture
 def address(monkeypatch):
     """A server whose model calls the tool first, and then answers with text of the prediction."""
     texts = iter([CALL, "Snow.", CODE])
-    prompts: dict[int, Scripted] = {}
+    prompts: dict[int, Script] = {}
 
     def processors(self, prompt):
         if prompt > 2 and prompt not in prompts:  # 2: the server tries the model out
-            prompts[prompt] = Scripted(prompt, next(texts))
+            prompts[prompt] = Script(prompt, letters()(next(texts))["input_ids"])
         return [prompts[prompt]] if prompt in prompts else []
 
     monkeypatch.setattr(Sampling, "_processors", processors)
-    tokenizer = letters()
-    tokenizer.chat_template = TEMPLATE
     model = tiny_llama(vocab=VOCAB, positions=2048, eos_token_id=END)
-    with listening(model, tokenizer) as (address, _):
+    with listening(model, letters(chat=TOOLS_CHAT)) as (address, _):
         yield address
 
 

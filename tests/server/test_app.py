@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, ask, letters, refused, served, settings_of
+from serving import JSON, ROUTES, VOCAB, ask, letters, refused, served, settings_of
 
 from ngramspec.cli import main
 from ngramspec.server.app import AllowedHosts
@@ -59,6 +59,7 @@ def test_every_reference_can_be_followed(found):
 def test_a_body_is_described_by_the_type_that_reads_it(client, found):
     from ngramspec.server.app import BODY_ROUTES
 
+    assert set(BODY_ROUTES) == {path for path, ways in found["paths"].items() if "post" in ways}
     for path, route in BODY_ROUTES.items():
         operation = found["paths"][path]["post"]
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
@@ -121,30 +122,23 @@ WRONG = ["", ":8012", "localhost:x", "localhost:80:80", "::1", "[::1", "[localho
 WRONG += ["127.1", "0x7f000001", "2130706433", "a b", "localhost,evil.example", "user@localhost"]
 
 
-def test_by_default_only_this_machines_names_are_allowed():
-    hosts = AllowedHosts([])
-    assert [each for each in LOCAL if not hosts.allow(each)] == []
-    assert [each for each in OTHER + WRONG if hosts.allow(each)] == []
+OWN = ["code.example", "CODE.example.:80", "10.0.0.7:8012", "[fe80::7]:8012"]
+ADDRESSES = ["10.0.0.7:8012", "[fe80::7]:8012", "0.0.0.0:8012"]
+HOSTS = [
+    ([], LOCAL, [*OTHER, *WRONG]),
+    (["Code.Example.", "10.0.0.7", "fe80::7"], [*OWN, *LOCAL], ["sub.code.example", *OTHER[:4]]),
+    (["10.0.0.7"], ["10.0.0.7"], ["10.0.0.8", "[fe80::8]", *WRONG]),
+    (["0.0.0.0"], [*ADDRESSES, *LOCAL], ["evil.example", *WRONG]),  # a name can be rebound
+    (["::"], [*ADDRESSES, *LOCAL], ["evil.example", *WRONG]),
+    (["*"], [*LOCAL, *OTHER, *WRONG], []),
+]
 
 
-def test_names_and_addresses_can_be_allowed():
-    hosts = AllowedHosts(["Code.Example.", "10.0.0.7", "fe80::7"])
-    given = ["code.example", "CODE.example.:80", "10.0.0.7:8012", "[fe80::7]:8012", *LOCAL]
-    assert all(map(hosts.allow, given))
-    others = ["evil.example", "sub.code.example", "10.0.0.8", "[fe80::8]", *WRONG]
-    assert not any(map(hosts.allow, others))
-
-
-@pytest.mark.parametrize("bound", ["0.0.0.0", "::"])
-def test_a_server_bound_to_all_addresses_answers_under_each(bound):
-    hosts = AllowedHosts([bound])
-    given = ["10.0.0.7:8012", "[fe80::7]:8012", "0.0.0.0:8012", *LOCAL]
-    assert all(map(hosts.allow, given))
-    assert not any(map(hosts.allow, ["evil.example", *WRONG])), "a name can be rebound"
-
-
-def test_a_star_allows_every_name():
-    assert all(map(AllowedHosts(["*"]).allow, LOCAL + OTHER + WRONG))
+@pytest.mark.parametrize(("allowed", "known", "others"), HOSTS, ids=str)
+def test_hosts_are_this_machines_and_those_that_are_allowed(allowed, known, others):
+    hosts = AllowedHosts(allowed)
+    assert [each for each in known if not hosts.allow(each)] == []
+    assert [each for each in others if hosts.allow(each)] == []
 
 
 @pytest.mark.parametrize("wrong", ["example.com:80", "http://example.com", "", "[::1]:80", "a/b"])
@@ -243,22 +237,14 @@ def test_what_cannot_be_answered_is_refused_by_the_fields_name(client, body, par
     assert set(error) == {"message", "type", "param", "code"}
 
 
-MODELED = [
-    ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
-    ("/v1/chat/completions", CHATS | {"max_tokens": 1}),
-    ("/infill", {"input_prefix": "x", "input_suffix": "y", "n_predict": 1}),
-    ("/completion", {"prompt": "x", "n_predict": 1}),
-]
-
-
 def test_another_models_name_is_answered_by_the_served_model_or_refused(client, model):
-    for route, body in MODELED:
+    for route, body in ROUTES.items():
         answer = client.post(route, json=body | {"model": "gpt-4"})
         assert answer.status_code == 200
         assert answer.json()["model"] == "tiny", "it tells which model answered"
     assert client.get("/v1/models/gpt-4").status_code == 404
     with served(model, other_models="refuse") as strict:
-        for route, body in MODELED:
+        for route, body in ROUTES.items():
             for name, status in (("gpt-4", 404), ("tiny", 200), ("", 200), (None, 200)):
                 answer = strict.post(route, json=body | {"model": name})
                 assert answer.status_code == status
@@ -273,16 +259,9 @@ def test_what_is_no_request_is_refused_in_the_same_shape(client):
         assert answer.status_code == status, answer.text
         return answer.json()["error"]["message"]
 
-    headers = {"content-type": "application/json"}
-    broken = client.post("/v1/completions", content='{"prompt": "x', headers=headers)
-    assert "not valid JSON" in error(broken, 400)
-    assert "object" in error(client.post("/v1/completions", json=[1]), 400)
-    large = client.post("/v1/completions", content=b"x" * (5 << 20), headers=headers)
-    assert "4194304 bytes" in error(large, 413)
-    pieces = (b"x" * (1 << 20) for _ in range(5))
-    assert "4194304 bytes" in error(
-        client.post("/v1/completions", content=pieces, headers=headers), 413
-    )
+    for large in (b"x" * (5 << 20), (b"x" * (1 << 20) for _ in range(5))):
+        found = client.post("/v1/completions", content=large, headers=JSON)
+        assert "4194304 bytes" in error(found, 413)
     assert error(client.get("/nothing"), 404)
     assert error(client.get("/v1/completions"), 405)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from serving import letters, served
+from serving import JSON, ROUTES, served
 
 from ngramspec.server.bodies import json_shape
 
@@ -24,40 +23,22 @@ VALUES = st.recursive(
 )
 
 
-def counted(value):
-    """How many values, and arrays and objects among them, a value is."""
+def shape_of(value):
+    """How many values a value is, its arrays and objects, their names, and its longest number."""
     if not isinstance(value, list | dict):
-        return 1, 0
-    found = [counted(each) for each in (value.values() if isinstance(value, dict) else value)]
-    return 1 + sum(each[0] for each in found), 1 + sum(each[1] for each in found)
+        plain = value is None or isinstance(value, bool | str)
+        return 1, 0, 0, 0 if plain else len(str(abs(value)))
+    names = len(value) if isinstance(value, dict) else 0
+    found = [shape_of(each) for each in (value.values() if names else value)]
+    parts = [*zip(*found, strict=True)] or [(0,)] * 4
+    return 1 + sum(parts[0]), 1 + sum(parts[1]), names + sum(parts[2]), max(parts[3])
 
 
-def members(value):
-    """How many members the objects of a value have."""
-    if not isinstance(value, list | dict):
-        return 0
-    entries = value.values() if isinstance(value, dict) else value
-    return sum(map(members, entries)) + (len(value) if isinstance(value, dict) else 0)
-
-
-def longest(value):
-    """The most digits of a number in a value."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return 0
-    if isinstance(value, int):
-        return len(str(abs(value)))
-    entries = value.values() if isinstance(value, dict) else value
-    return max(map(longest, entries), default=0)
-
-
-@settings(deadline=None)
 @given(VALUES, st.booleans())
 def test_the_counts_bound_what_is_parsed(value, ascii):
-    values, containers, names, digits = json_shape(json.dumps(value, ensure_ascii=ascii).encode())
-    most, exactly = counted(value)
-    assert containers == exactly
-    assert names == members(value)
-    assert digits == longest(value)
+    values, *others = json_shape(json.dumps(value, ensure_ascii=ascii).encode())
+    most, containers, names, digits = shape_of(value)
+    assert others == [containers, names, digits]
     assert most <= values <= most + containers  # an empty one counts as if it had an entry
 
 
@@ -66,52 +47,18 @@ def test_the_counts_bound_what_is_parsed(value, ascii):
     [
         (b"", (1, 0, 0, 0)),
         (b"[]", (2, 1, 0, 0)),
-        (b'{"a": [1, 22, {}]}', (6, 3, 1, 2)),
-        (rb'["\",[{", 1]', (3, 1, 0, 1)),
-        (rb'["\\", [", ["]]', (4, 2, 0, 0)),
         (b'["[[[', (2, 1, 0, 0)),  # not closed
         (b'"\\', (1, 0, 0, 0)),  # nothing is escaped
         (b'[-123.4567e12, "12345"]', (3, 1, 0, 4)),
     ],
 )
-def test_worked_examples(text, expected):
+def test_what_is_no_json_has_a_shape_too(text, expected):
     assert json_shape(text) == expected
-
-
-JSON = {"content-type": "application/json"}
-ROUTES = {
-    "/v1/completions": {"prompt": "x", "max_tokens": 1},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
-    "/completion": {"prompt": "x", "n_predict": 1},
-    "/infill": {"input_prefix": "x", "input_suffix": "y", "n_predict": 1},
-}
 
 
 def refused(answer):
     assert answer.status_code == 400, answer.text
     return answer.json()["error"]
-
-
-def test_the_event_loop_goes_on_while_a_request_is_encoded(model, tokenizer):
-    """The encoder waits until another route has answered."""
-    with served(model, tokenizer) as client, ThreadPoolExecutor(1) as pool:
-        service = client.app.state.service
-        entered, leave, encode = threading.Event(), threading.Event(), service.encode_prompt
-
-        def waiting(*given):
-            entered.set()
-            assert leave.wait(60)
-            return encode(*given)
-
-        service.encode_prompt = waiting
-        asked = pool.submit(client.post, "/v1/completions", json={"prompt": "x"})
-        try:
-            assert entered.wait(60)
-            assert client.get("/health").status_code == 200
-            assert not asked.done()
-        finally:
-            leave.set()
-        assert asked.result().status_code == 200
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -205,24 +152,18 @@ def test_a_body_of_too_many_values_is_not_parsed(client, monkeypatch, route, for
 
 BIASES = {str(each): 0 for each in range(1001)}
 USER = {"role": "user"}
-TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize(
     ("route", "body", "param", "most"),
     [
         ("/v1/completions", {"prompt": ["a"] * 129}, "prompt", 128),
-        ("/v1/completions", {"prompt": "x", "stop": ["a"] * 257}, "stop", 256),
         ("/v1/completions", {"prompt": "x", "ngramspec": {"stores": ["a"] * 1001}}, "stores", 1000),
         ("/v1/completions", {"prompt": "x", "logit_bias": BIASES}, "logit_bias", 1000),
         ("/v1/chat/completions", {"messages": [USER] * 4097}, "messages", 4096),
-        ("/v1/chat/completions", {"messages": [USER | {"content": [{}] * 1001}]}, "messages", 1000),
-        ("/v1/chat/completions", {"messages": [USER], "tools": [TOOL] * 129}, "tools", 128),
-        ("/infill", {**ROUTES["/infill"], "input_extra": [{}] * 1001}, "input_extra", 1000),
-        ("/completion", {"prompt": "x", "response_fields": ["a"] * 1001}, "response_fields", 1000),
     ],
 )
-def test_every_list_has_a_bound(client, route, body, param, most):
+def test_a_list_that_is_too_long_is_refused_with_its_bound(client, route, body, param, most):
     error = refused(client.post(route, json=body))
     assert error["param"].endswith(param)
     assert f"at most {most} items" in error["message"]
@@ -292,53 +233,6 @@ def test_the_longest_text_of_a_context_is_encoded(model):
         ].startswith(f"prompt: it must have fewer than {service.context} tokens, got")
 
 
-def test_a_list_of_ids_is_made_of_no_text_that_is_too_long():
-    from ngramspec.server.prompts import TooManyTokensError, without_gil
-
-    class Encoded:
-        ids = property(lambda self: pytest.fail("the list was made"))
-
-        def __len__(self):
-            return 3
-
-    class Backend:
-        def encode_batch_fast(self, texts, add_special_tokens):
-            return [Encoded() for _ in texts]
-
-    with pytest.raises(TooManyTokensError, match="3 tokens"):
-        without_gil(Backend(), "abc", add_special_tokens=False, max_ids=2)
-
-
-def test_files_that_have_no_place_are_not_encoded(tokenizer):
-    from ngramspec.server.bodies import ExtraFile
-    from ngramspec.server.prompts import (
-        MAX_CHARACTERS_PER_TOKEN,
-        FillInTheMiddle,
-        TextEncoder,
-        family_of,
-        shortened,
-    )
-
-    encoder = TextEncoder(tokenizer)
-    fim = FillInTheMiddle(family_of(tokenizer), tokenizer, encoder.encode)
-    files = [ExtraFile(text="x" * 20, filename=f"{each}.py") for each in range(50)]
-    whole = fim.prompt("def f():\n", "\n", files=files[-3:], name="a.py")
-    encoded, encode = [], fim.encode
-
-    def counting(text):
-        encoded.append(text)
-        return encode(text)
-
-    fim.encode = counting
-    assert fim.prompt("def f():\n", "\n", files=files, name="a.py", room=len(whole)) == whole
-    assert sum("x" * 20 in text for text in encoded) <= 4  # the three, and the one that is too much
-    encoded.clear()
-    fim.prompt("a" * 100_000, "b" * 100_000, room=20, files=[ExtraFile(text="c" * 100_000)])
-    assert sum(map(len, encoded)) < 4 * 20 * MAX_CHARACTERS_PER_TOKEN
-    assert shortened("ab€" * 100, -1).endswith("b€")
-    assert len(shortened("€" * 100, 1).encode()) <= MAX_CHARACTERS_PER_TOKEN
-
-
 @pytest.mark.parametrize("large", [False, True])
 def test_requests_wait_for_worker_threads_up_to_a_bound(large):
     import anyio
@@ -401,24 +295,11 @@ def test_a_number_of_too_many_digits_is_not_parsed(client, monkeypatch):
         assert "at most 400 digits" in error["message"]
 
 
-def test_depth_and_declared_type_of_a_body(client):
-    deep = '{"prompt": ' + "[" * 1000 + "]" * 1000 + "}"
-    error = refused(client.post("/v1/completions", content=deep, headers=JSON))
-    assert "recursion" in error["message"]
+def test_a_body_may_be_of_any_kind_of_json(client):
     body = json.dumps(ROUTES["/v1/completions"])
     json_of_some_kind = {"content-type": "Application/Vnd.x+JSON; charset=utf-8"}
     answer = client.post("/v1/completions", content=body, headers=json_of_some_kind)
     assert answer.status_code == 200
-
-
-def test_a_body_is_not_read_without_a_key(model, monkeypatch):
-    from ngramspec.server import bodies
-
-    monkeypatch.setattr(bodies, "from_json", lambda raw: pytest.fail("the body was parsed"))
-    with served(model, letters(), keys={"ann": "one"}) as client:
-        for body in ("{", json.dumps(ROUTES["/v1/completions"])):
-            answer = client.post("/v1/completions", content=body, headers=JSON)
-            assert answer.status_code == 401
 
 
 @pytest.mark.parametrize("field", ["ngramspec", "logit_bias", "unknown"])

@@ -6,6 +6,7 @@ import families
 import numpy as np
 import pytest
 import torch
+import transformers
 from caches_made import made_caches
 from conftest import tiny_llama
 
@@ -142,36 +143,15 @@ def test_bytes_are_the_memory_that_is_held(tiny):
     assert PER_TOKEN * 63 <= pool.bytes <= PER_TOKEN * (64 + 128)
 
 
-def windowed():
-    from transformers import MistralConfig, MistralForCausalLM
-
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = MistralConfig(
-        vocab_size=97, num_attention_heads=4, num_key_value_heads=2, sliding_window=16, **sizes
-    )
-    torch.manual_seed(0)
-    return MistralForCausalLM(config).eval()
+FORGETTING = {
+    "windows": lambda: families.build("mistral sliding", sliding_window=16),
+    "recurrent states": lambda: tiny_models.build(transformers.GraniteMoeHybridForCausalLM),
+    "convolutions": lambda: tiny_models.build(transformers.Lfm2ForCausalLM),
+    "shared keys": lambda: families.build("gemma4 (shared keys)", sliding_window=16),
+}
 
 
-def hybrid():
-    """A model with recurrent states in one layer and attention in the other."""
-    import transformers
-
-    return tiny_models.build(transformers.GraniteMoeHybridForCausalLM)
-
-
-def convolving():
-    import transformers
-
-    return tiny_models.build(transformers.Lfm2ForCausalLM)
-
-
-def sharing():
-    """A model whose last layers attend to the keys of earlier ones, and store nothing."""
-    return families.build("gemma4 (shared keys)", sliding_window=16)
-
-
-@pytest.mark.parametrize("make", [windowed, hybrid, convolving, sharing])
+@pytest.mark.parametrize("make", FORGETTING.values(), ids=[*FORGETTING])
 def test_layers_that_forget_return_to_the_nearest_snapshot(make):
     """Of what was read before the prompt's last part, of the answer's start, and of its end."""
     model = make()

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 from ngramspec.server.bodies import ExtraFile
 from ngramspec.server.prompts import (
     FAMILIES,
+    MAX_CHARACTERS_PER_TOKEN,
     FillInTheMiddle,
     NotTextError,
     TextEncoder,
@@ -27,6 +28,8 @@ from ngramspec.server.prompts import (
     finder_of,
     fitted,
     leading_tokens,
+    shortened,
+    without_gil,
 )
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
@@ -140,7 +143,7 @@ def random_text(rng):
 def test_contents_without_special_tokens_have_the_templates_ids(chats_of, name):
     chats, rng = chats_of(TEMPLATES[name]), random.Random(name)
     roles = [["user"], ["system", "user"], ["user", "assistant", "user"]]
-    for _ in range(150):
+    for _ in range(60):
         messages = [{"role": role, "content": random_text(rng)} for role in rng.choice(roles)]
         assert not chats.encoder.spans("\n".join(each["content"] for each in messages))
         assert chats.ids(messages) == chats.templated(messages)
@@ -423,8 +426,13 @@ def test_every_route_reads_a_prompt_with_its_bos_token_as_one_without(model):
             assert answer["usage"]["prompt_tokens"] == 16
             answer = ask(client, "/completion", prompt=prompt, n_predict=1)
             assert answer["tokens_evaluated"] == 16
+            for parse in (False, True):
+                found = ask(client, "/tokenize", content="a", add_special=True, parse_special=parse)
+                assert found["tokens"] == [tokenizer.bos_token_id, 65]
+                assert ask(client, "/tokenize", content="a", parse_special=parse)["tokens"] == [65]
             found = ask(client, "/tokenize", content=prompt, add_special=True)
             assert len(found["tokens"]) == 16
+        assert client.get("/props").json()["bos_token"] == "#"
         chat = {"messages": [{"role": "user", "content": "[INST]hi[/INST]"}], "max_tokens": 1}
         assert ask(client, "/v1/chat/completions", **chat)["usage"]["prompt_tokens"] == 16
 
@@ -531,6 +539,41 @@ def test_files_that_do_not_fit_are_left_out_oldest_first():
         assert len(fim.prompt("P" * 30, "S" * 30, files=files, room=room)) <= room
 
 
+def test_a_list_of_ids_is_made_of_no_text_that_is_too_long():
+    class Encoded:
+        ids = property(lambda self: pytest.fail("the list was made"))
+
+        def __len__(self):
+            return 3
+
+    class Backend:
+        def encode_batch_fast(self, texts, add_special_tokens):
+            return [Encoded() for _ in texts]
+
+    with pytest.raises(TooManyTokensError, match="3 tokens"):
+        without_gil(Backend(), "abc", add_special_tokens=False, max_ids=2)
+
+
+def test_files_that_have_no_place_are_not_encoded(tokenizer):
+    fim = fim_of(family_of(tokenizer), tokenizer)
+    files = [ExtraFile(text="x" * 20, filename=f"{each}.py") for each in range(50)]
+    whole = fim.prompt("def f():\n", "\n", files=files[-3:], name="a.py")
+    encoded, encode = [], fim.encode
+
+    def counting(text):
+        encoded.append(text)
+        return encode(text)
+
+    fim.encode = counting
+    assert fim.prompt("def f():\n", "\n", files=files, name="a.py", room=len(whole)) == whole
+    assert sum("x" * 20 in text for text in encoded) <= 4  # the three, and the one that is too much
+    encoded.clear()
+    fim.prompt("a" * 100_000, "b" * 100_000, room=20, files=[ExtraFile(text="c" * 100_000)])
+    assert sum(map(len, encoded)) < 4 * 20 * MAX_CHARACTERS_PER_TOKEN
+    assert shortened("ab€" * 100, -1).endswith("b€")
+    assert len(shortened("€" * 100, 1).encode()) <= MAX_CHARACTERS_PER_TOKEN
+
+
 def test_text_behind_text_has_no_space_in_front_where_the_tokenizer_would_put_one():
     """As transformers' tokenizer of CodeLlama and mistral-common encode a suffix."""
     family = next(each for each in FAMILIES if each.name == "Codestral")
@@ -552,9 +595,7 @@ THINKER = (
 
 @pytest.fixture(scope="module")
 def thinker(model):
-    tokenizer = letters()
-    tokenizer.chat_template = THINKER
-    with served(model, tokenizer) as client:
+    with served(model, letters(chat=THINKER)) as client:
         yield client
 
 

@@ -6,8 +6,8 @@ import json
 from functools import partial
 
 import pytest
-from serving import ask, events, letters, served
-from test_bodies import JSON, ROUTES, refused
+from serving import JSON, ROUTES, ask, events, letters, served
+from test_bodies import refused
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
@@ -102,8 +102,6 @@ def test_the_log_probabilities_of_a_response_are_bounded(client, monkeypatch):
 
 
 def test_log_probabilities_of_a_prompt_are_streamed_in_pieces(client, monkeypatch):
-    from serving import ask, events
-
     from ngramspec.server import openai_api
 
     body = {"prompt": "the cat sat on the mat", "max_tokens": 4, "echo": True, "logprobs": 2}

@@ -6,8 +6,6 @@ import random
 from itertools import pairwise
 
 import pytest
-import torch
-from byte_model import ByteTokenizer
 from conftest import tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,22 +24,6 @@ from ngramspec.server.text import (
 )
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
-
-
-@given(st.text(alphabet="aé日😀\n", max_size=30), st.lists(st.integers(0, 60), max_size=6))
-def test_pieces_join_to_the_text_and_show_whole_characters(text, cuts):
-    tokens = list(text.encode())
-    places = sorted({0, len(tokens), *(cut for cut in cuts if cut < len(tokens))})
-    shown = Detokenizer(ByteTokenizer(), list(b"before"))
-    pieces = [shown.add(tokens[a:b], last=b == len(tokens)) for a, b in pairwise(places)]
-    assert "".join(pieces) == text
-    assert not any("�" in piece for piece in pieces)
-
-
-def test_an_unfinished_character_is_shown_at_the_end_only():
-    shown = Detokenizer(ByteTokenizer(), [])
-    assert shown.add([0xE6, 0x97]) == ""
-    assert shown.add((), last=True) == "�"
 
 
 OVER_BYTES, FALLBACK = over_bytes(), with_fallback()
@@ -217,16 +199,6 @@ def test_a_long_stop_string_is_not_compared_at_every_character():
     assert Watched.compared < 3 * len(text)
 
 
-def test_what_may_be_a_stop_string_is_held_back():
-    stop = StopText(["end."])
-    assert stop.add("the e") == "the "
-    assert stop.add("n") == ""
-    assert stop.add("ough") == "enough"
-    assert stop.add(" end") == " "
-    assert stop.add(".") == ""
-    assert stop.found == "end."
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -390,39 +362,6 @@ def test_probable_tokens_with_one_name_are_all_reported():
 def client():
     with served(tiny_llama(vocab=len(FALLBACK)), FALLBACK) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def whole(client):
-    """The text of a prompt and the answer that plain ``generate`` gives."""
-    ids = torch.tensor([FALLBACK(PROMPT)["input_ids"]])
-    model = client.app.state.service.model
-    settings = {"do_sample": False, "max_new_tokens": 40, "attention_mask": torch.ones_like(ids)}
-    return FALLBACK.decode(model.generate(ids, **settings)[0], skip_special_tokens=True)
-
-
-@pytest.mark.parametrize("top", [0, 3])
-@pytest.mark.parametrize("echo", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_have_the_answers_text(client, whole, stream, echo, top):
-    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "logprobs": top, "echo": echo}
-    parts = parts_of(client, "/v1/completions", stream, **body)
-    choices = [part["choices"][0] for part in parts]
-    text = "".join(each["text"] for each in choices)
-    assert text == whole[0 if echo else len(PROMPT) :]
-    found = [each["logprobs"] for each in choices]
-    tokens = [each for part in found for each in part["tokens"]]
-    offsets = [each for part in found for each in part["text_offset"]]
-    tops = [each for part in found for each in part["top_logprobs"]]
-    own = [each for part in found for each in part["token_logprobs"]]
-    shown = [each.replace("<s>", "").replace("<unk>", "") for each in tokens]
-    assert "".join(shown) == text
-    for token, own_text, offset, named, value in zip(
-        tokens, shown, offsets, tops, own, strict=True
-    ):
-        assert text[offset : offset + len(own_text)] == own_text
-        assert (named is None) == (value is None)
-        assert named is None or (named[token] == value and max(top, 1) <= len(named) <= top + 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

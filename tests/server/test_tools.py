@@ -7,7 +7,8 @@ import random
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, ask, events, letters, plain, refused, served
+from serving import END, VOCAB, Script, ask, events, letters, plain, refused, served
+from serving import TOOLS_CHAT as CHAT
 
 from ngramspec.server.engine import Sampling
 from ngramspec.server.tools import Part, TagParser, TemplateParser, find_format, joined
@@ -181,15 +182,7 @@ def test_the_reasoning_of_a_response_template_is_apart():
 
 
 chat = pytest.importorskip("openai.types.chat", reason="pip install 'ngramspec[serve]'")
-END = 100
 ROUTE = "/v1/chat/completions"
-CHAT = (
-    "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}"
-    'as <tool_call>{"name": N}</tool_call>;{% endif %}'
-    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %};"
-    "{% endfor %}assistant:"
-)
 ADD = {
     "name": "add",
     "description": "Adds.",
@@ -208,31 +201,12 @@ NO_SPACES = {"logit_bias": {"0": -100, "95": -100}}  # else a random model write
 CALL = '<tool_call>\n{"name":"add","arguments":{"a":true}}\n</tool_call>'  # a space is padding
 
 
-def tokenizer_of(chat=CHAT):
-    tokenizer = letters()
-    tokenizer.chat_template = chat
-    return tokenizer
-
-
 @pytest.fixture(scope="module")
 def caller():
     """A server whose model knows tools, and ends its answers."""
     model = tiny_llama(vocab=VOCAB, positions=2048, eos_token_id=END)
-    with served(model, tokenizer_of()) as client:
+    with served(model, letters(chat=CHAT)) as client:
         yield client
-
-
-class Script:
-    """Has the model say a text, and end."""
-
-    def __init__(self, prompt, ids):
-        self.prompt, self.ids = prompt, [*ids, END]
-
-    def __call__(self, input_ids, scores):
-        forced = self.ids[min(input_ids.shape[1] - self.prompt, len(self.ids) - 1)]
-        scores = scores.new_full(scores.shape, -float("inf"))
-        scores[:, forced] = 0.0
-        return scores
 
 
 class Beginning(Script):
@@ -408,7 +382,7 @@ def test_a_strict_function_is_kept_to_where_it_is_called(caller, monkeypatch):
 def test_a_special_token_may_begin_a_call(says, monkeypatch):
     from tokenizers import AddedToken
 
-    tokenizer = tokenizer_of()
+    tokenizer = letters(chat=CHAT)
     for name in ("<tool_call>", "</tool_call>", "<|x|>"):
         tokenizer.add_tokens([AddedToken(name, special=True)])
     text = CALL.replace("\n{", "<|x|>{")
@@ -432,13 +406,13 @@ MODELS = [
 
 @pytest.mark.parametrize(("chat", "known"), MODELS)
 def test_the_form_of_calls_is_found_in_the_template(model, chat, known):
-    found, why = find_format(model, tokenizer_of(chat))
+    found, why = find_format(model, letters(chat=chat))
     assert (found is not None, not why) == (known, known)
 
 
 def test_a_models_own_response_template_is_used(model, says):
     pytest.importorskip("transformers.utils.chat_parsing")
-    tokenizer = tokenizer_of(CHAT.replace("<tool_call>", "<call>"))
+    tokenizer = letters(chat=CHAT.replace("<tool_call>", "<call>"))
     tokenizer.response_template = TEMPLATE
     model = tiny_llama(vocab=VOCAB, positions=2048, eos_token_id=END)
     says('<think>so</think>Yes.<call:add>{"a":true}</call>')
@@ -453,9 +427,13 @@ def test_a_models_own_response_template_is_used(model, says):
 
 SAID = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
 BAD_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}
-REFUSED = [
+CUSTOM = {"type": "custom", "custom": {"name": "x"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {}}
+REFUSED = [  # each with what to use
+    ({"tools": TOOLS, "tool_choice": ALLOWED}, "tool_choice", "only the allowed"),
+    ({"tools": TOOLS, "tool_choice": CUSTOM}, "tool_choice", "custom tools are not"),
+    ({"tools": [*TOOLS, CUSTOM]}, "tools", "custom tools are not"),
     ({"tools": [{"type": "function"}]}, "tools"),
-    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
     ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
@@ -467,9 +445,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("body", "param"), REFUSED, ids=str)
-def test_what_cannot_be_is_refused_by_the_fields_name(caller, body, param):
-    refused(caller, ROUTE, HI | body, param)
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_what_cannot_be_is_refused_by_the_fields_name(caller, case):
+    body, param, *words = case
+    error = refused(caller, ROUTE, HI | body, param)
+    assert all(each in error["message"] for each in words)
+    assert "validation" not in error["message"]
 
 
 PICKY = (
@@ -480,7 +461,7 @@ PICKY = (
 
 
 def test_what_a_template_refuses_is_named(model):
-    with served(model, tokenizer_of(PICKY + CHAT)) as client:
+    with served(model, letters(chat=PICKY + CHAT)) as client:
         for role, tools, blamed in [
             ("ipython", None, "messages"),
             ("ipython", TOOLS, "messages"),
@@ -510,17 +491,3 @@ def test_a_model_that_knows_no_tools_refuses_them(client):
         error = refused(client, ROUTE, HI | body, param)
         assert "does not support tools" in error["message"]
     ask(client, ROUTE, tools=TOOLS, tool_choice="none", max_tokens=2, **HI)
-
-
-@pytest.mark.parametrize(
-    ("field", "words"),
-    [
-        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "only the allowed"),
-        ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "custom tools are not"),
-        ({"tools": [*TOOLS, {"type": "custom", "custom": {"name": "x"}}]}, "custom tools are not"),
-    ],
-)
-def test_kinds_of_tools_that_are_not_supported_are_refused_with_what_to_use(caller, field, words):
-    error = refused(caller, ROUTE, {"tools": TOOLS} | field | HI, next(iter(field)))
-    assert words in error["message"]
-    assert "validation" not in error["message"]

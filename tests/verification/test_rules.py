@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_llama
 from scipy.stats import chisquare
 
-from ngramspec import Draft, Proposal, Speculator
+from ngramspec import Draft, Proposal
 from ngramspec.verification import rejection as sampled
 from ngramspec.verification.rejection import (
     default_generator,
@@ -29,22 +28,6 @@ LEAST = 1e-7  # p-value: a right implementation fails less than once in a millio
 VOCAB = 6
 P = torch.tensor([0.35, 0.25, 0.2, 0.1, 0.1, 0.0])
 Q = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.0, 0.15])
-
-
-def warped(temperature=1.0, top_k=None, top_p=None, min_p=None):
-    """P after transformers' own warpers."""
-    from transformers import generation
-
-    scores = P.log()[None]
-    none = torch.empty((1, 0), dtype=torch.int64)
-    scores = generation.TemperatureLogitsWarper(temperature)(none, scores)
-    if top_k is not None:
-        scores = generation.TopKLogitsWarper(top_k)(none, scores)
-    if top_p is not None:
-        scores = generation.TopPLogitsWarper(top_p)(none, scores)
-    if min_p is not None:
-        scores = generation.MinPLogitsWarper(min_p)(none, scores)
-    return torch.softmax(scores, -1)[0]
 
 
 def without_replacement(q: torch.Tensor, k: int, rows: int, generator) -> torch.Tensor:
@@ -99,20 +82,6 @@ R = torch.tensor([0.3, 0.0, 0.3, 0.1, 0.2, 0.1])  # of a second drafter,
 S = torch.tensor([0.0, 0.1, 0.1, 0.2, 0.5, 0.1])  # and a third
 
 
-def test_children_of_several_drafters_leave_the_targets_distribution_enumerated():
-    """Every pair of children, weighted by how likely the drafters sample it."""
-    p, q = P.double().numpy(), Q.double().numpy()
-    total = np.zeros(VOCAB)
-    for x in range(VOCAB):
-        own = R.double().numpy().copy()
-        own[x] = 0
-        own /= own.sum()
-        for y in np.flatnonzero(own):
-            if q[x]:
-                total += q[x] * own[y] * output_of(p.copy(), [x, int(y)], [q, own])
-    np.testing.assert_allclose(total, p, atol=1e-7)
-
-
 @pytest.mark.parametrize("order", [(Q, R), (R, Q, S), (Q, Q, R)], ids=["two", "three", "mixed"])
 def test_children_of_several_drafters_leave_the_targets_distribution(order):
     rows, generator = SAMPLES, torch.Generator().manual_seed(3)
@@ -151,29 +120,16 @@ def test_siblings_that_state_their_own_become_a_distribution_for_each():
     assert proposal_tensor([(draft, [0, 1]), (draft, [3])], VOCAB, P.device).shape == (2, VOCAB)
 
 
-WARPS = [
-    {},
-    {"temperature": 0.5},
-    {"temperature": 1.6},
-    {"top_k": 3},
-    {"top_p": 0.7},
-    {"min_p": 0.4},
-]
+# As warpers leave them: as it is, sharper, and with masked tokens, which must not come out.
+TARGETS = {"P": P, "sharp": P**2 / (P**2).sum(), "masked": torch.tensor([0.0, 0.5, 0, 0.5, 0, 0])}
 
 
-@pytest.mark.parametrize("warp", WARPS, ids=str)
+@pytest.mark.parametrize("p", TARGETS.values(), ids=TARGETS)
 @pytest.mark.parametrize("k", [0, 1, 2, 4])
 @pytest.mark.parametrize("q", [None, Q], ids=["one-hot", "sparse"])
-def test_the_token_has_the_target_s_distribution(q, k, warp):
-    p = warped(**warp)
-    _, tokens = speculate(p, q, k, rows=100_000)
+def test_the_token_has_the_target_s_distribution(q, k, p):
+    _, tokens = speculate(p, q, k, rows=SAMPLES if p is P else 100_000)
     assert fits(tokens, p) > LEAST
-
-
-@pytest.mark.parametrize("q", [None, Q], ids=["one-hot", "sparse"])
-@pytest.mark.parametrize("k", [1, 3])
-def test_a_million_samples(q, k):
-    assert fits(speculate(P, q, k)[1], P) > LEAST
 
 
 def test_a_wrong_residual_is_seen(monkeypatch):
@@ -188,20 +144,16 @@ def test_children_drawn_with_replacement_in_mind_are_seen(monkeypatch):
     assert fits(speculate(P, Q, 2)[1], P) < 1e-12
 
 
-def test_one_child_is_accepted_with_the_overlap_of_p_and_q():
-    children, tokens = speculate(P, Q, 1)
-    observed = (tokens == children[:, 0]).double().mean().item()
-    alpha = torch.minimum(P, Q).sum().item()  # Leviathan et al. 2023, Theorem 3.5
-    assert abs(observed - alpha) < 5 * (alpha * (1 - alpha) / SAMPLES) ** 0.5
-
-
-@pytest.mark.parametrize("lenience", [1.0, 0.7, 0.4, 0.1])
-def test_alpha_under_lenience(lenience):
-    """Leviathan et al. 2023, Table 5: alpha(l) = E[sum min(p / l, q)], as far as min allows."""
+@pytest.mark.parametrize("lenience", [1.0, 0.4, 0.1])
+def test_one_child_is_accepted_as_often_as_the_paper_says(lenience):
+    """Leviathan et al. 2023, Table 5: E[sum min(p / l, q)]; compared with a draw, sum p q."""
     children, tokens = speculate(P, Q, 1, lenience=lenience)
     observed = (tokens == children[:, 0]).double().mean().item()
     alpha = torch.minimum(P / lenience, Q).sum().item()
     assert abs(observed - alpha) < 5 * (alpha * (1 - alpha) / SAMPLES) ** 0.5 + 1e-6
+    drawn = draw(P.expand(SAMPLES, -1), torch.Generator().manual_seed(1))
+    matched = (drawn == children[:, 0]).double().mean().item()
+    assert abs(matched - float((P * Q).sum())) < 3e-3
 
 
 @pytest.mark.parametrize("lenience", [0.7, 0.3])
@@ -247,7 +199,7 @@ def test_positions_with_fewer_children_are_padded():
 
 
 def test_equal_distributions_are_always_accepted():
-    children, tokens = speculate(Q, Q, 1, rows=100_000)
+    children, tokens = speculate(Q, Q, 1)
     assert (tokens == children[:, 0]).all()
 
 
@@ -258,13 +210,6 @@ def test_a_residual_without_mass_falls_back_to_what_was_before():
     assert torch.equal(rest, p)
     rest = sampled._residual(p, None, torch.zeros((4, 1), dtype=torch.int64), 1.0)
     assert torch.equal(rest, p)
-
-
-def test_masked_tokens_never_come_out():
-    p = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0, 0.0])
-    for q, k in [(None, 3), (Q, 3), (Q, 1)]:
-        _, tokens = speculate(p, q, k, rows=100_000)
-        assert set(tokens.tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -374,30 +319,3 @@ def test_torch_s_default_dtype_changes_nothing(default_dtype):
     """Uniform numbers of few bits, above all, would bias what is accepted."""
     for settings, expected in zip(SETTINGS, EXPECTED, strict=True):
         assert torch.equal(chosen(settings), expected)
-
-
-def test_torch_s_default_dtype_changes_no_text(request):
-    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
-    model = tiny_llama(initializer_range=0.15)
-    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-    texts = []
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        torch.set_default_dtype(dtype)
-        torch.manual_seed(3)
-        speculator = Speculator("ngram(order=2,sample=true)", 4)
-        kwargs = {"do_sample": True, "max_new_tokens": 30, "temperature": 0.5}
-        texts.append(model.generate(ids, custom_generate=speculator, **kwargs).tolist())
-        assert speculator.stats.drafter_faults == 0
-        assert speculator.stats.verified > 5
-    assert texts[0] == texts[1] == texts[2] == texts[3]
-
-
-def test_match_and_algorithm_1_accept_with_what_the_formulas_say():
-    """A stochastic draft is accepted with sum min(p, q); compared with a draw, with sum p q."""
-    generator = torch.Generator().manual_seed(1)
-    children = without_replacement(Q, 1, SAMPLES, generator)
-    drawn = draw(P.expand(SAMPLES, -1), generator)
-    matched = (drawn == children[:, 0]).double().mean().item()
-    assert abs(matched - float((P * Q).sum())) < 3e-3
-    assert float((P * Q).sum()) < float(torch.minimum(P, Q).sum())
-    assert np.isclose(float(torch.minimum(P, Q).sum()), 0.5)

@@ -52,13 +52,6 @@ def test_the_search_goes_on_while_a_beam_may_become_better():
     assert early.stopped
 
 
-def test_the_maximum_length_ends_all_beams():
-    beams = search(max_length=2)
-    beams.step(logs(FIRST))
-    assert beams.stopped
-    assert beams.result().ids.tolist() == [[9, 1], [9, 2]]
-
-
 def test_fillers_follow_a_sequence_s_end():
     beams = search(early_stopping="never", length_penalty=4.0, max_length=4, pad=7)
     for probs in (FIRST, SECOND, FIRST):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from doubles import half_right, oracle
+from doubles import InterruptedStreamer, half_right, oracle
 from families import build
-from layer_states import GREEDY, PROMPT, model_of, new_cache
+from layer_states import GREEDY, PROMPT, assert_same_cache, model_of, new_cache
 from transformers import DynamicCache
 
 import ngramspec
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.cache.layers import KINDS, CacheLayer
 from ngramspec.hf_model.compat.caches import cache_argument
 
 
@@ -22,7 +21,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("stop_after", [1, 2, 5, 12])
+@pytest.mark.parametrize("stop_after", [1, 5])
 @pytest.mark.parametrize("how", ["streamer", "criterion", "processor", "length", "eos"])
 def test_after_any_stop_the_cache_has_plain_generate_s_length(tiny, stop_after, how):
     text = tiny.generate(PROMPT, max_new_tokens=40, do_sample=False)[0].tolist()
@@ -37,16 +36,8 @@ def test_after_any_stop_the_cache_has_plain_generate_s_length(tiny, stop_after, 
             if len(seen) == stop_after:
                 raise Stop
 
-        class Streamer:
-            def put(self, tokens, count=count):
-                if tokens.ndim == 1:
-                    count()
-
-            def end(self):
-                pass
-
         if how == "streamer":
-            kwargs["streamer"] = Streamer()
+            kwargs["streamer"] = InterruptedStreamer(1 + stop_after)
         elif how == "criterion":
             kwargs["stopping_criteria"] = [lambda ids, scores, count=count, **_: bool(count())]
         elif how == "processor":
@@ -61,15 +52,12 @@ def test_after_any_stop_the_cache_has_plain_generate_s_length(tiny, stop_after, 
             else:
                 ngramspec.generate(tiny, PROMPT, speculator=speculator, **kwargs)
             stopped = how in ("length", "eos")
-        except Stop:
+        except (Stop, KeyboardInterrupt):
             stopped = True
         assert stopped
         caches.append(cache)
     for ours in caches[1:]:
-        assert ours.get_seq_length() == caches[0].get_seq_length()
-        for mine, theirs in zip(ours.layers, caches[0].layers, strict=True):
-            torch.testing.assert_close(mine.keys, theirs.keys, rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(mine.values, theirs.values, rtol=1e-4, atol=1e-5)
+        assert_same_cache(ours, caches[0])
 
 
 @pytest.mark.parametrize("kept", [0, 6, 20])
@@ -109,13 +97,6 @@ def test_caches_that_cannot_be_rolled_back_are_refused_by_name(tiny):
     assert KVCache(DynamicCache(config=sliding)).slides
     with pytest.raises(UnsupportedError, match="no key-value cache"):
         KVCache(None)
-
-
-def test_every_kind_of_layer_can_be_rolled_back():
-    for kind in {kind for kinds in KINDS.values() for kind in kinds}:
-        needed = ("truncate", "truncate_to", "states", "release")
-        assert [each for each in needed if getattr(kind, each) is getattr(CacheLayer, each)] == []
-        assert kind.convolves or (hasattr(kind, "compact") and hasattr(kind, "keep_rows"))
 
 
 def test_branches_become_chains_and_the_statistics_say_why():

@@ -9,11 +9,10 @@ from pickle import dumps, loads
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import half_right, oracle
+from doubles import half_right
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model.cache.layers import MIN_FREE_POSITIONS, InPlace, close_up
 from ngramspec.hf_model.compat.caches import cache_argument
@@ -112,17 +111,13 @@ def test_closed_up_it_holds_no_more_than_it_says():
     assert_same(ours, theirs)
     assert ours.keys.untyped_storage().nbytes() == theirs.keys.untyped_storage().nbytes()
     close_up(DynamicLayer())
-
-
-def test_a_head_alone_is_closed_up_too():
-    """Cut to what it holds, it lies in one piece, and yet in a larger memory."""
-    ours = DynamicLayer()
-    ours.update(*states(7, batch=1, heads=1))
-    ours.update = InPlace(ours).update
-    ours.update(*states(4, batch=1, heads=1))
-    ours.crop(-4)
-    close_up(ours)
-    assert ours.values.untyped_storage().nbytes() == 7 * 4 * 4
+    alone = DynamicLayer()  # cut to what it holds, it lies in one piece of a larger memory
+    alone.update(*states(7, batch=1, heads=1))
+    alone.update = InPlace(alone).update
+    alone.update(*states(4, batch=1, heads=1))
+    alone.crop(-4)
+    close_up(alone)
+    assert alone.values.untyped_storage().nbytes() == 7 * 4 * 4
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda each: loads(dumps(each))])
@@ -163,14 +158,3 @@ def test_a_generation_copies_its_cache_no_more_and_gives_it_back_as_plain_decodi
     more = {"max_new_tokens": 5, "do_sample": False}
     again = model.generate(ours, **cache_argument(cache), **more)
     assert torch.equal(again, model.generate(plain, **cache_argument(plain_cache), **more))
-
-
-def test_a_forward_that_a_user_compiled():
-    model = tiny_llama()
-    plain = model.generate(PROMPT, max_new_tokens=30, do_sample=False)
-    model.forward = torch.compile(model.forward, backend="eager", dynamic=True)
-    speculator = Speculator(oracle(plain[0].tolist()), 4)
-    ours = ngramspec.generate(
-        model, PROMPT, speculator=speculator, max_new_tokens=30, do_sample=False
-    )
-    assert torch.equal(ours, plain)

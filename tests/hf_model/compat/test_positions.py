@@ -12,7 +12,7 @@ import torch
 import transformers
 from batches import RowTrees, batch, row_texts
 from families import ENCODER_DECODER, VARIED, VOCAB, build
-from transformers_names import POSITION_FOLDERS
+from transformers_names import modules_of_models
 
 import ngramspec
 from ngramspec import Speculator
@@ -31,9 +31,7 @@ SIZE, PADDING, LENGTH = 16, 1, 24
 
 def made(name):
     """A module of a listed class."""
-    folder = POSITION_FOLDERS[name]
-    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    kind = getattr(module, name)
+    kind = getattr(importlib.import_module(f"transformers.{modules_of_models()[name]}"), name)
     torch.manual_seed(0)
     if name.startswith("PegasusX"):
         return kind(SIZE)
