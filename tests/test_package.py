@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "hf": CORE | {"speculator"},
     "stepwise": CORE | {"hf", "speculator"},
     "__init__": CORE | {"speculator", "hf"},
-    "engines": FLOOR | {"costs", "decoding", "drafters", "stores", "_native"},
+    "engines": FLOOR | {"costs", "decoding", "drafters", "speculator", "stores", "_native"},
     "server": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
     "wrap": CORE | {"speculator", "hf", "__init__"},
     "measure": CORE | {"speculator", "hf", "__init__", "_native", "theory"},
@@ -46,7 +46,7 @@ MAY_IMPORT = {
 }
 WITHOUT_TORCH = (
     *("draft", "stats", "errors", "lazy_names", "theory"),
-    *("costs", "drafters", "options", "stores"),
+    *("costs", "drafters", "options", "speculator", "stores"),
 )
 
 
@@ -133,10 +133,11 @@ session = ngramspec.build_drafter("auto").start(np.array([5, 6, 7, 8, 5, 6], np.
 assert session.propose(2).tokens.tolist() == [7, 8]
 drawn = ngramspec.build_drafter("ngram(order=2,sample=true)", policy="priority")
 assert len(drawn.start(np.array([5, 6, 5, 6, 5], np.int32)).propose(2).tokens) == 2
+assert ngramspec.Speculator("copy").options.gamma == "auto"
 try:
-    ngramspec.Speculator
+    ngramspec.generate
 except ModuleNotFoundError as error:
-    assert "ngramspec.Speculator needs torch: pip install" in str(error), error
+    assert "ngramspec.generate needs torch: pip install" in str(error), error
 else:
     sys.exit("torch is there")
 """
