@@ -147,12 +147,12 @@ class _Text:
 
     def tokens(self) -> Generator[tuple[int, mx.array, bool], None, None]:
         """Each token, its log probabilities (vocab,), and whether it was drafted; without end."""
-        row, ready = self.row, None
+        ready: tuple[int, mx.array, bool] | None = None
         try:
             with mx.stream(self.stream):
                 self.prefill()
                 while True:
-                    draft, emitted, drafted = row.draft.tokens.tolist(), list[int](), True
+                    draft, emitted, drafted = self.row.draft.tokens.tolist(), list[int](), True
                     while drafted:
                         token, logprobs = self.choose(len(emitted))
                         if ready is not None:
@@ -164,8 +164,8 @@ class _Text:
                     self.next_step(emitted)
         finally:
             self.trim(self.kept)
-            row.end(completed=True)
-            row.close()
+            self.row.end(completed=True)
+            self.row.close()
             self.speculator.count(self.stats)
 
     def prefill(self) -> None:

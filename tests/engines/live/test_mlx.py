@@ -365,11 +365,12 @@ def test_faults_of_a_drafter_cost_its_drafts_only(tiny, words):
 
 
 def test_a_shared_store_keeps_texts_for_later_calls(tiny, words):
-    store = SharedStore()
+    store = SharedStore(write="all")
     speculator = Speculator("store", stores=[store["a"]])
     told = run(plain, tiny, words, PROMPT)
     for _ in range(2):
         assert run(stream_generate, tiny, words, PROMPT, speculator=speculator) == told
+        assert store["a"].statistics().tokens > len(PROMPT) + TOKENS - 5
     assert speculator.stats.accepted > 20
 
 
@@ -394,9 +395,9 @@ def test_smollm2_says_the_same_with_drafts(smollm2):
     """But for near ties, which are printed."""
     model, tokenizer = smollm2
     speculator, ties = Speculator(gamma=8), 0
-    for prompt in engine_prompts(10):
-        told = list(plain(model, tokenizer, prompt, 32))
-        said = list(stream_generate(model, tokenizer, prompt, 32, speculator=speculator))
+    for prompt in engine_prompts(5):
+        told = list(plain(model, tokenizer, prompt, 24))
+        said = list(stream_generate(model, tokenizer, prompt, 24, speculator=speculator))
         pairs = enumerate(zip(told, said, strict=False))
         at = next((at for at, (one, other) in pairs if one.token != other.token), None)
         if at is None:
@@ -408,5 +409,5 @@ def test_smollm2_says_the_same_with_drafts(smollm2):
         assert abs(best[0] - best[1]) < NEAR
         ties += 1
     assert ties <= 1
-    assert speculator.stats.accepted > 60
+    assert speculator.stats.accepted > 15
     print(speculator.stats)
