@@ -132,7 +132,7 @@ class _Text:
         for kind in {type(each) for each in self.cache} - {KVCache, RotatingKVCache}:
             refused.append(f"{'prompt_cache' if prompt_cache else 'model'} with a {kind.__name__}")
         if refused:
-            raise UnsupportedError(f"not supported by ngramspec.engines.mlx_lm: {refused}")
+            raise UnsupportedError(f"{', '.join(refused)} is not supported with drafts in mlx-lm")
         self.sampler, self.processors = sampler or greedy_sampler, logits_processors or ()
         self.at_once = self.sampler is greedy_sampler and not self.processors
         self.chunk, self.progress = prefill_step_size, prompt_progress_callback or (lambda *_: None)
