@@ -32,7 +32,7 @@ except ImportError as error:
 
 MOST_BUSY = 0.9  # share of a forward's time; if the caller takes longer, the time is unknown
 DEFAULT = Speculator()
-REFUSED = ("draft_model", "num_draft_tokens", "input_embeddings")
+REFUSED: tuple[str, ...] = ("draft_model", "num_draft_tokens", "input_embeddings")
 REFUSED += ("kv_bits", "kv_group_size", "quantized_kv_start")  # amplify differences of rounding
 
 
@@ -124,9 +124,9 @@ class _Text:
     ) -> None:
         self.model, self.tokenizer, self.prompt, self.stream = model, tokenizer, prompt, stream
         self.max_tokens, self.speculator, options = max_tokens, speculator, speculator.options
-        wrong = {"on_step": options.on_step, f"width={options.width}": options.fixed_width}
-        wrong |= {"lenience, typical": not options.exact, "a model": speculator.drafter.assistants}
-        refused += [name for name, value in wrong.items() if value]
+        bad = {"on_step": options.on_step is not None, "lenience, typical": not options.exact}
+        bad |= {"width": bool(options.fixed_width), "a model": bool(speculator.drafter.assistants)}
+        refused += [name for name, value in bad.items() if value]
         self.stats, self.reference = DecodeStats(), np.array(reference, np.int32)
         self.cache: Any = prompt_cache or make_prompt_cache(model, max_kv_size)
         for kind in {type(each) for each in self.cache} - {KVCache, RotatingKVCache}:
