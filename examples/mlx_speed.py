@@ -38,7 +38,7 @@ PROMPTS = {
 
 
 def turn(generate, model, tokenizer, prompt, options):
-    """Return the ids, the tokens per second after the first, and the tokens per response."""
+    """Return the ids, the tokens per second after the prompt, and the accepted draft tokens."""
     drafted, ids = 0, []
     for response in generate(model, tokenizer, prompt, max_tokens=options.max_tokens):
         ids.append(response.token)
