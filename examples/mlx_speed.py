@@ -51,6 +51,7 @@ def main():
     from mlx_lm import load
     from mlx_lm import stream_generate as plain
 
+    from ngramspec import __version__
     from ngramspec.engines.mlx_lm import stream_generate
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -76,7 +77,7 @@ def main():
         results.append({"prompt": name, "rates": rates, "same": same, "turns": said})
         plain_rate, rate = rates.values()
         print(f"{name}: {plain_rate:.1f} and {rate:.1f} tokens per second, {rate / plain_rate:.2f}")
-    versions = {each: version(each) for each in ("ngramspec", "mlx", "mlx-lm")}
+    versions = {"ngramspec": __version__} | {each: version(each) for each in ("mlx", "mlx-lm")}
     machine = {"machine": platform.platform(), "model": options.model, "versions": versions}
     with open(options.json, "w", encoding="utf-8") as file:
         json.dump(machine | {"results": results}, file, indent=1)
