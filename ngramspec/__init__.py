@@ -1,8 +1,8 @@
 """Speculative decoding without a draft model: fewer target calls, and the same text in float32.
 
-Every public name is loaded at its first use. ``Speculator``, ``generate`` and ``enable`` need
-torch and transformers; all others need NumPy. Without these packages ``ngramspec`` can be imported,
-and the command ``ngramspec`` can print its help.
+Every public name is loaded at its first use. ``generate``, ``enable`` and a call of a
+``Speculator`` need torch and transformers; all others need NumPy. Without these packages
+``ngramspec`` can be imported, and the command ``ngramspec`` can print its help.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -14,12 +14,8 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.observer import Observer
-from ngramspec.decoding.request import GenerateCall, head_of
-from ngramspec.decoding.setup import Caller, decode_call
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_choice
 from ngramspec.options import (
@@ -34,7 +30,10 @@ from ngramspec.stats import DecodeStats
 from ngramspec.stores import OpenStore, Store, open_stores
 
 if TYPE_CHECKING:
+    import torch
+
     from ngramspec.costs.saved import SavedCosts
+    from ngramspec.decoding.setup import Caller
     from ngramspec.drafters.headed import HeadOfCalls
     from ngramspec.drafters.model import ModelDrafter
 
@@ -292,6 +291,9 @@ class Speculator(Arguments):
         """
         arguments = dict(locals())  # GenerateCall has fields of these names
         del arguments["self"]
+        from ngramspec.decoding.request import GenerateCall, head_of
+        from ngramspec.decoding.setup import decode_call
+
         return decode_call(self.caller(head_of(generation_config)), GenerateCall(**arguments))
 
     def _drafter_with(self, head: ModelDrafter) -> Drafter:
@@ -301,7 +303,7 @@ class Speculator(Arguments):
             self._heads = self._heads or HeadOfCalls()
         return self._heads.drafter(self.drafter, head)
 
-    def _count(self, stats: DecodeStats) -> None:
+    def count(self, stats: DecodeStats) -> None:
         """Add a run's counts and times to the statistics."""
         with self._lock:
             self.stats.add(stats)
@@ -319,6 +321,8 @@ class Speculator(Arguments):
 
         ``unsupported`` is used if the option is None.
         """
+        from ngramspec.decoding.setup import Caller
+
         options, shared = self.options, self.options.calibration == "shared"
         current = partial(getattr, self, "drafter")  # may be replaced between two steps
         return Caller(
@@ -328,7 +332,7 @@ class Speculator(Arguments):
             drafter=current if head is None else partial(self._drafter_with, head),
             prefill_length=self._prefill_length if shared else PrefillDraftLength(options.longest),
             observer=self.observer,
-            count=self._count,
+            count=self.count,
             log_once=self.log_once,
         )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "examples"
 OUTPUT = re.compile(r"\A(\"\"\".*?Output on [^:]*::\n\n)(.*?)(\"\"\"\n)", re.DOTALL)
-NO_OUTPUT = {"vllm_offline"}
+NO_OUTPUT = {"mlx_speed", "vllm_offline"}
 NO_MODEL = {"editor_client"}
 
 

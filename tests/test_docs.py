@@ -110,7 +110,7 @@ def test_the_reference_has_drafters_engines_and_theory():
     assert {
         *(f"drafters.{each}Drafter" for each in ("Model", "Oracle", "Random", "Priority")),
         *("engines.vllm.NgramspecProposer", "engines.llama_cpp.NgramspecDraft"),
-        *("engines.rows.Rows", "options.PRESETS"),
+        *("engines.mlx_lm.stream_generate", "engines.rows.Rows", "options.PRESETS"),
         *(f"theory.{path.stem}" for path in (PACKAGE / "theory").glob("[a-z]*.py")),
     } - listed <= {"theory.arrays"}  # its helpers are not public
 

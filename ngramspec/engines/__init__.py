@@ -1,6 +1,6 @@
-"""Drafting for inference engines: vLLM and llama.cpp.
+"""Drafting for inference engines: vLLM, llama.cpp and mlx-lm.
 
 An engine's module reads its options with ``row_options.EngineOptions``, whose ``rows`` makes the
-``Rows`` that draft for the engine's requests. The completion server has its own loop, in
-``ngramspec.server``.
+``Rows`` that draft for the engine's requests. ``mlx_lm`` takes a Speculator, and drives one ``Row``
+in a loop of its own. The completion server is in ``ngramspec.server``.
 """
