@@ -154,6 +154,34 @@ class Draft:
             children[parent + 1].append(node)
         return children
 
+    def nodes(self, position: int) -> Sequence[int]:
+        """The nodes drafted at a position of the draft's forward, siblings in order.
+
+        Position 0 is that of the last committed token, and position i + 1 that of node i.
+        """
+        if self.parents is None:
+            return (position,) if position < len(self.tokens) else ()
+        found: list[int] = np.flatnonzero(self.parents == position - 1).tolist()
+        return found
+
+    def node_with(self, token: int, position: int) -> int | None:
+        """The node with a token among those drafted at a position, or None."""
+        for node in self.nodes(position):
+            if self.tokens[node] == token:
+                return node
+        return None
+
+    def verdict(self, accepted: Sequence[int], emitted: Sequence[int]) -> Verdict:
+        """The result of the verification, by the accepted nodes and the committed tokens."""
+        above = (-1, *accepted)
+        verified = len(accepted)
+        if self.parents is not None:  # the siblings before each
+            pairs = zip(above, accepted, strict=False)
+            verified += sum(self.nodes(parent + 1).index(node) for parent, node in pairs)
+        rejected = self.nodes(above[-1] + 1) if len(emitted) > len(accepted) else ()
+        first = rejected[0] if rejected else None
+        return Verdict(accepted, verified + len(rejected), tuple(emitted), first)
+
 
 def joined(chains: Sequence[Draft]) -> Proposal | None:
     """Concatenate the proposals of several chains; None if all of them are deterministic."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -320,7 +321,7 @@ class Speculator(Arguments):
         ``unsupported`` is used if the option is None.
         """
         options, shared = self.options, self.options.calibration == "shared"
-        current = partial(getattr, self, "drafter")  # may be replaced between two steps
+        current = partial(attrgetter("_options.drafter"), self)  # replaced between two steps
         return Caller(
             options=options,
             unsupported=options.unsupported or unsupported,

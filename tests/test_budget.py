@@ -34,9 +34,9 @@ from statistics import median
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from ngramspec import Speculator
-from ngramspec.decoding import recorder
+from ngramspec.decoding import loop
 
-recorder.perf_counter = itertools.count().__next__  # all forwards take equally long
+loop.perf_counter = itertools.count().__next__  # all forwards take equally long
 torch.manual_seed(0)
 sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 model = LlamaForCausalLM(LlamaConfig(vocab_size=97, num_hidden_layers=1, **sizes)).eval()

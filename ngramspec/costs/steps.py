@@ -10,48 +10,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from ngramspec._native import Comparison
-from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel, Forward, engine_model
+from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel, engine_model
 from ngramspec.costs.processors import MAX_ENGINE_TOKENS
 from ngramspec.draft import Float32
 
 CONTEXT_BUCKET = 64  # positions of contexts that share their costs
 MAX_JOINT_TOKENS = 128  # drafted tokens of a joint step that have a known cost
+# A drafter's estimates are those of earlier texts. Of a text that repeats nothing they expect too
+# much, and the best of many estimates is more often too high than too low. So a draft must gain
+# MARGIN, a share of a plain step's cost, and its own cost times a factor, which grows with every
+# drafted step in which nothing was accepted.
+MARGIN = 0.02
+FACTOR, FACTOR_PER_REJECTION, MAX_REJECTIONS = 1.5, 0.25, 8
 MIN_PREFILL_POSITIONS = 32  # the time of a shorter prefill does not predict that of long texts
-
-
-class DraftMargin:
-    """How much a draft must gain beyond what it costs, in one generation. Not thread-safe.
-
-    A drafter's estimates are those of earlier texts. Of a text that repeats nothing they expect too
-    much, and the best of many estimates is more often too high than too low. So what a draft adds
-    to a forward's cost is multiplied by a factor, which grows while drafts are rejected.
-
-    Attributes:
-        rejections: drafted steps without an accepted token since the last one with some.
-    """
-
-    MARGIN = 0.02  # of the cost of a plain step
-    FACTOR = 1.5
-    FACTOR_PER_REJECTION = 0.25
-    MAX_REJECTIONS = 8.0
-
-    def __init__(self) -> None:
-        self.rejections = 0.0
-
-    def required(self, cost: Float32) -> Float32:
-        """The tokens that a step must be expected to yield, float32 (limit + 1,).
-
-        ``cost`` has this shape: [n] is the cost of n positions relative to a step without a draft.
-        """
-        factor = self.FACTOR + self.FACTOR_PER_REJECTION * self.rejections
-        required: Float32 = self.MARGIN + cost + (factor - 1.0) * np.maximum(cost - 1.0, 0.0)
-        required[:2] = 1.0
-        return required
-
-    def record_acceptance(self, drafted: int, accepted: int) -> None:
-        """Record a step's drafted and accepted tokens."""
-        if drafted:
-            self.rejections = 0.0 if accepted else min(self.rejections + 1.0, self.MAX_REJECTIONS)
 
 
 class StepCosts:
@@ -99,7 +70,7 @@ class StepCosts:
         self._length, self._prefill = 0, False
         self._pending: int | None = None
         self._joint: tuple[StepCosts, bool] | None = None
-        self._margin = DraftMargin()
+        self._rejections = 0  # see ``required_tokens``
         self._before = Comparison()
         self._steps = 0
         self._rejected = 0  # drafted steps without an accepted token since the last plain one
@@ -155,7 +126,7 @@ class StepCosts:
             joint = self._joint[0]
             return scaled(joint.cost(), joint.rows)
         times = self.times()
-        key = times, self._prefill, self._pending, self._margin.rejections
+        key = times, self._prefill, self._pending, self._rejections
         known = self._cached.get("cost")
         if known is None or known[0][0] is not times or known[0][1:] != key[1:]:
             known = self._cached["cost"] = key, self._required(times)
@@ -197,13 +168,14 @@ class StepCosts:
         width = int(self._widths[min(width, self.limit)])
         relative = self.rows * (float(self.times()[width]) if width > 1 else 1.0)
         self.plain_seconds = averaged(self.plain_seconds, seconds / relative)
-        positions = int(self._positions(width))
-        self.learn(Forward(positions, self._length, self.rows, tree), seconds)
+        self.learn(seconds, self.rows, int(self._positions(width)), self._length, tree)
 
-    def learn(self, forward: Forward, seconds: float) -> None:
-        """Learn from the time of a step's forward."""
-        self.model.learn(self._before, forward, seconds)
-        if forward.positions == forward.rows:
+    def learn(
+        self, seconds: float, rows: int, positions: int, length: int = 0, branches: bool = False
+    ) -> None:
+        """Learn from the time of a step's forward; see ``CostModel.learn``."""
+        self.model.learn(self._before, seconds, rows, positions, length, branches)
+        if positions == rows:
             self._untimed = self._rejected = 0
 
     def record_prefill(self, seconds: float, positions: int) -> None:
@@ -213,7 +185,7 @@ class StepCosts:
     def record_acceptance(self, drafted: int, accepted: int) -> None:
         """Record a step's drafted and accepted tokens over all rows."""
         if self._joint is None:
-            self._margin.record_acceptance(drafted, accepted)
+            self._rejections = rejections_after(self._rejections, drafted, accepted)
             if drafted:
                 self._rejected = 0 if accepted else self._rejected + 1
 
@@ -239,8 +211,8 @@ class StepCosts:
         step = 1 if self._packed else self.rows
         trials = self.model.count(self.rows, self.rows + step)
         if trials < 2 and trials not in self._tried:
-            forward = Forward(self.rows + step, self._length, self.rows)
-            doubt = 0.0 if trials else self.model.deviation(forward)
+            two = self.rows, self.rows + step, self._length
+            doubt = 0.0 if trials else self.model.deviation(*two)
             self._tried[trials] = math.log(self.times()[2]) < doubt
         return trials < 2 and self._tried[trials]
 
@@ -250,7 +222,7 @@ class StepCosts:
         if not self._prefill:
             wider = np.minimum.accumulate(cost[::-1])[::-1]
             cost = wider / wider[1] if self._pads else wider / cost[1]
-        return self._margin.required(cost)
+        return required_tokens(cost, self._rejections)
 
     def _priced(self, cost: Float32) -> Float32:
         """The costs of ``times`` in a prefill, or plus the cost of pending tokens.
@@ -304,7 +276,7 @@ class LearnedEngineCosts:
         if self.steps.plain():
             return None
         curve = self.relative(rows, min(rows * self._k, MAX_ENGINE_TOKENS))
-        curve[1:] *= np.float32(1.0 + DraftMargin.MARGIN)
+        curve[1:] *= np.float32(1.0 + MARGIN)
         return curve
 
     def relative(self, rows: int, drafted: int) -> Float32:
@@ -314,7 +286,26 @@ class LearnedEngineCosts:
         return curve
 
     def record_time(self, rows: int, drafted: int, seconds: float) -> None:
-        self.steps.learn(Forward(rows + drafted, 0, rows), seconds)
+        self.steps.learn(seconds, rows, rows + drafted)
+
+
+def required_tokens(cost: Float32, rejections: int) -> Float32:
+    """The tokens that a step must be expected to yield, float32 (limit + 1,).
+
+    ``cost`` has this shape: [n] is the cost of n positions relative to a step without a draft.
+    ``rejections`` are the drafted steps since the last one with an accepted token.
+    """
+    factor = FACTOR + FACTOR_PER_REJECTION * rejections
+    required: Float32 = MARGIN + cost + (factor - 1.0) * np.maximum(cost - 1.0, 0.0)
+    required[:2] = 1.0
+    return required
+
+
+def rejections_after(rejections: int, drafted: int, accepted: int) -> int:
+    """The ``rejections`` of ``required_tokens`` after one more step."""
+    if not drafted:
+        return rejections
+    return 0 if accepted else min(rejections + 1, MAX_REJECTIONS)
 
 
 def scaled(cost: Float32, share: float) -> Float32:

@@ -83,13 +83,13 @@ def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
 
 def path_along(draft: Draft, tokens: Iterable[int]) -> list[int]:
     """The nodes of a chain or tree that agree with the tokens which were then committed."""
-    children, path = draft.children(), [-1]
+    path = list[int]()
     for token in tokens:
-        node = next((each for each in children[path[-1] + 1] if draft.tokens[each] == token), None)
+        node = draft.node_with(token, path[-1] + 1 if path else 0)
         if node is None:
             break
         path.append(node)
-    return path[1:]
+    return path
 
 
 def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ngramspec.costs.policies import CostGamma, FixedGamma, GammaController, make_controller
 from ngramspec.costs.processors import GPU_COSTS
-from ngramspec.costs.steps import DraftMargin
+from ngramspec.costs.steps import rejections_after, required_tokens
 from ngramspec.draft import Draft, Evidence, Float32, Verdict, verified_nodes
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.drafters.tool_calls import ToolCalls
@@ -187,13 +187,16 @@ class Plan:
     gamma_max: int = 64
     tree: bool = False
 
-    def controller(self, estimates: bool, margin: DraftMargin) -> GammaController:
-        """What chooses the length of each draft; ``estimates``: whether the drafter does."""
+    def controller(self, estimates: bool, cost: Callable[[], Float32]) -> GammaController:
+        """What chooses the length of each draft; ``estimates``: whether the drafter does.
+
+        ``cost`` returns that of ``CostGamma``.
+        """
         if self.gamma != "auto":
             return make_controller(self.gamma, self.gamma_max, lambda: self.cost)
         if self.tree and not estimates:  # most nodes of any tree are rejected
             return FixedGamma(self.gamma_max)
-        return CostGamma(self.gamma_max, lambda: margin.required(self.cost))
+        return CostGamma(self.gamma_max, cost)
 
 
 @dataclass(slots=True)
@@ -215,9 +218,11 @@ class Player:
     def _play(self, trace: Trace, tally: Tally) -> None:
         plan, output, knowledge = self.plan, trace.output, self.knowledge
         recorded = output.tolist()
-        margin = DraftMargin()
+        rejections = 0
         drafter = self.drafter if knowledge is None else knowledge.given_to(self.drafter, trace)
-        controller = plan.controller(drafter.estimates, margin)
+        controller = plan.controller(
+            drafter.estimates, lambda: required_tokens(plan.cost, rejections)
+        )
         if knowledge is not None and knowledge.shares:
             session = drafter.start(trace.prompt)
             session.extend(output[:1])
@@ -247,7 +252,7 @@ class Player:
                 call_observe(session, draft, path, None, evidence)
             session.extend(new)
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
-            margin.record_acceptance(count, len(path))
+            rejections = rejections_after(rejections, count, len(path))
             if count:
                 controller.observe(count, len(path))
             verified = sum(1 for _ in verified_nodes(draft, path))

@@ -14,7 +14,7 @@ from ngramspec.drafters.base import (
     check_source_names,
     valid_prefix,
 )
-from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
+from ngramspec.verification.rule import Rule
 
 VOCAB = 97
 
@@ -196,10 +196,9 @@ def test_a_repeated_id_would_make_the_text_the_drafter_s():
     """Why it is refused: unseen, ten tenths of one id are one tenth of it to Algorithm 1."""
     p = torch.tensor([0.3, 0.1, 0.2, 0.4]).log().expand(2000, 4)
     draft = drawn([1], ((1,) * 10, (0.1,) * 10))
-    q = proposal_tensor([(draft, [0])], 4, torch.device("cpu")).expand(2000, 4)
     generator = torch.Generator().manual_seed(0)
     rule = Rule(True, generator=generator)
-    tokens = rule.choose(p, children_tensor([[1]] * 2000, torch.device("cpu")), q)
+    tokens = rule.choose(p, [(draft, 0)] * 2000)
     assert (tokens == 1).all()
     with pytest.raises(ValueError, match="twice"):
         check_draft(draft, 1, VOCAB)

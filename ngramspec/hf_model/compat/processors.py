@@ -21,14 +21,14 @@ FormOf = Callable[[Any, "Histories", torch.Tensor], torch.Tensor]
 
 
 class Text(Protocol):
-    """The committed tokens of some rows of equal length, as ``decoding.batch.Group`` has them.
+    """The committed tokens of some rows of equal length, such as a ``LockstepBatch``.
 
     Attributes:
-        rows: the rows' indices in the batch.
+        places: the rows' indices in the batch.
         length: tokens of each row.
     """
 
-    rows: Sequence[int]
+    places: Sequence[int]
     length: int
 
     def ids(self) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Histories:
     @cached_property
     def _committed(self) -> list[int]:
         """Committed tokens of each text."""
-        rows = [text.length for text in self._texts for _ in text.rows]
+        rows = [text.length for text in self._texts for _ in text.places]
         return [length for length in rows for _ in range(self._positions)]
 
     def last(self, count: int) -> list[tuple[int, ...]]:
@@ -83,7 +83,7 @@ class Histories:
     def _placed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The texts aligned at their ends, each column's index in them, and the positions' rows."""
         texts, paths = [text.ids() for text in self._texts], self._paths
-        rows_of_batch = [row for text in self._texts for row in text.rows]
+        rows_of_batch = [row for text in self._texts for row in text.places]
         table = np.zeros((len(paths), 4 + max(map(len, paths))), np.int64)
         table[:, 0] = np.arange(len(paths)) // self._positions
         table[:, 1] = np.repeat(rows_of_batch, self._positions)
