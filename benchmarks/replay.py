@@ -21,7 +21,7 @@ from benchmarks.peers import add_peers, installed, print_skipped
 from ngramspec._native import generous_cost
 from ngramspec.cli import replay
 from ngramspec.cli.options import Options, usable, write_json
-from ngramspec.costs.policies import common_length, urgencies, worthwhile_rows
+from ngramspec.costs.row_lengths import common_length, urgencies, worthwhile_rows
 from ngramspec.costs.steps import rejections_after, required_tokens, scaled
 from ngramspec.decoding.ragged import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Draft, Float32, Int32, Verdict, verified_nodes

@@ -183,25 +183,6 @@ class Draft:
         return Verdict(accepted, verified + len(rejected), tuple(emitted), first)
 
 
-def joined(chains: Sequence[Draft]) -> Proposal | None:
-    """Concatenate the proposals of several chains; None if all of them are deterministic."""
-    if all(chain.proposal is None for chain in chains):
-        return None
-    proposals = [chain.proposal or _one_hot(chain.tokens) for chain in chains]
-    sizes = np.concatenate([np.diff(each.starts) for each in proposals])
-    return Proposal(
-        np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
-        np.concatenate([each.tokens for each in proposals]),
-        np.concatenate([each.probs for each in proposals]),
-    )
-
-
-def _one_hot(tokens: Int32) -> Proposal:
-    """The proposal of a deterministic chain."""
-    starts = np.arange(len(tokens) + 1, dtype=np.int32)
-    return Proposal(starts, tokens, np.ones(len(tokens), np.float32))
-
-
 EMPTY_DRAFT = Draft(NO_TOKENS)
 
 MAX_TOP_K = 1024  # tokens per position

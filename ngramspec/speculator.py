@@ -19,7 +19,7 @@ import torch
 
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.observer import Observer
-from ngramspec.decoding.request import GenerateCall, head_of
+from ngramspec.decoding.request import GenerateCall, mtp_head
 from ngramspec.decoding.setup import Caller, decode_call
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_choice
@@ -293,7 +293,8 @@ class Speculator(Arguments):
         """
         arguments = dict(locals())  # GenerateCall has fields of these names
         del arguments["self"]
-        return decode_call(self.caller(head_of(generation_config)), GenerateCall(**arguments))
+        head = mtp_head(getattr(generation_config, "use_mtp", None))
+        return decode_call(self.caller(head), GenerateCall(**arguments))
 
     def _drafter_with(self, head: ModelDrafter) -> Drafter:
         from ngramspec.drafters.headed import HeadOfCalls  # most calls have none

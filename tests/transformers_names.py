@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ngramspec.hf_model.compat import caches, names
+from ngramspec.hf_model.compat import caches, names, processors
 
 CACHES = "cache_utils"
 LINEAR = f"{caches.LINEAR} {caches.LINEAR_AND_FULL} {caches.LINEAR_AND_SLIDING}"
@@ -231,7 +231,7 @@ POSITION_FOLDERS = {
 
 def listed_in(group: str) -> Iterable[str]:
     """Names in a group of ``compat``, which may be a single one."""
-    found = vars(names if hasattr(names, group) else caches)[group]
+    found = next(vars(each)[group] for each in (names, caches, processors) if hasattr(each, group))
     return (found,) if isinstance(found, str) else sorted(found)  # one order in all processes
 
 

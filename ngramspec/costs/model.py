@@ -29,10 +29,6 @@ from numpy.typing import NDArray
 from ngramspec._native import Comparison, Corrections
 from ngramspec.costs.processors import (
     BFLOAT16,
-    ENGINE_ROW_COSTS,
-    ENGINE_TOKEN_COUNT,
-    FLOAT32,
-    GPU,
     Costs,
     Float64,
     extended,
@@ -60,8 +56,6 @@ KNOT_SPREADS = (0.25, 0.08, 0.05), (0.2, 0.1, 0.02)
 DRAFTED_SPREADS = 0.2, 0.25
 BRANCH_SPREADS = 0.1, 0.2
 COUNT_SPREAD = 0.7  # of the number of positions that a row or a drafted token counts as
-CPU_SPREAD = 0.1
-GPU_SPREAD = 4.0
 
 STEPS_AFTER_OUTLIER = 16  # without a plain one, if the last one's time was improbable
 MAX_STEPS_WITHOUT_PLAIN = 128  # then a step of one position in each row is run to be timed
@@ -248,14 +242,6 @@ def _covariance(spread: float) -> Float64:
             trend * np.outer(logs, logs) + wider * nearer + single * np.eye(LONG)
         )
     return covariance
-
-
-def engine_model(device: str, dtype: str) -> CostModel:
-    """A new cost model of an engine's steps; see ``LearnedEngineCosts``."""
-    if device != "cpu":
-        return CostModel(initial_costs(GPU, dtype), spread=GPU_SPREAD)
-    row = ENGINE_ROW_COSTS.get(dtype, ENGINE_ROW_COSTS[FLOAT32])
-    return CostModel({1: 1.0, 2: 1.0 + row}, ENGINE_TOKEN_COUNT, CPU_SPREAD)
 
 
 _models: WeakKeyDictionary[Any, dict[ForwardKind, CostModel]] = WeakKeyDictionary()

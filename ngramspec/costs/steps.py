@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ngramspec._native import Comparison
-from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel, engine_model
-from ngramspec.costs.processors import MAX_ENGINE_TOKENS
+from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel
 from ngramspec.draft import Float32
 
 CONTEXT_BUCKET = 64  # positions of contexts that share their costs
@@ -244,51 +243,6 @@ class StepCosts:
         return wider
 
 
-class EngineCosts(Protocol):
-    """The step costs that ``Rows`` uses. Not thread-safe."""
-
-    def curve(self, rows: int) -> Float32 | None:
-        """Relative costs of steps of ``rows`` rows, or None if this step must have no draft.
-
-        Returns:
-            float32 (n,), n >= 1: [d] is the cost of a step with d drafted tokens over all rows,
-            relative to a step without a draft, so [0] is 1.
-        """
-
-    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
-        """Record the time of a step of ``rows`` rows and ``drafted`` tokens."""
-
-
-class LearnedEngineCosts:
-    """Costs learned from the engine's own steps. A step improves the costs of any number of rows.
-
-    Args:
-        k: maximum number of drafted tokens of a row.
-        device: "cpu" or "gpu".
-        dtype: name of the model's dtype; on a CPU also "quantized".
-    """
-
-    def __init__(self, k: int, device: str = "gpu", dtype: str = "bfloat16") -> None:
-        self._k = k
-        self.steps = StepCosts(engine_model(device, dtype), 1, packed=True, pads=False)
-
-    def curve(self, rows: int) -> Float32 | None:
-        if self.steps.plain():
-            return None
-        curve = self.relative(rows, min(rows * self._k, MAX_ENGINE_TOKENS))
-        curve[1:] *= np.float32(1.0 + MARGIN)
-        return curve
-
-    def relative(self, rows: int, drafted: int) -> Float32:
-        """Costs of steps with 0..drafted tokens, non-decreasing, relative to one without."""
-        logs = self.steps.model.logs(rows, rows + np.arange(drafted + 1))
-        curve: Float32 = np.maximum.accumulate(np.exp(logs - logs[0])).astype(np.float32)
-        return curve
-
-    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
-        self.steps.learn(seconds, rows, rows + drafted)
-
-
 def required_tokens(cost: Float32, rejections: int) -> Float32:
     """The tokens that a step must be expected to yield, float32 (limit + 1,).
 
@@ -317,35 +271,3 @@ def scaled(cost: Float32, share: float) -> Float32:
 def averaged(average: float | None, value: float) -> float:
     """A decaying average with one more value."""
     return value if average is None else 0.9 * average + 0.1 * value
-
-
-class HeadCosts:
-    """The cost of a drafting head's forwards, at first ``assumed`` and then measured.
-
-    It is relative to a plain step of the target, whose duration is in ``steps``.
-    """
-
-    def __init__(self, steps: StepCosts, assumed: float) -> None:
-        self._steps, self._assumed = steps, assumed
-        self._seconds: float | None = None
-        self._forwards = 0
-
-    def record(self, seconds: float) -> None:
-        """Record a forward; the first one, in which caches are cold, is ignored."""
-        self._forwards += 1
-        if self._forwards > 1:
-            self._seconds = averaged(self._seconds, seconds)
-
-    def reading_cost(self, tokens: int) -> float:
-        """Cost of reading many tokens at once; infinite until the target's forwards are timed."""
-        steps = self._steps
-        if steps.position_seconds is None or not steps.plain_seconds:
-            return math.inf
-        return self._assumed * tokens * steps.position_seconds / steps.plain_seconds
-
-    @property
-    def cost(self) -> float:
-        """Cost of a forward in the target's plain steps, for one row."""
-        if self._seconds is None or not self._steps.plain_seconds:
-            return self._assumed
-        return self._seconds / self._steps.plain_seconds

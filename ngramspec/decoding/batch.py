@@ -68,6 +68,7 @@ class Batch(ABC):
     ) -> None:
         self.rows, self.sampler, self.target, self.costs = rows, sampler, target, costs
         self.ranks, self.max_length, self.section = ranks, max_length, section
+        self.pad = 0 if sampler.pad is None else sampler.pad  # after a row's end
         self._connect, self._prefill_length = connect, prefill_length
 
     @abstractmethod
@@ -79,8 +80,8 @@ class Batch(ABC):
         return None
 
     @abstractmethod
-    def sequences(self, pad: int) -> torch.Tensor:
-        """The returned sequences, int64 (batch, longest), padded with ``pad``."""
+    def sequences(self) -> torch.Tensor:
+        """The returned sequences, int64 (batch, longest), padded."""
 
     @abstractmethod
     def accepted_paths(self) -> Sequence[Sequence[int]]:
@@ -170,18 +171,18 @@ class Batch(ABC):
             if row.verdict.emitted:
                 row.learn(None if computed is None else computed[at])
 
-    def block(self, width: int, pad: int, embeddings: int | None) -> torch.Tensor:
+    def block(self, width: int) -> torch.Tensor:
         """Every row's last committed token and draft, int64 (batch, width), on the host.
 
         A row is filled up with its last committed token, which is known to have an embedding. A
         row that has ended is padded as in the baseline. A padding token without an embedding, on
-        which the baseline fails, is replaced by token 0. ``embeddings`` is the number of token
-        embeddings, or None if unknown.
+        which the baseline fails, is replaced by token 0.
         """
         last = self.last
         block = np.empty((len(last), width), np.int64)
         block[:] = np.array(last)[:, None]
         if len(self.active) < len(last) > 1:
+            pad, embeddings = self.pad, self.target.facts.embeddings
             embedded = embeddings is None or 0 <= pad < embeddings
             ended = list(set(range(len(last))) - set(self.active))
             block[ended, 1:] = pad if embedded else 0
@@ -222,7 +223,7 @@ class LockstepBatch(Batch):
     ) -> None:
         super().__init__(*args, **more)
         count = len(prompt)
-        self.places = range(first, first + count)
+        self.places: Sequence[int] = range(first, first + count)
         self.length = self.prompt_length = prompt.shape[1]
         self.finished: list[bool]
         self.end_rows([False] * count)
@@ -267,7 +268,7 @@ class LockstepBatch(Batch):
     def texts(self) -> Sequence[Text]:
         return [self]
 
-    def sequences(self, pad: int) -> torch.Tensor:
+    def sequences(self) -> torch.Tensor:
         return self.ids().clone()
 
     def append(self, tokens: list[int]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.costs.policies import worthwhile_rows
+from ngramspec.costs.row_lengths import worthwhile_rows
 from ngramspec.costs.steps import MAX_JOINT_TOKENS, StepCosts
 from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.decoding.loop import DecodeLoop
@@ -125,8 +125,8 @@ class OpenGeneration:
     def begin_forward(self, step: Step) -> ForwardShare:
         """Its share of a joint forward over a step's draft. An error closes the generation."""
         with self._closed_by_errors():
-            target, arguments = self.target, self._loop.arguments(step)
-            return share_of(target.begin_forward(*arguments, joint=True), target.facts.windows)
+            inputs = self.target.begin_forward(self._loop.prepared(step), joint=True)
+            return share_of(inputs, self.target.facts.windows)
 
     def end_step(self, step: Step, result: JointResult) -> list[int]:
         """Second half of a joint step, from this generation's result; return the tokens it added.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -24,7 +24,6 @@ from ngramspec.decoding.observer import (
 )
 from ngramspec.decoding.row import Computed
 from ngramspec.decoding.step import Step
-from ngramspec.draft import Int32
 from ngramspec.hf_model.target import MissingLogitsError, Target
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.evidence import evidence_of_rows, evidence_tensor
@@ -34,8 +33,6 @@ if TYPE_CHECKING:  # most calls have one process
     from ngramspec.decoding.distributed import Ranks
 
 logger = logging.getLogger("ngramspec")
-
-ForwardArguments = tuple[torch.Tensor, list[int], Sequence[Int32 | None], torch.Tensor | None]
 
 
 def decode(loop: DecodeLoop) -> torch.Tensor:
@@ -52,7 +49,7 @@ def decode(loop: DecodeLoop) -> torch.Tensor:
         with loop.target.decoding():
             while unfinished:
                 unfinished = loop.advance()
-        return loop.batch.sequences(loop.pad)
+        return loop.batch.sequences()
     finally:
         loop.close()
 
@@ -88,9 +85,6 @@ class DecodeLoop:
     device: torch.device
     prefilled: bool = False
     steps: int = 0
-
-    def __post_init__(self) -> None:
-        self.pad = 0 if self.sampler.pad is None else self.sampler.pad
 
     def step(self) -> None:
         """One step of speculative decoding (Leviathan et al. 2023, Alg. 1), or the prefill.
@@ -162,18 +156,25 @@ class DecodeLoop:
                 width = 1 + len(batch.rows[0].draft)
         request = batch.evidence()
         self.target.keep_hidden = request is not None and request.hidden
-        rows, prefill = [*batch.rows], not self.prefilled
-        return Step(rows, width, request, prefill, started, proposed=perf_counter())
+        return Step(
+            rows=[*batch.rows],
+            width=width,
+            request=request,
+            prefill=not self.prefilled,
+            started=started,
+            proposed=perf_counter(),
+        )
 
     def forward(self, step: Step) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
         if step.prefill:
-            logits = self.target.prefill(self.block(step)[:, 1:] if step.longest else None)
+            draft = self.batch.block(step.width)[:, 1:] if step.longest else None
+            logits = self.target.prefill(draft)
             self.prefilled = True
             return logits
         with self.section(INPUT_PREPARATION):
             try:
-                return self.target.forward(*self.arguments(step))
+                return self.target.forward(self.prepared(step))
             except MissingLogitsError as error:
                 if not step.longest:
                     raise
@@ -181,18 +182,17 @@ class DecodeLoop:
                 self.target.without_drafts(str(error))
             self.batch.begin_step()
             step.width = 1
-            return self.target.forward(*self.arguments(step))
+            return self.target.forward(self.prepared(step))
 
-    def arguments(self, step: Step) -> ForwardArguments:
-        """The arguments of the target's forward."""
-        lengths = [1 + len(row.draft.tokens) for row in step.rows]
-        trees = [row.draft.parents for row in step.rows] if max(lengths) > 1 else ()
-        ids = self.batch.ids() if self.target.facts.reads_text else None
-        return self.block(step), lengths, trees, ids
-
-    def block(self, step: Step) -> torch.Tensor:
-        """Every row's last committed token and draft, int64 (batch, width), on the host."""
-        return self.batch.block(step.width, self.pad, self.target.facts.embeddings)
+    def prepared(self, step: Step) -> Step:
+        """Set the tokens of a step's forward."""
+        step.block = self.batch.block(step.width)
+        step.lengths = [1 + len(row.draft.tokens) for row in step.rows]
+        drafted = max(step.lengths) > 1
+        step.trees = [row.draft.parents for row in step.rows] if drafted else ()
+        if self.target.facts.reads_text:
+            step.committed = self.batch.ids()
+        return step
 
     def verify(self, step: Step, logits: torch.Tensor) -> SampledTokens | None:
         """Commit the accepted tokens of every row, then its recovered or bonus token.
@@ -205,7 +205,6 @@ class DecodeLoop:
                 sampled = self.sample(step, logits)
             step.forwarded = perf_counter()
             step.waited = logits.device.type == "cpu" or sampled is not None
-            step.width += self.target.replayed_positions
             self.batch.verify(logits, sampled)
         return sampled
 
@@ -277,5 +276,5 @@ class DecodeLoop:
     def forward_for_other_ranks(self) -> None:
         """Run a forward and drop its result: other ranks need this rank's share of the weights."""
         self.batch.begin_step()
-        self.forward(Step([*self.batch.rows], 1))
+        self.forward(Step(rows=self.batch.rows))
         self.rollback()

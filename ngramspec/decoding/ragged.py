@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ngramspec.costs.policies import common_length, likeliest_path, urgencies
+from ngramspec.costs.policies import likeliest_path
+from ngramspec.costs.row_lengths import common_length, urgencies
 from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.row import Row
 from ngramspec.draft import EMPTY_DRAFT, Draft
@@ -48,9 +49,9 @@ class RaggedBatch(Batch):
     def texts(self) -> Sequence[Text]:
         return self.parts
 
-    def sequences(self, pad: int) -> torch.Tensor:
+    def sequences(self) -> torch.Tensor:
         shape = len(self.parts), self.length
-        out = torch.full(shape, pad, device=self.parts[0].device)
+        out = torch.full(shape, self.pad, device=self.parts[0].device)
         for own, part in zip(out, self.parts, strict=True):
             own[: part.length] = part.ids()[0]
         return out
@@ -79,7 +80,7 @@ class RaggedBatch(Batch):
     def _drop_ended(self) -> None:
         """Remove ended rows from the batch once enough rows have ended."""
         target, costs = self.target, self.costs
-        running = [part.places.start for part in self._running()]
+        running = [part.places[0] for part in self._running()]
         few = 0 < len(running) <= MAX_UNFINISHED_SHARE * target.rows
         if few and target.rows_may_leave:
             target.keep_rows(running)
@@ -128,7 +129,7 @@ class RaggedBatch(Batch):
         self, walking: Sequence[LockstepBatch], logits: torch.Tensor, sampled: SampledTokens | None
     ) -> list[int]:
         """Choose the next token of each walking row; see ``verify``. Nothing is recorded."""
-        spots = [(part.places.start, part.position or 0) for part in walking]
+        spots = [(part.places[0], part.position or 0) for part in walking]
         if sampled is not None:
             return [int(sampled.tokens[spot]) for spot in spots]
         own = [logits[row : row + 1, position] for row, position in spots]

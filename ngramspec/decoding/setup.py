@@ -27,7 +27,7 @@ from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.loop import DecodeLoop, decode
 from ngramspec.decoding.observer import Observer, Section, no_section
 from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep
-from ngramspec.decoding.row import ReferenceCounter, Row, report_fault
+from ngramspec.decoding.row import Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
@@ -35,7 +35,6 @@ from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.names import (
     pad_token,
     plain_method,
-    runs_at_once,
     untested,
 )
 from ngramspec.hf_model.devices import input_device
@@ -226,6 +225,11 @@ class CallSetup:
         call, config, observer = self.call, self.call.generation_config, self.caller.observer
         keep, stop = config.return_dict_in_generate, self._stop
         observed = observer is not None and observer.one_transfer
+        known = True
+        if call.logits_processor:
+            from ngramspec.hf_model.compat.processors import runs_at_once  # many calls have none
+
+            known = all(map(runs_at_once, call.logits_processor))
         return TokenSampler(
             processors=call.logits_processor,
             stop=stop,
@@ -235,7 +239,7 @@ class CallSetup:
             scores=[] if keep and config.output_scores else None,
             logits=[] if keep and config.output_logits else None,
             one_transfer=observed or prefers_one_transfer(self._device),
-            known_processors=all(map(runs_at_once, call.logits_processor or ())),
+            known_processors=known,
             beams=call.beams,
         )
 
@@ -316,7 +320,11 @@ class CallSetup:
         call, target = self.call, self.target
         beams = call.beams > 1  # whose texts move between rows, and are no outputs yet
         given = call.reference()
-        reference = ReferenceCounter(given, self.stats) if len(given) else None
+        reference: ReferenceCounter | None = None
+        if len(given):
+            from ngramspec.decoding.reference import ReferenceCounter
+
+            reference = ReferenceCounter(given, self.stats)
         history = history_of(target, given, call.inputs_tensor)
         stores = CallStores(
             self.caller.drafter,
@@ -341,8 +349,7 @@ class CallSetup:
                 own = stores.row(vocab, at)
                 current = own.drafter if follower is None else partial(next, repeat(follower))
                 if follower is None and call.logits_processor and not beams:
-                    from ngramspec.decoding.forced import forced_by
-                    from ngramspec.drafters.call import ForcedBefore
+                    from ngramspec.decoding.forced import ForcedBefore, forced_by
 
                     forced = forced_by(call.logits_processor, at, rows)
                     current = current if forced is None else ForcedBefore(current, forced)

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from ngramspec.decoding.row import Row
 from ngramspec.draft import EvidenceRequest
+from ngramspec.hf_model.target import Forward
 from ngramspec.stats import DecodeStats, StepEvent
 
 
-@dataclass(slots=True)
-class Step:
-    """One step of the decode loop; the prefill is the first.
+@dataclass(slots=True, kw_only=True)
+class Step(Forward):
+    """One step of the decode loop, and its forward; the prefill is the first.
 
     Times are in seconds of ``perf_counter``.
 
     Attributes:
         rows: the rows in the forward's order, with drafts of at most width - 1 tokens, and their
             verdicts once the step is verified.
-        width: positions of the forward in every row, including padding; for the prefill, the
-            prompt's last position and those after it.
+        width: see Forward; for the prefill, the prompt's last position and those after it.
         request: the evidence that the drafters request from the forward, or None.
         started: when drafting began.
         proposed: when it ended and the forward began.
@@ -30,7 +30,6 @@ class Step:
     """
 
     rows: Sequence[Row]
-    width: int
     request: EvidenceRequest | None = None
     prefill: bool = False
     started: float = 0.0

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ngramspec._native import TokenText, agreed, generous_cost, may_pay, text_hash
-from ngramspec.costs.policies import LAG_POWER, Refills, progress_weights, worthwhile_rows
-from ngramspec.costs.steps import EngineCosts
+from ngramspec.costs.engine import EngineCosts
+from ngramspec.costs.row_lengths import LAG_POWER, Refills, progress_weights, worthwhile_rows
 from ngramspec.decoding.row import OnFault, Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter

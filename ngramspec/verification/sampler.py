@@ -17,7 +17,6 @@ from ngramspec.hf_model.compat.names import (
     MAX_LENGTH,
     MAX_TIME,
     STOP_STRING,
-    caller_of,
     criterion_name,
 )
 from ngramspec.verification.evidence import fetched
@@ -101,6 +100,8 @@ class TokenSampler:
     @cached_property
     def process(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """Applies the processors to (ids int64 (m, length), scores float32 (m, vocab))."""
+        from ngramspec.hf_model.compat.processors import caller_of  # many calls have none
+
         return caller_of(self.processors)
 
     def sample_all(

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from ngramspec._native import generous_cost, may_pay
-from ngramspec.costs.policies import (
+from ngramspec.costs.policies import likeliest_path, reach_of
+from ngramspec.costs.row_lengths import (
     Refills,
     common_length,
-    likeliest_path,
     progress_weights,
-    reach_of,
     urgencies,
     worthwhile_rows,
 )

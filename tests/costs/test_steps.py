@@ -18,7 +18,8 @@ from ngramspec import Speculator
 from ngramspec.costs.model import ForwardKind, model_of
 from ngramspec.costs.policies import CostGamma
 from ngramspec.costs.processors import AMX, extended, initial_costs
-from ngramspec.costs.steps import MARGIN, MIN_PREFILL_POSITIONS, HeadCosts, required_tokens
+from ngramspec.costs.steps import MARGIN, MIN_PREFILL_POSITIONS, required_tokens
+from ngramspec.decoding.assistants import HeadCosts
 
 FLAT = ForwardKind("gpu", "bfloat16")
 

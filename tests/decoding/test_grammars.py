@@ -17,7 +17,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.decoding.forced import forced_by
-from ngramspec.hf_model.compat.names import BY_ROW
+from ngramspec.hf_model.compat.processors import BY_ROW
 
 INSTALL = "pip install 'ngramspec[grammars]' and pip install --no-deps xgrammar==0.2.8"
 xgrammar = pytest.importorskip("xgrammar", reason=INSTALL)

@@ -12,8 +12,8 @@ from transformers import DynamicCache
 
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.costs.model import CostModel
-from ngramspec.costs.policies import worthwhile_rows
 from ngramspec.costs.processors import AMX, initial_costs
+from ngramspec.costs.row_lengths import worthwhile_rows
 from ngramspec.costs.steps import StepCosts
 from ngramspec.draft import Draft
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec.costs.steps import LearnedEngineCosts
+from ngramspec.costs.engine import LearnedEngineCosts
 from ngramspec.draft import Draft
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.engines.rows import Rows, RowState

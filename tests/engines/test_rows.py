@@ -261,7 +261,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
 sys.meta_path.insert(0, Missing())
 import numpy as np
-from ngramspec.costs.steps import LearnedEngineCosts
+from ngramspec.costs.engine import LearnedEngineCosts
 from ngramspec.engines.rows import Rows, RowState
 from ngramspec.engines.vllm import NgramspecProposer
 rows = Rows("auto", 2, 50, 100, LearnedEngineCosts(2), clock=itertools.count().__next__)

@@ -9,8 +9,8 @@ import pytest
 from wrapping import letters
 
 import ngramspec
+from ngramspec.costs.engine import LearnedEngineCosts
 from ngramspec.costs.saved import GivenEngineCosts
-from ngramspec.costs.steps import LearnedEngineCosts
 from ngramspec.engines import vllm
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.vllm import NgramspecProposer

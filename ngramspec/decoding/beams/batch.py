@@ -124,7 +124,7 @@ class BeamBatch(LockstepBatch):
         """The tokens of the beams, int64 (rows, length), on the prompt's device."""
         return self.search.ids()
 
-    def sequences(self, pad: int) -> torch.Tensor:
+    def sequences(self) -> torch.Tensor:
         """The best finished sequences, int64 (batch * returned, longest)."""
         return self.search.result().ids
 

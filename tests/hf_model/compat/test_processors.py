@@ -17,8 +17,15 @@ from transformers.generation import logits_process
 
 import ngramspec
 from ngramspec import Draft, Speculator
-from ngramspec.hf_model.compat.names import AT_ONCE, BY_ROW, before, caller_of
-from ngramspec.hf_model.compat.processors import Histories, paths_of, process_at_once
+from ngramspec.hf_model.compat.names import before
+from ngramspec.hf_model.compat.processors import (
+    AT_ONCE,
+    BY_ROW,
+    Histories,
+    caller_of,
+    paths_of,
+    process_at_once,
+)
 
 MAX_NEW = 18
 LENGTH = 14  # of the prompts, padding included: batch() with three rows

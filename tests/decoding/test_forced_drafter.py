@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ngramspec.decoding.forced import FORCED_SOURCE, Forced, ForcedBefore, ForcedDrafter
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Proposal
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.drafters.call import FORCED_SOURCE, Forced, ForcedBefore, ForcedDrafter
 
 
 def ids(*tokens):
