@@ -14,7 +14,7 @@ where the cursor is, and begins at a place that stays the same for a function; u
 the text after the function follows, in the format of Qwen2.5-Coder. Every few characters there is
 a request for the rest of the line, or with ``--until block`` up to an empty one; each is sent to
 one server after the other, by the ``openai`` client, greedy, as a stream that ends there. Under
-``--mode pauses`` a second passes between two requests and each is answered; under ``undo`` each
+``--mode pauses`` there is a pause between two requests and each is answered; under ``undo`` each
 second one repeats the request before; under ``typing`` all requests of a burst but its last are
 cancelled by the next. Times are of the requests that were answered, from sending to the first
 text, and to the end. ``right`` counts those that are equal to the rest of the file's line.
@@ -62,7 +62,7 @@ STOPS = {"line": "\n", "block": "\n\n"}
 MODEL, RICH = Path("build/engines/smollm2"), Path(rich.__file__).parent
 START = 300.0  # seconds to wait for a server
 CONTEXT = 4096  # tokens, of llama.cpp's server; the others have the model's own limit
-PAUSE = 1.0  # seconds between requests that are not cancelled
+PAUSE = 0.25  # seconds between requests that are not cancelled
 Ask = Callable[[str, float | None], tuple[str, float, float]]  # of a prompt and a gap
 
 
