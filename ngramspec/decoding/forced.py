@@ -83,20 +83,12 @@ class ForcedDrafter(Drafter):
         return _ForcedSession(self, self.inner.start(tokens), tokens)
 
 
-class ForcedBefore:
-    """Returns a row's drafter, preceded by forced tokens; the same one for the same drafter."""
-
-    def __init__(self, current: Callable[[], Drafter], forced: Forced) -> None:
-        self._current, self._forced = current, forced
-        self._made: ForcedDrafter | None = None
-
-    def __call__(self) -> Drafter:
-        current = self._current()
-        if len(current.source_names) >= MAX_SOURCES:
-            return current
-        if self._made is None or self._made.inner is not current:
-            self._made = ForcedDrafter(current, self._forced)
-        return self._made
+def with_forced(
+    forced: Forced, given_to: Callable[[Drafter], Drafter], drafter: Drafter
+) -> Drafter:
+    """A drafter with a row's stores, and with forced tokens if it has room for another source."""
+    own = given_to(drafter)
+    return own if len(own.source_names) >= MAX_SOURCES else ForcedDrafter(own, forced)
 
 
 class _ForcedSession(ForwardingSession):

@@ -94,6 +94,8 @@ class Row:
         self._on_fault, self._lengths, self._begin = on_fault, lengths, begin
         self.tree = tree
         self._current: Callable[[], Drafter] | None = None
+        self._prepared: Callable[[Drafter], Drafter] | None = None
+        self._given: Drafter | None = None  # what ``_current`` returned at the last step
         self._reference: ReferenceCounter | None = None
         self._prompt, self._generated = NO_TOKENS, list[int]()
         self._evidence: EvidenceRequest | None = None
@@ -106,6 +108,7 @@ class Row:
         vocab: int,
         tokens: Int32 = NO_TOKENS,
         *,
+        prepared: Callable[[Drafter], Drafter] | None = None,
         stored: RowStores | None = None,
         reference: ReferenceCounter | None = None,
     ) -> None:
@@ -113,10 +116,13 @@ class Row:
 
         Args:
             current: returns the drafter to use; called at every step.
+            prepared: makes the row's own drafter from it; called when it has changed.
             tokens: the committed tokens, int32 (n,), which begin with the reference text.
             stored: adds the row's text to the call's shared stores.
         """
-        self._current, self.vocab, self.stored, self._reference = current, vocab, stored, reference
+        self._current, self._prepared = current, prepared
+        self.vocab, self.stored, self._reference = vocab, stored, reference
+        self.may_draft()  # takes up the drafter, to whose namespaces the prompt is added
         known = (tokens >= 0) & (tokens < vocab)
         begin = 0 if reference is None else int(known[: reference.length].sum())
         self._prompt = tokens[known]
@@ -172,10 +178,12 @@ class Row:
         """Take up the current drafter, which starts without faults; whether it may be called."""
         if self._current is None:
             return False
-        drafter = self._current()
-        if drafter is not self.drafter:
+        given = self._current()
+        if given is not self._given:
+            drafter = given if self._prepared is None else self._prepared(given)
             self.close()
-            self.drafter, self.source_names, self._faults, self._valid = drafter, (), 0, 0
+            self._given, self.drafter = given, drafter
+            self.source_names, self._faults, self._valid = (), 0, 0
         if self._faults < MAX_FAULTS:
             return True
         self.close()
@@ -229,7 +237,7 @@ class Row:
         tokens = np.array(verdict.emitted, np.int32)
         self._generated += verdict.emitted
         self.count += len(tokens)
-        if self.stored is not None:
+        if self.stored is not None and self.stored.writes:
             self.stored.append(tokens)
         self.observe(tuple(verdict.accepted), verdict.verified, evidence, tokens)
 

@@ -347,14 +347,23 @@ class CallSetup:
         def connect(connected: Sequence[Row], vocab: int) -> None:
             for at, row in enumerate(connected):
                 own = stores.row(vocab, at)
-                current = own.drafter if follower is None else partial(next, repeat(follower))
-                if follower is None and call.logits_processor and not beams:
-                    from ngramspec.decoding.forced import ForcedBefore, forced_by
+                prepared: Callable[[Drafter], Drafter] | None = own.given_to
+                if follower is not None:
+                    prepared = None
+                elif call.logits_processor and not beams:
+                    from ngramspec.decoding.forced import forced_by, with_forced
 
                     forced = forced_by(call.logits_processor, at, rows)
-                    current = current if forced is None else ForcedBefore(current, forced)
-                stored = own if follower is None and not beams else None
-                row.connect(current, vocab, history(at), stored=stored, reference=reference)
+                    if forced is not None:
+                        prepared = partial(with_forced, forced, own.given_to)
+                row.connect(
+                    self.caller.drafter if follower is None else partial(next, repeat(follower)),
+                    vocab,
+                    history(at),
+                    prepared=prepared,
+                    stored=own if follower is None and not beams else None,
+                    reference=reference,
+                )
 
         return connect
 

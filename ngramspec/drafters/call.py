@@ -62,7 +62,11 @@ class CallStores:
 
 
 class RowStores:
-    """What one row drafts from, and what it adds to each namespace."""
+    """What one row drafts from, and what it adds to each namespace.
+
+    Attributes:
+        writes: whether it adds the row's text anywhere.
+    """
 
     def __init__(self, call: CallStores, vocab: int, answers: Sequence[SiblingAnswer] = ()) -> None:
         self._call = call
@@ -70,22 +74,20 @@ class RowStores:
         self._written = [each.written() for each in answers]
         self._read = [each for own in answers for each in own.read(vocab)]
         self._requests: dict[Namespace, SharedRequest] = {}
-        self._made: tuple[Drafter, Drafter] | None = None
-        self.drafter()
+        self.writes = bool(answers)
 
-    def drafter(self) -> Drafter:
-        """The Speculator's current drafter with the row's stores and tools."""
-        current = self._call.current()
-        if self._made is None or self._made[0] is not current:
-            stores = self._fitting(self._call.of(current))
-            drafter = current if stores == current.stores else current.with_stores(stores)
-            if self._read:
-                with suppress(ValueError):  # it takes no stores
-                    drafter = current.with_stores((*stores, *self._read))
-            if self._call.tools is not None:
-                drafter = drafter.with_tools(self._call.tools)
-            self._made = (current, drafter)
-        return self._made[1]
+    def given_to(self, drafter: Drafter) -> Drafter:
+        """The Speculator's drafter with the row's stores and tools; to be called before ``begin``.
+
+        The row's text is then added to the namespaces among the stores.
+        """
+        stores, own = self._fitting(self._call.of(drafter)), drafter
+        if stores != drafter.stores:
+            own = drafter.with_stores(stores)
+        if self._read:
+            with suppress(ValueError):  # it takes no stores
+                own = drafter.with_stores((*stores, *self._read))
+        return own if self._call.tools is None else own.with_tools(self._call.tools)
 
     def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
         """Record the row's prompt, int32 (n,), and the reference text before it, int32 (m,)."""
@@ -128,4 +130,5 @@ class RowStores:
                 if own is not store:
                     self._requests[store] = own
             fitting.append(own)
+        self.writes = self.writes or bool(self._requests)
         return tuple(fitting)

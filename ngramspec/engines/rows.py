@@ -475,8 +475,8 @@ class Rows:
                 self._drop(earlier)  # the engine withdrew tokens, or reuses the id
             row = self._known.add(state.key, self._report_fault)
             stored = None if self._stores is None else self._stores.row(self.vocab)
-            current = self._own if stored is None else stored.drafter
-            row.connect(current, self.vocab, stored=stored)
+            prepared = None if stored is None else stored.given_to
+            row.connect(self._own, self.vocab, prepared=prepared, stored=stored)
         begin = row.text.count
         new = self._known.take(place, row, state)
         self.stats.emitted += len(state.new)
