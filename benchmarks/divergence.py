@@ -4,6 +4,8 @@ A forward over several positions rounds differently from one over a single posit
 that are nearly equal may swap their order, and from there on the texts differ. A divergence where
 the logits are further apart than rounding explains is an error.
 
+``--plain`` is the control: plain ``generate`` of left-padded batches against each prompt alone.
+
 The logits are those that plain ``generate`` chose by: of its own forward, over one new position
 after its cache, after the processors, in float32 as ``generate`` has them.
 """
@@ -16,6 +18,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +58,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One prompt's text, generated with the baseline and speculatively."""
+    """One prompt's text, generated with the baseline and in another way."""
 
     name: str
     tokens: int
@@ -64,33 +67,40 @@ class Comparison:
 
 def compare(
     model: Any,
-    speculator: Speculator,
+    speculator: Speculator | None,
     prompts: Sequence[tuple[str, Int32]],
     tokens: int,
     rows: int = 1,
 ) -> Iterator[Comparison]:
-    """Continue prompts greedily, with the baseline and speculatively, in left-padded batches.
+    """Continue prompts greedily in left-padded batches, with the baseline and speculatively.
 
-    No end-of-sequence token ends a text: all have ``tokens`` new ones. For that the model's own
+    Without a Speculator, the texts of the batches are compared with those of each prompt alone. No
+    end-of-sequence token ends a text: all have ``tokens`` new ones. For that the model's own
     generation config is changed.
     """
     model.generation_config.eos_token_id = None
     pad = model.generation_config.pad_token_id or 0
+    fixed: dict[str, Any] = {"do_sample": False, "max_new_tokens": tokens, "pad_token_id": pad}
+    scored = {"return_dict_in_generate": True, "output_scores": True}
+    other = partial(generate, model, speculator=speculator) if speculator else model.generate
+
+    def inputs(texts: list[list[int]]) -> dict[str, Any]:
+        return fixed | {name: each.to(model.device) for name, each in padded(texts, pad).items()}
+
     for start in range(0, len(prompts), rows):
         chosen = prompts[start : start + rows]
-        inputs = padded([ids.tolist() for _, ids in chosen], pad)
-        inputs = {each: tensor.to(model.device) for each, tensor in inputs.items()}
-        kwargs = {**inputs, "do_sample": False, "max_new_tokens": tokens, "pad_token_id": pad}
-        plain = model.generate(**kwargs, return_dict_in_generate=True, output_scores=True)
-        ours = generate(model, speculator=speculator, **kwargs)
-        length = inputs["input_ids"].shape[1]
-        for row, (name, _) in enumerate(chosen):
-            mine, theirs = ours[row, length:].tolist(), plain.sequences[row, length:].tolist()
+        batch = [ids.tolist() for _, ids in chosen]
+        ours = other(**inputs(batch))[:, -tokens:].tolist()
+        alone = [batch] if speculator else [[text] for text in batch]
+        outputs = (model.generate(**inputs(texts), **scored) for texts in alone)
+        plain = ((output, row) for output in outputs for row in range(len(output.sequences)))
+        for (name, _), mine, (output, row) in zip(chosen, ours, plain, strict=True):
+            theirs = output.sequences[row, -tokens:].tolist()
             same = first_difference(mine, theirs)
             if same is None:
                 yield Comparison(name, len(mine), None)
                 continue
-            scores = plain.scores[same][row]
+            scores = output.scores[same][row]
             found = departure(same + 1, theirs[same], mine[same], scores, model.dtype)
             yield Comparison(name, same, found)
 
@@ -122,13 +132,14 @@ def histogram(found: Sequence[Divergence]) -> dict[str, int]:
     return counts
 
 
-SETTINGS = ("dtype", "tokens", "batch", "drafter", "gamma")
+SETTINGS = ("dtype", "tokens", "batch", "plain", "drafter", "gamma")
 
 
 def add_arguments(options: Options) -> None:
     options.count("--count", 100, "prompts")
     options.count("--tokens", 128, "new tokens of each")
     options.count("--batch", 1, "prompts in a batch")
+    options.flag("--plain", "no speculation: the batches against each prompt alone")
     options.model()
     options.drafter()
     options.gamma()
@@ -136,10 +147,12 @@ def add_arguments(options: Options) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare every prompt; print each divergence and their distribution; 1 if one is no tie."""
+    """Compare every prompt; print each divergence and their distribution; 1: ours is no tie."""
     warnings.simplefilter("ignore")  # the library's sources have some
     check_least(arguments, count=1, tokens=1, batch=1)
-    speculator = make_speculator(arguments.drafter, arguments.gamma)
+    speculator = None
+    if not arguments.plain:
+        speculator = make_speculator(arguments.drafter, arguments.gamma)
     loaded = load_model(arguments)
     prompts = encoded(arguments, loaded)
     dtype = getattr(torch, arguments.dtype)
@@ -159,13 +172,13 @@ def run(arguments: argparse.Namespace) -> int:
             **{name: getattr(arguments, name) for name in SETTINGS},
         },
         **{"identical": len(prompts) - len(found), "ties": ties, "wrong": len(found) - ties},
-        "tokens_per_call": speculator.stats.tokens_per_call,
+        "tokens_per_call": speculator and speculator.stats.tokens_per_call,
         "histogram_ulps": histogram(found),
         "departures": [asdict(each) for each in diverged],
     }
     print(renderers.divergence(report))
     write(arguments, report)
-    return int(ties < len(found))
+    return int(ties < len(found) and not arguments.plain)
 
 
 def encoded(arguments: argparse.Namespace, loaded: LoadedModel) -> list[tuple[str, Int32]]:

@@ -1,4 +1,4 @@
-"""Measure the tables of README and docs, and write them into the pages.
+"""Measure the tables of README and docs, write them into the pages, and draw their pictures.
 
     python -m benchmarks figures                  # what ``make figures`` runs
     python -m benchmarks figures --tables demo batches
@@ -21,7 +21,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from benchmarks.tables import TABLES, Table
 from ngramspec.cli.options import Options, UsageError
 from ngramspec.measure.machine import machine
 
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
 MARKED = re.compile(
     r"(?P<begin><!-- table (?P<name>[\w-]+)(?: [^>]*)?-->\n)\s*(?P<table>.*?)\s*"
     r"(?P<end><!-- end of table -->)",
@@ -64,6 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     failed = []
     if not arguments.pages:
         failed = [name for name, each in wanted.items() if not _measure(name, each, arguments)]
+    for path, version, draw in pictures():
+        if not is_drawn(path, version):
+            draw()
     for page, text in pages():
         page.write_text(text, encoding="utf-8")
     if failed:
@@ -158,10 +161,29 @@ def raws(table: Table) -> dict[str, dict[str, Any]]:
 
 def rendered(name: str, page: Path) -> str:
     """A table in Markdown, from its raw files, and below it the origin of these."""
-    found = raws(TABLES[name])
+    table, found = TABLES[name], raws(TABLES[name])
+    if table.earlier:
+        found = {stem: raw for stem, raw in found.items() if raw}
     if not all(found.values()):
-        return "Not measured yet."
-    return f"{TABLES[name].render(*found.values())}\n\n{origin(name, found, page)}"
+        return "" if table.sentence else "Not measured yet."
+    text = table.render(*found.values())
+    return text if table.sentence else f"{text}\n\n{origin(name, found, page)}"
+
+
+def pictures() -> Iterator[tuple[Path, str, Callable[[], None]]]:
+    """The pictures of tables: the file, what identifies its data, and what draws it."""
+    for name, table in TABLES.items():
+        found = raws(table)
+        if table.draw is not None and all(found.values()):
+            data = json.dumps([*found.values()]) + source_hash([f"benchmarks/{name}.py"])
+            version = hashlib.sha256(data.encode()).hexdigest()[:16]
+            path = PICTURES / f"{name}.svg"
+            yield path, version, partial(table.draw, path, version, *found.values())
+
+
+def is_drawn(path: Path, version: str) -> bool:
+    """Whether a picture shows the data that ``version`` identifies."""
+    return path.exists() and version in path.read_text(encoding="utf-8")
 
 
 def origin(name: str, found: Mapping[str, dict[str, Any]], page: Path) -> str:
@@ -169,7 +191,8 @@ def origin(name: str, found: Mapping[str, dict[str, Any]], page: Path) -> str:
     links: dict[str, list[str]] = {}
     for stem, raw in found.items():
         link = os.path.relpath(RESULTS / f"{stem}.json", page.parent)
-        links.setdefault(measured(raw), []).append(f"[{stem}.json]({link})")
+        older = "measured with an older version; " * (stem in TABLES[name].earlier)
+        links.setdefault(older + measured(raw), []).append(f"[{stem}.json]({link})")
     files = "; ".join(f"{', '.join(each)}, {when}" for when, each in links.items())
     return f"`make figures TABLES={name}`: {files}."
 

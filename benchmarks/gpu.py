@@ -23,22 +23,24 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from itertools import islice, zip_longest
+from itertools import islice, product, zip_longest
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as attend
 
 from benchmarks import parity
-from benchmarks.attention import attention_costs
 from benchmarks.harness import write
-from benchmarks.parts import Parts
 from benchmarks.profile import profile
 from benchmarks.syncs import host_syncs, syncs_per_step
 from benchmarks.traces import PUBLIC
@@ -46,40 +48,17 @@ from ngramspec import Speculator
 from ngramspec.cli.options import Options, check_least
 from ngramspec.hf_model.compiled import compilations
 from ngramspec.measure.bench import EndToEnd, Forcing, Plan, by_model, summarize, to_dict
-from ngramspec.measure.calls import (
-    PLAIN,
-    Configuration,
-    Outcome,
-    inputs_of,
-    usual_configurations,
-)
-from ngramspec.measure.forwards import (
-    POSITIONS_AFTER_TEXT,
-    forced_model,
-    forward_seconds,
-)
+from ngramspec.measure.calls import PLAIN, Configuration, Outcome, inputs_of, usual_configurations
+from ngramspec.measure.forwards import POSITIONS_AFTER_TEXT, forced_model, forward_seconds
+from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import NOTHING, Prompt, unpredictable
 from ngramspec.measure.traces import read_traces
 
-LLAMA_8B = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-}
+SHAPE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SHAPE += ("num_key_value_heads", "vocab_size", "max_position_embeddings")
+LLAMA_8B = dict(zip(SHAPE, (4096, 14336, 32, 32, 8, 128256, 131072), strict=True))
+TINY = dict(zip(SHAPE, (32, 64, 2, 4, 2, 49152, 4096), strict=True))
 COMPILED_LAYERS = 8  # a graph of 32 layers takes a minute
-TINY = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 49152,
-    "max_position_embeddings": 4096,
-}
 MAX_PROMPT = 2048  # tokens of a trace's prompt that are kept, from its end
 NEW, LEAST = 80, 48  # tokens of each text
 ROUNDS = 4  # texts of each task
@@ -90,6 +69,13 @@ FIXED_WIDTH = 8
 COPY, OURS, LOOKUP = "copy", "ngramspec", "prompt lookup 10"
 TASKS = ("edit", "tools", NOTHING, "summary", "chat", "answer", "code")  # the first to be measured
 BUDGET, COMPILED_BUDGET = 420, 240
+HEADS, GROUPS, SIZE = 32, 8, 128  # of attention, as in Llama-3.1-8B
+ROOM = 128  # free positions of the cache
+WITHOUT = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+# Plain steps; with a mask as in transformers, which repeats keys and values for each query head;
+# and with the heads of a group as further positions.
+WAYS = (("plain", 1), ("repeated", 8), ("folded", 8), ("repeated", 33), ("folded", 33))
+Tensor = torch.Tensor
 
 
 def add_arguments(options: Options) -> None:
@@ -389,3 +375,113 @@ def speedups(
         for task, ratio in ratios.items()
         if ratio.keys() >= {ours, *others}
     ]
+
+
+def attend_as(way: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention of n positions, (1, HEADS, n, SIZE), by one of WAYS."""
+    if way == "plain":
+        return attend(q, k, v, enable_gqa=True)
+    if way == "folded":
+        mask = mask.repeat(1, 1, HEADS // GROUPS, 1)
+        return attend(q.reshape(1, GROUPS, -1, SIZE), k, v, attn_mask=mask).reshape(q.shape)
+    k, v = (each.repeat_interleave(HEADS // GROUPS, dim=1) for each in (k, v))
+    return attend(q, k, v, attn_mask=mask)
+
+
+def attention_costs(
+    device: torch.device, contexts: Sequence[int], layers: int
+) -> Iterator[list[dict[str, Any]]]:
+    """Milliseconds of the first call at each of four lengths, and of a model's layers at the last.
+
+    Yields all rows so far.
+    """
+    rows: list[dict[str, Any]] = []
+    for context, (way, n), cudnn in product(contexts, WAYS, (True, False)):
+        row: dict[str, Any] = {"way": way, "n": n, "context": context, "cudnn": cudnn}
+        try:
+            with nullcontext() if cudnn else sdpa_kernel(WITHOUT):
+                found = [timed(way, n, context + 7 * at, device, layers) for at in range(4)]
+            row |= {"new_ms": [first for first, _ in found], "ms": found[-1][1]}
+        except RuntimeError as error:
+            row["error"] = str(error).partition("\n")[0]
+        rows.append(row)
+        yield rows
+
+
+def timed(way: str, n: int, keys: int, device: torch.device, layers: int) -> tuple[float, float]:
+    """Milliseconds of the first call, and of ``layers`` further ones."""
+    given: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
+    q = torch.randn(1, HEADS, n, SIZE, **given)
+    k, v = torch.randn(2, 1, GROUPS, keys + ROOM, SIZE, **given)[:, :, :, :keys]
+    last = torch.arange(n, device=device)[:, None] + keys - n
+    mask = (torch.arange(keys, device=device)[None] <= last)[None, None]
+
+    def run(times: int) -> float:
+        synchronize(device)
+        begin = perf_counter()
+        for _ in range(times):
+            attend_as(way, q, k, v, mask)
+        synchronize(device)
+        return 1000 * (perf_counter() - begin)
+
+    return run(1), median(run(layers) for _ in range(3))
+
+
+class Parts:
+    """Runs parts one after another, each within its share of the seconds that are left.
+
+    A part is an iterator. Each unit of its work yields everything that the part has found so far,
+    which is saved. A unit begins only if one of average length would end in time. Parts that were
+    not done in their shares go on at the end, in their order, if seconds are left. The error of a
+    part that fails is kept, and the others go on.
+
+    Attributes:
+        report: by part: what it has found; "seconds", "failed" and "unfinished" of all parts.
+    """
+
+    def __init__(
+        self,
+        budget: float,
+        save: Callable[[dict[str, Any]], None],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._save, self._clock = save, clock
+        self._end = clock() + budget
+        self._units: dict[str, int] = {}
+        self.report: dict[str, Any] = {"seconds": {}, "failed": {}, "unfinished": []}
+
+    def run(self, parts: Mapping[str, tuple[float, Iterator[Any]]]) -> None:
+        """Run parts, given with the sizes of their shares."""
+        shares = sum(share for share, _ in parts.values())
+        unfinished: list[str] = self.report["unfinished"]
+        for name, (share, units) in parts.items():
+            now = self._clock()
+            if not self._advance(name, units, now + (self._end - now) * share / shares):
+                unfinished.append(name)
+            shares -= share
+        for name in unfinished[:]:
+            if self._advance(name, parts[name][1], self._end):
+                unfinished.remove(name)
+        self._save(self.report)
+
+    def _advance(self, name: str, units: Iterator[Any], until: float) -> bool:
+        """Run units of a part until a time; whether it is done."""
+        seconds = self.report["seconds"]
+        begin, before, done = self._clock(), seconds.get(name, 0.0), False
+        while not done:
+            count, spent = self._units.get(name, 0), seconds.get(name, 0.0)
+            if self._clock() + (spent / count if count else 0.0) > until:
+                break
+            try:
+                self.report[name] = next(units)
+            except StopIteration:
+                done = True
+            except Exception as error:
+                self.report["failed"][name] = traceback.format_exc()
+                print(f"failed: {name}: {type(error).__name__}: {error}", file=sys.stderr)
+                done = True
+            self._units[name] = count + 1
+            seconds[name] = before + self._clock() - begin
+            self._save(self.report)
+        print(f"{name}: {seconds.get(name, 0.0):.0f} s{'' if done else ', unfinished'}", flush=True)
+        return done

@@ -86,11 +86,10 @@ def commit() -> str | None:
     return f"{head}{'+' * bool(changed)}" if head else None
 
 
-def recorded_prompts(path: Path, group: str, longest: int, *, cut: bool = False) -> list[list[int]]:
+def recorded_prompts(path: Path, group: str, longest: int) -> list[list[int]]:
     """The recorded prompts of a group that have at most ``longest`` tokens."""
     prompts = [each.prompt.tolist() for each in read_traces(path) if each.group == group]
-    short = [prompt for prompt in prompts if len(prompt) <= longest]
-    return short + [prompt[-longest:] for prompt in prompts if cut and len(prompt) > longest]
+    return [prompt for prompt in prompts if len(prompt) <= longest]
 
 
 def prepared_call(

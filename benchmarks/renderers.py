@@ -6,7 +6,8 @@ A renderer takes the contents of the raw files in the order of ``Table.commands`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
@@ -37,120 +38,132 @@ def _by_task(raw: Raw) -> dict[str, dict[str, Raw]]:
     return found
 
 
-# Configurations of ``ngramspec bench``, and their names in raw files from before it was used.
-EARLIER = {"lookup": "prompt lookup 10", "ours": "ngramspec", "plain compiled": "plain, compiled"}
-EARLIER |= {
-    "ours compiled": "ngramspec, compiled",
-    "ours width 16": "ngramspec, width 16, compiled",
-}
-
-
-def _rates(raw: Raw) -> Iterator[tuple[str, dict[str, float]]]:
-    """The texts, each with its tokens per second by configuration."""
-    for row in raw.get("rows", ()):
-        rates = row["tokens_per_second"]
-        yield row["text"], {EARLIER.get(way, way): each for way, each in rates.items()}
-    for task, by_way in _by_task(raw).items() if "summary" in raw else ():
-        yield task, {way: row["tokens_per_second"] for way, row in by_way.items()}
-
-
 def demo(raw: Raw) -> str:
     """Tokens per second of the demo's texts."""
     rows = []
-    for text, rates in _rates(raw):
-        plain, lookup, ours = (rates[way] for way in ("plain", "prompt lookup 10", "ngramspec"))
+    for task, by_way in _by_task(raw).items():
+        ways = ("plain", "prompt lookup 10", "ngramspec")
+        plain, lookup, ours = (by_way[way]["tokens_per_second"] for way in ways)
         speeds = (f"{each:.1f}" for each in (plain, lookup, ours))
-        rows.append((text, *speeds, _speed(ours / plain), _speed(ours / lookup)))
+        rows.append((task, *speeds, _speed(ours / plain), _speed(ours / lookup)))
     header = ("demo text", "baseline", "prompt lookup", "ngramspec")
     return markdown((*header, "speedup over baseline", "over lookup"), rows)
 
 
-def models(raw: Raw) -> str:
-    """Speedups over the baseline by model, task, dtype and decoding: ours, its worst, lookup's."""
-    cells: dict[tuple[str, str], dict[tuple[str, str], list[Raw]]] = {}
+# The models of ``benchmarks models`` by the names of their folders, and its tasks.
+MODELS = {"qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B", "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B"}
+MODELS |= {"gemma-3-270m": "Gemma 3 270M", "smollm2": "SmolLM2-135M"}
+TASKS = {"edit": "edit code", "tools": "tool calls", "code": "continue code"}
+TASKS |= {"answer": "answer from a text", "summary": "summarize", "chat": "explain a text"}
+Cell = tuple[str, str, str, str]  # model, dtype, mode and task
+
+
+@dataclass(frozen=True)
+class Speedups:
+    """Of the prompts of a cell, each over the baseline; prompt lookup's is its better size."""
+
+    ours: list[float]
+    lookup: list[float]  # empty for batches
+    same: int
+    tokens_per_call: list[float]
+
+
+def speedups(raw: Raw) -> dict[Cell, Speedups]:
+    """The results of ``benchmarks models``, in the order of MODELS and TASKS."""
+    cells: dict[Cell, list[Raw]] = {}
     for row in raw["rows"]:
-        plan = (row["dtype"], row["mode"])
-        task = row["task"] if row["batch"] == 1 else f"{row['task']}, {row['batch']} rows"
-        cells.setdefault((row["model"], task), {}).setdefault(plan, []).append(row)
-    plans = list(dict.fromkeys(plan for by_plan in cells.values() for plan in by_plan))
+        cells.setdefault((row["model"], row["dtype"], row["mode"], row["task"]), []).append(row)
+
+    def place(cell: Cell) -> tuple[int, bool, str, int, str]:
+        model, dtype, mode, task = cell
+        kind = [*TASKS].index(task.partition(" ")[0])
+        return [*MODELS].index(model), dtype != "float32", mode, kind, task
+
+    found = {}
+    for cell in sorted((cell for cell in cells if cell[0] in MODELS), key=place):
+        ways: dict[str, list[float]] = {}
+        for speeds in (row["tokens_per_second"] for row in cells[cell]):
+            for way in speeds.keys() - {"plain"}:
+                ways.setdefault(way, []).append(speeds[way] / speeds["plain"])
+        same = sum(row["same_as_plain"]["ours"] for row in cells[cell])
+        calls = [row["tokens_per_call"] for row in cells[cell]]
+        ours = ways.pop("ours")
+        lookup = max(ways.values(), key=geometric_mean, default=[])
+        found[cell] = Speedups(ours, lookup, same, calls)
+    return found
+
+
+def models(raw: Raw) -> str:
+    """Speedups over the baseline by model, dtype, mode and task, the worst prompts in brackets."""
+
+    def shown(values: Sequence[float]) -> str:
+        return f"{_mean(values)} ({min(values):.2f})" if values else ""
+
     rows = []
-    for cell, by_plan in cells.items():
-        shown = [_speedups(by_plan.get(plan, ())) for plan in plans]
-        exact = [row for plan, found in by_plan.items() if plan[0] == "float32" for row in found]
-        same = f"{sum(row['same_as_plain']['ours'] for row in exact)} of {len(exact)}"
-        rows.append((*cell, *shown, same if exact else ""))
-    header = (f"{dtype}, {mode}" for dtype, mode in plans)
-    return markdown(("model", "task", *header, "same text, float32"), rows)
+    for (model, *plan, task), each in speedups(raw).items():
+        same = f"{each.same} of {len(each.ours)}"
+        calls = _mean(each.tokens_per_call)
+        rows.append((MODELS[model], *plan, task, shown(each.lookup), shown(each.ours), same, calls))
+    header = ("model", "dtype", "decoding", "task", "lookup, better of 3 and 10", "ngramspec")
+    return markdown((*header, "same text", "tokens per forward"), rows)
 
 
-def _speedups(rows: Sequence[Raw]) -> str:
-    """Means over prompts; prompt lookup's is the better one of its sizes."""
-    if not rows:
-        return ""
-    speeds = [row["tokens_per_second"] for row in rows]
-    ways: dict[str, list[float]] = {
-        way: [each[way] / each["plain"] for each in speeds] for way in speeds[0]
-    }
-    own = ways.pop("ours")
-    theirs = [geometric_mean(ratios) for way, ratios in ways.items() if way != "plain"]
-    lookup = f"; {max(theirs):.2f}" if theirs else ""
-    return f"{_mean(own)} ({min(own):.2f}{lookup})"
-
-
-def batches(own: Raw, nothing: Raw) -> str:
-    """Speedup by group and number of rows, with the worst turn."""
-    found = [*own["rows"], *nothing["rows"]]
-    sizes = sorted({row["batch"] for row in found})
-    groups = list(dict.fromkeys(row["group"] for row in found))
-    cells = {(row["group"], row["batch"]): row for row in found}
-    rows = []
-    for group in groups:
-        of_group = [cells.get((group, size)) for size in sizes]
-        ours = (f"{row['ratio']:.2f} ({row['worst']:.2f})" if row else "" for row in of_group)
-        rows.append((group, *ours))
-    return markdown(("batch", *sizes), rows)
+def chart(raw: Raw, random: Raw) -> str:
+    """README's chart, and below it means, worst prompts, and how they were measured."""
+    means, worst, counts = [], [], []
+    for mode in ("greedy", "sampled"):
+        cells = [each for cell, each in speedups(raw).items() if cell[1:3] == ("float32", mode)]
+        ours, lookup = (
+            [v for each in cells for v in vars(each)[way]] for way in ("ours", "lookup")
+        )
+        means += [geometric_mean(ours), geometric_mean(ours) / geometric_mean(lookup)]
+        worst.append(min(ours))
+        counts.append(len(ours))
+    nothing = next(row for row in random["summary"] if row["way"] == "ngramspec")
+    settings = raw["settings"]
+    times = "once" if settings["repeats"] == 1 else f"{settings['repeats']} times"
+    return (
+        "![Speed by model and task, relative to plain generate](docs/pictures/chart.svg)\n\n"
+        f"Greedy decoding is **{means[0]:.2f}** times as fast as with plain `generate` and"
+        f" **{means[1]:.2f}** times as fast as with prompt lookup (geometric means over {counts[0]}"
+        f" prompts). With the models' own sampling settings it is {means[2]:.2f} and"
+        f" {means[3]:.2f} times as fast. The worst prompt runs at **{min(worst):.2f}** times the"
+        f" baseline's speed, and random text, which cannot be predicted, at {nothing['ratio']:.2f}"
+        f" times (its worst prompt: {nothing['ratio_worst']:.2f}). Each prompt ran {times} in each"
+        f" way, with at most {settings['max_new_tokens']} new tokens, in float32, with weights that"
+        " were dequantized from 4 bits."
+    )
 
 
 def whole_calls(*files: Raw) -> str:
-    """Speedup of whole calls by dtype and task."""
+    """Speedup of whole calls by dtype, instructions and task, with the worst prompt."""
     rows = []
     for raw in files:
+        settings = raw["settings"]
         for task, by_way in _by_task(raw).items():
-            lookup, ours = by_way["prompt lookup 10"]["ratio"], by_way["ngramspec"]
-            figures = [lookup, ours["ratio"], ours["ratio"] / lookup, ours["tokens_per_call"]]
-            figures.append(ours["limit_share"])
-            same = f"{ours['same']} of {ours['prompts']}"
-            what = (raw["settings"]["dtype"], task, ours["prompts"])
-            rows.append((*what, *map(_speed, figures), same))
-    header = ("dtype", "task", "prompts", "lookup (10)", "ngramspec", "over lookup")
+            ways = by_way["prompt lookup 10"], by_way["ngramspec"]
+            speeds = (f"{each['ratio']:.2f} ({each['ratio_worst']:.2f})" for each in ways)
+            lookup, ours = ways
+            figures = (ours["ratio"] / lookup["ratio"], ours["tokens_per_call"])
+            more = map(_speed, (*figures, ours["limit_share"]))
+            text = "forced" if settings["same_text"] else f"{ours['same']} of {ours['prompts']}"
+            what = (settings["dtype"], raw["where"]["instructions"], task, ours["prompts"])
+            rows.append((*what, *speeds, *more, text))
+    header = ("dtype", "instructions", "task", "prompts", "lookup (10)", "ngramspec", "over lookup")
     return markdown((*header, "tokens per call", "of the limit", "same text"), rows)
 
 
-def speed(*files: Raw) -> str:
-    """Speedup over the baseline by dtype and task, next to prompt lookup's: README's table."""
+def nothing(*files: Raw) -> str:
+    """Speed relative to the baseline's on random text."""
     rows = []
     for raw in files:
-        settings, instructions = raw["settings"], raw["where"].get("instructions")
-        dtype = f"{settings['dtype']} ({instructions})" if instructions else settings["dtype"]
-        for task, by_way in _by_task(raw).items():
-            ours, lookup = by_way["ngramspec"], by_way.get("prompt lookup 10")
-            figures = [
-                f"{each['ratio']:.2f} ({each['ratio_worst']:.2f})" if each else "not measured"
-                for each in (lookup, ours)
-            ]
-            text = "forced" if settings["same_text"] else f"{ours['same']} of {ours['prompts']}"
-            rows.append((dtype, task, *figures, text))
-    return markdown(("dtype", "task", "prompt lookup", "ngramspec", "same text"), rows)
-
-
-def nothing(raw: Raw) -> str:
-    """Speed relative to the baseline's on random text."""
-    ours = next(row for row in raw["summary"] if row["way"] == "ngramspec")
-    settings = raw["settings"]
-    what = (settings["dtype"], ours["prompts"], settings["new"], settings["repeats"])
-    ratios = (ours["ratio_median"], ours["ratio"], ours["ratio_worst"])
-    header = ("dtype", "prompts", "new tokens", "rounds", "median", "mean", "worst prompt")
-    return markdown(header, [(*what, *(_speed(each, 3) for each in ratios))])
+        ours = next(row for row in raw["summary"] if row["way"] == "ngramspec")
+        settings, instructions = raw["settings"], raw["where"]["instructions"]
+        what = (settings["dtype"], instructions, ours["prompts"], settings["repeats"])
+        ratios = (ours["ratio_median"], ours["ratio"], ours["ratio_worst"])
+        rows.append((*what, *(_speed(each, 3) for each in ratios)))
+    header = ("dtype", "instructions", "prompts", "rounds", "median", "mean", "worst prompt")
+    return markdown(header, rows)
 
 
 def lengths(*files: Raw) -> str:
@@ -176,9 +189,10 @@ def compiled(raw: Raw) -> str:
     names |= {"ngramspec, compiled": "ngramspec, compiled"}
     names |= {"ngramspec, width 16, compiled": "`width=16`"}
     rows = []
-    for text, rates in _rates(raw):
+    for task, by_way in _by_task(raw).items():
+        rates = {way: row["tokens_per_second"] for way, row in by_way.items()}
         ratio = rates["ngramspec, compiled"] / rates["plain, compiled"]
-        rows.append((text, *(f"{rates[way]:.1f}" for way in names), _speed(ratio)))
+        rows.append((task, *(f"{rates[way]:.1f}" for way in names), _speed(ratio)))
     return markdown(("demo text", *names.values(), "compiled, over compiled baseline"), rows)
 
 
@@ -401,11 +415,24 @@ def divergence(*files: Raw) -> str:
     for raw in files:
         settings = raw["settings"]
         units = [unit for unit, count in raw["histogram_ulps"].items() if count]
-        what = (settings["dtype"], settings["batch"], settings["prompts"], settings["tokens"])
+        way = "plain `generate`" if settings.get("plain") else "ngramspec"
+        what = (settings["dtype"], way, settings["batch"], settings["prompts"], settings["tokens"])
         counts = (raw["ties"] + raw["wrong"], raw["wrong"])
         rows.append((*what, *counts, units[-1] if units else ""))
-    header = ("dtype", "rows", "texts", "tokens", "differ", "not by a tie")
+    header = ("dtype", "compared", "rows", "texts", "tokens", "differ", "not by a tie")
     return markdown((*header, "largest gap, units in the last place"), rows)
+
+
+def near_ties(ours: Raw, control: Raw) -> str:
+    """What README says about the texts that differ, and about those of other batches."""
+    settings = ours["settings"]
+    differ, others = (raw["ties"] + raw["wrong"] for raw in (ours, control))
+    return (
+        f"In {settings['dtype']}, {differ} of {settings['prompts']} texts of"
+        f" {settings['tokens']} tokens differed from the baseline's. Without any speculation,"
+        f" {others} of the same texts differ between plain `generate` of single prompts and of"
+        f" batches of {control['settings']['batch']}."
+    )
 
 
 def alpha_sampling(raw: Raw) -> str:
@@ -559,14 +586,23 @@ def llama(*files: Raw, names: Sequence[str]) -> str:
     return markdown((*header, "time of the prefill"), rows)
 
 
-def editor(*files: Raw, names: Sequence[str]) -> str:
-    """The editor benchmark, with a name for each raw file."""
+def editor(*files: Raw) -> str:
+    """Medians of the editor benchmark and 95th percentiles, a column for each server."""
+    names = {"ngramspec": "ngramspec serve", "ngramspec, no corpus": "no corpus"}
+    names |= {"ngramspec, no drafts": "no drafts", "transformers": "transformers serve"}
+    names |= {"llama_cpp": "llama_cpp.server"}
+    modes = {"typing": "every 0.3 s, 3 of 4 cancelled", "pauses": "after pauses"}
+    modes |= {"undo": "after pauses, each twice"}
+    shown = [name for name in names if any(f"first_{name}" in raw for raw in files)]
     rows = []
-    for mode, raw in zip(names, files, strict=True):
-        for what, key in (("first token", "first"), ("whole line", "line")):
-            servers = (raw[f"{key}_{server}"] for server in ("ngramspec", "transformers"))
-            cells = (f"{each['median']:.2f} ({each['p95']:.2f})" for each in servers)
-            ratio = raw[f"{key}_ratio_transformers"]["median"]
-            rows.append((mode, what, *cells, _speed(ratio, 1)))
-    header = ("requests", "seconds to the", "ngramspec serve", "transformers serve")
-    return markdown((*header, "ratio of medians"), rows)
+    for raw in files:
+        settings = raw.get("settings") or raw["arguments"]  # of an older version
+        what = (settings["model"].removesuffix("-greedy"), settings["dtype"])
+        mode = modes[settings["mode"]] + ", fill in the middle" * settings.get("infill", False)
+        for part, key in (("first token", "first"), (settings.get("until", "line"), "line")):
+            found = (raw.get(f"{key}_{name}") for name in shown)
+            times = (f"{each['median']:.2f} ({each['p95']:.2f})" if each else "" for each in found)
+            rows.append((*what, mode, f"seconds to the {part}", *times))
+        if right := raw.get("right"):
+            rows.append((*what, mode, "right lines", *(right.get(name, "") for name in shown)))
+    return markdown(("model", "dtype", "requests", "", *(names[name] for name in shown)), rows)

@@ -148,7 +148,7 @@ def measure(
         return model.generate(**given | more), DecodeStats()
 
     def speculate(**more: Any) -> tuple[torch.Tensor, DecodeStats]:
-        speculator = Speculator(tree=arguments.tree or "auto", gamma=arguments.gamma or "auto")
+        speculator = Speculator()
         return generate(model, speculator=speculator, **given | more), speculator.stats
 
     calls: dict[str, Callable[..., tuple[torch.Tensor, DecodeStats]]]
@@ -182,8 +182,6 @@ def add_arguments(options: Options) -> None:
     options.add("--beams", type=int, nargs="+", default=[1, 4])
     options.count("--batches", 3, "batches of each size")
     options.count("--layers", LARGE["decoder_layers"], "layers of encoder and decoder")
-    options.add("--gamma", type=int, help="tokens of a draft; default: by cost")
-    options.add("--tree", type=int, help="nodes of a draft; default: by cost")
     add_run(options, repeats=3, new=LONGEST_SUMMARY)
 
 

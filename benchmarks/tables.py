@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks import renderers
+from benchmarks import chart, renderers
 from benchmarks.__main__ import MODULES
 from benchmarks.renderers import Raw
 from ngramspec.options import PRESETS
@@ -40,7 +40,11 @@ class Table:
         sources: files and folders that its figures depend on.
         render: makes the table in Markdown from the raw files, in the order of ``commands``.
         kept: the part of a raw file that is kept.
-        earlier: raw files of machines not at hand; they are shown first and never measured.
+        earlier: raw files of an older version, on machines not at hand; they are shown first and
+            never measured.
+        draw: writes docs/pictures/NAME.svg from the raw files, to a path, with a text that
+            identifies them.
+        sentence: it is a sentence of a page that another table supports, and empty until measured.
         environment: the folder of the environment that runs the commands, relative to the root;
             None: the current one. ``make test-engines`` and ``make test-llama`` make the others.
     """
@@ -50,6 +54,8 @@ class Table:
     render: Callable[..., str]
     kept: Callable[[Raw], Raw] = lambda raw: raw
     earlier: Sequence[str] = ()
+    draw: Callable[..., None] | None = None
+    sentence: bool = False
     environment: str | None = None
 
 
@@ -61,7 +67,6 @@ _DEMO += " --dtype bfloat16 --lookup 10"
 _TASKS = "--tasks summary answer chat edit tools --lookup 10 --prompts-per-task 6 --repeats 1"
 _RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 3"
 _CHAINS = " ".join(f'--speculator {{"gamma":{gamma},"tree":null}}' for gamma in (5, 10, 20))
-_BATCH = f"benchmarks batch --traces {PUBLIC} --dtype float32 --repeats 2 --sizes 4 8"
 
 
 def table(
@@ -77,18 +82,16 @@ def table(
     return Table(given, (*sources, *sorted(files)), render, **more)
 
 
-WHOLE = {
-    "e2e_bfloat16": f"{BENCH} --dtype bfloat16 {_TASKS}",
-    "e2e_float32": f"{BENCH} --dtype float32 {_TASKS}",
-}
 RANDOM = {
     "e2e_nothing": f"{BENCH} --dtype bfloat16 {_RANDOM}",
     "e2e_nothing_float32": f"{BENCH} --dtype float32 {_RANDOM}",
 }
-
-
-def _nothing(stem: str) -> Table:
-    return table({stem: RANDOM[stem]}, renderers.nothing, WHOLE_CALLS)
+_MODELS = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
+_MODELS += " build/models/smollm2"
+_EDITOR = "benchmarks editor --model build/models/qwen2.5-coder-0.5b-greedy --repository ngramspec"
+_EDITOR += " --infill --dtype bfloat16 --context 500 --llama-python .venv-llama/bin/python"
+_EDITOR += " --llama-gguf build/models/gguf/qwen2.5-coder-0.5b-bf16.gguf"
+_DIVERGENCE = "benchmarks divergence --dtype"
 
 
 def _preset(name: str) -> str:
@@ -103,22 +106,27 @@ TABLES: dict[str, Table] = {
         renderers.demo,
         (*WHOLE_CALLS, "ngramspec/measure/data"),
     ),
-    "speed": table(
-        WHOLE | RANDOM,
-        renderers.speed,
+    "chart": table(
+        {"models": _MODELS, "e2e_nothing_float32": RANDOM["e2e_nothing_float32"]},
+        renderers.chart,
         WHOLE_CALLS,
-        earlier=("e2e_bfloat16_amx", "e2e_nothing_amx", "e2e_bfloat16_avx2"),
+        draw=chart.draw,
     ),
-    "batches": table(
-        {
-            "batch_wall": f"{_BATCH} --groups summary answer edit",
-            "batch_nothing": f"{_BATCH} --groups nothing",
-        },
-        renderers.batches,
+    **{
+        name: table({name.replace("-", "_"): _MODELS + more}, renderers.models, WHOLE_CALLS)
+        for name, more in (
+            ("models", ""),
+            ("models-long", " --texts long"),
+            ("models-batch4", " --batch 4"),
+        )
+    },
+    "whole-calls": table(
+        {f"e2e_{dtype}": f"{BENCH} --dtype {dtype} {_TASKS}" for dtype in ("bfloat16", "float32")},
+        renderers.whole_calls,
+        WHOLE_CALLS,
+        earlier=("e2e_bfloat16_amx", "e2e_bfloat16_avx2"),
     ),
-    "whole-calls": table(WHOLE, renderers.whole_calls, WHOLE_CALLS),
-    "nothing": _nothing("e2e_nothing"),
-    "nothing-float32": _nothing("e2e_nothing_float32"),
+    "nothing": table(RANDOM, renderers.nothing, WHOLE_CALLS, earlier=("e2e_nothing_amx",)),
     "lengths": table(
         {
             f"lengths_{length}": f"ngramspec bench --prompts {PUBLIC} --dtype bfloat16 --tasks"
@@ -212,11 +220,25 @@ TABLES: dict[str, Table] = {
     ),
     "divergence": table(
         {
-            f"divergence_{dtype}_batch{rows}": f"benchmarks divergence --dtype {dtype}"
-            f" --batch {rows}"
+            f"divergence_{dtype}_batch{rows}": f"{_DIVERGENCE} {dtype} --batch {rows}"
             for dtype, rows in (("float32", "1"), ("float32", "8"), ("bfloat16", "1"))
         },
         renderers.divergence,
+    ),
+    "divergence-plain": table(
+        {
+            f"divergence_{dtype}_plain": f"{_DIVERGENCE} {dtype} --plain --batch 8"
+            for dtype in ("float32", "bfloat16")
+        },
+        renderers.divergence,
+    ),
+    "near-ties": table(
+        {
+            "divergence_bfloat16_batch1": f"{_DIVERGENCE} bfloat16 --batch 1",
+            "divergence_bfloat16_plain": f"{_DIVERGENCE} bfloat16 --plain --batch 8",
+        },
+        renderers.near_ties,
+        sentence=True,
     ),
     "alpha-sampling": table(
         {
@@ -284,8 +306,12 @@ TABLES: dict[str, Table] = {
         environment=".venv-llama",
     ),
     "editor": table(
-        {f"editor_{mode}": f"benchmarks editor --mode {mode}" for mode in ("typing", "pauses")},
-        partial(renderers.editor, names=("every 0.3 s, 3 of 4 cancelled", "after pauses of 1 s")),
+        {
+            "editor_line": f"{_EDITOR} --requests 2 --mode undo --functions 60",
+            "editor_block": f"{_EDITOR} --requests 2 --until block --tokens 96 --functions 20",
+        },
+        renderers.editor,
         (*LOOP, "ngramspec/server"),
+        earlier=("editor_llama", "editor_typing", "editor_pauses"),
     ),
 }

@@ -29,10 +29,11 @@ def table() -> str:
 
 
 def _title(see: str) -> str:
-    """The heading of a page, or of a section of this page."""
-    if see.startswith("#"):
-        return see[1:].replace("-", " ").capitalize()
-    return (PAGE.parent / see).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    """The heading of a page, or of a section."""
+    file, _, section = see.partition("#")
+    if section:
+        return section.replace("-", " ").capitalize()
+    return (PAGE.parent / file).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def page() -> str:

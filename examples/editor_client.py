@@ -5,7 +5,7 @@ the two texts can differ where two tokens are nearly tied::
 
     ngramspec serve --dtype float32
 
-The open file goes along as ``reference``, and the answer is streamed. ``X-Session`` ends an older
+The open file is sent as ``reference``, and the answer is streamed. ``X-Session`` ends an older
 request of the same editor that is still running. Output on two CPU cores::
 
     def area(width, height):

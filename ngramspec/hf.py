@@ -403,7 +403,7 @@ class Enabled:
         return self.speculator.stats
 
     def disable(self) -> None:
-        """Switch it off; the last one restores the model's ``generate``. Further calls do nothing.
+        """Switch speculation off; further calls do nothing.
 
         Calls that are running end with speculation.
         """
@@ -421,13 +421,13 @@ class Enabled:
 
 
 def enable(model: Any, speculator: Speculator | None = None) -> Enabled:
-    """Make every ``model.generate`` speculative, pipelines' calls included, until ``disable``.
+    """Speculate in every call of ``model.generate``, also in pipelines, until ``disable``.
 
     It replaces the ``generate`` of this one model object for all threads. It can be enabled several
     times, for example in threads, and disabled in any order: the newest Speculator is used. A call
     that has a ``custom_generate`` argument is not changed, nor is a ``generate`` that other code
-    sets on the model. A call that does not support speculation runs as without it, which is logged
-    once, unless the Speculator has ``unsupported="error"``. A deep copy or a pickle of the model is
+    sets on the model. An unsupported call runs without speculation, which is logged once, unless
+    the Speculator has ``unsupported="error"``. A deep copy or a pickle of the model is
     independent and has the original ``generate``. A shallow copy (``copy.copy``) shares the
     replaced ``generate``, as it shares the weights.
 

@@ -138,16 +138,16 @@ class Options:
         ' width="fit". None: drafts are chains. N: drafts are token trees of at most N nodes, and N'
         " replaces gamma_max. Drafts are chains if the target cannot verify trees. For N,"
         " stats.chains has the reason",
-        page="trees.md",
+        page="advanced.md#trees",
     )
     verification: Verification = option(
         default="exact",
         words=get_args(Verification),
         doc='"exact": the output has the target\'s text (greedy) or distribution (sampled).'
-        ' "match": also, with the same seed the text is that of the baseline for stochastic drafts,'
-        ' too, because draft probabilities are ignored. "typical": tokens that are probable enough'
-        " under the target are accepted, which changes the distribution",
-        page="sampling.md",
+        ' "match": also, stochastic drafts give plain generate\'s text for the same seed, because'
+        ' draft probabilities are ignored. "typical": tokens that are probable enough under the'
+        " target are accepted, which changes the distribution",
+        page="text.md#sampling",
     )
     lenience: float = option(
         default=1.0,
@@ -181,10 +181,10 @@ class Options:
         high=4096,
         doc='positions of each forward after the prefill. "fit": as many as the draft needs. N, a'
         " multiple of 8: forwards are padded to N positions, so that the text is independent of the"
-        " drafter in bfloat16, too (sampled text: if drafts are deterministic or verification is"
+        " drafts in bfloat16, too (sampled text: if drafts are deterministic or verification is"
         ' "match"). N needs a batch of one, and a static cache or, on a CPU, a dynamic cache with'
         " eager attention",
-        page="fixed-width.md",
+        page="text.md#fixed-width",
     )
     compiled: bool | None = option(
         default=None,
@@ -193,7 +193,7 @@ class Options:
         " None: where the baseline compiles (GPUs with static caches), with the call's"
         ' compile_config. True: on a CPU, too. False: never. With width="fit", compiled forwards'
         " are padded to a few widths. With CUDA graphs, calls must not overlap",
-        page="compiled.md",
+        page="advanced.md#compiled-forwards",
     )
     policy: Policy = option(
         default="value",
@@ -204,7 +204,7 @@ class Options:
     calibration: Calibrated = option(
         default="shared",
         words=CALIBRATIONS,
-        doc='"shared": calls share what they learn about how often drafts are right, which holds no'
+        doc='"shared": calls share the learned estimates of how often drafts are right, without any'
         ' text. "request": no call\'s drafts depend on another call',
     )
     unsupported: Unsupported | None = option(

@@ -32,7 +32,7 @@ class DecodeStats:
     Attributes:
         runs: generations; each has one prefill, which emits its first token.
         prefill_drafted: draft tokens that prefills verified after the prompt.
-        prefill_accepted: accepted ones of them.
+        prefill_accepted: how many of these were accepted.
         target_calls: target forwards after the prefill.
         emitted: tokens committed by those forwards.
         drafted: draft tokens.
@@ -40,7 +40,7 @@ class DecodeStats:
         accepted: accepted draft tokens.
         reference_drafted: draft tokens that continue the reference text, those of prefills included
             (a token that it has after the same two tokens).
-        reference_accepted: accepted ones of them.
+        reference_accepted: how many of these were accepted.
         plain_steps: target calls without a draft.
         host_syncs: transfers of the target's results to the host.
         chains: number of runs with ``tree=N`` that had chains, by reason.

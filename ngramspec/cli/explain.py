@@ -44,8 +44,8 @@ def add_arguments(options: Options) -> None:
     help = "JSON lines as 'ngramspec record' reads them (default: the demo's texts)"
     options.path("--prompts", "FILE", help)
     options.flag("--raw", "do not use the model's chat template")
-    options.count("--count", 8, "prompts at most")
-    options.count("--tokens", 128, "new tokens of each")
+    options.count("--count", 8, "maximum number of prompts")
+    options.count("--tokens", 128, "new tokens for each prompt")
     options.count("--repeats", 3, "timed rounds")
     options.path("--html", "OUT", "write a self-contained page")
     options.json()

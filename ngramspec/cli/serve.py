@@ -36,33 +36,33 @@ def add_arguments(options: Options) -> None:
     options.drafter()
     heads = options.exclusive()
     heads.text("--assistant", "FOLDER", "a small draft model with the target's tokenizer")
-    heads.flag("--mtp", "the model's MTP layers draft, too")
-    options.text("--name", "NAME", "of the model (default: its own)")
-    help = "of ngramspec corpus build, to draft from; NAME=FILE names it; may be repeated"
+    heads.flag("--mtp", "also draft with the model's MTP layers")
+    options.text("--name", "NAME", "name of the model in responses (default: its own)")
+    help = "a corpus to draft from; NAME=FILE names it; may be repeated"
     options.repeated("--corpus", "FILE", help)
-    options.add("--host", default="127.0.0.1", help="to bind to (default: 127.0.0.1)")
-    help = "names, by commas, that requests may have as their Host apart from localhost and --host"
-    options.repeated("--allowed-hosts", "NAMES", f"{help}; '*': any; may be repeated")
-    options.count("--port", 8012, "to listen on; 0: a free one")
-    help = "only these may ask; may be repeated; also from NGRAMSPEC_API_KEYS, by commas"
+    options.add("--host", default="127.0.0.1", help="address to bind to (default: 127.0.0.1)")
+    help = "further names to accept in the Host header, separated by commas, or '*'"
+    options.repeated("--allowed-hosts", "NAMES", f"{help}; may be repeated")
+    options.count("--port", 8012, "port to listen on; 0: a free one")
+    help = "require this key; may be repeated; also from NGRAMSPEC_API_KEYS, by commas"
     options.repeated("--api-key", "USER=KEY", help)
-    help = "of a request: answer 400, or name them in the header X-Ignored-Fields (default: refuse)"
+    help = "for unknown fields: answer 400, or name them in X-Ignored-Fields (default: refuse)"
     options.add("--unknown-fields", choices=("refuse", "warn"), default="refuse", help=help)
-    help = "requests that name another model: answer with this one, or 404 (default: answer)"
+    help = "answer requests for another model with this one, or with 404 (default: answer)"
     options.add("--other-models", choices=("answer", "refuse"), default="answer", help=help)
     limits = options.group("limits")
-    limits.count("--max-tokens", 256, "of an answer whose request sets no limit")
-    limits.text("--context", "N", "tokens of prompt and answer", type=int)
-    limits.count("--max-body", 4, "MiB of a request")
+    limits.count("--max-tokens", 256, "maximum tokens of an answer whose request sets no limit")
+    limits.text("--context", "N", "maximum tokens of prompt and answer", type=int)
+    limits.count("--max-body", 4, "maximum MiB of a request's body")
     limits.count("--cache", 2048, "MiB of key-value caches kept between requests")
-    limits.count("--cache-of-key", 1024, "MiB of those of one API key")
+    limits.count("--cache-of-key", 1024, "MiB of key-value caches kept for one API key")
     limits.count("--shared", 64, "MiB of answers that later requests of a user draft from")
-    help = "redis://HOST:PORT: servers share these answers over Redis; also from NGRAMSPEC_SYNC"
+    help = "redis://HOST:PORT, to share these answers between servers; also from NGRAMSPEC_SYNC"
     limits.text("--sync", "ADDRESS", help)
-    limits.count("--active", 8, "answers that take turns")
-    limits.count("--waiting", 64, "answers that wait; more are refused")
-    limits.count("--grammar-seconds", 10, "that compiling one JSON schema may take")
-    limits.count("--drain", 30, "seconds that running answers have after SIGTERM")
+    limits.count("--active", 8, "maximum answers that are generated at the same time")
+    limits.count("--waiting", 64, "maximum answers that wait; further requests are refused")
+    limits.count("--grammar-seconds", 10, "maximum seconds to compile a JSON schema")
+    limits.count("--drain", 30, "seconds that running answers get after SIGTERM")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from ngramspec.cli.options import Options, UsageError, counted
 if TYPE_CHECKING:
     from ngramspec.wrap.folder import Group, Wrapped
 
-SUMMARY = "make a model folder speculative, for from_pretrained and transformers serve"
+SUMMARY = "write a model folder whose generate speculates"
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -24,22 +24,22 @@ def add_arguments(options: Options) -> None:
     options.drafter()
     options.policy()
     options.gamma()
-    options.count("--gamma-max", 64, "most tokens drafted in a step")
+    options.count("--gamma-max", 64, "maximum draft tokens per step")
     options.add(
         "--shared",
         nargs="?",
         const="outputs",
         choices=("outputs", "all"),
-        help="all requests share a store in memory of earlier outputs, or with all:"
-        " prompts, too. Clients who can time requests can infer some of its contents",
+        help="share a store of earlier outputs, or with all: also of prompts, between all requests."
+        " Clients who can time requests can infer some of its contents",
     )
     options.repeated("--corpus", "FILE", "a corpus to draft from; may be repeated", type=Path)
     options.flag(
         "--copy",
-        "copy the weights. By default they are hard links (symbolic ones between disks),"
-        " which take no space; then overwriting OUT_DIR's weights overwrites MODEL_DIR's",
+        "copy the weights instead of linking them. If OUT_DIR's weights are links, overwriting them"
+        " overwrites MODEL_DIR's",
     )
-    help = "write into an OUT_DIR that is not empty; files of the same names are replaced"
+    help = "write into an OUT_DIR that is not empty, and replace files of the same names"
     options.flag("--force", help)
 
 

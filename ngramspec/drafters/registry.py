@@ -90,7 +90,7 @@ def build_drafter(
     Args:
         spec: draft sources separated by ``+``, each ``name`` or ``name(key=value,...)``. "auto" is
             the best default for one request: "copy+ngram+unigram", and Token Recycling ("recycle")
-            in trees where a forward of many positions costs hardly more than one. One head may
+            in trees where a forward of many positions costs little more than one. One head may
             follow: "auto+model(FOLDER)" or "auto+mtp".
         policy: "value": at every position the most probable token is drafted, whichever source it
             comes from. Every token has a confidence, and a draft ends where expected tokens per

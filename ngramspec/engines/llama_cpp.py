@@ -87,7 +87,7 @@ class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
 
     ``Llama`` needs ``logits_all=True``, or n_batch >= n_ctx. With any draft model it keeps the
     logits of every position, but otherwise in a buffer of only n_batch positions. After these
-    ``Llama.eval`` fails ("could not broadcast"), whatever is drafted.
+    ``Llama.eval`` fails ("could not broadcast"), with any draft.
 
     Costs of wider evaluations are learned from the times between calls: see ``LlamaCosts``.
 

@@ -299,7 +299,7 @@ class Rows:
         k: maximum number of tokens (nodes of a tree) drafted for a row, >= 1.
         vocab: size of the target's vocabulary.
         max_len: maximum number of tokens of a text. Drafts leave room for the token after them.
-        costs: costs of steps; None: drafts have up to ``k`` tokens, whatever their cost.
+        costs: costs of steps; None: drafts have up to ``k`` tokens, regardless of their cost.
         tree: whether drafts may be trees.
         max_sessions: maximum number of known texts.
         max_bytes: maximum bytes of texts and sessions that report their size.

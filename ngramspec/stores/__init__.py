@@ -95,7 +95,7 @@ class Source(NotCopied):
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """The SHA-256 of a tokenizer's vocabulary, 64 hex digits, whatever the tokenizer's class."""
+    """The SHA-256 of a tokenizer's vocabulary, 64 hex digits, for any class of tokenizer."""
     digest = hashlib.sha256()
     pieces = vocabulary_of(tokenizer).items()
     for piece, number in sorted(pieces, key=lambda item: (item[1], item[0])):

@@ -144,7 +144,7 @@ def packed(codes: Int32, width: int) -> list[Any]:
 
 
 SUFFIX = ".ngc"
-REHEARSED_TOKENS = 512  # measured in docs/internals/value-engine.md
+REHEARSED_TOKENS = 512
 MAX_RECIPE_BYTES = 1 << 20  # longer recipes are truncated when read, and so refused
 KIND = FileKind(
     magic=b"\x89NGC\r\n\x1a\n",

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,11 @@ def test_a_table_equals_its_raw_files(name):
     assert tables, f"no page has the table {name}"
     for written, current in tables:
         assert written == current, "run: python -m benchmarks figures --pages"
+
+
+def test_pictures_show_their_raw_files():
+    for path, version, _ in figures.pictures():
+        assert figures.is_drawn(path, version), "run: python -m benchmarks figures --pages"
 
 
 def test_every_marked_table_is_known():
@@ -124,6 +130,37 @@ def test_a_table_says_where_its_raw_files_were_measured(small, tmp_path):
     (tmp_path / "raw.json").write_text('{"value": 3}')
     line = figures.rendered("small", tmp_path / "page.md").splitlines()[-1]
     assert line.endswith("[raw.json](raw.json), measured before commits were recorded.")
+
+
+def test_raw_files_of_an_older_version_are_marked(small, tmp_path, monkeypatch):
+    (tmp_path / "raw.json").write_text('{"value": 3}')
+    monkeypatch.setitem(TABLES, "small", replace(small, commands={}, earlier=("raw",)))
+    line = figures.rendered("small", tmp_path / "page.md").splitlines()[-1]
+    assert "[raw.json](raw.json), measured with an older version; measured before" in line
+
+
+def test_a_sentence_is_left_out_until_it_is_measured(small, tmp_path, monkeypatch):
+    sentence = replace(small, sentence=True, render=lambda raw: f"{raw['value']} of 9.")
+    monkeypatch.setitem(TABLES, "small", sentence)
+    assert figures.rendered("small", tmp_path / "page.md") == ""
+    (tmp_path / "raw.json").write_text('{"value": 3}')
+    assert figures.rendered("small", tmp_path / "page.md") == "3 of 9."
+
+
+def test_a_picture_is_drawn_once_until_its_raw_files_change(small, tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(path, version, raw):
+        drawn.append(raw["value"])
+        path.write_text(f"{raw['value']} {version}")
+
+    monkeypatch.setitem(TABLES, "small", replace(small, draw=draw))
+    monkeypatch.setattr(figures, "PICTURES", tmp_path)
+    for value in (3, 3, 4):
+        (tmp_path / "raw.json").write_text(json.dumps({"value": value}))
+        assert figures.run(arguments(pages=True)) == 0
+    assert drawn == [3, 4]
+    assert (tmp_path / "small.svg").read_text().startswith("4 ")
 
 
 def test_the_hash_depends_on_names_and_contents_of_source_files(tmp_path, monkeypatch):

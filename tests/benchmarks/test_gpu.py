@@ -10,7 +10,6 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.__main__ import main
-from benchmarks.attention import attention
 from ngramspec.measure.bench import by_model
 from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.tasks import Prompt
@@ -66,7 +65,7 @@ def test_folded_heads_attend_to_the_same_keys():
     q = torch.randn(1, 32, n, 128)
     k, v = torch.randn(2, 1, 8, keys, 128)
     mask = torch.ones(n, keys, dtype=torch.bool).tril(keys - n)[None, None]
-    folded, repeated = (attention(way, q, k, v, mask) for way in ("folded", "repeated"))
+    folded, repeated = (gpu.attend_as(way, q, k, v, mask) for way in ("folded", "repeated"))
     torch.testing.assert_close(folded, repeated)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.parts import Parts
+from benchmarks.gpu import Parts
 
 
 class Clock:

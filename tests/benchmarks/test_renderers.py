@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+from xml.etree import ElementTree
 
+from benchmarks.chart import draw
 from benchmarks.editor import Answer, report
 from benchmarks.renderers import (
     beams,
+    chart,
     demo,
     divergence,
     editor,
@@ -15,11 +19,14 @@ from benchmarks.renderers import (
     host_time,
     llama,
     models,
+    near_ties,
+    nothing,
     parity,
     samples,
     stores,
     summaries,
     vllm,
+    whole_calls,
 )
 
 
@@ -30,13 +37,10 @@ def cells(table: str) -> list[list[str]]:
     ]
 
 
-def test_the_demo_is_of_whole_calls_or_of_earlier_raw_files():
+def test_the_demo_is_compared_with_both():
     rates = {"plain": 10.0, "prompt lookup 10": 15.0, "ngramspec": 30.0}
     rows = [{"task": "edit", "way": way, "tokens_per_second": rate} for way, rate in rates.items()]
-    earlier = {"plain": 10.0, "lookup": 15.0, "ours": 30.0}
-    expected = [["edit", "10.0", "15.0", "30.0", "3.00", "2.00"]]
-    assert cells(demo({"summary": rows})) == expected
-    assert cells(demo({"rows": [{"text": "edit", "tokens_per_second": earlier}]})) == expected
+    assert cells(demo({"summary": rows})) == [["edit", "10.0", "15.0", "30.0", "3.00", "2.00"]]
 
 
 def test_host_time_has_the_assumed_speeds_of_undrafted_steps():
@@ -65,23 +69,98 @@ def test_summaries_are_means_over_batches():
     assert cells(summaries(*files)) == [["sentences of the article", *mean]]
 
 
-def test_models_have_the_mean_the_worst_prompt_and_the_better_lookup():
-    known = {"model": "m", "dtype": "float32", "mode": "greedy", "task": "edit", "batch": 1}
+def results() -> dict:
+    """Two prompts in float32, one in bfloat16, a batch, and a model that is not shown."""
+    known = {"model": "smollm2", "dtype": "float32", "mode": "greedy", "task": "edit"}
     speeds = [
         {"plain": 10, "lookup 3": 10, "lookup": 20, "ours": 40},
         {"plain": 10, "lookup 3": 20, "lookup": 5, "ours": 10},
     ]
     rows = [
-        {**known, "tokens_per_second": each, "same_as_plain": {"ours": each is speeds[0]}}
-        for each in speeds
+        {**known, "tokens_per_second": each, "same_as_plain": {"ours": at == 0}}
+        for at, each in enumerate(speeds)
     ]
-    half = {**rows[0], "dtype": "bfloat16"}
-    four = {**half, "batch": 4, "tokens_per_second": {"plain": 10, "ours": 30}}
-    table = models({"rows": [*rows, half, four]})
-    assert "| model | task | float32, greedy | bfloat16, greedy | same text, float32 |" in table
-    assert cells(table) == [
-        ["m", "edit", "2.00 (1.00; 1.41)", "4.00 (4.00; 2.00)", "1 of 2"],
-        ["m", "edit, 4 rows", "", "3.00 (3.00)", ""],
+    rows.append({**rows[0], "mode": "sampled"})
+    rows.append({**rows[0], "dtype": "bfloat16"})
+    rows.append({**rows[0], "task": "summary 8000", "tokens_per_second": {"plain": 1, "ours": 3}})
+    rows.append({**rows[0], "model": "another"})
+    rows = [{**row, "tokens_per_call": 2.0} for row in rows]
+    return {"rows": rows, "settings": {"repeats": 1, "max_new_tokens": 96}}
+
+
+def test_models_have_the_mean_the_worst_prompt_and_the_better_lookup():
+    assert cells(models(results())) == [
+        [*plan.split(", "), *figures]
+        for plan, figures in {
+            "SmolLM2-135M, float32, greedy, edit": ["1.41 (1.00)", "2.00 (1.00)", "1 of 2", "2.00"],
+            "SmolLM2-135M, float32, greedy, summary 8000": ["", "3.00 (3.00)", "1 of 1", "2.00"],
+            "SmolLM2-135M, float32, sampled, edit": [
+                "2.00 (2.00)",
+                "4.00 (4.00)",
+                "1 of 1",
+                "2.00",
+            ],
+            "SmolLM2-135M, bfloat16, greedy, edit": [
+                "2.00 (2.00)",
+                "4.00 (4.00)",
+                "1 of 1",
+                "2.00",
+            ],
+        }.items()
+    ]
+
+
+def short() -> dict:
+    """The results of the public texts, without long ones."""
+    raw = results()
+    return {**raw, "rows": [row for row in raw["rows"] if row["task"] == "edit"]}
+
+
+def test_the_sentence_of_the_chart_has_its_means_and_the_worst_prompt():
+    random = {"summary": [{"way": "ngramspec", "ratio": 1.02, "ratio_worst": 0.97}]}
+    text = chart(short(), random)
+    assert text.startswith("![")
+    assert "**2.00** times as fast as with plain `generate` and **1.41** times as fast" in text
+    assert "(geometric means over 2 prompts)" in text
+    assert "it is 4.00 and 2.00 times as fast. The worst prompt runs at **1.00** times" in text
+    assert "at 1.02 times (its worst prompt: 0.97). Each prompt ran once in each way" in text
+
+
+def test_the_chart_shows_models_tasks_means_and_a_dot_for_each_prompt(tmp_path):
+    path = tmp_path / "chart.svg"
+    draw(path, "the version", short())
+    root = ElementTree.parse(path).getroot()
+    said = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    for word in ("SmolLM2-135M", "edit code", "greedy", "2.00", "4.00", "1x"):
+        assert said.count(word) == 1 + (word == "1x"), word
+    assert "tool calls" not in said
+    assert "the version" in path.read_text()
+    assert path.read_text().count("#ffffff; stroke: #24292f") == 7  # and one in the legend
+
+
+def test_texts_that_differ_are_counted_next_to_those_of_other_batches():
+    settings = {"dtype": "bfloat16", "prompts": 9, "tokens": 8}
+    ours = {"settings": settings, "ties": 3, "wrong": 1}
+    control = {"settings": {"batch": 8}, "ties": 5, "wrong": 1}
+    text = near_ties(ours, control)
+    assert "4 of 9 texts of 8 tokens differed" in text
+    assert "6 of the same texts" in text
+    assert "batches of 8" in text
+
+
+def test_whole_calls_have_their_worst_prompt_and_instructions():
+    def row(way: str, ratio: float) -> dict:
+        known = {"task": "edit", "way": way, "prompts": 4, "same": 3, "tokens_per_call": 5.0}
+        known |= {"limit_share": 0.9, "ratio": ratio, "ratio_worst": ratio / 2}
+        return {**known, "ratio_median": ratio}
+
+    summary = [row("prompt lookup 10", 1.5), row("ngramspec", 3.0)]
+    settings = {"dtype": "bfloat16", "same_text": False, "repeats": 2}
+    raw = {"settings": settings, "where": {"instructions": "amx"}, "summary": summary}
+    speeds = ["1.50 (0.75)", "3.00 (1.50)", "2.00", "5.00", "0.90"]
+    assert cells(whole_calls(raw)) == [["bfloat16", "amx", "edit", "4", *speeds, "3 of 4"]]
+    assert cells(nothing(raw, raw)) == [
+        ["bfloat16", "amx", "4", "2", "3.000", "3.000", "1.500"] for _ in range(2)
     ]
 
 
@@ -106,9 +185,10 @@ def test_heads_are_means_over_groups():
 def test_divergences_are_counted_with_their_largest_gap():
     settings = {"dtype": "bfloat16", "batch": 1, "prompts": 9, "tokens": 8}
     raw = {"settings": settings, "ties": 3, "wrong": 1, "histogram_ulps": {"0": 2, "1": 1, ">8": 1}}
-    assert cells(divergence(raw)) == [["bfloat16", "1", "9", "8", "4", "1", ">8"]]
+    assert cells(divergence(raw)) == [["bfloat16", "ngramspec", "1", "9", "8", "4", "1", ">8"]]
+    settings["plain"] = True
     raw = {"settings": settings, "ties": 0, "wrong": 0, "histogram_ulps": {"0": 0, "1": 0}}
-    assert cells(divergence(raw))[0][-3:] == ["0", "0", ""]
+    assert cells(divergence(raw))[0][1:] == ["plain `generate`", "1", "9", "8", "0", "0", ""]
 
 
 def test_a_class_counts_once_by_its_worst_outcome():
@@ -149,18 +229,23 @@ def test_engines_are_compared_with_no_drafts():
     assert cells(llama(raw, names=["F32"])) == [["F32", "chat", "1.50", "0.50", "1.25"]]
 
 
-def test_the_server_is_compared_by_medians(tmp_path):
+def test_the_servers_are_compared_by_medians(tmp_path):
     path = tmp_path / "raw.json"
-    arguments = argparse.Namespace(command_line="", json=path)
+    settings = {"mode": "typing", "model": Path("folder/m"), "infill": True, "until": "block"}
+    arguments = argparse.Namespace(command_line="", json=path, dtype="float32", **settings)
     answers = [
-        Answer(server, "area", cursor, "", first=at * cursor, line=4 * at * cursor)
-        for at, server in enumerate(("ngramspec", "transformers"), 1)
+        Answer(server, "area", cursor, "", first=at * cursor, line=4 * at * cursor, right=at == 2)
+        for at, server in enumerate(("ngramspec", "llama_cpp"), 1)
         for cursor in (1, 2, 5)
     ]
     report(arguments, answers)
-    assert cells(editor(json.loads(path.read_text()), names=["typing"])) == [
-        ["typing", "first token", "2.00 (5.00)", "4.00 (10.00)", "2.0"],
-        ["typing", "whole line", "8.00 (20.00)", "16.00 (40.00)", "2.0"],
+    table = editor(json.loads(path.read_text()))
+    assert table.startswith("| model | dtype | requests |  | ngramspec serve | llama_cpp.server |")
+    typing = "every 0.3 s, 3 of 4 cancelled, fill in the middle"
+    assert cells(table) == [
+        ["m", "float32", typing, "seconds to the first token", "2.00 (5.00)", "4.00 (10.00)"],
+        ["m", "float32", typing, "seconds to the block", "8.00 (20.00)", "16.00 (40.00)"],
+        ["m", "float32", typing, "right lines", "", "3"],
     ]
 
 

@@ -1,4 +1,4 @@
-"""The types that greedy steps use are those that docs/internals/step.md lists."""
+"""The types that greedy steps use are those that docs/internals/index.md lists."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_internals_list_the_types_of_a_greedy_step(monkeypatch):
     prompt = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7]])
     tiny_llama().generate(prompt, custom_generate=Speculator(), max_new_tokens=24, do_sample=False)
     assert steps > 2
-    text = (ROOT / "docs/internals/step.md").read_text()
+    text = (ROOT / "docs/internals/index.md").read_text()
     rows = ((place, re.findall(r"`(\w+)`", names)) for place, names in ROW.findall(text))
     listed = {(each, place) for place, names in rows for each in names}
     assert found == listed
