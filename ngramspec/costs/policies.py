@@ -28,7 +28,8 @@ class GammaController(Protocol):
         """
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """Learn from a step that drafted ``drafted`` >= 1 tokens."""
+        """Learn from a step that drafted ``drafted`` >= 1 tokens. By default nothing."""
+        return None
 
     def keep(self, draft: Draft) -> Draft:
         """The part of a draft to verify. By default all of it."""
@@ -43,9 +44,6 @@ class FixedGamma(GammaController):
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
         return self._gamma, None
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        return None
 
 
 class HeuristicGamma(GammaController):

@@ -20,7 +20,7 @@ from ngramspec.decoding.row import OnFault, Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.call import CallStores
-from ngramspec.drafters.priority import CalibratedDrafter, path_along
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.errors import check_bool, check_int
 from ngramspec.stores.shared import Namespace
@@ -138,7 +138,7 @@ class KnownRow(Row):
             if self.draft.parents is None:
                 accepted = list(range(agreed(self.draft.tokens, state.tokens, begin, state.length)))
             else:
-                accepted = path_along(self.draft, state.tokens[begin : state.length].tolist())
+                accepted = self.draft.path_along(state.tokens[begin : state.length].tolist())
             if len(accepted) == state.length - begin:  # the engine verified no more of it
                 verified = len(accepted)
         self.observe(accepted, verified, None, new)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ngramspec.costs.engine import LearnedEngineCosts
-from ngramspec.costs.saved import GivenEngineCosts
+from ngramspec.costs.engine import GivenEngineCosts, LearnedEngineCosts
 from ngramspec.costs.steps import StepCosts
 from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.drafters.base import Drafter, DraftSession

@@ -9,8 +9,7 @@ import pytest
 from wrapping import letters
 
 import ngramspec
-from ngramspec.costs.engine import LearnedEngineCosts
-from ngramspec.costs.saved import GivenEngineCosts
+from ngramspec.costs.engine import GivenEngineCosts, LearnedEngineCosts
 from ngramspec.engines import vllm
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.vllm import NgramspecProposer
