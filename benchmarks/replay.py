@@ -24,11 +24,11 @@ from ngramspec.cli.options import Options, usable, write_json
 from ngramspec.costs.row_lengths import common_length, urgencies, worthwhile_rows
 from ngramspec.costs.steps import rejections_after, required_tokens, scaled
 from ngramspec.decoding.ragged import MAX_UNFINISHED_SHARE
-from ngramspec.draft import Draft, Float32, Int32, Verdict, verified_nodes
+from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.errors import check_int
-from ngramspec.measure.replay import Tally, accepted_path, cost_curve
+from ngramspec.measure.replay import Tally, cost_curve
 from ngramspec.measure.traces import Trace, by_group
 
 
@@ -54,13 +54,13 @@ class PlayedRow:
 
         The cost is not counted. ``sources`` are those of the drafter.
         """
-        path = accepted_path(draft.tokens.tolist(), draft, self._recorded, self.at)
+        path = draft.path_along(self._recorded[self.at : self.at + len(draft)])
         new = self.output[self.at : self.at + len(path) + 1]
-        verified = sum(1 for _ in verified_nodes(draft, path))
+        verdict = draft.verdict(path, new.tolist())
         if len(draft):
-            self.session.observe(draft, path, verified)
+            self.session.observe(draft, path, verdict.verified)
         self.session.extend(new)
-        tally.count_step(draft, Verdict(path, verified, new.tolist()), sources)
+        tally.count_step(draft, verdict, sources)
         self.at += len(new)
 
 

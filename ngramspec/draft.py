@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -171,6 +171,16 @@ class Draft:
                 return node
         return None
 
+    def path_along(self, tokens: Iterable[int]) -> list[int]:
+        """The nodes that agree with the tokens which follow the committed ones, in order."""
+        path = list[int]()
+        for token in tokens:
+            node = self.node_with(token, path[-1] + 1 if path else 0)
+            if node is None:
+                break
+            path.append(node)
+        return path
+
     def verdict(self, accepted: Sequence[int], emitted: Sequence[int]) -> Verdict:
         """The result of the verification, by the accepted nodes and the committed tokens."""
         above = (-1, *accepted)
@@ -186,6 +196,7 @@ class Draft:
 EMPTY_DRAFT = Draft(NO_TOKENS)
 
 MAX_TOP_K = 1024  # tokens per position
+Computed = tuple[Int32, Float32, Float32 | None]  # ids, log_probs, hidden: see Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +257,7 @@ class Evidence:
         draft: Draft,
         accepted: Sequence[int],
         last: int,
-        computed: tuple[Int32, Float32, Float32 | None],
+        computed: Computed,
     ) -> Evidence:
         """The evidence of one row with a verified draft, after its committed token ``last``.
 
@@ -303,11 +314,10 @@ def verified_nodes(
     if draft.parents is None:
         yield from range(min(len(accepted) + 1, len(draft)) if verified is None else verified)
         return
-    children = draft.children()
     left = len(draft) if verified is None else verified
     for depth, parent in enumerate((-1, *accepted)):
         right = accepted[depth] if depth < len(accepted) else None
-        for node in children[parent + 1]:
+        for node in draft.nodes(parent + 1):
             if left == 0:
                 return
             left -= 1

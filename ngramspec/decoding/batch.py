@@ -12,8 +12,8 @@ import torch
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
-from ngramspec.decoding.row import NO_VERDICT, Computed, Row
-from ngramspec.draft import EMPTY_DRAFT, EvidenceRequest
+from ngramspec.decoding.row import NO_VERDICT, Row
+from ngramspec.draft import EMPTY_DRAFT, Computed, EvidenceRequest
 from ngramspec.hf_model.devices import Int64
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
@@ -28,8 +28,6 @@ INITIAL_TOKENS = 256  # generated tokens that a new buffer has room for; not tun
 
 class Batch(ABC):
     """The rows of a call: ``LockstepBatch``, ``RaggedBatch`` or ``BeamBatch``.
-
-    The prefill has no drafts unless ``rows`` can be connected before it.
 
     Args:
         rows: all rows in order.
@@ -225,7 +223,6 @@ class LockstepBatch(Batch):
         count = len(prompt)
         self.places: Sequence[int] = range(first, first + count)
         self.length = self.prompt_length = prompt.shape[1]
-        self.finished: list[bool]
         self.end_rows([False] * count)
         self.last = [0] * count
         self.accepted_positions: list[int] = []

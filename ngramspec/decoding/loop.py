@@ -22,8 +22,8 @@ from ngramspec.decoding.observer import (
     VERIFICATION,
     Section,
 )
-from ngramspec.decoding.row import Computed
 from ngramspec.decoding.step import Step
+from ngramspec.draft import Computed
 from ngramspec.hf_model.target import MissingLogitsError, Target
 from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.evidence import evidence_of_rows, evidence_tensor

@@ -108,9 +108,8 @@ class RaggedBatch(Batch):
     def verify(self, logits: torch.Tensor, sampled: SampledTokens | None) -> None:
         """See Batch. Each row walks its own path, and all rows move one position at a time.
 
-        If tokens are sampled position by position, all rows share each position's tensor operations
-        and transfer. The number of both then depends on the longest accepted path, not on the
-        number of rows.
+        So the number of tensor operations and transfers depends on the longest accepted path, not
+        on the number of rows.
         """
         walking = self._running()
         for part in walking:

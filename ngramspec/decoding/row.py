@@ -16,6 +16,7 @@ from ngramspec.costs.policies import GammaController
 from ngramspec.draft import (
     EMPTY_DRAFT,
     NO_TOKENS,
+    Computed,
     Draft,
     Evidence,
     EvidenceRequest,
@@ -46,7 +47,6 @@ FORGIVING_DRAFTS = 8  # consecutive valid drafts after which earlier faults no l
 
 # Called at each fault with the drafter, the error, and whether the drafter is no longer called.
 OnFault = Callable[[Drafter, Exception, bool], None]
-Computed = tuple[Int32, Float32, Float32 | None]  # ids, log_probs, hidden: see Evidence
 NO_VERDICT = Verdict((), 0, ())
 
 
@@ -266,7 +266,7 @@ class Row:
 
     def end(self, *, completed: bool) -> None:
         """End the text in shared stores, which add the remaining tokens only if ``completed``."""
-        if self.stored is not None:
+        if self.stored is not None and self.stored.writes:
             self.stored.end(completed=completed)
 
     def close(self) -> None:

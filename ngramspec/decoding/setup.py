@@ -165,7 +165,8 @@ class CallSetup:
             )
         section = no_section if caller.observer is None else caller.observer.section
         sampler = self._sampler()
-        if self._may_diverge(sampler):
+        many = target.prompt.shape[0] > 1 and not must_lockstep(sampler, target)
+        if many and why_unsupported(Ability.RAGGED, target.facts) is None:
             target.make_ragged()
         if target.no_drafts is not None:
             caller.log_once(f"steps have no drafts: {target.no_drafts}")
@@ -280,13 +281,6 @@ class CallSetup:
             options.delta,
             call.generator,
         )
-
-    def _may_diverge(self, sampler: TokenSampler) -> bool:
-        """Whether each row may advance by its own number of tokens."""
-        target = self.target
-        if target.prompt.shape[0] == 1 or must_lockstep(sampler, target):
-            return False
-        return why_unsupported(Ability.RAGGED, target.facts) is None
 
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""

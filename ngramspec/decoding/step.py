@@ -18,12 +18,10 @@ class Step(Forward):
     Times are in seconds of ``perf_counter``.
 
     Attributes:
-        rows: the rows in the forward's order, with drafts of at most width - 1 tokens, and their
-            verdicts once the step is verified.
+        rows: in the forward's order, with their drafts, and their verdicts after verification.
         width: see Forward; for the prefill, the prompt's last position and those after it.
         request: the evidence that the drafters request from the forward, or None.
-        started: when drafting began.
-        proposed: when it ended and the forward began.
+        started, proposed: when drafting began, and when it ended and the forward began.
         forwarded: when the forward ended; in the prefill it includes the verification.
         waited: whether the device had finished by then, rather than only launched the forward.
         ended: when the step ended.
@@ -67,21 +65,13 @@ class Step(Forward):
 
     def events(self, index: int) -> Iterator[StepEvent]:
         """The event of each row that had not ended; ``index`` is the step's."""
-        seconds = self.proposed - self.started, self.forwarded - self.proposed
+        forward = self.forwarded - self.proposed
+        seconds = self.proposed - self.started, forward, self.ended - self.forwarded
         for at, row in enumerate(self.rows):
             draft, verdict = row.draft, row.verdict
-            if not verdict.emitted:
-                continue
-            source = [0] * len(draft) if draft.source is None else draft.source.tolist()
-            yield StepEvent(
-                index=index,
-                drafted=tuple(draft.tokens.tolist()),
-                source=tuple(row.source_names[each] for each in source),
-                verdict=verdict,
-                draft_seconds=seconds[0],
-                forward_seconds=seconds[1],
-                other_seconds=self.ended - self.forwarded,
-                row=at,
-                width=self.width,
-                parents=None if draft.parents is None else tuple(draft.parents.tolist()),
-            )
+            if verdict.emitted:
+                source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+                names = tuple(row.source_names[each] for each in source)
+                drafted = tuple(draft.tokens.tolist())
+                parents = None if draft.parents is None else tuple(draft.parents.tolist())
+                yield StepEvent(index, drafted, names, verdict, *seconds, at, self.width, parents)

@@ -6,7 +6,7 @@ Drafts of several drafters are merged by their prefixes into one tree (SpecInfer
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
@@ -100,17 +100,6 @@ def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
     return [first if above < 0 else ASSUMED_CONFIDENCE for above in parents]
 
 
-def path_along(draft: Draft, tokens: Iterable[int]) -> list[int]:
-    """The nodes of a chain or tree that agree with the tokens which were then committed."""
-    path = list[int]()
-    for token in tokens:
-        node = draft.node_with(token, path[-1] + 1 if path else 0)
-        if node is None:
-            break
-        path.append(node)
-    return path
-
-
 def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:
     """Sort a tree's nodes stably by ``reach``, float64 (n,), which descends along each path."""
     by_reach = np.argsort(-reach, kind="stable")
@@ -199,7 +188,7 @@ class PrioritySession(DraftSession):
         if draft.parents is not None:
             tokens = draft.tokens[list(accepted)].tolist()
             for which, part in self.parts:  # each has its own tree
-                self.sessions[which].observe(part, path_along(part, tokens))
+                self.sessions[which].observe(part, part.path_along(tokens))
         else:
             self._observe_chain(len(accepted), verified_count(draft, accepted, verified))
         self.parts = []
@@ -380,7 +369,7 @@ class CalibratedDrafter(LearningDrafter):
 
     def learn(self, draft: Draft, committed: Int32) -> None:
         """Count the nodes whose parents were committed, because the token after them is known."""
-        path, children = path_along(draft, committed.tolist()), draft.children()
+        path, children = draft.path_along(committed.tolist()), draft.children()
         parents = [-1, *path][: len(committed)]
         verified = [node for parent in parents for node in children[parent + 1]]
         cells = tuple(each[verified] for each in self._cells(draft))

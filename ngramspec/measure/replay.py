@@ -23,7 +23,7 @@ import numpy as np
 from ngramspec.costs.policies import CostGamma, FixedGamma, GammaController, make_controller
 from ngramspec.costs.processors import GPU_COSTS
 from ngramspec.costs.steps import rejections_after, required_tokens
-from ngramspec.draft import Draft, Evidence, Float32, Verdict, verified_nodes
+from ngramspec.draft import Evidence, Float32
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.measure.traces import TopTokens, Trace, halves
@@ -238,10 +238,9 @@ class Player:
             begin = perf_counter_ns()
             draft = session.propose(gamma, cost, tree=plan.tree)
             draft = controller.keep(draft)
-            tokens = draft.tokens.tolist()
             proposed = perf_counter_ns() - begin
-            path = accepted_path(tokens, draft, recorded, at)
-            count = len(tokens)
+            count = len(draft)
+            path = draft.path_along(recorded[at : at + count])
             new = output[at : at + len(path) + 1]
             evidence = None
             wanted = drafter.evidence is not None and session.wants_evidence
@@ -255,9 +254,7 @@ class Player:
             rejections = rejections_after(rejections, count, len(path))
             if count:
                 controller.observe(count, len(path))
-            verified = sum(1 for _ in verified_nodes(draft, path))
-            verdict = Verdict(path, verified, new.tolist())
-            tally.count_step(draft, verdict, drafter.source_names)
+            tally.count_step(draft, draft.verdict(path, new.tolist()), drafter.source_names)
             tally.cost += float(plan.cost[count + 1])
             at += len(new)
         session.close()
@@ -279,25 +276,6 @@ def replayed(
         top_tokens.ids[rows],
         top_tokens.log_probs[rows],
     )
-
-
-def accepted_path(
-    tokens: Sequence[int], draft: Draft, recorded: Sequence[int], at: int
-) -> Sequence[int]:
-    """Indices of the nodes that the target would accept: those recorded from ``at`` on."""
-    if draft.parents is None:
-        n = 0
-        while n < len(tokens) and tokens[n] == recorded[at + n]:
-            n += 1
-        return range(n)
-    path: list[int] = []
-    parent = -1
-    for node, (token, above) in enumerate(zip(tokens, draft.parents.tolist(), strict=True)):
-        place = at + len(path)
-        if above == parent and place < len(recorded) - 1 and token == recorded[place]:
-            path.append(node)
-            parent = node
-    return path
 
 
 def replay(

@@ -20,8 +20,7 @@ from ngramspec.costs.policies import worthwhile_nodes
 from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
 from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.row import Computed
-from ngramspec.draft import Draft, Verdict
+from ngramspec.draft import Computed, Draft, Verdict
 from ngramspec.hf_model.compat.names import eos_tokens, pad_token
 from ngramspec.hf_model.devices import indices
 from ngramspec.verification.sampler import SampledTokens

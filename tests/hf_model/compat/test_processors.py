@@ -147,7 +147,7 @@ class Row:
     """The committed tokens of one row."""
 
     def __init__(self, row, ids):
-        self.rows, self.length = (row,), ids.shape[1]
+        self.places, self.length = (row,), ids.shape[1]
         self.ids = self.ids_on_host = lambda: ids
 
 
