@@ -22,7 +22,6 @@ from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.value import Calibrations, ValueDrafter, ValueSession
 from ngramspec.errors import check_int
-from ngramspec.measure.replay import accepted_path
 from tests.twins.calibration import Calibration
 from tests.twins.value import ValueEngine
 
@@ -72,7 +71,7 @@ def read(name: str, drafter: Drafter, tokens: Int32, n: int, gamma: int) -> Read
         draft = session.propose(gamma)
         guessed = draft.tokens.tolist()
         proposes.append(perf_counter_ns() - begin_ns)
-        path = accepted_path(guessed, draft, said, at)
+        path = draft.path_along(said[at : at + len(guessed)])
         new = tokens[n + at : n + at + len(path) + 1]
         begin_ns = perf_counter_ns()
         if guessed:

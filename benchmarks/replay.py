@@ -21,14 +21,14 @@ from benchmarks.peers import add_peers, installed, print_skipped
 from ngramspec._native import generous_cost
 from ngramspec.cli import replay
 from ngramspec.cli.options import Options, usable, write_json
-from ngramspec.costs.policies import common_length, urgencies, worthwhile_rows
-from ngramspec.costs.steps import DraftMargin, scaled
-from ngramspec.decoding.batch import MAX_UNFINISHED_SHARE
-from ngramspec.draft import Draft, Float32, Int32, Verdict, verified_nodes
+from ngramspec.costs.row_lengths import common_length, urgencies, worthwhile_rows
+from ngramspec.costs.steps import rejections_after, required_tokens, scaled
+from ngramspec.decoding.ragged import MAX_UNFINISHED_SHARE
+from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.errors import check_int
-from ngramspec.measure.replay import Tally, accepted_path, cost_curve
+from ngramspec.measure.replay import Tally, cost_curve
 from ngramspec.measure.traces import Trace, by_group
 
 
@@ -54,13 +54,13 @@ class PlayedRow:
 
         The cost is not counted. ``sources`` are those of the drafter.
         """
-        path = accepted_path(draft.tokens.tolist(), draft, self._recorded, self.at)
+        path = draft.path_along(self._recorded[self.at : self.at + len(draft)])
         new = self.output[self.at : self.at + len(path) + 1]
-        verified = sum(1 for _ in verified_nodes(draft, path))
+        verdict = draft.verdict(path, new.tolist())
         if len(draft):
-            self.session.observe(draft, path, verified)
+            self.session.observe(draft, path, verdict.verified)
         self.session.extend(new)
-        tally.count_step(draft, Verdict(path, verified, new.tolist()), sources)
+        tally.count_step(draft, verdict, sources)
         self.at += len(new)
 
 
@@ -180,21 +180,23 @@ class GeneratePlayer(BatchPlayer):
 
     def _batch(self, traces: Iterable[Trace]) -> None:
         rows = [self._begin(trace, self.plan.new) for trace in traces]
-        everyone, steps, present, margin = rows, 0, len(rows), DraftMargin()
+        everyone, steps, present, rejections = rows, 0, len(rows), 0
         self.plain += max(row.left for row in rows) * float(self.plan.cost(present)[1])
         while rows := [row for row in rows if row.left]:
             if len(rows) <= MAX_UNFINISHED_SHARE * present:
                 present = len(rows)
             steps += 1
-            self._step_together(rows, present, steps, margin)
+            drafted, accepted = self._step_together(rows, present, steps, rejections)
+            rejections = rejections_after(rejections, drafted, accepted)
         for row in everyone:
             row.session.close()
 
     def _step_together(
-        self, rows: Sequence[PlayedRow], present: int, steps: int, margin: DraftMargin
-    ) -> None:
+        self, rows: Sequence[PlayedRow], present: int, steps: int, rejections: int
+    ) -> tuple[int, int]:
+        """One step of all rows; returned are the drafted and the accepted tokens."""
         absolute, tree = self.plan.cost(present), self.plan.tree
-        cost = margin.required(absolute / absolute[1])
+        cost = required_tokens(absolute / absolute[1], rejections)
         own = scaled(cost, 1.0 / present)
         drafts = [
             row.session.propose(min(self.plan.gamma_max, row.left - 1), own.copy(), tree=tree)
@@ -207,8 +209,7 @@ class GeneratePlayer(BatchPlayer):
         before = self.tally.drafted, self.tally.accepted
         for row, draft in zip(rows, drafts, strict=True):
             row.verify(draft, self.tally, self.drafter.source_names)
-        drafted, accepted = self.tally.drafted - before[0], self.tally.accepted - before[1]
-        margin.record_acceptance(drafted, accepted)
+        return self.tally.drafted - before[0], self.tally.accepted - before[1]
 
 
 def compare_trees(

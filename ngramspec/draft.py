@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -154,29 +154,49 @@ class Draft:
             children[parent + 1].append(node)
         return children
 
+    def nodes(self, position: int) -> Sequence[int]:
+        """The nodes drafted at a position of the draft's forward, siblings in order.
 
-def joined(chains: Sequence[Draft]) -> Proposal | None:
-    """Concatenate the proposals of several chains; None if all of them are deterministic."""
-    if all(chain.proposal is None for chain in chains):
+        Position 0 is that of the last committed token, and position i + 1 that of node i.
+        """
+        if self.parents is None:
+            return (position,) if position < len(self.tokens) else ()
+        found: list[int] = np.flatnonzero(self.parents == position - 1).tolist()
+        return found
+
+    def node_with(self, token: int, position: int) -> int | None:
+        """The node with a token among those drafted at a position, or None."""
+        for node in self.nodes(position):
+            if self.tokens[node] == token:
+                return node
         return None
-    proposals = [chain.proposal or _one_hot(chain.tokens) for chain in chains]
-    sizes = np.concatenate([np.diff(each.starts) for each in proposals])
-    return Proposal(
-        np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
-        np.concatenate([each.tokens for each in proposals]),
-        np.concatenate([each.probs for each in proposals]),
-    )
 
+    def path_along(self, tokens: Iterable[int]) -> list[int]:
+        """The nodes that agree with the tokens which follow the committed ones, in order."""
+        path = list[int]()
+        for token in tokens:
+            node = self.node_with(token, path[-1] + 1 if path else 0)
+            if node is None:
+                break
+            path.append(node)
+        return path
 
-def _one_hot(tokens: Int32) -> Proposal:
-    """The proposal of a deterministic chain."""
-    starts = np.arange(len(tokens) + 1, dtype=np.int32)
-    return Proposal(starts, tokens, np.ones(len(tokens), np.float32))
+    def verdict(self, accepted: Sequence[int], emitted: Sequence[int]) -> Verdict:
+        """The result of the verification, by the accepted nodes and the committed tokens."""
+        above = (-1, *accepted)
+        verified = len(accepted)
+        if self.parents is not None:  # the siblings before each
+            pairs = zip(above, accepted, strict=False)
+            verified += sum(self.nodes(parent + 1).index(node) for parent, node in pairs)
+        rejected = self.nodes(above[-1] + 1) if len(emitted) > len(accepted) else ()
+        first = rejected[0] if rejected else None
+        return Verdict(accepted, verified + len(rejected), tuple(emitted), first)
 
 
 EMPTY_DRAFT = Draft(NO_TOKENS)
 
 MAX_TOP_K = 1024  # tokens per position
+Computed = tuple[Int32, Float32, Float32 | None]  # ids, log_probs, hidden: see Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +257,7 @@ class Evidence:
         draft: Draft,
         accepted: Sequence[int],
         last: int,
-        computed: tuple[Int32, Float32, Float32 | None],
+        computed: Computed,
     ) -> Evidence:
         """The evidence of one row with a verified draft, after its committed token ``last``.
 
@@ -294,11 +314,10 @@ def verified_nodes(
     if draft.parents is None:
         yield from range(min(len(accepted) + 1, len(draft)) if verified is None else verified)
         return
-    children = draft.children()
     left = len(draft) if verified is None else verified
     for depth, parent in enumerate((-1, *accepted)):
         right = accepted[depth] if depth < len(accepted) else None
-        for node in children[parent + 1]:
+        for node in draft.nodes(parent + 1):
             if left == 0:
                 return
             left -= 1

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -291,10 +292,11 @@ class Speculator(Arguments):
         """
         arguments = dict(locals())  # GenerateCall has fields of these names
         del arguments["self"]
-        from ngramspec.decoding.request import GenerateCall, head_of
+        from ngramspec.decoding.request import GenerateCall, mtp_head
         from ngramspec.decoding.setup import decode_call
 
-        return decode_call(self.caller(head_of(generation_config)), GenerateCall(**arguments))
+        head = mtp_head(getattr(generation_config, "use_mtp", None))
+        return decode_call(self.caller(head), GenerateCall(**arguments))
 
     def _drafter_with(self, head: ModelDrafter) -> Drafter:
         from ngramspec.drafters.headed import HeadOfCalls  # most calls have none
@@ -324,7 +326,7 @@ class Speculator(Arguments):
         from ngramspec.decoding.setup import Caller
 
         options, shared = self.options, self.options.calibration == "shared"
-        current = partial(getattr, self, "drafter")  # may be replaced between two steps
+        current = partial(attrgetter("_options.drafter"), self)  # replaced between two steps
         return Caller(
             options=options,
             unsupported=options.unsupported or unsupported,

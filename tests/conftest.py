@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from prompts import PROMPTS
 
 from ngramspec.costs import model as cost_model
-from ngramspec.costs.model import CostModel, Forward
+from ngramspec.costs.model import CostModel
 from ngramspec.costs.processors import AMX, initial_costs
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding import joint, setup
@@ -82,10 +82,10 @@ def prompts(smollm2: SimpleNamespace) -> list[dict[str, torch.Tensor]]:
 class AssumedStepCosts(StepCosts):
     """Forwards that take what is assumed of them."""
 
-    def learn(self, forward: Forward, seconds: float) -> None:
+    def learn(self, seconds: float, rows: int, positions: int, *forward: object) -> None:
         table = CostModel(initial_costs(AMX, "float32"))
-        (log,) = table.logs(forward.rows, np.array([forward.positions]))
-        super().learn(forward, 0.02 * math.exp(log))
+        (log,) = table.logs(rows, np.array([positions]))
+        super().learn(0.02 * math.exp(log), rows, positions, *forward)
 
 
 @pytest.fixture(autouse=True)

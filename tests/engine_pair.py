@@ -12,7 +12,6 @@ from ngramspec._native.store_source import StorePair
 from ngramspec._native.value import Calibration, ValueEngine
 from ngramspec.draft import Draft
 from ngramspec.drafters.base import check_draft
-from ngramspec.measure.replay import accepted_path
 from ngramspec.stores import Corpus
 from tests.twins.calibration import Calibration as CalibrationTwin
 from tests.twins.store_corpus import CorpusIndex as CorpusTwin
@@ -64,7 +63,7 @@ def play_trees(engine, text, prompt, gamma, cost=None):
             Draft(tokens, parents, confidence, None, source), gamma, 2**31, tree=True
         )
         trees.append(draft)
-        path = list(accepted_path(tokens.tolist(), draft, [*text.tolist(), -1], at))
+        path = draft.path_along(text[at:].tolist())
         for node, parent in enumerate(parents.tolist()):
             if parent in (-1, *path):
                 probabilities.append(float(confidence[node]))

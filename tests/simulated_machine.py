@@ -16,7 +16,6 @@ from ngramspec.costs.policies import PrefillDraftLength, make_controller, worthw
 from ngramspec.costs.steps import StepCosts
 from ngramspec.draft import EMPTY_DRAFT, Draft
 from ngramspec.drafters import build_drafter
-from ngramspec.measure.replay import accepted_path
 
 MOST = 64  # nodes of a draft
 
@@ -273,7 +272,7 @@ def call_share(
         gamma, cost = controller.plan(True)
         draft = session.propose(min(gamma, most), cost, tree=tree)
         draft = controller.keep(draft.within(room).as_chain())
-        return draft, accepted_path(draft.tokens.tolist(), draft, output, at)
+        return draft, draft.path_along(output[at:-1])
 
     at = 0
     costs.at(prompt, prefill=True)

@@ -124,7 +124,7 @@ WITHOUT_TORCH_CODE = """
 import itertools, sys
 import numpy as np
 import ngramspec
-from ngramspec.costs.steps import LearnedEngineCosts
+from ngramspec.costs.engine import LearnedEngineCosts
 from ngramspec.engines.rows import Rows, RowState
 from ngramspec.engines.vllm import NgramspecProposer
 session = ngramspec.build_drafter("auto").start(np.array([5, 6, 7, 8, 5, 6], np.int32))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import transformers
 
-from ngramspec.hf_model.compat import caches, names
+from ngramspec.hf_model.compat import caches, names, processors
 
 CACHES = "cache_utils"
 LINEAR = f"{caches.LINEAR} {caches.LINEAR_AND_FULL} {caches.LINEAR_AND_SLIDING}"
@@ -138,7 +138,7 @@ def modules_of_models() -> dict[str, str]:
 
 def listed_in(group: str) -> Iterable[str]:
     """Names in a group of ``compat``, which may be a single one."""
-    found = vars(names if hasattr(names, group) else caches)[group]
+    found = next(vars(each)[group] for each in (names, caches, processors) if hasattr(each, group))
     return (found,) if isinstance(found, str) else sorted(found)  # one order in all processes
 
 

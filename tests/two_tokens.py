@@ -13,7 +13,6 @@ from ngramspec.costs.policies import FixedGamma
 from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import DraftCursor, drafted_at
 
 VOCAB = 6
 P = torch.tensor([0.25, 0.2, 0.1, 0.25, 0.1, 0.1])  # at the first position
@@ -43,15 +42,16 @@ def two_tokens(drafter, tokens, gamma=4, samples=2000, controller=None, models=N
         drafts.append(drafting.propose(gamma))
         drafting.close()
     rule = Rule(True, generator=torch.Generator().manual_seed(0))
-    walks, cpu = [DraftCursor(draft) for draft in drafts], torch.device("cpu")
-    scores = P.log().expand(samples, -1)
-    first = rule.choose(scores, *drafted_at([(walk, 0) for walk in walks], VOCAB, cpu))
-    nothing = DraftCursor(EMPTY_DRAFT)
-    first_drafted = [[walk.tokens[node] for node in walk.nodes(0)] for walk in walks]
-    agrees = [own == [token] for own, token in zip(first_drafted, first.tolist(), strict=True)]
-    walks = [walk if agreed else nothing for walk, agreed in zip(walks, agrees, strict=True)]
-    spots = [(walk, 1 if walk.tokens else 0) for walk in walks]
-    second = rule.choose(P_NEXT[first].log(), *drafted_at(spots, VOCAB, cpu))
+    first = rule.choose(P.log().expand(samples, -1), [(draft, 0) for draft in drafts])
+    agrees = [
+        draft.tokens[:1].tolist() == [token]
+        for draft, token in zip(drafts, first.tolist(), strict=True)
+    ]
+    spots = [
+        (draft, 1) if agreed else (EMPTY_DRAFT, 0)
+        for draft, agreed in zip(drafts, agrees, strict=True)
+    ]
+    second = rule.choose(P_NEXT[first].log(), spots)
     counts = np.bincount((VOCAB * first + second).numpy(), minlength=VOCAB**2)
     return counts, drafts, stats
 

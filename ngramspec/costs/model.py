@@ -29,10 +29,6 @@ from numpy.typing import NDArray
 from ngramspec._native import Comparison, Corrections
 from ngramspec.costs.processors import (
     BFLOAT16,
-    ENGINE_ROW_COSTS,
-    ENGINE_TOKEN_COUNT,
-    FLOAT32,
-    GPU,
     Costs,
     Float64,
     extended,
@@ -60,30 +56,11 @@ KNOT_SPREADS = (0.25, 0.08, 0.05), (0.2, 0.1, 0.02)
 DRAFTED_SPREADS = 0.2, 0.25
 BRANCH_SPREADS = 0.1, 0.2
 COUNT_SPREAD = 0.7  # of the number of positions that a row or a drafted token counts as
-CPU_SPREAD = 0.1
-GPU_SPREAD = 4.0
 
 STEPS_AFTER_OUTLIER = 16  # without a plain one, if the last one's time was improbable
 MAX_STEPS_WITHOUT_PLAIN = 128  # then a step of one position in each row is run to be timed
 FORGOTTEN_PER_STEP = 1 / 1024  # share of the knowledge that is forgotten at each step
 REVIVED_SHARE = 0.01  # of the prior uncertainty, restored after a change of the machine's speed
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """What the cost of a forward depends on.
-
-    Attributes:
-        positions: of all rows together; more than ``rows`` if anything is drafted.
-        length: context length in positions.
-        rows: number of sequences.
-        branches: whether a draft has branches.
-    """
-
-    positions: int
-    length: int = 0
-    rows: int = 1
-    branches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +146,10 @@ class CostModel:
         short, long = self._corrections.mean[BRANCHES : BRANCHES + 2].tolist()
         return math.exp(max(short + positions_weight(length) * long, 0.0))
 
-    def deviation(self, forward: Forward) -> float:
+    def deviation(self, rows: int, positions: int, length: int = 0) -> float:
         """Posterior standard deviation of the log cost of a forward relative to a plain one."""
-        plain = self._features(Forward(forward.rows, forward.length, forward.rows))[1]
-        features = dict(self._features(forward)[1])
-        for at, value in plain:
+        features = dict(self._features(rows, positions, length, branches=False)[1])
+        for at, value in self._features(rows, rows, length, branches=False)[1]:
             features[at] = features.get(at, 0.0) - value
         known = features.items()
         with self._lock:
@@ -181,47 +157,55 @@ class CostModel:
             variance = sum(a * b * covariance[i, j] for i, a in known for j, b in known)
         return math.sqrt(max(variance, 0.0))
 
-    def learn(self, before: Comparison, forward: Forward, seconds: float) -> float:
+    def learn(
+        self,
+        before: Comparison,
+        seconds: float,
+        rows: int,
+        positions: int,
+        length: int = 0,
+        branches: bool = False,
+    ) -> float:
         """Learn from a forward's time, compared with the forwards ``before``, and add it to them.
 
-        Returned is the probability that the time was not affected by a change of the machine's
-        speed.
+        The forward is described as in ``logs``, by one number of ``positions``. Returned is the
+        probability that the time was not affected by a change of the machine's speed.
         """
         self.steps += 1
-        self.since_plain = self.since_plain + 1 if forward.positions > forward.rows else 0
-        kind = forward.rows, forward.positions
+        self.since_plain = self.since_plain + 1 if positions > rows else 0
         with self._lock:
-            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._counts[rows, positions] = self._counts.get((rows, positions), 0) + 1
             self._corrections.revived = max(REVIVED_SHARE, 1.0 / self.steps)
-            assumed, features = self._features(forward)
+            assumed, features = self._features(rows, positions, length, branches)
             residual = math.log(max(seconds, 1e-9)) - assumed
             likely = self._corrections.learn(before, features, residual)
         if likely < 0.5 and not self.since_plain:
             self.since_plain = MAX_STEPS_WITHOUT_PLAIN - STEPS_AFTER_OUTLIER
         return likely
 
-    def _features(self, forward: Forward) -> tuple[float, list[tuple[int, float]]]:
+    def _features(
+        self, rows: int, positions: int, length: int, branches: bool
+    ) -> tuple[float, list[tuple[int, float]]]:
         """A forward's assumed log time and sparse features (index, value).
 
         The counts of a row and of a token are not linear in their coefficients. They are linearized
         at the current estimates (an extended Kalman filter).
         """
-        positions, rows, long = forward.positions, forward.rows, positions_weight(forward.length)
-        mean, counts = self._corrections.mean, []
+        long, mean, counts, place = positions_weight(length), self._corrections.mean, [], 1.0
         for at, many in ((ROW, rows - 1), (TOKEN, self._token * (positions - rows))):
             if many:
                 counts.append((at, many * math.exp(mean[at])))
-        place = 1.0 + sum(many for _, many in counts)
-        costs = self._costs(forward.length)
+                place += counts[-1][1]
+        costs = self._costs(length)
         below, here, above = np.interp((place - 0.5, place, place + 0.5), *costs).tolist()
-        assumed, features = math.log(here), []
+        assumed, features = math.log(here), list[tuple[int, float]]()
         for at, many in counts:
             slope = many * (above - below) / here
             features.append((at, slope))
             assumed -= slope * float(mean[at])
-        pairs = _knots(positions)
-        features += pairs + [(LONG + at, long * share) for at, share in pairs]
-        for at, shown in ((DRAFTED, positions > rows), (BRANCHES, forward.branches)):
+        for at, share in _knots(positions):
+            features += [(at, share), (LONG + at, long * share)]
+        for at, shown in ((DRAFTED, positions > rows), (BRANCHES, branches)):
             if shown:
                 features += [(at, 1.0), (at + 1, long)]
         return assumed, features
@@ -240,11 +224,9 @@ def _knots(positions: int) -> list[tuple[int, float]]:
     """(index, weight) of the corrections of the at most two knots around a number of positions."""
     at = bisect_right(KNOTS, positions) - 1
     if at == LONG or KNOTS[at] == positions:
-        pairs = [(at, 1.0)]
-    else:
-        share = (positions - KNOTS[at]) / (KNOTS[at + 1] - KNOTS[at])
-        pairs = [(at, 1.0 - share), (at + 1, share)]
-    return [(knot - 1, share) for knot, share in pairs if knot]
+        return [(at - 1, 1.0)] if at else []  # the first knot has no correction
+    share = (positions - KNOTS[at]) / (KNOTS[at + 1] - KNOTS[at])
+    return [(at - 1, 1.0 - share), (at, share)] if at else [(at, share)]
 
 
 def _covariance(spread: float) -> Float64:
@@ -260,14 +242,6 @@ def _covariance(spread: float) -> Float64:
             trend * np.outer(logs, logs) + wider * nearer + single * np.eye(LONG)
         )
     return covariance
-
-
-def engine_model(device: str, dtype: str) -> CostModel:
-    """A new cost model of an engine's steps; see ``LearnedEngineCosts``."""
-    if device != "cpu":
-        return CostModel(initial_costs(GPU, dtype), spread=GPU_SPREAD)
-    row = ENGINE_ROW_COSTS.get(dtype, ENGINE_ROW_COSTS[FLOAT32])
-    return CostModel({1: 1.0, 2: 1.0 + row}, ENGINE_TOKEN_COUNT, CPU_SPREAD)
 
 
 _models: WeakKeyDictionary[Any, dict[ForwardKind, CostModel]] = WeakKeyDictionary()

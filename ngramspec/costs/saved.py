@@ -1,19 +1,15 @@
-"""Costs that a user gives: measured by ``ngramspec calibrate``, or a table for an engine."""
+"""Costs that ``ngramspec calibrate`` has measured."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ngramspec.costs.processors import MAX_ENGINE_TOKENS, extended, processor
-from ngramspec.draft import Float32
+from ngramspec.costs.processors import processor
 
 FORMAT = "ngramspec costs 1"
 
@@ -102,49 +98,3 @@ class SavedCosts:
         costs = {width: times[width] / times[1] for width in sorted(times)}
         widest = max(costs)
         return costs | {2 * widest: 2 * costs[widest]}  # each further position adds the mean cost
-
-
-class GivenEngineCosts:
-    """An engine's costs from a table.
-
-    Args:
-        table: number of rows -> drafted tokens in all rows -> time of the step relative to a step
-            of equally many rows without a draft. Interpolated and extrapolated linearly. Other
-            numbers of rows use the nearest entry. Numbers may be strings, as in JSON.
-
-    Raises:
-        ValueError: an entry is wrong. The message names it.
-
-    Example:
-        >>> GivenEngineCosts({1: {4: 1.25, 8: 1.75}}).curve(2)[[0, 4, 8, 12]].tolist()
-        [1.0, 1.25, 1.75, 2.25]
-    """
-
-    def __init__(self, table: Mapping[Any, Mapping[Any, float]]) -> None:
-        if not table:
-            raise ValueError("costs must name at least one number of rows, got none")
-        self._curves = {int(rows): _given(int(rows), points) for rows, points in table.items()}
-
-    def curve(self, rows: int) -> Float32 | None:
-        """See ``EngineCosts``."""
-        return self._curves[min(self._curves, key=lambda known: (abs(known - rows), known))]
-
-    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
-        """Ignored."""
-
-
-def _given(rows: int, points: Mapping[Any, float]) -> Float32:
-    if rows < 1:
-        raise ValueError(f"costs: rows must be >= 1, got {rows}")
-    known = sorted((int(drafted), float(cost)) for drafted, cost in points.items())
-    for drafted, cost in known:
-        if drafted < 1 or not 0 < cost < float("inf"):
-            raise ValueError(
-                f"costs of {rows} rows: drafted must be >= 1 and its cost > 0 and finite,"
-                f" got {drafted}: {cost}"
-            )
-    if not known:
-        raise ValueError(f"costs of {rows} rows must have at least one entry, got none")
-    curve = np.interp(np.arange(MAX_ENGINE_TOKENS + 1), *extended({0: 1.0, **dict(known)}))
-    given: Float32 = curve.astype(np.float32)
-    return given

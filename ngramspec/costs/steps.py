@@ -5,53 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ngramspec._native import Comparison
-from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel, Forward, engine_model
-from ngramspec.costs.processors import MAX_ENGINE_TOKENS
+from ngramspec.costs.model import MAX_STEPS_WITHOUT_PLAIN, CostModel
 from ngramspec.draft import Float32
 
 CONTEXT_BUCKET = 64  # positions of contexts that share their costs
 MAX_JOINT_TOKENS = 128  # drafted tokens of a joint step that have a known cost
+# A drafter's estimates are those of earlier texts. Of a text that repeats nothing they expect too
+# much, and the best of many estimates is more often too high than too low. So a draft must gain
+# MARGIN, a share of a plain step's cost, and its own cost times a factor, which grows with every
+# drafted step in which nothing was accepted.
+MARGIN = 0.02
+FACTOR, FACTOR_PER_REJECTION, MAX_REJECTIONS = 1.5, 0.25, 8
 MIN_PREFILL_POSITIONS = 32  # the time of a shorter prefill does not predict that of long texts
-
-
-class DraftMargin:
-    """How much a draft must gain beyond what it costs, in one generation. Not thread-safe.
-
-    A drafter's estimates are those of earlier texts. Of a text that repeats nothing they expect too
-    much, and the best of many estimates is more often too high than too low. So what a draft adds
-    to a forward's cost is multiplied by a factor, which grows while drafts are rejected.
-
-    Attributes:
-        rejections: drafted steps without an accepted token since the last one with some.
-    """
-
-    MARGIN = 0.02  # of the cost of a plain step
-    FACTOR = 1.5
-    FACTOR_PER_REJECTION = 0.25
-    MAX_REJECTIONS = 8.0
-
-    def __init__(self) -> None:
-        self.rejections = 0.0
-
-    def required(self, cost: Float32) -> Float32:
-        """The tokens that a step must be expected to yield, float32 (limit + 1,).
-
-        ``cost`` has this shape: [n] is the cost of n positions relative to a step without a draft.
-        """
-        factor = self.FACTOR + self.FACTOR_PER_REJECTION * self.rejections
-        required: Float32 = self.MARGIN + cost + (factor - 1.0) * np.maximum(cost - 1.0, 0.0)
-        required[:2] = 1.0
-        return required
-
-    def record_acceptance(self, drafted: int, accepted: int) -> None:
-        """Record a step's drafted and accepted tokens."""
-        if drafted:
-            self.rejections = 0.0 if accepted else min(self.rejections + 1.0, self.MAX_REJECTIONS)
 
 
 class StepCosts:
@@ -99,7 +69,7 @@ class StepCosts:
         self._length, self._prefill = 0, False
         self._pending: int | None = None
         self._joint: tuple[StepCosts, bool] | None = None
-        self._margin = DraftMargin()
+        self._rejections = 0  # see ``required_tokens``
         self._before = Comparison()
         self._steps = 0
         self._rejected = 0  # drafted steps without an accepted token since the last plain one
@@ -155,7 +125,7 @@ class StepCosts:
             joint = self._joint[0]
             return scaled(joint.cost(), joint.rows)
         times = self.times()
-        key = times, self._prefill, self._pending, self._margin.rejections
+        key = times, self._prefill, self._pending, self._rejections
         known = self._cached.get("cost")
         if known is None or known[0][0] is not times or known[0][1:] != key[1:]:
             known = self._cached["cost"] = key, self._required(times)
@@ -197,13 +167,14 @@ class StepCosts:
         width = int(self._widths[min(width, self.limit)])
         relative = self.rows * (float(self.times()[width]) if width > 1 else 1.0)
         self.plain_seconds = averaged(self.plain_seconds, seconds / relative)
-        positions = int(self._positions(width))
-        self.learn(Forward(positions, self._length, self.rows, tree), seconds)
+        self.learn(seconds, self.rows, int(self._positions(width)), self._length, tree)
 
-    def learn(self, forward: Forward, seconds: float) -> None:
-        """Learn from the time of a step's forward."""
-        self.model.learn(self._before, forward, seconds)
-        if forward.positions == forward.rows:
+    def learn(
+        self, seconds: float, rows: int, positions: int, length: int = 0, branches: bool = False
+    ) -> None:
+        """Learn from the time of a step's forward; see ``CostModel.learn``."""
+        self.model.learn(self._before, seconds, rows, positions, length, branches)
+        if positions == rows:
             self._untimed = self._rejected = 0
 
     def record_prefill(self, seconds: float, positions: int) -> None:
@@ -213,7 +184,7 @@ class StepCosts:
     def record_acceptance(self, drafted: int, accepted: int) -> None:
         """Record a step's drafted and accepted tokens over all rows."""
         if self._joint is None:
-            self._margin.record_acceptance(drafted, accepted)
+            self._rejections = rejections_after(self._rejections, drafted, accepted)
             if drafted:
                 self._rejected = 0 if accepted else self._rejected + 1
 
@@ -239,8 +210,8 @@ class StepCosts:
         step = 1 if self._packed else self.rows
         trials = self.model.count(self.rows, self.rows + step)
         if trials < 2 and trials not in self._tried:
-            forward = Forward(self.rows + step, self._length, self.rows)
-            doubt = 0.0 if trials else self.model.deviation(forward)
+            two = self.rows, self.rows + step, self._length
+            doubt = 0.0 if trials else self.model.deviation(*two)
             self._tried[trials] = math.log(self.times()[2]) < doubt
         return trials < 2 and self._tried[trials]
 
@@ -250,7 +221,7 @@ class StepCosts:
         if not self._prefill:
             wider = np.minimum.accumulate(cost[::-1])[::-1]
             cost = wider / wider[1] if self._pads else wider / cost[1]
-        return self._margin.required(cost)
+        return required_tokens(cost, self._rejections)
 
     def _priced(self, cost: Float32) -> Float32:
         """The costs of ``times`` in a prefill, or plus the cost of pending tokens.
@@ -272,49 +243,23 @@ class StepCosts:
         return wider
 
 
-class EngineCosts(Protocol):
-    """The step costs that ``Rows`` uses. Not thread-safe."""
+def required_tokens(cost: Float32, rejections: int) -> Float32:
+    """The tokens that a step must be expected to yield, float32 (limit + 1,).
 
-    def curve(self, rows: int) -> Float32 | None:
-        """Relative costs of steps of ``rows`` rows, or None if this step must have no draft.
-
-        Returns:
-            float32 (n,), n >= 1: [d] is the cost of a step with d drafted tokens over all rows,
-            relative to a step without a draft, so [0] is 1.
-        """
-
-    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
-        """Record the time of a step of ``rows`` rows and ``drafted`` tokens."""
-
-
-class LearnedEngineCosts:
-    """Costs learned from the engine's own steps. A step improves the costs of any number of rows.
-
-    Args:
-        k: maximum number of drafted tokens of a row.
-        device: "cpu" or "gpu".
-        dtype: name of the model's dtype; on a CPU also "quantized".
+    ``cost`` has this shape: [n] is the cost of n positions relative to a step without a draft.
+    ``rejections`` are the drafted steps since the last one with an accepted token.
     """
+    factor = FACTOR + FACTOR_PER_REJECTION * rejections
+    required: Float32 = MARGIN + cost + (factor - 1.0) * np.maximum(cost - 1.0, 0.0)
+    required[:2] = 1.0
+    return required
 
-    def __init__(self, k: int, device: str = "gpu", dtype: str = "bfloat16") -> None:
-        self._k = k
-        self.steps = StepCosts(engine_model(device, dtype), 1, packed=True, pads=False)
 
-    def curve(self, rows: int) -> Float32 | None:
-        if self.steps.plain():
-            return None
-        curve = self.relative(rows, min(rows * self._k, MAX_ENGINE_TOKENS))
-        curve[1:] *= np.float32(1.0 + DraftMargin.MARGIN)
-        return curve
-
-    def relative(self, rows: int, drafted: int) -> Float32:
-        """Costs of steps with 0..drafted tokens, non-decreasing, relative to one without."""
-        logs = self.steps.model.logs(rows, rows + np.arange(drafted + 1))
-        curve: Float32 = np.maximum.accumulate(np.exp(logs - logs[0])).astype(np.float32)
-        return curve
-
-    def record_time(self, rows: int, drafted: int, seconds: float) -> None:
-        self.steps.learn(Forward(rows + drafted, 0, rows), seconds)
+def rejections_after(rejections: int, drafted: int, accepted: int) -> int:
+    """The ``rejections`` of ``required_tokens`` after one more step."""
+    if not drafted:
+        return rejections
+    return 0 if accepted else min(rejections + 1, MAX_REJECTIONS)
 
 
 def scaled(cost: Float32, share: float) -> Float32:
@@ -326,35 +271,3 @@ def scaled(cost: Float32, share: float) -> Float32:
 def averaged(average: float | None, value: float) -> float:
     """A decaying average with one more value."""
     return value if average is None else 0.9 * average + 0.1 * value
-
-
-class HeadCosts:
-    """The cost of a drafting head's forwards, at first ``assumed`` and then measured.
-
-    It is relative to a plain step of the target, whose duration is in ``steps``.
-    """
-
-    def __init__(self, steps: StepCosts, assumed: float) -> None:
-        self._steps, self._assumed = steps, assumed
-        self._seconds: float | None = None
-        self._forwards = 0
-
-    def record(self, seconds: float) -> None:
-        """Record a forward; the first one, in which caches are cold, is ignored."""
-        self._forwards += 1
-        if self._forwards > 1:
-            self._seconds = averaged(self._seconds, seconds)
-
-    def reading_cost(self, tokens: int) -> float:
-        """Cost of reading many tokens at once; infinite until the target's forwards are timed."""
-        steps = self._steps
-        if steps.position_seconds is None or not steps.plain_seconds:
-            return math.inf
-        return self._assumed * tokens * steps.position_seconds / steps.plain_seconds
-
-    @property
-    def cost(self) -> float:
-        """Cost of a forward in the target's plain steps, for one row."""
-        if self._seconds is None or not self._steps.plain_seconds:
-            return self._assumed
-        return self._seconds / self._steps.plain_seconds

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from ngramspec.costs.steps import HeadCosts, StepCosts
+from ngramspec.costs.steps import StepCosts, averaged
 from ngramspec.draft import Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftModel, same_vocabulary
+from ngramspec.drafters.base import Drafter, DraftModel
 from ngramspec.drafters.headed import MtpDrafter
-from ngramspec.drafters.model import ModelDrafter
+from ngramspec.drafters.model import ModelDrafter, same_vocabulary
 from ngramspec.hf_model.assistants import (
     AssistantModel,
     MtpHead,
@@ -27,6 +28,38 @@ from ngramspec.hf_model.target import Target
 from ngramspec.verification.evidence import leading
 
 MOST_TIMED_TOKENS = 16  # longer reads catch up with the text and are not timed
+
+
+class HeadCosts:
+    """The cost of a drafting head's forwards, at first ``assumed`` and then measured.
+
+    It is relative to a plain step of the target, whose duration is in ``steps``.
+    """
+
+    def __init__(self, steps: StepCosts, assumed: float) -> None:
+        self._steps, self._assumed = steps, assumed
+        self._seconds: float | None = None
+        self._forwards = 0
+
+    def record(self, seconds: float) -> None:
+        """Record a forward; the first one, in which caches are cold, is ignored."""
+        self._forwards += 1
+        if self._forwards > 1:
+            self._seconds = averaged(self._seconds, seconds)
+
+    def reading_cost(self, tokens: int) -> float:
+        """Cost of reading many tokens at once; infinite until the target's forwards are timed."""
+        steps = self._steps
+        if steps.position_seconds is None or not steps.plain_seconds:
+            return math.inf
+        return self._assumed * tokens * steps.position_seconds / steps.plain_seconds
+
+    @property
+    def cost(self) -> float:
+        """Cost of a forward in the target's plain steps, for one row."""
+        if self._seconds is None or not self._steps.plain_seconds:
+            return self._assumed
+        return self._seconds / self._steps.plain_seconds
 
 
 class DraftingModel(DraftModel):

@@ -6,14 +6,32 @@ forced continuation. The processor is never called, and its matchers do not chan
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
 from codecs import utf_8_decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
-from ngramspec.drafters.call import Forced
+from ngramspec.costs.policies import worthwhile_nodes
+from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
+from ngramspec.drafters.base import (
+    MAX_SOURCES,
+    Drafter,
+    DraftSession,
+    ForwardingSession,
+    call_observe,
+    verified_count,
+)
+
+logger = logging.getLogger("ngramspec")
+
+FORCED_SOURCE = "forced"
+# Accepted and verified forced tokens that the counts begin with: all but the last, and the last,
+# which a longer token may replace.
+PRIOR_COUNTS, PRIOR_COUNTS_LAST = (19, 20), (1, 2)
 
 # Attribute that holds the rows' matchers, by the processor's module and class. All three make the
 # matchers in their first call. Each later call first accepts the last committed token.
@@ -29,6 +47,114 @@ MASK_WORD_BITS = 32  # bits of a word of xgrammar's masks
 Spelling = dict[bytes, int]  # token ids by their text
 
 _spellings: dict[int, Spelling] = {}  # by the ``id`` of a live compiled grammar
+
+
+class Forced(ABC):
+    """The tokens that a call's constraints determine."""
+
+    @abstractmethod
+    def after(self, context: Sequence[int], max_tokens: int) -> list[int]:
+        """The tokens that have to follow, of which ``max_tokens`` >= 1 are needed; empty: a choice.
+
+        ``context`` has the last committed token, if there is one.
+        """
+
+
+class ForcedDrafter(Drafter):
+    """Drafts forced tokens where there are any, otherwise what another drafter drafts.
+
+    A grammar forces characters, and the target may encode them in other tokens. Each session counts
+    how often it does, separately for the last token of a forced continuation.
+    """
+
+    def __init__(self, inner: Drafter, forced: Forced) -> None:
+        self.inner = inner
+        self.forced = forced
+        self.estimates = inner.estimates
+        self.branches = inner.branches
+        self.evidence, self.assistants = inner.evidence, inner.assistants
+
+    @property
+    def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The inner drafter's sources, and one for forced tokens."""
+        return (*self.inner.source_names, FORCED_SOURCE)
+
+    def start(self, tokens: Int32) -> DraftSession:
+        return _ForcedSession(self, self.inner.start(tokens), tokens)
+
+
+def with_forced(
+    forced: Forced, given_to: Callable[[Drafter], Drafter], drafter: Drafter
+) -> Drafter:
+    """A drafter with a row's stores, and with forced tokens if it has room for another source."""
+    own = given_to(drafter)
+    return own if len(own.source_names) >= MAX_SOURCES else ForcedDrafter(own, forced)
+
+
+class _ForcedSession(ForwardingSession):
+    def __init__(self, drafter: ForcedDrafter, inner: DraftSession, tokens: Int32) -> None:
+        super().__init__(inner)
+        self._forced = drafter.forced
+        self._source = len(drafter.source_names) - 1
+        self._context = tokens[-1:].tolist()
+        self._counts = [list(PRIOR_COUNTS), list(PRIOR_COUNTS_LAST)]
+        self._broken = False
+        self._mine = 0  # forced tokens of the last draft; 0: the inner session drafted it
+
+    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
+        """Draft the forced tokens, unless the inner draft begins with them and is longer."""
+        forced = self._after(gamma)
+        confidence = self._confidence(len(forced))
+        if forced and cost is not None:
+            forced = forced[: worthwhile_nodes(np.cumprod(confidence, dtype=np.float64), cost)]
+        self._mine = len(forced)
+        if not forced:
+            return self.inner.propose(gamma, cost, tree=tree)
+        draft = self.inner.propose(gamma, cost)
+        agrees = draft.proposal is None and draft.tokens[: len(forced)].tolist() == forced
+        if agrees and draft.parents is None:
+            self._mine = 0
+            return draft
+        source = np.full(len(forced), self._source, np.int8)
+        return Draft(np.array(forced, np.int32), None, confidence[: len(forced)], None, source)
+
+    def _after(self, max_tokens: int) -> list[int]:
+        """The forced tokens; always empty after an error, which is logged."""
+        if max_tokens < 1 or self._broken:
+            return []
+        try:
+            return self._forced.after(self._context, max_tokens)[:max_tokens]
+        except Exception as error:
+            self._broken = True
+            kind = type(error).__name__  # the message can quote the text
+            logger.warning("jump-forward decoding is disabled after an error: %s", kind)
+            return []
+
+    def _confidence(self, count: int) -> Float32:
+        """P(accepted | those before accepted) of each of ``count`` forced tokens, float32."""
+        within, last = (accepted / verified for accepted, verified in self._counts)
+        return np.array([within] * (count - 1) + [last] * (count > 0), np.float32)
+
+    def observe(
+        self,
+        draft: Draft,
+        accepted: Sequence[int],
+        verified: int | None = None,
+        evidence: Evidence | None = None,
+    ) -> None:
+        if not self._mine:
+            super().observe(draft, accepted, verified, evidence)
+            return
+        if evidence is not None:
+            call_observe(self.inner, EMPTY_DRAFT, (), None, evidence)
+        for node in range(verified_count(draft, accepted, verified)):
+            counts = self._counts[node == self._mine - 1]
+            counts[0] += node < len(accepted)
+            counts[1] += 1
+
+    def extend(self, tokens: Int32) -> None:
+        self._context = tokens[-1:].tolist() or self._context
+        super().extend(tokens)
 
 
 def forced_by(processors: Iterable[Any] | None, row: int, rows: int) -> Forced | None:

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from ngramspec.costs.policies import worthwhile_rows
+from ngramspec.costs.row_lengths import worthwhile_rows
 from ngramspec.costs.steps import MAX_JOINT_TOKENS, StepCosts
+from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.decoding.loop import DecodeLoop
-from ngramspec.decoding.recorder import Step
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Caller, CallSetup
+from ngramspec.decoding.step import Step
 from ngramspec.draft import Draft
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.facts import check_request
@@ -54,11 +55,12 @@ class OpenGeneration:
     def __init__(
         self, loop: DecodeLoop, count: Callable[[DecodeStats], None], streamer: Any = None
     ) -> None:
-        self.stats, self.step_costs = loop.recorder.stats, loop.recorder.costs
+        self.stats, self.step_costs = loop.stats, loop.costs
         self.target = loop.target
         self.inference_mode = torch.is_inference_mode_enabled()
         self._loop, self._count, self._streamer = loop, count, streamer
-        self._row = loop.batch.groups[0]
+        assert isinstance(loop.batch, LockstepBatch)
+        self._batch = loop.batch
         self._unfinished, self._closed = True, False
 
     @property
@@ -77,12 +79,12 @@ class OpenGeneration:
     @property
     def length(self) -> int:
         """Number of tokens so far, including the prompt."""
-        return self._row.length
+        return self._batch.length
 
     @property
     def tokens(self) -> list[int]:
         """The generated tokens so far."""
-        return self._row.tokens_from(self._row.prompt_length)
+        return self._batch.tokens_from(self._batch.prompt_length)
 
     def take_logits(self) -> list[torch.Tensor]:
         """Return and drop the logits of the tokens since the last call, float32 (1, vocab) each.
@@ -113,7 +115,7 @@ class OpenGeneration:
         context = self.target.decoding() if self._loop.prefilled else nullcontext()
         with self._closed_by_errors(), context:
             self._unfinished = self._loop.advance()
-        return self._row.tokens_from(before)
+        return self._batch.tokens_from(before)
 
     def begin_step(self) -> Step:
         """First half of a joint step: propose. An error closes the generation."""
@@ -123,8 +125,8 @@ class OpenGeneration:
     def begin_forward(self, step: Step) -> ForwardShare:
         """Its share of a joint forward over a step's draft. An error closes the generation."""
         with self._closed_by_errors():
-            target, arguments = self.target, self._loop.arguments(step)
-            return share_of(target.begin_forward(*arguments, joint=True), target.facts.windows)
+            inputs = self.target.begin_forward(self._loop.prepared(step), joint=True)
+            return share_of(inputs, self.target.facts.windows)
 
     def end_step(self, step: Step, result: JointResult) -> list[int]:
         """Second half of a joint step, from this generation's result; return the tokens it added.
@@ -135,7 +137,7 @@ class OpenGeneration:
         with self._closed_by_errors():
             self._loop.complete(step, self.target.end_forward(result, result.hidden))
             self._unfinished = self._loop.is_unfinished()
-        return self._row.tokens_from(before)
+        return self._batch.tokens_from(before)
 
     @contextmanager
     def _closed_by_errors(self) -> Iterator[None]:
@@ -155,7 +157,7 @@ class OpenGeneration:
     def finish(self) -> None:
         """End it as if a stopping rule had fired, so shared stores may keep its text."""
         if not self._closed:
-            self._loop.batch.finish()
+            self._batch.finish()
         self.close()
 
     def close(self) -> None:
@@ -333,7 +335,7 @@ class JointSteps:
         for turn, result in zip(stepped, results, strict=True):
             with turn.own_errors():
                 turn.added = turn.generation.end_step(turn.step, result)
-        waited = self._model.device.type == "cpu"  # see StepRecorder.mark_forwarded
+        waited = self._model.device.type == "cpu"  # see Step.waited
         if tracker is not None and len(stepped) == len(turns):
             _learn(tracker, stepped, (forwarded if waited else perf_counter()) - began)
 

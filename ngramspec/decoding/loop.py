@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 
+from ngramspec.costs.policies import PrefillDraftLength
+from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.observer import (
     DRAFTING,
@@ -19,10 +22,10 @@ from ngramspec.decoding.observer import (
     VERIFICATION,
     Section,
 )
-from ngramspec.decoding.recorder import Step, StepRecorder
-from ngramspec.decoding.row import Computed
-from ngramspec.draft import Int32
+from ngramspec.decoding.step import Step
+from ngramspec.draft import Computed
 from ngramspec.hf_model.target import MissingLogitsError, Target
+from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.verification.evidence import evidence_of_rows, evidence_tensor
 from ngramspec.verification.sampler import SampledTokens, TokenSampler
 
@@ -30,8 +33,6 @@ if TYPE_CHECKING:  # most calls have one process
     from ngramspec.decoding.distributed import Ranks
 
 logger = logging.getLogger("ngramspec")
-
-ForwardArguments = tuple[torch.Tensor, list[int], Sequence[Int32 | None], torch.Tensor | None]
 
 
 def decode(loop: DecodeLoop) -> torch.Tensor:
@@ -48,7 +49,7 @@ def decode(loop: DecodeLoop) -> torch.Tensor:
         with loop.target.decoding():
             while unfinished:
                 unfinished = loop.advance()
-        return loop.batch.sequences(loop.pad)
+        return loop.batch.sequences()
     finally:
         loop.close()
 
@@ -61,23 +62,29 @@ class DecodeLoop:
     ``close`` at the end, also after an exception.
 
     Attributes:
+        costs: learn from the forwards' times; None: nothing does.
+        prefill_length: learns how many draft tokens the prefill should verify.
+        stats: the statistics of this generation.
+        on_step: is called with the event of each row.
         section: returns the context of a section, see Observer.
         ranks: the processes that decode together; None: only this one.
         device: where tokens are chosen; logits are moved there.
         prefilled: whether the prefill has run.
+        steps: number of steps after it.
     """
 
     target: Target
     batch: Batch
     sampler: TokenSampler
-    recorder: StepRecorder
+    costs: StepCosts | None
+    prefill_length: PrefillDraftLength
+    stats: DecodeStats
+    on_step: Callable[[StepEvent], None] | None
     section: Section
     ranks: Ranks | None
     device: torch.device
     prefilled: bool = False
-
-    def __post_init__(self) -> None:
-        self.pad = 0 if self.sampler.pad is None else self.sampler.pad
+    steps: int = 0
 
     def step(self) -> None:
         """One step of speculative decoding (Leviathan et al. 2023, Alg. 1), or the prefill.
@@ -99,11 +106,10 @@ class DecodeLoop:
             logits = logits.to(self.device)
         if hidden is not None and hidden.device != self.device:
             self.target.hidden = hidden.to(self.device)
-        sampled = self.sample(step, logits)
-        self.verify(logits, sampled)
+        sampled = self.verify(step, logits)
         self.rollback()
         self.observe_and_extend(step, logits, sampled)
-        self.recorder.record(step, self.transfers(step, sampled))
+        self.record(step, sampled)
 
     def advance(self) -> bool:
         """Run the prefill if it has not run yet, else the next step.
@@ -137,8 +143,7 @@ class DecodeLoop:
 
     def propose(self) -> Step:
         """Propose each row's draft, and collect the drafters' request for evidence."""
-        batch = self.batch
-        self.recorder.mark_start()
+        batch, started = self.batch, perf_counter()
         batch.begin_step()
         with self.section(DRAFTING):
             if self.prefilled:
@@ -149,20 +154,27 @@ class DecodeLoop:
             else:
                 batch.propose_for_prefill()
                 width = 1 + len(batch.rows[0].draft)
-        request = batch.evidence
+        request = batch.evidence()
         self.target.keep_hidden = request is not None and request.hidden
-        self.recorder.mark_proposed()
-        return Step([*batch.rows], width, request, prefill=not self.prefilled)
+        return Step(
+            rows=[*batch.rows],
+            width=width,
+            request=request,
+            prefill=not self.prefilled,
+            started=started,
+            proposed=perf_counter(),
+        )
 
     def forward(self, step: Step) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
         if step.prefill:
-            logits = self.target.prefill(self.block(step)[:, 1:] if step.longest else None)
+            draft = self.batch.block(step.width)[:, 1:] if step.longest else None
+            logits = self.target.prefill(draft)
             self.prefilled = True
             return logits
         with self.section(INPUT_PREPARATION):
             try:
-                return self.target.forward(*self.arguments(step))
+                return self.target.forward(self.prepared(step))
             except MissingLogitsError as error:
                 if not step.longest:
                     raise
@@ -170,48 +182,51 @@ class DecodeLoop:
                 self.target.without_drafts(str(error))
             self.batch.begin_step()
             step.width = 1
-            return self.target.forward(*self.arguments(step))
+            return self.target.forward(self.prepared(step))
 
-    def arguments(self, step: Step) -> ForwardArguments:
-        """The arguments of the target's forward."""
-        lengths = [1 + len(row.draft.tokens) for row in step.rows]
-        trees = [row.draft.parents for row in step.rows] if step.longest else ()
-        ids = self.batch.ids() if self.target.facts.reads_text else None
-        return self.block(step), lengths, trees, ids
+    def prepared(self, step: Step) -> Step:
+        """Set the tokens of a step's forward."""
+        step.block = self.batch.block(step.width)
+        step.lengths = [1 + len(row.draft.tokens) for row in step.rows]
+        drafted = max(step.lengths) > 1
+        step.trees = [row.draft.parents for row in step.rows] if drafted else ()
+        if self.target.facts.reads_text:
+            step.committed = self.batch.ids()
+        return step
 
-    def block(self, step: Step) -> torch.Tensor:
-        """Every row's last committed token and draft, int64 (batch, width), on the host."""
-        return self.batch.block(step.width, self.pad, self.target.facts.embeddings)
+    def verify(self, step: Step, logits: torch.Tensor) -> SampledTokens | None:
+        """Commit the accepted tokens of every row, then its recovered or bonus token.
 
-    def sample(self, step: Step, logits: torch.Tensor) -> SampledTokens | None:
-        """The target's tokens at all positions, or None if verification samples them."""
+        Returned are the target's tokens at all positions, if they were sampled at once.
+        """
+        sampled = None
         with self.section(VERIFICATION):
-            extra = None
-            if step.request is not None and self.sampler.fetches_at_once:
-                extra = evidence_tensor(logits, self.target.hidden, step.request)
-            drafts = [row.draft for row in step.rows]
-            sampled = self.sampler.sample_all(drafts, logits, self.batch.groups, extra)
-        waited = logits.device.type == "cpu" or sampled is not None
-        self.recorder.mark_forwarded(waited=waited)
-        step.width += self.target.replayed_positions
+            if self.sampler.fetches_at_once:
+                sampled = self.sample(step, logits)
+            step.forwarded = perf_counter()
+            step.waited = logits.device.type == "cpu" or sampled is not None
+            self.batch.verify(logits, sampled)
         return sampled
 
-    def verify(self, logits: torch.Tensor, sampled: SampledTokens | None) -> None:
-        """Commit the accepted tokens of every row, then its recovered or bonus token."""
-        with self.section(VERIFICATION):
-            self.batch.verify(logits, sampled)
+    def sample(self, step: Step, logits: torch.Tensor) -> SampledTokens:
+        """The target's tokens at all positions, and the evidence that drafters request."""
+        extra = None
+        if step.request is not None:
+            extra = evidence_tensor(logits, self.target.hidden, step.request)
+        drafts = [row.draft for row in step.rows]
+        return self.sampler.sample_all(drafts, logits, self.batch.texts(), extra)
 
     def rollback(self) -> None:
         """Roll the target's cache back to the accepted positions of its last forward."""
         with self.section(ROLLBACK):
-            self.target.rollback(self.batch.accepted_paths, self.batch.origins)
+            self.target.rollback(self.batch.accepted_paths(), self.batch.origins)
 
     def observe_and_extend(
         self, step: Step, logits: torch.Tensor, sampled: SampledTokens | None
     ) -> None:
         """Report each draft's result and the committed tokens to the row's drafter."""
         if step.prefill:
-            self.recorder.mark_forwarded()
+            step.forwarded, step.waited = perf_counter(), True
             if not self.batch.stopped:
                 self.batch.connect(logits.shape[-1])
         computed: list[Computed] | None = None
@@ -224,11 +239,35 @@ class DecodeLoop:
         with self.section(DRAFTING):
             self.batch.learn(computed)
 
+    def record(self, step: Step, sampled: SampledTokens | None) -> None:
+        """Add a step that has just ended to the statistics, learn from its time, and report it."""
+        step.ended = perf_counter()
+        step.count(self.stats, self.transfers(step, sampled))
+        drafted, accepted, branched = 0, 0, False
+        for row in step.rows:
+            drafted += len(row.draft.tokens)
+            accepted += len(row.verdict.accepted)
+            branched = branched or row.draft.parents is not None
+        costs, target = self.costs, self.target
+        if step.prefill:
+            self.prefill_length.learn(drafted, accepted)
+            if costs is not None:
+                costs.record_prefill(step.forward_seconds, target.prefill_positions)
+        else:
+            self.steps += 1
+            if costs is not None:
+                if not target.compiling:
+                    costs.record_time(step.width, step.forward_seconds, branched)
+                costs.record_acceptance(drafted, accepted)
+        if self.on_step is not None:
+            for event in step.events(self.steps):
+                self.on_step(event)
+
     def transfers(self, step: Step, sampled: SampledTokens | None) -> int:
         """How many transfers from the device the step needed."""
         if self.device.type == "cpu" != self.target.device.type:  # only that of the logits
             return 1
-        positions = self.batch.positions
+        positions = max(map(len, self.batch.accepted_paths()))
         custom = positions if self.sampler.stop.custom else 0
         apart = step.request is not None and (sampled is None or sampled.extra is None)
         evidence = apart and self.device.type != "cpu"
@@ -237,5 +276,5 @@ class DecodeLoop:
     def forward_for_other_ranks(self) -> None:
         """Run a forward and drop its result: other ranks need this rank's share of the weights."""
         self.batch.begin_step()
-        self.forward(Step([*self.batch.rows], 1))
+        self.forward(Step(rows=self.batch.rows))
         self.rollback()

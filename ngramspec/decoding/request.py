@@ -10,8 +10,6 @@ import numpy as np
 import torch
 
 from ngramspec.draft import NO_TOKENS, Int32
-from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.names import BY_ROW, all_stock
 from ngramspec.hf_model.devices import Int64, on_host
 from ngramspec.hf_model.facts import set_by_call
 from ngramspec.hf_model.target import Target
@@ -181,69 +179,17 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
     goes_on = bool(stop.strings) and sampler.pad is None
     sees_all = sampler.streamer is not None or sampler.records or stop.custom or goes_on
     returned = target.facts.states or target.config.return_dict_in_generate
-    return bool(sees_all or returned) or not all_stock(sampler.processors, BY_ROW)
+    if sees_all or returned:
+        return True
+    from ngramspec.hf_model.compat.processors import BY_ROW, all_stock  # most calls have one row
+
+    return not all_stock(sampler.processors, BY_ROW)
 
 
-def head_of(config: Any) -> ModelDrafter | None:
-    """What drafts with the target's own layers, by a GenerationConfig; None: nothing."""
-    if not getattr(config, "use_mtp", None):
+def mtp_head(wanted: Any) -> ModelDrafter | None:
+    """The head of the target's own MTP layers, if it is wanted (``use_mtp``)."""
+    if not wanted:
         return None
-    return mtp_head()
-
-
-# Models that cannot run by themselves, by the start of their class names.
-DEPENDENT = {
-    ("Gemma4Assistant", "Gemma4UnifiedAssistant"): "it reads the target's keys and values of every"
-    " layer, which roll back in other places than its own drafts",
-    ("DFlash", "MuseGlimmerAssistant"): "it drafts a block at once from several layers' states",
-}
-
-
-def requested_head(assistant: Any, use_mtp: Any) -> ModelDrafter | None:
-    """The head for a call's ``assistant_model`` and ``use_mtp``; None: it asks for none.
-
-    Raises:
-        TypeError: the assistant is no model and no path.
-        UnsupportedError: both are asked for, or the assistant cannot draft here.
-    """
-    if assistant is None:
-        return mtp_head() if use_mtp else None
-    if use_mtp:
-        raise UnsupportedError("assistant_model and use_mtp cannot be combined; pass one of them")
-    from ngramspec.drafters.model import ModelDrafter  # most calls have none
-
-    if not ModelDrafter.takes(assistant):
-        raise TypeError(
-            "assistant_model must be a causal language model of transformers, or the path of a"
-            f" local folder with one, got {assistant!r}"
-        )
-    for starts, reason in DEPENDENT.items():
-        if type(assistant).__name__.startswith(starts):
-            from ngramspec.hf_model.assistants import named
-
-            raise UnsupportedError(
-                f"assistant_model={named(assistant)} is not supported: {reason}; pass a causal"
-                " language model with the target's tokenizer"
-            )
-    return ModelDrafter(assistant)
-
-
-def mtp_head() -> ModelDrafter:
-    """The head of the target's own MTP layers."""
-    from ngramspec.drafters.headed import MtpDrafter
+    from ngramspec.drafters.headed import MtpDrafter  # most calls have none
 
     return MtpDrafter()
-
-
-def check_tokenizers(own: Any, assistants: Any) -> bool:
-    """Whether a call's tokenizers are known to be equal; an UnsupportedError if they differ."""
-    if own is None or assistants is None:
-        return False
-    from ngramspec.drafters.base import same_vocabulary  # most calls have none
-
-    if not same_vocabulary(own, assistants):
-        raise UnsupportedError(
-            "assistant_tokenizer differs from tokenizer; pass an assistant_model with the target's"
-            " tokenizer"
-        )
-    return True

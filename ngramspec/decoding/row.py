@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ngramspec.costs.policies import GammaController
 from ngramspec.draft import (
     EMPTY_DRAFT,
     NO_TOKENS,
+    Computed,
     Draft,
     Evidence,
     EvidenceRequest,
@@ -37,6 +37,9 @@ from ngramspec.drafters.base import (
 from ngramspec.drafters.call import RowStores
 from ngramspec.stats import DecodeStats
 
+if TYPE_CHECKING:
+    from ngramspec.decoding.reference import ReferenceCounter  # most calls have none
+
 logger = logging.getLogger("ngramspec")
 
 MAX_FAULTS = 4  # the drafter is then not called again: each fault may cost rereading the whole text
@@ -44,7 +47,6 @@ FORGIVING_DRAFTS = 8  # consecutive valid drafts after which earlier faults no l
 
 # Called at each fault with the drafter, the error, and whether the drafter is no longer called.
 OnFault = Callable[[Drafter, Exception, bool], None]
-Computed = tuple[Int32, Float32, Float32 | None]  # ids, log_probs, hidden: see Evidence
 NO_VERDICT = Verdict((), 0, ())
 
 
@@ -92,6 +94,8 @@ class Row:
         self._on_fault, self._lengths, self._begin = on_fault, lengths, begin
         self.tree = tree
         self._current: Callable[[], Drafter] | None = None
+        self._prepared: Callable[[Drafter], Drafter] | None = None
+        self._given: Drafter | None = None  # what ``_current`` returned at the last step
         self._reference: ReferenceCounter | None = None
         self._prompt, self._generated = NO_TOKENS, list[int]()
         self._evidence: EvidenceRequest | None = None
@@ -104,6 +108,7 @@ class Row:
         vocab: int,
         tokens: Int32 = NO_TOKENS,
         *,
+        prepared: Callable[[Drafter], Drafter] | None = None,
         stored: RowStores | None = None,
         reference: ReferenceCounter | None = None,
     ) -> None:
@@ -111,10 +116,13 @@ class Row:
 
         Args:
             current: returns the drafter to use; called at every step.
+            prepared: makes the row's own drafter from it; called when it has changed.
             tokens: the committed tokens, int32 (n,), which begin with the reference text.
             stored: adds the row's text to the call's shared stores.
         """
-        self._current, self.vocab, self.stored, self._reference = current, vocab, stored, reference
+        self._current, self._prepared = current, prepared
+        self.vocab, self.stored, self._reference = vocab, stored, reference
+        self.may_draft()  # takes up the drafter, to whose namespaces the prompt is added
         known = (tokens >= 0) & (tokens < vocab)
         begin = 0 if reference is None else int(known[: reference.length].sum())
         self._prompt = tokens[known]
@@ -170,10 +178,12 @@ class Row:
         """Take up the current drafter, which starts without faults; whether it may be called."""
         if self._current is None:
             return False
-        drafter = self._current()
-        if drafter is not self.drafter:
+        given = self._current()
+        if given is not self._given:
+            drafter = given if self._prepared is None else self._prepared(given)
             self.close()
-            self.drafter, self.source_names, self._faults, self._valid = drafter, (), 0, 0
+            self._given, self.drafter = given, drafter
+            self.source_names, self._faults, self._valid = (), 0, 0
         if self._faults < MAX_FAULTS:
             return True
         self.close()
@@ -227,7 +237,7 @@ class Row:
         tokens = np.array(verdict.emitted, np.int32)
         self._generated += verdict.emitted
         self.count += len(tokens)
-        if self.stored is not None:
+        if self.stored is not None and self.stored.writes:
             self.stored.append(tokens)
         self.observe(tuple(verdict.accepted), verdict.verified, evidence, tokens)
 
@@ -256,7 +266,7 @@ class Row:
 
     def end(self, *, completed: bool) -> None:
         """End the text in shared stores, which add the remaining tokens only if ``completed``."""
-        if self.stored is not None:
+        if self.stored is not None and self.stored.writes:
             self.stored.end(completed=completed)
 
     def close(self) -> None:
@@ -303,47 +313,3 @@ def report_fault(stats: DecodeStats, drafter: Drafter, error: Exception, stopped
         if stats.drafters_stopped == 1:
             what = "%s failed %d times and is no longer called in this generation"
             logger.warning(what, name, MAX_FAULTS)
-
-
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-
-
-class ReferenceCounter:
-    """Counts the draft tokens that a reference text has after the same two tokens.
-
-    This does not depend on the drafter, nor on where else the same text occurs. Memory: 8 bytes per
-    token of the reference text. Two different triples have one key with a probability of 2**-64.
-    """
-
-    def __init__(self, reference: Int32, stats: DecodeStats) -> None:
-        self.length = len(reference)
-        self._known = np.unique(_keys(reference[:-2], reference[1:-1], reference[2:]))
-        self._stats = stats
-
-    def count(self, last: Int32, draft: Draft, accepted: Sequence[int]) -> None:
-        """Add one verified draft.
-
-        ``last`` are the two tokens before it, int32 (2,); with fewer, nothing is counted.
-        """
-        n = len(draft)
-        if not n or len(last) < 2 or not len(self._known):
-            return
-        tokens = np.concatenate((last, draft.tokens))
-        before = np.arange(-1, n + 1)  # index of the token before each
-        before[0] = 0
-        if draft.parents is not None:
-            before[2:] = draft.parents + 2
-        first = before[2:]
-        keys = _keys(tokens[before[first]], tokens[first], tokens[2:])
-        at = np.minimum(np.searchsorted(self._known, keys), len(self._known) - 1)
-        found = self._known[at] == keys
-        self._stats.reference_drafted += int(found.sum())
-        self._stats.reference_accepted += int(found[list(accepted)].sum())
-
-
-def _keys(first: Int32, second: Int32, third: Int32) -> NDArray[np.uint64]:
-    """A hash of each three tokens, uint64 (n,)."""
-    keys = first.astype(np.uint64)
-    for tokens in (second, third):
-        keys = (keys ^ (keys >> np.uint64(29))) * _FACTOR + tokens.astype(np.uint64)
-    return keys

@@ -23,12 +23,11 @@ from ngramspec.costs.policies import (
 )
 from ngramspec.costs.processors import GPU, instruction_set
 from ngramspec.costs.steps import StepCosts
-from ngramspec.decoding.batch import Batch, Group
+from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.loop import DecodeLoop, decode
 from ngramspec.decoding.observer import Observer, Section, no_section
-from ngramspec.decoding.recorder import StepRecorder
 from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep
-from ngramspec.decoding.row import ReferenceCounter, Row, report_fault
+from ngramspec.decoding.row import Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
@@ -36,7 +35,6 @@ from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.names import (
     pad_token,
     plain_method,
-    runs_at_once,
     untested,
 )
 from ngramspec.hf_model.devices import input_device
@@ -51,8 +49,6 @@ from ngramspec.hf_model.facts import (
 from ngramspec.hf_model.target import Target
 from ngramspec.options import Options
 from ngramspec.stats import DecodeStats
-from ngramspec.verification.rejection import default_generator
-from ngramspec.verification.rule import Rule
 from ngramspec.verification.sampler import StopRules, TokenSampler
 
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length
@@ -60,6 +56,7 @@ ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length
 if TYPE_CHECKING:  # most calls have one process
     from ngramspec.costs.saved import SavedCosts
     from ngramspec.decoding.distributed import Ranks
+    from ngramspec.verification.rule import Rule
 
 logger = logging.getLogger("ngramspec")
 
@@ -168,7 +165,8 @@ class CallSetup:
             )
         section = no_section if caller.observer is None else caller.observer.section
         sampler = self._sampler()
-        if self._may_diverge(sampler):
+        many = target.prompt.shape[0] > 1 and not must_lockstep(sampler, target)
+        if many and why_unsupported(Ability.RAGGED, target.facts) is None:
             target.make_ragged()
         if target.no_drafts is not None:
             caller.log_once(f"steps have no drafts: {target.no_drafts}")
@@ -180,54 +178,69 @@ class CallSetup:
         costs = self.costs = self._step_costs()
         learned = costs if self.learns_costs else None
         rows = [self._row(costs, trees, at) for at in range(target.prompt.shape[0])]
-        make: Callable[..., Batch] = Batch
-        groups = self._groups(sampler, section)
-        if call.beams > 1:
-            from ngramspec.decoding.beams.batch import BeamBatch, beams_of  # most calls have none
-
-            make, groups = BeamBatch, [beams_of(call, sampler, section, target.prompt_ids)]
-        batch = make(
-            groups,
-            sampler,
-            target,
-            rows,
-            self._connect(),
-            costs=learned,
-            prefill_length=caller.prefill_length,
-            ranks=self.ranks,
-            max_length=sampler.stop.max_length,
-        )
-        recorder = StepRecorder(
+        return DecodeLoop(
             target=target,
+            batch=self._batch(rows, sampler, section, learned),
+            sampler=sampler,
             costs=learned,
             prefill_length=caller.prefill_length,
             stats=self.stats,
             on_step=options.on_step,
-        )
-        return DecodeLoop(
-            target=target,
-            batch=batch,
-            sampler=sampler,
-            recorder=recorder,
             section=section,
             ranks=self.ranks,
             device=self._device,
+        )
+
+    def _batch(
+        self, rows: list[Row], sampler: TokenSampler, section: Section, costs: StepCosts | None
+    ) -> Batch:
+        """The rows of the call: as beams, each by itself if rows may diverge, or in lock-step."""
+        target = self.target
+        kind: Callable[..., Batch] = LockstepBatch
+        options: dict[str, Any] = {"prompt": self.call.input_ids, "ids": target.prompt_ids}
+        if self.call.beams > 1:
+            from ngramspec.decoding.beams.batch import (
+                BeamBatch,
+                beam_search,
+            )  # most calls have none
+
+            kind, options["search"] = BeamBatch, beam_search(self.call)
+        elif target.inputs.ragged:
+            from ngramspec.decoding.ragged import RaggedBatch  # most calls have one row
+
+            kind = RaggedBatch
+        return kind(
+            rows,
+            sampler,
+            target,
+            self._connect(),
+            costs=costs,
+            prefill_length=self.caller.prefill_length,
+            ranks=self.ranks,
+            max_length=sampler.stop.max_length,
+            section=section,
+            **options,
         )
 
     def _sampler(self) -> TokenSampler:
         call, config, observer = self.call, self.call.generation_config, self.caller.observer
         keep, stop = config.return_dict_in_generate, self._stop
         observed = observer is not None and observer.one_transfer
+        known = True
+        if call.logits_processor:
+            from ngramspec.hf_model.compat.processors import runs_at_once  # many calls have none
+
+            known = all(map(runs_at_once, call.logits_processor))
         return TokenSampler(
             processors=call.logits_processor,
             stop=stop,
-            rule=self._rule(),
+            rule=self._rule,
             pad=pad_token(config) if stop.pads else None,
             streamer=call.streamer,
             scores=[] if keep and config.output_scores else None,
             logits=[] if keep and config.output_logits else None,
             one_transfer=observed or prefers_one_transfer(self._device),
-            known_processors=all(map(runs_at_once, call.logits_processor or ())),
+            known_processors=known,
             beams=call.beams,
         )
 
@@ -236,7 +249,7 @@ class CallSetup:
         """Where tokens are chosen: as in ``generate`` where the prompt is, unless by an argmax."""
         call, config = self.call, self.call.generation_config
         returned = config.return_dict_in_generate or call.beams > 1
-        chosen = call.logits_processor or returned or not self._rule().argmax
+        chosen = call.logits_processor or returned or self._rule is not None
         return call.input_ids.device if chosen else self.target.device
 
     @cached_property
@@ -246,12 +259,20 @@ class CallSetup:
     @cached_property
     def _seed(self) -> int:
         """Of the numbers that drafters sample: the state of the call's random generator."""
+        from ngramspec.verification.rejection import default_generator  # many calls are greedy
+
         generator = self.call.generator or default_generator(self.call.input_ids.device)
         state = generator.get_state().numpy().tobytes()
         return int.from_bytes(blake2b(state, digest_size=16).digest(), "little")
 
-    def _rule(self) -> Rule:
+    @cached_property
+    def _rule(self) -> Rule | None:
+        """How tokens are chosen; None: by the argmax."""
         options, call = self.options, self.call
+        if options.exact and not call.generation_config.do_sample:
+            return None
+        from ngramspec.verification.rule import Rule  # many calls are greedy
+
         return Rule(
             bool(call.generation_config.do_sample),
             options.verification,
@@ -260,21 +281,6 @@ class CallSetup:
             options.delta,
             call.generator,
         )
-
-    def _may_diverge(self, sampler: TokenSampler) -> bool:
-        """Whether each row may advance by its own number of tokens."""
-        target = self.target
-        if target.prompt.shape[0] == 1 or must_lockstep(sampler, target):
-            return False
-        return why_unsupported(Ability.RAGGED, target.facts) is None
-
-    def _groups(self, sampler: TokenSampler, section: Section) -> list[Group]:
-        """The rows of the call: one group for each row if rows may diverge, else one group."""
-        prompt, ids = self.call.input_ids, self.target.prompt_ids
-        if not self.target.inputs.ragged:
-            return [Group(range(len(ids)), prompt, sampler, section, ids)]
-        one = [slice(row, row + 1) for row in range(len(ids))]
-        return [Group((at.start,), prompt[at], sampler, section, ids[at]) for at in one]
 
     def _may_branch(self) -> bool:
         """Whether drafts may be trees. Under ``tree=N``, a reason against it is counted."""
@@ -308,7 +314,11 @@ class CallSetup:
         call, target = self.call, self.target
         beams = call.beams > 1  # whose texts move between rows, and are no outputs yet
         given = call.reference()
-        reference = ReferenceCounter(given, self.stats) if len(given) else None
+        reference: ReferenceCounter | None = None
+        if len(given):
+            from ngramspec.decoding.reference import ReferenceCounter
+
+            reference = ReferenceCounter(given, self.stats)
         history = history_of(target, given, call.inputs_tensor)
         stores = CallStores(
             self.caller.drafter,
@@ -331,15 +341,23 @@ class CallSetup:
         def connect(connected: Sequence[Row], vocab: int) -> None:
             for at, row in enumerate(connected):
                 own = stores.row(vocab, at)
-                current = own.drafter if follower is None else partial(next, repeat(follower))
-                if follower is None and call.logits_processor and not beams:
-                    from ngramspec.decoding.forced import forced_by
-                    from ngramspec.drafters.call import ForcedBefore
+                prepared: Callable[[Drafter], Drafter] | None = own.given_to
+                if follower is not None:
+                    prepared = None
+                elif call.logits_processor and not beams:
+                    from ngramspec.decoding.forced import forced_by, with_forced
 
                     forced = forced_by(call.logits_processor, at, rows)
-                    current = current if forced is None else ForcedBefore(current, forced)
-                stored = own if follower is None and not beams else None
-                row.connect(current, vocab, history(at), stored=stored, reference=reference)
+                    if forced is not None:
+                        prepared = partial(with_forced, forced, own.given_to)
+                row.connect(
+                    self.caller.drafter if follower is None else partial(next, repeat(follower)),
+                    vocab,
+                    history(at),
+                    prepared=prepared,
+                    stored=own if follower is None and not beams else None,
+                    reference=reference,
+                )
 
         return connect
 

@@ -7,11 +7,8 @@ in it raises here, and the loop gets plain copies.
 from __future__ import annotations
 
 import copy
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -19,7 +16,6 @@ from numpy.typing import NDArray
 
 from ngramspec._native import sound_chain
 from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32, Proposal
-from ngramspec.stores import fingerprint
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
@@ -492,36 +488,3 @@ def _check_siblings(tokens: Int32, parents: Int32, proposal: Proposal) -> None:
                 f"proposal of siblings must be one distribution, or one without the siblings"
                 f" before: {what} with one of their tokens"
             )
-
-
-logger = logging.getLogger("ngramspec")
-
-
-def same_vocabulary(one: Any, other: Any) -> bool | None:
-    """Whether every id has the same piece in two tokenizers; None: one of them is not known."""
-    if one is not None and one is other:
-        return True
-    own, others = _fingerprint_of(one), _fingerprint_of(other)
-    return None if own is None or others is None else own == others
-
-
-def _fingerprint_of(tokenizer: Any) -> str | None:
-    if not isinstance(tokenizer, Path):
-        return None if tokenizer is None else fingerprint(tokenizer)
-    try:
-        state = tokenizer.stat()
-    except OSError:
-        return None
-    return _fingerprint_of_file(str(tokenizer), state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=64)
-def _fingerprint_of_file(path: str, modified: int, size: int) -> str | None:
-    """The fingerprint of a tokenizer.json, by the time and size that tell its versions apart."""
-    from tokenizers import Tokenizer
-
-    try:
-        return fingerprint(Tokenizer.from_file(path))
-    except Exception as error:  # tokenizers raises no narrower class
-        logger.warning("the tokenizer in %s cannot be read: %r", path, error)
-        return None

@@ -1,25 +1,13 @@
-"""The drafter of one call: the Speculator's, with the call's stores, tools and forced tokens."""
+"""The drafter of one call: the Speculator's, with the call's stores and tools."""
 
 from __future__ import annotations
 
-import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ngramspec.costs.policies import worthwhile_nodes
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
-from ngramspec.drafters.base import (
-    MAX_SOURCES,
-    Drafter,
-    DraftSession,
-    ForwardingSession,
-    call_observe,
-    verified_count,
-)
+from ngramspec.draft import NO_TOKENS, Int32
+from ngramspec.drafters.base import Drafter
 from ngramspec.stores import open_stores
 
 if TYPE_CHECKING:
@@ -74,7 +62,11 @@ class CallStores:
 
 
 class RowStores:
-    """What one row drafts from, and what it adds to each namespace."""
+    """What one row drafts from, and what it adds to each namespace.
+
+    Attributes:
+        writes: whether it adds the row's text anywhere.
+    """
 
     def __init__(self, call: CallStores, vocab: int, answers: Sequence[SiblingAnswer] = ()) -> None:
         self._call = call
@@ -82,22 +74,20 @@ class RowStores:
         self._written = [each.written() for each in answers]
         self._read = [each for own in answers for each in own.read(vocab)]
         self._requests: dict[Namespace, SharedRequest] = {}
-        self._made: tuple[Drafter, Drafter] | None = None
-        self.drafter()
+        self.writes = bool(answers)
 
-    def drafter(self) -> Drafter:
-        """The Speculator's current drafter with the row's stores and tools."""
-        current = self._call.current()
-        if self._made is None or self._made[0] is not current:
-            stores = self._fitting(self._call.of(current))
-            drafter = current if stores == current.stores else current.with_stores(stores)
-            if self._read:
-                with suppress(ValueError):  # it takes no stores
-                    drafter = current.with_stores((*stores, *self._read))
-            if self._call.tools is not None:
-                drafter = drafter.with_tools(self._call.tools)
-            self._made = (current, drafter)
-        return self._made[1]
+    def given_to(self, drafter: Drafter) -> Drafter:
+        """The Speculator's drafter with the row's stores and tools; to be called before ``begin``.
+
+        The row's text is then added to the namespaces among the stores.
+        """
+        stores, own = self._fitting(self._call.of(drafter)), drafter
+        if stores != drafter.stores:
+            own = drafter.with_stores(stores)
+        if self._read:
+            with suppress(ValueError):  # it takes no stores
+                own = drafter.with_stores((*stores, *self._read))
+        return own if self._call.tools is None else own.with_tools(self._call.tools)
 
     def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
         """Record the row's prompt, int32 (n,), and the reference text before it, int32 (m,)."""
@@ -140,128 +130,5 @@ class RowStores:
                 if own is not store:
                     self._requests[store] = own
             fitting.append(own)
+        self.writes = self.writes or bool(self._requests)
         return tuple(fitting)
-
-
-logger = logging.getLogger("ngramspec")
-
-FORCED_SOURCE = "forced"
-# Accepted and verified forced tokens that the counts begin with: all but the last, and the last,
-# which a longer token may replace.
-PRIOR_COUNTS, PRIOR_COUNTS_LAST = (19, 20), (1, 2)
-
-
-class Forced(ABC):
-    """The tokens that a call's constraints determine."""
-
-    @abstractmethod
-    def after(self, context: Sequence[int], max_tokens: int) -> list[int]:
-        """The tokens that have to follow, of which ``max_tokens`` >= 1 are needed; empty: a choice.
-
-        ``context`` has the last committed token, if there is one.
-        """
-
-
-class ForcedDrafter(Drafter):
-    """Drafts forced tokens where there are any, otherwise what another drafter drafts.
-
-    A grammar forces characters, and the target may encode them in other tokens. Each session counts
-    how often it does, separately for the last token of a forced continuation.
-    """
-
-    def __init__(self, inner: Drafter, forced: Forced) -> None:
-        self.inner = inner
-        self.forced = forced
-        self.estimates = inner.estimates
-        self.branches = inner.branches
-        self.evidence, self.assistants = inner.evidence, inner.assistants
-
-    @property
-    def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The inner drafter's sources, and one for forced tokens."""
-        return (*self.inner.source_names, FORCED_SOURCE)
-
-    def start(self, tokens: Int32) -> DraftSession:
-        return _ForcedSession(self, self.inner.start(tokens), tokens)
-
-
-class ForcedBefore:
-    """Returns a row's drafter, preceded by forced tokens; the same one for the same drafter."""
-
-    def __init__(self, current: Callable[[], Drafter], forced: Forced) -> None:
-        self._current, self._forced = current, forced
-        self._made: ForcedDrafter | None = None
-
-    def __call__(self) -> Drafter:
-        current = self._current()
-        if len(current.source_names) >= MAX_SOURCES:
-            return current
-        if self._made is None or self._made.inner is not current:
-            self._made = ForcedDrafter(current, self._forced)
-        return self._made
-
-
-class _ForcedSession(ForwardingSession):
-    def __init__(self, drafter: ForcedDrafter, inner: DraftSession, tokens: Int32) -> None:
-        super().__init__(inner)
-        self._forced = drafter.forced
-        self._source = len(drafter.source_names) - 1
-        self._context = tokens[-1:].tolist()
-        self._counts = [list(PRIOR_COUNTS), list(PRIOR_COUNTS_LAST)]
-        self._broken = False
-        self._mine = 0  # forced tokens of the last draft; 0: the inner session drafted it
-
-    def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        """Draft the forced tokens, unless the inner draft begins with them and is longer."""
-        forced = self._after(gamma)
-        confidence = self._confidence(len(forced))
-        if forced and cost is not None:
-            forced = forced[: worthwhile_nodes(np.cumprod(confidence, dtype=np.float64), cost)]
-        self._mine = len(forced)
-        if not forced:
-            return self.inner.propose(gamma, cost, tree=tree)
-        draft = self.inner.propose(gamma, cost)
-        agrees = draft.proposal is None and draft.tokens[: len(forced)].tolist() == forced
-        if agrees and draft.parents is None:
-            self._mine = 0
-            return draft
-        source = np.full(len(forced), self._source, np.int8)
-        return Draft(np.array(forced, np.int32), None, confidence[: len(forced)], None, source)
-
-    def _after(self, max_tokens: int) -> list[int]:
-        """The forced tokens; always empty after an error, which is logged."""
-        if max_tokens < 1 or self._broken:
-            return []
-        try:
-            return self._forced.after(self._context, max_tokens)[:max_tokens]
-        except Exception as error:
-            self._broken = True
-            kind = type(error).__name__  # the message can quote the text
-            logger.warning("jump-forward decoding is disabled after an error: %s", kind)
-            return []
-
-    def _confidence(self, count: int) -> Float32:
-        """P(accepted | those before accepted) of each of ``count`` forced tokens, float32."""
-        within, last = (accepted / verified for accepted, verified in self._counts)
-        return np.array([within] * (count - 1) + [last] * (count > 0), np.float32)
-
-    def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
-    ) -> None:
-        if not self._mine:
-            super().observe(draft, accepted, verified, evidence)
-            return
-        if evidence is not None:
-            call_observe(self.inner, EMPTY_DRAFT, (), None, evidence)
-        for node in range(verified_count(draft, accepted, verified)):
-            counts = self._counts[node == self._mine - 1]
-            counts[0] += node < len(accepted)
-            counts[1] += 1
-
-    def extend(self, tokens: Int32) -> None:
-        self._context = tokens[-1:].tolist() or self._context
-        super().extend(tokens)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,9 @@ from ngramspec.drafters.registry import quoted
 from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
 from ngramspec.drafters.tables import CopyDrafter, NGramDrafter
 from ngramspec.errors import check_bool, check_int, check_real
+from ngramspec.stores import fingerprint
+
+logger = logging.getLogger("ngramspec")
 
 MAX_PROPOSAL_IDS = 1 << 20  # larger than any vocabulary
 
@@ -275,3 +281,33 @@ class ModelDrafter(LearningDrafter):
 
     def start(self, tokens: Int32) -> DraftSession:
         return ModelSession(self, tokens)
+
+
+def same_vocabulary(one: Any, other: Any) -> bool | None:
+    """Whether every id has the same piece in two tokenizers; None: one of them is not known."""
+    if one is not None and one is other:
+        return True
+    own, others = _fingerprint_of(one), _fingerprint_of(other)
+    return None if own is None or others is None else own == others
+
+
+def _fingerprint_of(tokenizer: Any) -> str | None:
+    if not isinstance(tokenizer, Path):
+        return None if tokenizer is None else fingerprint(tokenizer)
+    try:
+        state = tokenizer.stat()
+    except OSError:
+        return None
+    return _fingerprint_of_file(str(tokenizer), state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=64)
+def _fingerprint_of_file(path: str, modified: int, size: int) -> str | None:
+    """The fingerprint of a tokenizer.json, by the time and size that tell its versions apart."""
+    from tokenizers import Tokenizer
+
+    try:
+        return fingerprint(Tokenizer.from_file(path))
+    except Exception as error:  # tokenizers raises no narrower class
+        logger.warning("the tokenizer in %s cannot be read: %r", path, error)
+        return None

@@ -6,7 +6,7 @@ Drafts of several drafters are merged by their prefixes into one tree (SpecInfer
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.costs.policies import reach_of, worthwhile_nodes
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, joined
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, Proposal
 from ngramspec.drafters.base import (
     Drafter,
     DraftModel,
@@ -73,23 +73,31 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     return order(whole, reach_of(parents, estimates)).first(limit)
 
 
+def joined(chains: Sequence[Draft]) -> Proposal | None:
+    """Concatenate the proposals of several chains; None if all of them are deterministic."""
+    if all(chain.proposal is None for chain in chains):
+        return None
+    proposals = [chain.proposal or _one_hot(chain.tokens) for chain in chains]
+    sizes = np.concatenate([np.diff(each.starts) for each in proposals])
+    return Proposal(
+        np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
+        np.concatenate([each.tokens for each in proposals]),
+        np.concatenate([each.probs for each in proposals]),
+    )
+
+
+def _one_hot(tokens: Int32) -> Proposal:
+    """The proposal of a deterministic chain."""
+    starts = np.arange(len(tokens) + 1, dtype=np.int32)
+    return Proposal(starts, tokens, np.ones(len(tokens), np.float32))
+
+
 def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
     """The confidence of each node; without one, assumed lower for each draft of higher priority."""
     if draft.confidence is not None:
         return [float(each) for each in draft.confidence]
     first = ASSUMED_CONFIDENCE * PRIORITY_FACTOR**which
     return [first if above < 0 else ASSUMED_CONFIDENCE for above in parents]
-
-
-def path_along(draft: Draft, tokens: Iterable[int]) -> list[int]:
-    """The nodes of a chain or tree that agree with the tokens which were then committed."""
-    children, path = draft.children(), [-1]
-    for token in tokens:
-        node = next((each for each in children[path[-1] + 1] if draft.tokens[each] == token), None)
-        if node is None:
-            break
-        path.append(node)
-    return path[1:]
 
 
 def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:
@@ -180,7 +188,7 @@ class PrioritySession(DraftSession):
         if draft.parents is not None:
             tokens = draft.tokens[list(accepted)].tolist()
             for which, part in self.parts:  # each has its own tree
-                self.sessions[which].observe(part, path_along(part, tokens))
+                self.sessions[which].observe(part, part.path_along(tokens))
         else:
             self._observe_chain(len(accepted), verified_count(draft, accepted, verified))
         self.parts = []
@@ -361,7 +369,7 @@ class CalibratedDrafter(LearningDrafter):
 
     def learn(self, draft: Draft, committed: Int32) -> None:
         """Count the nodes whose parents were committed, because the token after them is known."""
-        path, children = path_along(draft, committed.tolist()), draft.children()
+        path, children = draft.path_along(committed.tolist()), draft.children()
         parents = [-1, *path][: len(committed)]
         verified = [node for parent in parents for node in children[parent + 1]]
         cells = tuple(each[verified] for each in self._cells(draft))

@@ -163,6 +163,11 @@ def _joinable(sources: list[tuple[re.Match[str], dict[str, object]]]) -> bool:
     )
 
 
+def _takes(name: str, key: str) -> bool:
+    """Whether a drafter has an argument of this name; of the usual ones no module is loaded."""
+    return key in JOINABLE.get(name, ()) or key in inspect.signature(_factory(name)).parameters
+
+
 def _arguments(text: str, match: re.Match[str]) -> dict[str, object]:
     """A drafter's arguments by name, or an error that marks the invalid part."""
     name, arguments = match["name"], match["arguments"]
@@ -181,8 +186,8 @@ def _arguments(text: str, match: re.Match[str]) -> dict[str, object]:
             if name in POSITIONAL_ARGUMENTS and not keywords and not named:
                 part = f"{POSITIONAL_ARGUMENTS[name]}={part}"
             key, equals, value = (piece.strip() for piece in part.partition("="))
-            allowed = list(inspect.signature(_factory(name)).parameters)
-            if not equals or not value or key not in allowed or key in keywords:
+            if not equals or not value or key in keywords or not _takes(name, key):
+                allowed = inspect.signature(_factory(name)).parameters
                 known = ", ".join(f"{each}=..." for each in allowed) or "no arguments"
                 raise _error(text, begin, end, f"is no argument of {name}; it takes {known}, once")
             try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.costs.steps import LearnedEngineCosts
+from ngramspec.costs.engine import LearnedEngineCosts
 from ngramspec.draft import Float32, Int32
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import RowState

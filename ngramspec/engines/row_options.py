@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ngramspec.costs.saved import GivenEngineCosts
-from ngramspec.costs.steps import EngineCosts, LearnedEngineCosts
+from ngramspec.costs.engine import EngineCosts, GivenEngineCosts, LearnedEngineCosts
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import Policy, build_drafter
 from ngramspec.engines.rows import Rows

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ngramspec._native import TokenText, agreed, generous_cost, may_pay, text_hash
-from ngramspec.costs.policies import LAG_POWER, Refills, progress_weights, worthwhile_rows
-from ngramspec.costs.steps import EngineCosts
+from ngramspec.costs.engine import EngineCosts
+from ngramspec.costs.row_lengths import LAG_POWER, Refills, progress_weights, worthwhile_rows
 from ngramspec.decoding.row import OnFault, Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.call import CallStores
-from ngramspec.drafters.priority import CalibratedDrafter, path_along
+from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.errors import check_bool, check_int
 from ngramspec.stores.shared import Namespace
@@ -138,7 +138,7 @@ class KnownRow(Row):
             if self.draft.parents is None:
                 accepted = list(range(agreed(self.draft.tokens, state.tokens, begin, state.length)))
             else:
-                accepted = path_along(self.draft, state.tokens[begin : state.length].tolist())
+                accepted = self.draft.path_along(state.tokens[begin : state.length].tolist())
             if len(accepted) == state.length - begin:  # the engine verified no more of it
                 verified = len(accepted)
         self.observe(accepted, verified, None, new)
@@ -475,8 +475,8 @@ class Rows:
                 self._drop(earlier)  # the engine withdrew tokens, or reuses the id
             row = self._known.add(state.key, self._report_fault)
             stored = None if self._stores is None else self._stores.row(self.vocab)
-            current = self._own if stored is None else stored.drafter
-            row.connect(current, self.vocab, stored=stored)
+            prepared = None if stored is None else stored.given_to
+            row.connect(self._own, self.vocab, prepared=prepared, stored=stored)
         begin = row.text.count
         new = self._known.take(place, row, state)
         self.stats.emitted += len(state.new)

@@ -1,10 +1,8 @@
-"""Attention: masks of trees and windows, and replacements of transformers' functions.
+"""Attention: masks of trees, and replacements of transformers' functions.
 
 A forward's position 0 is the last committed token, and position i + 1 is node i of the draft. A
 node attends to the committed text, to its ancestors and to itself, and its depth determines its
-position in the text (SpecInfer, Miao et al. 2024, section 4.2). transformers counts windows and
-chunks in slots of the cache, which fails if rows have gaps or siblings share a position. Here they
-are counted by positions in the text.
+position in the text (SpecInfer, Miao et al. 2024, section 4.2).
 
 With a mask, transformers' sdpa attention first repeats a layer's keys and values for all query
 heads of their group. Here query heads of a group become further positions of one head, so that
@@ -19,9 +17,8 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -88,84 +85,7 @@ def tree_mask(
     return mask[:, None]
 
 
-# Windows and chunks
-
 Masks = torch.Tensor | dict[str, torch.Tensor]  # one for all layers, or one for each type of layers
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How far back a layer attends; without limits, to all positions before its own."""
-
-    window: int | None = None  # to itself and to the ``window - 1`` positions before it
-    chunk: int | None = None  # to the positions of its own chunk of this size
-
-    @property
-    def limit(self) -> int | None:
-        """Maximum number of positions that a position attends to; None: no limit."""
-        return self.chunk if self.window is None else self.window
-
-    def within(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Return which keys are included, by text positions, bool (rows, 1, width, keys)."""
-        one, other = queries[:, None, :, None], keys[:, None, None, :]
-        if self.window is not None:
-            return other > one - self.window
-        assert self.chunk is not None
-        return one.div(self.chunk, rounding_mode="floor") == other.div(
-            self.chunk, rounding_mode="floor"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """The masks of a model that has layers with windows or chunks."""
-
-    reaches: Mapping[str, Reach]  # by type of layers; by "" if it takes one mask for all layers
-    known: bool = True  # whether all types of its layers are known
-    layers: tuple[str, ...] = ()  # the type of each; empty if it takes one mask for all layers
-
-    @property
-    def shortest(self) -> int:
-        """The least limit: a text that is no longer has full attention in all layers."""
-        limits = (each.limit for each in self.reaches.values())
-        return min((each for each in limits if each is not None), default=0)
-
-    def masks(
-        self, mask: torch.Tensor, past: torch.Tensor, queries: torch.Tensor, held: int | None
-    ) -> Masks:
-        """Return the mask or masks that the model takes, from the ``mask`` without windows.
-
-        ``past`` and ``queries``, int64 (rows or 1, n), are the text positions of the cache's slots
-        and of the forward. Layers with limits hold the last ``held`` keys; None: all.
-        """
-        rows, made = max(len(past), len(queries)), {}
-        keys = torch.cat((past.expand(rows, -1), queries.expand(rows, -1)), dim=1)
-        keys = pad(keys, (0, mask.shape[-1] - keys.shape[1]))
-        for kind, reach in self.reaches.items():
-            if reach.limit is None:
-                made[kind] = mask
-                continue
-            first = 0 if held is None else mask.shape[-1] - held
-            made[kind] = mask[..., first:] & reach.within(queries, keys[:, first:])
-        return made if self.layers else made[""]
-
-
-def windows_of(config: Any) -> Windows | None:
-    """Return the windows of a text model's config; None: it has none."""
-    limits, layers = names.attention_limits(config)
-    known = {kind: Reach(*each) for kind, each in limits.items() if each is not None}
-    return Windows(known, len(known) == len(limits), layers) if limits else None
-
-
-def query_positions(
-    last: torch.Tensor, trees: Trees, lengths: Sequence[int], width: int
-) -> torch.Tensor:
-    """Return the text positions of a forward's tokens, int64 (rows or 1, width)."""
-    steps = torch.arange(width, device=last.device)
-    if not trees:
-        return last + steps
-    queries = tree_positions(last, trees, lengths)
-    return queries[:, steps.clamp(max=queries.shape[1] - 1)]
 
 
 def added(masks: Any, dtype: torch.dtype) -> Any:

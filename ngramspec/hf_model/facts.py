@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.attention import Windows, windows_of
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
 from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
 from ngramspec.hf_model.devices import Int64
+
+if TYPE_CHECKING:
+    from ngramspec.hf_model.windows import Windows
 
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
 # Arguments of the prefill that a prompt of plain text has.
@@ -191,6 +193,17 @@ def facts_of(
         hooked=has_hooks(model),
         unaligned=unaligned,
     )
+
+
+def windows_of(config: Any) -> Windows | None:
+    """Return the windows of a text model's config; None: it has none."""
+    limits, layers = names.attention_limits(config)
+    if not limits:
+        return None
+    from ngramspec.hf_model.windows import Reach, Windows  # many models have none
+
+    known = {kind: Reach(*each) for kind, each in limits.items() if each is not None}
+    return Windows(known, len(known) == len(limits), layers)
 
 
 def prompt_end(

@@ -16,7 +16,6 @@ from ngramspec.hf_model.attention import (
     Masks,
     Trees,
     added,
-    query_positions,
     tree_mask,
     tree_positions,
 )
@@ -242,7 +241,7 @@ class Inputs:
             self.chain = mask
         if self._facts.windows is not None:
             before, last = self._text_positions(slots, block.device)
-            queries = query_positions(last, trees, lengths, width)
+            queries = self._facts.windows.queries(last, trees, lengths, width)
             held = None if held is None else held + width
             masks = self._facts.windows.masks(mask, before, queries, held)
         return masks if self._facts.attention != "eager" else added(masks, self._model.dtype)

@@ -20,20 +20,19 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import (
     Attention,
-    Windows,
     attending,
     available,
     in_place,
     tree_mask,
-    windows_of,
 )
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
-from ngramspec.hf_model.facts import Ability, why_unsupported
+from ngramspec.hf_model.facts import Ability, why_unsupported, windows_of
 from ngramspec.hf_model.outputs import head_inputs
 from ngramspec.hf_model.target import Target
 from ngramspec.hf_model.trials import TestResults, alike, tested_once
+from ngramspec.hf_model.windows import Windows
 
 
 def why_not_joint(target: Target) -> str | None:

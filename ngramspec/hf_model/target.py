@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.attention import Trees, in_place, windows_of
+from ngramspec.hf_model.attention import Trees, in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.cache.layers import widen_static
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_of, decoder_cache, is_callers
 from ngramspec.hf_model.devices import input_device, moved, on_host
@@ -24,6 +23,7 @@ from ngramspec.hf_model.facts import (
     prefilled_length,
     prompt_end,
     why_unsupported,
+    windows_of,
 )
 from ngramspec.hf_model.inputs import Inputs
 
@@ -38,6 +38,31 @@ MAX_PREFILL_DRAFT_TOKENS = 1 << 20  # for models without a position limit
 
 class MissingLogitsError(UnsupportedError):
     """A model returns logits of fewer positions than a draft has."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Forward:
+    """A forward over each row's last committed token and its draft, until it is rolled back.
+
+    Attributes:
+        block: int64 (batch, n + 1), these tokens; it and ``committed`` may be on the host. None: it
+            was the prefill.
+        lengths: for each row, how many of its tokens in the block are not padding.
+        trees: parents of each row's draft; empty: all drafts are chains.
+        committed: int64 (batch, length), all tokens up to and including the block's first, for
+            models that read them (``facts.reads_text``); else None.
+        width: positions of the forward in every row, including padding.
+        outputs: of the model; None: the forward was interrupted.
+        reread: whether it read the whole text again.
+    """
+
+    block: torch.Tensor | None = None
+    lengths: Sequence[int] = ()
+    trees: Trees = ()
+    committed: torch.Tensor | None = None
+    width: int = 1
+    outputs: Any = None
+    reread: bool = False
 
 
 class Target:
@@ -81,6 +106,8 @@ class Target:
         self.model, self.config, self.prompt = model, config, input_ids
         if config.cache_implementation is not None and windows_of(names.text_config(model)):
             end = prompt_end(input_ids, model_kwargs, mask_length=names.mask_length(config))
+            from ngramspec.hf_model.cache.kinds import widen_static  # few models need it
+
             longest = end + int(config.max_length) - input_ids.shape[1] - 1
             widen_static(decoder_cache(cache_of(model_kwargs)), longest)
         self.cache = KVCache(cache_of(model_kwargs), recurrent=names.is_stateful(model))
@@ -131,7 +158,7 @@ class Target:
         self.hidden: torch.Tensor | None = None
         self.states: StateChannel | None = None
         self._present: PresentRows | None = None  # None: no row has left
-        self._forward: _Forward | None = None  # the last one, until it is rolled back
+        self._forward: Forward | None = None  # the last one, until it is rolled back
         self.replayed_positions = 0  # of the last forward, how many had been accepted before it
 
     # What the generation can do
@@ -250,7 +277,7 @@ class Target:
         self.inputs.begin(self.prompt, self._slots)
         self._prefilled = self._slots
         if draft is not None:
-            self._forward = _Forward(count, is_prefill=True, outputs=outputs)
+            self._forward = Forward(width=count, outputs=outputs)
         if self._recorder is not None:
             self._recorder.keep_prefill(outputs)
         self._unordered = self._copies == 1  # the rows of a given cache may differ
@@ -309,59 +336,45 @@ class Target:
 
         return entered.enter_context(head_inputs(self.model))
 
-    def forward(
-        self,
-        block: torch.Tensor,
-        lengths: Sequence[int],
-        trees: Trees = (),
-        committed: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def forward(self, forward: Forward) -> torch.Tensor:
         """Run every row's last committed token and its draft in one forward, padded to its width.
 
-        Args:
-            block: int64 (batch, n + 1); it and ``committed`` may be on the host.
-            lengths: for each row, how many of its tokens in the block are not padding.
-            trees: parents of each row's draft; empty: all drafts are chains.
-            committed: int64 (batch, length), all tokens up to and including the block's first, for
-                models that read them (``facts.reads_text``); else None.
+        Its logits are returned, (batch, n + 1, vocab).
         """
-        inputs = self.begin_forward(block, lengths, trees, committed)
-        assert self._forward is not None
+        inputs = self.begin_forward(forward)
         if self._decoding is not None:
-            self.narrow(self._forward.width == 1)
-        plain = self._forward.width == 1 and not self._forward.reread
+            self.narrow(forward.width == 1)
+        plain = forward.width == 1 and not forward.reread
         plain = plain and not (self.keep_hidden and self.wants_hidden)
         if plain and self.states is None and not self.facts.hooks_positions:
             return self.end_forward(self._run(**inputs, return_dict=True))
         with ExitStack() as entered:
             if self._run is self.model:
                 entered.enter_context(in_place(self.model, self.device, self.inputs.chain))
-            if self.cache.indexed and self._forward.width > 1:
+            if self.cache.indexed and forward.width > 1:
                 from ngramspec.hf_model.compat.extras import causal_topk  # few models have an index
 
-                width = self._forward.width
-                keys = self.cache.length() + width
-                entered.enter_context(causal_topk(self.model, width, keys))
+                keys = self.cache.length() + forward.width
+                entered.enter_context(causal_topk(self.model, forward.width, keys))
             if self.facts.hooks_positions:
                 entered.enter_context(self.inputs.take_positions(inputs))
             hidden = self._collect(entered, self.wants_hidden)
             outputs = self._run(**inputs, return_dict=True)
         return self.end_forward(outputs, hidden[-1] if hidden else None)
 
-    def begin_forward(
-        self,
-        block: torch.Tensor,
-        lengths: Sequence[int],
-        trees: Trees = (),
-        committed: torch.Tensor | None = None,
-        *,
-        joint: bool = False,
-    ) -> dict[str, Any]:
+    def begin_forward(self, forward: Forward, *, joint: bool = False) -> dict[str, Any]:
         """Return the model's arguments; the caller runs the model and calls ``end_forward``.
 
         ``joint``: it is a part of a joint forward, whose windows need masks that are made here.
         """
-        new, keys, checkpoint = block.shape[1], self.cache.key_length, self.cache.checkpoint
+        block, lengths, trees = forward.block, forward.lengths, forward.trees
+        assert block is not None
+        committed, checkpoint, keys = (
+            forward.committed,
+            self.cache.checkpoint,
+            self.cache.key_length,
+        )
+        new = block.shape[1]
         if self._present is not None:
             block, lengths = self._present.select(block), self._present.of(lengths)
             trees = self._present.of(trees) if trees else ()
@@ -373,7 +386,7 @@ class Target:
         positions = block.shape[1]
         width = positions if self._shapes is None else self._shapes.least_width(positions)
         self.replayed_positions = positions - new
-        forward = self._forward = _Forward(width, block)
+        forward.block, forward.width, self._forward = block, width, forward
         if checkpoint is not None:
             if new > 1 or self._outlives:
                 checkpoint.save()
@@ -424,7 +437,7 @@ class Target:
             f" over {positions}; pass Speculator('none')"
         )
 
-    def _replace_cache(self, forward: _Forward) -> None:
+    def _replace_cache(self, forward: Forward) -> None:
         """Continue with the cache that a forward made instead of the one that it was given."""
         self.close()
         self.inputs.replace_cache(cache_of(forward.outputs))
@@ -446,7 +459,7 @@ class Target:
             self.cache.truncate_to(self.facts.cached)
         forward = self._forward
         if self.states is not None and forward is not None:
-            self.states.keep(paths, prefill=forward.is_prefill)
+            self.states.keep(paths, prefill=forward.block is None)
         if forward is None:
             if self._unordered:  # all positions of the prefill stay
                 self.cache.reorder(origins)
@@ -455,7 +468,7 @@ class Target:
         if self._present is not None:
             paths = self._present.of(paths)
         kept = list(map(len, paths))
-        if forward.is_prefill:  # the prompt's last token stays in the cache
+        if forward.block is None:  # in a prefill, the prompt's last token stays in the cache
             kept, paths = [max(each - 1, 0) for each in kept], []
         stays, complete = max(kept), forward.outputs is not None
         if not complete:
@@ -527,7 +540,8 @@ class Target:
                 rows = len(self.pending.tokens)
                 nothing = self.pending.tokens[:, :0]
                 try:
-                    self.forward(nothing, [0] * rows, (), self.pending.text())
+                    text = self.pending.text()
+                    self.forward(Forward(block=nothing, lengths=[0] * rows, committed=text))
                 finally:
                     self.rollback([()] * rows)
         finally:
@@ -544,14 +558,3 @@ class Target:
             return sequences
         kwargs, cache = self.inputs.kwargs, self.cache.cache
         return self._recorder.output(cache, kwargs, sequences, scores, logits, ranking)
-
-
-@dataclass(slots=True)
-class _Forward:
-    """A forward until it is rolled back."""
-
-    width: int  # positions that it appended to the cache
-    block: torch.Tensor | None = None  # int64 (batch, width or less); None: it was the prefill
-    is_prefill: bool = False  # with a draft after the prompt
-    outputs: Any = None  # of the model; None: the forward was interrupted
-    reread: bool = False  # whether it read the whole text again

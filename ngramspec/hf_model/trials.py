@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.layers import parts_of, states_of
+from ngramspec.hf_model.cache.kinds import states_of
+from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import (
     cache_argument,

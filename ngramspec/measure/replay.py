@@ -22,8 +22,8 @@ import numpy as np
 
 from ngramspec.costs.policies import CostGamma, FixedGamma, GammaController, make_controller
 from ngramspec.costs.processors import GPU_COSTS
-from ngramspec.costs.steps import DraftMargin
-from ngramspec.draft import Draft, Evidence, Float32, Verdict, verified_nodes
+from ngramspec.costs.steps import rejections_after, required_tokens
+from ngramspec.draft import Evidence, Float32
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.measure.traces import TopTokens, Trace, halves
@@ -187,13 +187,16 @@ class Plan:
     gamma_max: int = 64
     tree: bool = False
 
-    def controller(self, estimates: bool, margin: DraftMargin) -> GammaController:
-        """What chooses the length of each draft; ``estimates``: whether the drafter does."""
+    def controller(self, estimates: bool, cost: Callable[[], Float32]) -> GammaController:
+        """What chooses the length of each draft; ``estimates``: whether the drafter does.
+
+        ``cost`` returns that of ``CostGamma``.
+        """
         if self.gamma != "auto":
             return make_controller(self.gamma, self.gamma_max, lambda: self.cost)
         if self.tree and not estimates:  # most nodes of any tree are rejected
             return FixedGamma(self.gamma_max)
-        return CostGamma(self.gamma_max, lambda: margin.required(self.cost))
+        return CostGamma(self.gamma_max, cost)
 
 
 @dataclass(slots=True)
@@ -215,9 +218,11 @@ class Player:
     def _play(self, trace: Trace, tally: Tally) -> None:
         plan, output, knowledge = self.plan, trace.output, self.knowledge
         recorded = output.tolist()
-        margin = DraftMargin()
+        rejections = 0
         drafter = self.drafter if knowledge is None else knowledge.given_to(self.drafter, trace)
-        controller = plan.controller(drafter.estimates, margin)
+        controller = plan.controller(
+            drafter.estimates, lambda: required_tokens(plan.cost, rejections)
+        )
         if knowledge is not None and knowledge.shares:
             session = drafter.start(trace.prompt)
             session.extend(output[:1])
@@ -233,10 +238,9 @@ class Player:
             begin = perf_counter_ns()
             draft = session.propose(gamma, cost, tree=plan.tree)
             draft = controller.keep(draft)
-            tokens = draft.tokens.tolist()
             proposed = perf_counter_ns() - begin
-            path = accepted_path(tokens, draft, recorded, at)
-            count = len(tokens)
+            count = len(draft)
+            path = draft.path_along(recorded[at : at + count])
             new = output[at : at + len(path) + 1]
             evidence = None
             wanted = drafter.evidence is not None and session.wants_evidence
@@ -247,12 +251,10 @@ class Player:
                 call_observe(session, draft, path, None, evidence)
             session.extend(new)
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
-            margin.record_acceptance(count, len(path))
+            rejections = rejections_after(rejections, count, len(path))
             if count:
                 controller.observe(count, len(path))
-            verified = sum(1 for _ in verified_nodes(draft, path))
-            verdict = Verdict(path, verified, new.tolist())
-            tally.count_step(draft, verdict, drafter.source_names)
+            tally.count_step(draft, draft.verdict(path, new.tolist()), drafter.source_names)
             tally.cost += float(plan.cost[count + 1])
             at += len(new)
         session.close()
@@ -274,25 +276,6 @@ def replayed(
         top_tokens.ids[rows],
         top_tokens.log_probs[rows],
     )
-
-
-def accepted_path(
-    tokens: Sequence[int], draft: Draft, recorded: Sequence[int], at: int
-) -> Sequence[int]:
-    """Indices of the nodes that the target would accept: those recorded from ``at`` on."""
-    if draft.parents is None:
-        n = 0
-        while n < len(tokens) and tokens[n] == recorded[at + n]:
-            n += 1
-        return range(n)
-    path: list[int] = []
-    parent = -1
-    for node, (token, above) in enumerate(zip(tokens, draft.parents.tolist(), strict=True)):
-        place = at + len(path)
-        if above == parent and place < len(recorded) - 1 and token == recorded[place]:
-            path.append(node)
-            parent = node
-    return path
 
 
 def replay(

@@ -76,7 +76,7 @@ class Sampling:
         return given
 
     def _processors(self, prompt: int) -> Any:
-        from ngramspec.hf_model.compat.names import processor_list
+        from ngramspec.hf_model.compat.processors import processor_list
 
         found = processor_list()
         if self.presence_penalty or self.frequency_penalty:

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ngramspec.draft import EvidenceRequest, Float32, Int32
+from ngramspec.draft import Computed, EvidenceRequest, Int32
 
 BLOCK_LOGITS = 64  # of a block, whose maximum ``top_k`` finds first; the result is the same for any
-Computed = tuple[Int32, Float32, Float32 | None]  # ids, log_probs, hidden: see Evidence
 
 
 def evidence_tensor(

@@ -12,12 +12,18 @@ import numpy as np
 import torch
 
 from ngramspec.draft import Draft, Float32, Int32
-from ngramspec.verification.rejection import draw, speculative_tokens
+from ngramspec.verification.rejection import (
+    DeviceGenerator,
+    default_generator,
+    draw,
+    draw_at_depths,
+    speculative_tokens,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the target's tokens are chosen.
+    """How the target's tokens are chosen, unless they are the argmax.
 
     Attributes:
         do_sample: whether to sample from the distribution or to take the most probable token.
@@ -41,43 +47,61 @@ class Rule:
         """Whether the text (greedy) or its distribution (sampled) is the target's."""
         return self.verification != "typical" and self.lenience == 1.0
 
-    @property
-    def argmax(self) -> bool:
-        """Whether the token is always the argmax of the scores."""
-        return self.exact and not self.do_sample
-
     def ignores(self, draft: Draft) -> bool:
         """Whether the token is independent of the draft, and is only compared with it."""
         stochastic = draft.proposal is not None and self.do_sample and self.verification == "exact"
         return self.exact and not stochastic
 
-    def choose(
-        self,
-        scores: torch.Tensor,
-        children: torch.Tensor | None = None,
-        draft_probs: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Choose the tokens at m positions, int64 (m,); a token that equals a child accepts it.
+    def choose(self, scores: torch.Tensor, spots: Sequence[tuple[Draft, int]]) -> torch.Tensor:
+        """Choose the tokens at m positions of drafts' forwards, int64 (m,).
 
-        ``scores`` is float32 (m, vocab). The result is -1 where they are no distribution.
+        A token that equals one drafted there accepts it. ``scores`` is float32 (m, vocab). The
+        result is -1 where they are no distribution.
         """
-        if self.argmax:
-            return scores.argmax(dim=-1)
         probs = torch.softmax(scores, dim=-1)
         broken = torch.isnan(probs[:, 0])  # softmax makes the whole row NaN
-        return self._from(probs, children, draft_probs).masked_fill(broken, -1)
+        return self._from(probs, spots).masked_fill(broken, -1)
 
-    def _from(
-        self, probs: torch.Tensor, children: torch.Tensor | None, draft_probs: torch.Tensor | None
-    ) -> torch.Tensor:
-        if children is None:
+    def _from(self, probs: torch.Tensor, spots: Sequence[tuple[Draft, int]]) -> torch.Tensor:
+        if all(self.ignores(draft) for draft, _ in spots):
             return draw(probs, self.generator)
+        children, draft_probs = drafted_at(spots, probs.shape[-1], probs.device)
         if self.verification == "typical":
             own = draw(probs, self.generator) if self.do_sample else probs.argmax(dim=-1)
             return typical_tokens(probs, children, self.epsilon, self.delta, own)
         if not self.do_sample:
             return lenient_tokens(probs, children, self.lenience)
         return speculative_tokens(probs, children, draft_probs, self.lenience, self.generator)
+
+    def sample_depths(
+        self, scores: torch.Tensor, drafts: Sequence[Draft]
+    ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Generator | DeviceGenerator]:
+        """Sample at all positions, with the random numbers of the baseline for each depth.
+
+        ``scores`` is float32 (rows, positions, vocab). Returned are the tokens, int64 (rows,
+        positions), and the generator with its states after 0, 1, 2, ... samples.
+        """
+        positions, probs = scores.shape[1], torch.softmax(scores, dim=-1)
+        depths = [[0, *draft.depths()] for draft in drafts]
+        padded = [each + [0] * (positions - len(each)) for each in depths]
+        tokens, states = draw_at_depths(probs, padded, self.generator)
+        tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
+        return tokens, states, self.generator or default_generator(scores.device)
+
+
+def drafted_at(
+    spots: Sequence[tuple[Draft, int]], vocab: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The draft tokens at m positions, int64 (m, k), padded with -1, and their distributions.
+
+    The distributions are those of ``proposal_tensor``.
+    """
+    nodes = [(draft, draft.nodes(at)) for draft, at in spots]
+    table = np.full((len(nodes), max((len(each) for _, each in nodes), default=0)), -1, np.int64)
+    for row, (draft, each) in zip(table, nodes, strict=True):
+        row[: len(each)] = draft.tokens[list(each)]
+    children = torch.from_numpy(table).to(device, non_blocking=True)
+    return children, proposal_tensor(nodes, vocab, device)
 
 
 def lenient_tokens(
@@ -127,15 +151,6 @@ def typical_tokens(
     entropy = torch.special.entr(target_probs).sum(dim=-1)
     threshold = (delta * torch.exp(-entropy)).clamp(max=epsilon)
     return best_child(target_probs, children, threshold, otherwise)
-
-
-def children_tensor(nodes: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-    """Each position's token ids as one tensor, int64 (m, k), padded with -1."""
-    width = max((len(each) for each in nodes), default=0)
-    table = np.full((len(nodes), width), -1, np.int64)
-    for row, tokens in enumerate(nodes):
-        table[row, : len(tokens)] = tokens
-    return torch.from_numpy(table).to(device, non_blocking=True)
 
 
 def proposal_tensor(

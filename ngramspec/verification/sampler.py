@@ -11,25 +11,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ngramspec.draft import Draft, Int32, Verdict
+from ngramspec.draft import Draft, Int32
 from ngramspec.hf_model.compat.names import (
     END_OF_SEQUENCE,
     MAX_LENGTH,
     MAX_TIME,
     STOP_STRING,
-    caller_of,
     criterion_name,
 )
 from ngramspec.verification.evidence import fetched
-from ngramspec.verification.rejection import (
-    DeviceGenerator,
-    default_generator,
-    draw_at_depths,
-)
-from ngramspec.verification.rule import Rule, children_tensor, proposal_tensor
 
-if TYPE_CHECKING:  # many calls have no processors
+if TYPE_CHECKING:  # greedy calls have none of these
     from ngramspec.hf_model.compat.processors import Text
+    from ngramspec.verification.rejection import DeviceGenerator
+    from ngramspec.verification.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +50,7 @@ class TokenSampler:
     """Chooses the target's tokens by the processors and then the verification rule.
 
     Attributes:
+        rule: how tokens are chosen by the scores; None: by the argmax.
         pad: padding token of rows that have ended; None: ended rows get the target's tokens.
         scores, logits: of each generated token, float32 (batch, vocab); None: not returned.
         one_transfer: whether a transfer from the device costs more than unused sampling.
@@ -64,7 +60,7 @@ class TokenSampler:
 
     processors: Any
     stop: StopRules
-    rule: Rule
+    rule: Rule | None
     pad: int | None
     streamer: Any
     scores: list[torch.Tensor] | None = None
@@ -82,9 +78,9 @@ class TokenSampler:
     @cached_property
     def takes_argmax(self) -> bool:
         """Whether tokens are the argmax of the raw logits."""
-        return self.rule.argmax and not self.processors
+        return self.rule is None and not self.processors
 
-    @property
+    @cached_property
     def records(self) -> bool:
         """Whether the call returns scores or logits."""
         return self.scores is not None or self.logits is not None
@@ -96,7 +92,7 @@ class TokenSampler:
         if self.logits is not None:
             self.logits.append(logits)
 
-    @property
+    @cached_property
     def fetches_at_once(self) -> bool:
         """Whether the tokens at all positions are fetched from the device in one transfer."""
         return self.all_at_once and self.one_transfer
@@ -104,6 +100,8 @@ class TokenSampler:
     @cached_property
     def process(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """Applies the processors to (ids int64 (m, length), scores float32 (m, vocab))."""
+        from ngramspec.hf_model.compat.processors import caller_of  # many calls have none
+
         return caller_of(self.processors)
 
     def sample_all(
@@ -112,14 +110,12 @@ class TokenSampler:
         logits: torch.Tensor,
         texts: Sequence[Text],
         extra: torch.Tensor | None = None,
-    ) -> SampledTokens | None:
-        """Sample at all positions of a forward; None: ``Batch.verify`` computes each position.
+    ) -> SampledTokens:
+        """Sample at all positions of a forward, if ``fetches_at_once``.
 
         ``logits`` is (rows, n + 1, vocab), ``texts`` are the committed tokens of all rows, and
         ``extra``, int32 (rows, n + 1, m), is fetched with the sampled tokens.
         """
-        if not self.fetches_at_once:
-            return None
         if self.takes_argmax:
             return SampledTokens(*fetched(logits.argmax(-1), extra))
         rows, positions, vocab = logits.shape
@@ -129,52 +125,32 @@ class TokenSampler:
 
             histories = Histories(texts, drafts, positions, rows)
             scores = process_at_once(self.processors, histories, scores)
-        cursors = [DraftCursor(draft) for draft in drafts]
-        if self.rule.do_sample and self._ignores(cursors):
-            return self._sample_depths(cursors, scores.view(rows, positions, vocab), extra)
-        tokens = self.choose(scores, [(each, at) for each in cursors for at in range(positions)])
+        rule = self.rule
+        if rule is None:
+            tokens = scores.argmax(dim=-1)
+        elif rule.do_sample and all(map(rule.ignores, drafts)):
+            scores = scores.view(rows, positions, vocab)
+            tokens, states, generator = rule.sample_depths(scores, drafts)
+            return SampledTokens(*fetched(tokens, extra), states, generator)
+        else:
+            tokens = rule.choose(scores, [(each, at) for each in drafts for at in range(positions)])
         return SampledTokens(*fetched(tokens.view(rows, positions), extra))
 
-    def _ignores(self, cursors: Sequence[DraftCursor]) -> bool:
-        """Whether the tokens are independent of the drafts."""
-        return all(self.rule.ignores(cursor.draft) for cursor in cursors)
-
-    def choose_next(
-        self, scores: torch.Tensor, spots: Sequence[tuple[DraftCursor, int]]
-    ) -> list[int]:
-        """The rule's tokens at the positions that some rows have reached, on the host.
+    def choose_next(self, scores: torch.Tensor, spots: Sequence[tuple[Draft, int]]) -> list[int]:
+        """The tokens at the positions that some rows' drafts have reached, on the host.
 
         ``torch.multinomial`` checks all rows before it samples. On a CPU this does the same: if a
         row's scores are no distribution, all tokens are -1. Elsewhere only that row's token is.
         """
-        if self.rule.argmax:
+        rule = self.rule
+        if rule is None:
             best: list[int] = argmax_on_host(scores).tolist()
             return best
-        checks = self.rule.do_sample and scores.device.type == "cpu"
+        checks = rule.do_sample and scores.device.type == "cpu"
         if checks and not scores.amax(dim=-1).isfinite().all():
             return [-1] * len(spots)
-        tokens: list[int] = self.choose(scores, spots).tolist()
+        tokens: list[int] = rule.choose(scores, spots).tolist()
         return tokens
-
-    def choose(
-        self, scores: torch.Tensor, spots: Sequence[tuple[DraftCursor, int]]
-    ) -> torch.Tensor:
-        """The rule's tokens, int64 (m,), by processed scores, float32 (m, vocab), at m spots."""
-        if self._ignores([cursor for cursor, _ in spots]):
-            return self.rule.choose(scores)
-        return self.rule.choose(scores, *drafted_at(spots, scores.shape[-1], scores.device))
-
-    def _sample_depths(
-        self, cursors: Sequence[DraftCursor], scores: torch.Tensor, extra: torch.Tensor | None
-    ) -> SampledTokens:
-        """Sample at all positions, with the random numbers of the baseline for each depth."""
-        positions = scores.shape[1]
-        probs = torch.softmax(scores, dim=-1)
-        depths = [cursor.depths(positions) for cursor in cursors]
-        tokens, states = draw_at_depths(probs, depths, self.rule.generator)
-        tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
-        generator = self.rule.generator or default_generator(scores.device)
-        return SampledTokens(*fetched(tokens, extra), states, generator)
 
 
 def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
@@ -187,59 +163,6 @@ def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
     known = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
     found: NDArray[np.int64] = known.detach().numpy().argmax(axis=-1)
     return found
-
-
-# Drafts by the positions of their forward
-
-
-class DraftCursor:
-    """Access to a draft by the positions of its forward; position i + 1 follows node i."""
-
-    __slots__ = ("_children", "draft", "tokens")
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.tokens: list[int] = draft.tokens.tolist()
-        self._children = None if draft.parents is None else draft.children()
-
-    def nodes(self, position: int) -> Sequence[int]:
-        """The nodes drafted at a position; siblings in order."""
-        if self._children is not None:
-            return self._children[position]
-        return (position,) if position < len(self.tokens) else ()
-
-    def node_with(self, token: int, position: int) -> int | None:
-        """The node with a token among those drafted at a position, or None."""
-        for node in self.nodes(position):
-            if self.tokens[node] == token:
-                return node
-        return None
-
-    def verdict(self, accepted: Sequence[int], emitted: Sequence[int]) -> Verdict:
-        """The result of the draft's verification, by its accepted nodes and committed tokens."""
-        verified, position = len(accepted), 0
-        for node in accepted:
-            verified += self.nodes(position).index(node)  # the siblings before it
-            position = node + 1
-        rejected = self.nodes(position) if len(emitted) > len(accepted) else ()
-        first = rejected[0] if rejected else None
-        return Verdict(accepted, verified + len(rejected), tuple(emitted), first)
-
-    def depths(self, positions: int) -> list[int]:
-        """How many draft tokens lead to each position of the forward; 0 for padding."""
-        depths = [0, *self.draft.depths()]
-        return depths + [0] * (positions - len(depths))
-
-
-def drafted_at(
-    spots: Sequence[tuple[DraftCursor, int]], vocab: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The draft tokens at m spots, int64 (m, k), and their distributions, for ``Rule.choose``."""
-    nodes = [cursor.nodes(at) if at <= len(cursor.tokens) else () for cursor, at in spots]
-    pairs = [(cursor, each) for (cursor, _), each in zip(spots, nodes, strict=True)]
-    tokens = [[cursor.tokens[node] for node in each] for cursor, each in pairs]
-    drafts = [(cursor.draft, each) for cursor, each in pairs]
-    return children_tensor(tokens, device), proposal_tensor(drafts, vocab, device)
 
 
 # Stopping rules

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from ngramspec._native import may_pay
-from ngramspec.costs.policies import (
+from ngramspec.costs.policies import likeliest_path, reach_of
+from ngramspec.costs.row_lengths import (
     common_length,
-    likeliest_path,
     progress_weights,
-    reach_of,
     urgencies,
     worthwhile_rows,
 )

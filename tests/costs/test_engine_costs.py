@@ -7,8 +7,8 @@ import pytest
 from doubles import Clock
 from engine_rows import Guess
 
-from ngramspec.costs.saved import GivenEngineCosts
-from ngramspec.costs.steps import LearnedEngineCosts, StepCosts
+from ngramspec.costs.engine import GivenEngineCosts, LearnedEngineCosts
+from ngramspec.costs.steps import StepCosts
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.engines.rows import Rows, RowState
 

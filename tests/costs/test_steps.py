@@ -18,7 +18,8 @@ from ngramspec import Speculator
 from ngramspec.costs.model import ForwardKind
 from ngramspec.costs.policies import CostGamma
 from ngramspec.costs.processors import AMX, extended, initial_costs
-from ngramspec.costs.steps import MIN_PREFILL_POSITIONS, DraftMargin, HeadCosts
+from ngramspec.costs.steps import MARGIN, MIN_PREFILL_POSITIONS, required_tokens
+from ngramspec.decoding.assistants import HeadCosts
 
 FLAT = ForwardKind("gpu", "bfloat16")
 
@@ -177,7 +178,7 @@ def test_a_plain_step_is_padded_where_one_position_is_slow():
     assert costs.width(1, 1) == 1
     cost = costs.cost()
     assert cost[1] == 1
-    assert cost[2] == pytest.approx(1 + DraftMargin.MARGIN, abs=0.01)
+    assert cost[2] == pytest.approx(1 + MARGIN, abs=0.01)
     assert cost[9] == pytest.approx(1 + 1.5, abs=0.2)
     alone = step_costs(kind=FLAT, pads=False)  # of a recurrent target
     fed(alone, {1: 0.05, 2: 0.02, 9: 0.04})
@@ -270,7 +271,7 @@ def test_drafts_that_are_rejected_have_to_promise_more():
     added = costs.times()[9:].min() - 1
 
     def factor():
-        return (costs.cost()[9] - 1 - DraftMargin.MARGIN) / added
+        return (costs.cost()[9] - 1 - MARGIN) / added
 
     assert factor() == pytest.approx(1.5, abs=0.01)
     for _ in range(40):
@@ -279,7 +280,7 @@ def test_drafts_that_are_rejected_have_to_promise_more():
     assert factor() == pytest.approx(1.5 + 8 * 0.25, abs=0.1)
     costs.record_acceptance(4, 1)
     assert factor() == pytest.approx(1.5, abs=0.01)
-    assert DraftMargin().required(np.array([1, 1, 0.8, 1.5], np.float32)).tolist() == (
+    assert required_tokens(np.array([1, 1, 0.8, 1.5], np.float32), 0).tolist() == (
         pytest.approx([1, 1, 0.82, 1.77])
     )
 
@@ -302,7 +303,7 @@ def test_text_does_not_depend_on_padding():
 def test_what_the_machine_takes_is_what_is_learned(monkeypatch):
     model, clock = tiny_llama(), [0.0]
     forward = model.forward
-    monkeypatch.setattr("ngramspec.decoding.recorder.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("ngramspec.decoding.loop.perf_counter", lambda: clock[0])
 
     def slow(*args, **kwargs):
         clock[0] += 0.06 if kwargs["input_ids"].shape[1] > 1 else 0.01

@@ -12,9 +12,9 @@ from conftest import tiny_llama
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.costs.model import CostModel
-from ngramspec.costs.steps import HeadCosts, StepCosts
-from ngramspec.decoding.assistants import DraftingModel, check_models
-from ngramspec.drafters import ModelDrafter, base
+from ngramspec.costs.steps import StepCosts
+from ngramspec.decoding.assistants import DraftingModel, HeadCosts, check_models
+from ngramspec.drafters import ModelDrafter, model
 from ngramspec.hf_model.assistants import AssistantModel, tokenizer_file
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -166,8 +166,8 @@ def test_tokenizers_are_read_once(place, monkeypatch):
     target.name_or_path = place("folder", "large", "abc")
     assistant.name_or_path = place("folder", "small", "abc")
     found = []
-    own = base.fingerprint
-    monkeypatch.setattr(base, "fingerprint", lambda each: found.append(each) or own(each))
+    own = model.fingerprint
+    monkeypatch.setattr(model, "fingerprint", lambda each: found.append(each) or own(each))
     for _ in range(3):
         check_models(target, ModelDrafter(assistant))
     assert len(found) == 2

@@ -16,7 +16,7 @@ import ngramspec
 from benchmarks.harness import padded
 from ngramspec import Speculator
 from ngramspec.costs.steps import StepCosts
-from ngramspec.decoding.batch import Group
+from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.ragged import grow_ragged, used_slots
 
@@ -129,13 +129,13 @@ def test_stop_strings_end_each_row_where_plain_generate_ends_it(extra, monkeypat
     kwargs = GREEDY | {"stop_strings": strings, "tokenizer": tokenizer} | extra
     plain = model.generate(**inputs, **kwargs)
     assert (0 in plain[0, start:]) == bool(extra)
-    lengths, commit = set(), Group.commit_token
+    lengths, commit = set(), LockstepBatch.commit_token
 
     def watch(self, tokens):
         commit(self, tokens)
         lengths.add(len(self.rows))
 
-    monkeypatch.setattr(Group, "commit_token", watch)
+    monkeypatch.setattr(LockstepBatch, "commit_token", watch)
     for drafter in ("auto", RowOracle(row_texts(inputs, free), 0.9)):
         assert torch.equal(plain, run(model, inputs, drafter, **kwargs)[0])
     assert lengths == {1 if extra else 3}

@@ -61,7 +61,6 @@ def test_every_step_has_its_sections_in_order(tiny):
         (STEP,),
         (STEP, DRAFTING),
         (STEP, INPUT_PREPARATION),
-        (STEP, VERIFICATION),  # all positions at once
         (STEP, VERIFICATION),
         *[(STEP, VERIFICATION, STREAMING)] * 6,
         (STEP, ROLLBACK),

@@ -9,7 +9,7 @@ from doubles import ids
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.decoding.row import ReferenceCounter
+from ngramspec.decoding.reference import ReferenceCounter
 from ngramspec.draft import Draft
 from ngramspec.stats import DecodeStats
 

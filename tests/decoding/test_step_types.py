@@ -15,7 +15,7 @@ from ngramspec import Speculator
 from ngramspec.decoding.loop import DecodeLoop
 
 ROOT = Path(__file__).parents[2]
-MAX_TYPES = 35
+MAX_TYPES = 20
 ROW = re.compile(r"^- `([\w/]+)\.py`: (.*)$", re.MULTILINE)  # a file and its types
 
 

@@ -17,7 +17,6 @@ from ngramspec.costs.policies import FixedGamma
 from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
 from ngramspec.drafters.headed import HeadOfCalls, with_head
 from ngramspec.verification.rule import Rule
-from ngramspec.verification.sampler import DraftCursor, drafted_at
 
 TEXT = ids([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2])
 
@@ -174,9 +173,7 @@ def test_repeated_proposals_keep_the_distribution(samples, repeated):
         drafts.append(session.propose(4))
         session.close()
     rule = Rule(True, generator=torch.Generator().manual_seed(0))
-    spots = [(DraftCursor(draft), 0) for draft in drafts]
-    scores = P.log().expand(samples, -1)
-    first = rule.choose(scores, *drafted_at(spots, VOCAB, torch.device("cpu")))
+    first = rule.choose(P.log().expand(samples, -1), [(draft, 0) for draft in drafts])
     counts = np.bincount(first.numpy(), minlength=VOCAB)
     assert chisquare(counts, samples * P.double().numpy()).pvalue > 1e-6
     assert any(draft.proposal is not None for draft in drafts)

@@ -16,8 +16,8 @@ from doubles import ids
 import ngramspec
 from ngramspec import Speculator, UnsupportedError, build_drafter
 from ngramspec.costs.model import CostModel
-from ngramspec.costs.steps import HeadCosts, StepCosts
-from ngramspec.decoding.assistants import DraftingModel
+from ngramspec.costs.steps import StepCosts
+from ngramspec.decoding.assistants import DraftingModel, HeadCosts
 from ngramspec.drafters import ModelDrafter, OracleDrafter, PriorityDrafter, RandomDrafter
 from ngramspec.drafters.registry import quoted
 from ngramspec.hf_model.assistants import AssistantModel

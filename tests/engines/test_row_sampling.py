@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ngramspec.costs.saved import GivenEngineCosts
+from ngramspec.costs.engine import GivenEngineCosts
 from ngramspec.engines.rows import Rows, RowState
 
 VOCAB, LENGTH, ROWS = 4, 4, 6000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from engine_rows import Guess
 
-from ngramspec.costs.steps import LearnedEngineCosts
+from ngramspec.costs.engine import LearnedEngineCosts
 from ngramspec.engines.rows import Rows, RowState
 
 K = 24

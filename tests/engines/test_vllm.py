@@ -9,8 +9,7 @@ import pytest
 from tiny_tokenizers import letters
 
 import ngramspec
-from ngramspec.costs.saved import GivenEngineCosts
-from ngramspec.costs.steps import LearnedEngineCosts
+from ngramspec.costs.engine import GivenEngineCosts, LearnedEngineCosts
 from ngramspec.engines import vllm
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.vllm import NgramspecProposer

@@ -282,7 +282,7 @@ def drained(case: Case, model: Any, speculator: Speculator, kwargs: dict[str, An
             run.close()
             if other is not None:
                 other.close()
-    return run._loop.batch.sequences(run._loop.pad)
+    return run._loop.batch.sequences()
 
 
 def _other(model: Any, inside: bool) -> OpenGeneration | None:

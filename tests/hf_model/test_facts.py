@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import tiny_llama
 
-from ngramspec.hf_model.attention import Reach, Windows
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, new_cache
 from ngramspec.hf_model.facts import (
@@ -25,6 +24,7 @@ from ngramspec.hf_model.facts import (
     why_unsupported,
 )
 from ngramspec.hf_model.target import MAX_PREFILL_DRAFT_TOKENS, Target
+from ngramspec.hf_model.windows import Reach, Windows
 
 DOCS = Path(__file__).parents[2] / "docs"
 MASK = torch.ones((1, 10), dtype=torch.int64)

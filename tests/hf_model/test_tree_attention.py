@@ -58,14 +58,14 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("says", "accepted", "verified", "emitted"), OUTCOMES)
 def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted):
-    from ngramspec.decoding.batch import Batch, Group
+    from ngramspec.decoding.batch import LockstepBatch
     from ngramspec.decoding.row import Row
     from ngramspec.verification.rule import Rule
     from ngramspec.verification.sampler import StopRules, TokenSampler
 
     for seed in (None, 0):  # greedy, and sampled from a distribution that is sure of itself
-        choosing = TokenSampler(None, StopRules(()), Rule(seed is not None), None, None)
-        group = Group((0,), torch.tensor([[A, B]]), choosing)
+        rule = None if seed is None else Rule(do_sample=True)
+        choosing = TokenSampler(None, StopRules(()), rule, None, None)
         logits = torch.full((1, 7, 50), float("-inf"))
         logits[:, :, 49] = 0.0  # after what is not on the path
         at = 0
@@ -75,12 +75,14 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
             at = accepted[depth] + 1 if depth < len(accepted) else -1
         row = Row(None)
         row.draft = STRATOS
-        Batch([group], choosing, None, [row], None, prefill_length=None).verify(logits, None)
+        given = {"prompt": torch.tensor([[A, B]]), "prefill_length": None}
+        batch = LockstepBatch([row], choosing, None, None, **given)
+        batch.verify(logits, None)
         verdict = row.verdict
         assert list(verdict.accepted) == accepted
         assert verdict.verified == verified
         assert list(verdict.emitted) == emitted
-        assert group.accepted_positions == [0, *(node + 1 for node in accepted)]
+        assert batch.accepted_positions == [0, *(node + 1 for node in accepted)]
         judged = list(verified_nodes(STRATOS, accepted, verified))
         assert len(judged) == verified
         assert judged == list(verified_nodes(STRATOS, accepted))

@@ -10,16 +10,9 @@ from doubles import ScriptedDrafter, draft_of, ids
 from forced_text import tiny_loaded
 
 from ngramspec.cli import main
-from ngramspec.draft import Draft
+from ngramspec.draft import Draft, verified_nodes
 from ngramspec.drafters import ValueDrafter
-from ngramspec.measure.replay import (
-    Plan,
-    Player,
-    accepted_path,
-    compare,
-    cost_curve,
-    verified_nodes,
-)
+from ngramspec.measure.replay import Plan, Player, compare, cost_curve
 from ngramspec.measure.traces import Trace, halves, read_prompts, read_traces, record, write_traces
 
 
@@ -49,9 +42,10 @@ TREE = Draft(ids(C, D, E, F, G, H), ids(-1, -1, 0, 0, 1, 1))
     ],
 )
 def test_the_path_through_a_tree(said, path, verified):
-    accepted = accepted_path(TREE.tokens.tolist(), TREE, said, 0)
+    accepted = TREE.path_along(said[:-1])
     assert accepted == path
     assert list(verified_nodes(TREE, accepted)) == [node for node, _ in verified]
+    assert TREE.verdict(accepted, said[: len(accepted) + 1]).verified == len(verified)
 
 
 def test_a_hand_counted_replay():

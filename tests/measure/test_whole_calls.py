@@ -82,14 +82,16 @@ def test_lookups_forwards_are_counted(model):
     assert outcome.emitted in (19, 20)  # the first forward may draft already
 
 
-def test_a_steps_width_is_that_of_its_forward(model):
+@pytest.mark.parametrize(("width", "cache"), [("fit", None), (16, "static")])
+def test_a_steps_width_is_that_of_its_forward(model, width, cache):
     events = []
-    speculator = Speculator(on_step=events.append)
+    speculator = Speculator(width=width, on_step=events.append)
     prompt = torch.tensor([IDS])
+    asked = {"max_new_tokens": 40, "do_sample": False, "cache_implementation": cache}
     with forced_model(model, 256) as set_text:
         set_text([*IDS, *TEXT])
         with forwards_of(model, watch=True) as seen:
-            generate(model, prompt, speculator=speculator, max_new_tokens=40, do_sample=False)
+            generate(model, prompt, speculator=speculator, **asked)
     assert [event.width for event in events[1:]] == [width for width, _ in seen[1:]]
     assert max(event.width for event in events) > 2
 

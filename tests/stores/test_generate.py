@@ -146,15 +146,18 @@ def test_drafters_that_take_no_stores_say_so(tiny, path):
         calls(Speculator("none"), tiny, stores=[path])
 
 
-def test_a_call_follows_the_speculators_drafter(path):
-    current = [build_drafter("auto")]
-    row = CallStores(lambda: current[0], [path], None, print).row(97)
-    first = row.drafter()
-    assert first is row.drafter()
-    assert len(first.stores) == 1
-    current[0] = build_drafter("copy")
-    assert row.drafter().sources == ("copy",)
-    assert len(row.drafter().stores) == 1
+def test_sequences_with_and_without_stores_learn_together(path):
+    drafter = build_drafter("auto")
+    assert drafter.with_stores([path]).calibrations is drafter.calibrations
+
+
+def test_any_drafter_gets_the_stores_of_the_call(path):
+    first, second = build_drafter("auto"), build_drafter("copy")
+    row = CallStores(lambda: first, [path], None, print).row(97)
+    assert len(row.given_to(first).stores) == 1
+    other = row.given_to(second)
+    assert other.sources == ("copy",)
+    assert len(other.stores) == 1
 
 
 def test_the_prompt_shows_how_far_a_corpus_is_to_be_believed(tmp_path):

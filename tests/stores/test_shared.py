@@ -330,7 +330,12 @@ def rows_of(count, tokens=1000):
 
 
 def drafted(row, tokens, gamma=6):
-    return row.drafter().start(int32(tokens)).propose(gamma).tokens.tolist()
+    return (
+        row.given_to(build_drafter("copy+ngram"))
+        .start(int32(tokens))
+        .propose(gamma)
+        .tokens.tolist()
+    )
 
 
 def test_an_answer_is_drafted_from_the_others_at_once():
@@ -363,7 +368,7 @@ def test_the_number_of_texts_and_their_length_are_bounded():
     rows[0].append(int32(range(100, 300)))
     assert drafted(rows[-1], [1, 290, 291], 3) == [292, 293, 294]
     assert drafted(rows[-1], [1, 110, 111], 3) == []
-    assert len(rows[0].drafter().stores) == MAX_ANSWERS_READ
+    assert len(rows[0].given_to(build_drafter("copy+ngram")).stores) == MAX_ANSWERS_READ
     assert drafted(rows[1], [1, 290, 291], 3) == []  # too many are nearer
 
 
@@ -372,7 +377,7 @@ def test_drafters_that_take_no_stores(spec):
     call = CallStores(lambda: build_drafter(spec, policy="priority"), None, None, print)
     call.join_equal([int32([1])] * 2, 10)
     row = call.row(100)
-    assert row.drafter() is not None
+    assert row.given_to(call.current()) is not None
     row.append(int32([1, 2, 3]))
 
 

@@ -8,6 +8,7 @@ import torch
 from scipy.stats import chisquare
 
 from ngramspec import Draft, Proposal
+from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.verification import rejection as sampled
 from ngramspec.verification.rejection import (
     default_generator,
@@ -17,7 +18,6 @@ from ngramspec.verification.rejection import (
 )
 from ngramspec.verification.rule import (
     Rule,
-    children_tensor,
     lenient_tokens,
     proposal_tensor,
     typical_tokens,
@@ -280,7 +280,7 @@ def test_typical_accepts_less_likely_tokens_where_entropy_is_high():
 def test_scores_that_are_no_distribution_are_marked(bad):
     scores = torch.zeros((3, 4))
     scores[1] = torch.full((4,), bad) if bad == float("-inf") else torch.tensor([0, bad, 0, 0])
-    tokens = Rule(do_sample=True).choose(scores).tolist()
+    tokens = Rule(do_sample=True).choose(scores, [(EMPTY_DRAFT, 0)] * len(scores)).tolist()
     assert tokens[1] == -1
     assert min(tokens[0], tokens[2]) >= 0
 
@@ -304,9 +304,7 @@ def chosen(rule_settings):
     for draft in drafts:
         generator = torch.Generator().manual_seed(0)
         rule = Rule(do_sample=True, generator=generator, **rule_settings)
-        q = proposal_tensor([(draft, [0])] * rows, VOCAB, P.device)
-        children = children_tensor([draft.tokens.tolist()] * rows, P.device)
-        found.append(rule.choose(P.log().expand(rows, -1), children, q))
+        found.append(rule.choose(P.log().expand(rows, -1), [(draft, 0)] * rows))
     return torch.stack(found)
 
 

@@ -7,18 +7,16 @@ import torch
 from any_model import tiny_chat
 from transformers import StopStringCriteria
 
-from ngramspec.decoding.batch import Batch, Group
-from ngramspec.draft import EMPTY_DRAFT
-from ngramspec.verification.rule import Rule
+from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.verification.sampler import StopRules, TokenSampler
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     """The argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
-    sampler = TokenSampler(None, StopRules(()), Rule(False), None, None)
-    group = Group(range(2), torch.zeros(2, 1, dtype=torch.int64), sampler)
-    batch = Batch([group], sampler, None, [], None, prefill_length=None)
+    sampler = TokenSampler(None, StopRules(()), None, None, None)
+    prompt = torch.zeros(2, 1, dtype=torch.int64)
+    batch = LockstepBatch([], sampler, None, None, prompt=prompt, prefill_length=None)
     torch.manual_seed(0)
     logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
     logits[0, 0] = 1.0
@@ -29,10 +27,9 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     expected = logits.to(torch.float32).argmax(dim=-1)
     assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
     for each in (logits, logits.requires_grad_()):
-        assert sampler.sample_all([EMPTY_DRAFT] * 2, each, [group]) is None
-        for group.position in range(20):
-            (found,) = batch.next_tokens([group], each, None)
-            assert found == expected[:, group.position].tolist()
+        assert not sampler.fetches_at_once
+        for batch.position in range(20):
+            assert batch.next_tokens(each, None) == expected[:, batch.position].tolist()
         assert each.argmax(-1).tolist() == expected.tolist()  # as at once, on a device
 
 

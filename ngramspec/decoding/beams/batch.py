@@ -17,15 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from ngramspec.costs.policies import worthwhile_nodes
-from ngramspec.decoding.batch import Batch, Group
+from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
-from ngramspec.decoding.observer import Section
 from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.row import Computed
-from ngramspec.draft import Verdict
+from ngramspec.draft import Computed, Draft, Verdict
 from ngramspec.hf_model.compat.names import eos_tokens, pad_token
-from ngramspec.hf_model.devices import Int64, indices
-from ngramspec.verification.sampler import DraftCursor, SampledTokens, TokenSampler
+from ngramspec.hf_model.devices import indices
+from ngramspec.verification.sampler import SampledTokens
 
 FULL_CONFIDENCE = np.ones(16, np.float32)  # of a hypothetical draft's tokens
 
@@ -46,119 +44,12 @@ class Path:
     accepted: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
 
-    def with_token(self, token: int, cursor: DraftCursor) -> Path:
+    def with_token(self, token: int, draft: Draft) -> Path:
         """The path extended by one token; ``position`` must not be None."""
         assert self.position is not None
-        node = cursor.node_with(token, self.position)
+        node = draft.node_with(token, self.position)
         accepted, tokens = (*self.accepted, self.position), (*self.tokens, token)
         return Path(self.row, None if node is None else node + 1, accepted, tokens)
-
-
-class BeamGroup(Group):
-    """The beams of all prompts of a batch.
-
-    ``prompt`` is (rows, length), each prompt once for each beam.
-
-    Attributes:
-        paths: the beams' paths through the last forward.
-    """
-
-    def __init__(
-        self,
-        prompt: torch.Tensor,
-        sampler: TokenSampler,
-        search: BeamSearch,
-        section: Section,
-        ids: Int64,
-    ) -> None:
-        super().__init__(range(len(prompt)), prompt, sampler, section, ids)
-        self.search = search
-        self.paths: list[Path] = []
-        self._kept: list[tuple[int, ...]] = []
-        self._continued: list[int] = []  # the beam that each new beam of the last step continues
-        self._reached: list[Path] = []  # the beams' paths before each step
-
-    def ids(self) -> torch.Tensor:
-        """The tokens of the beams, int64 (rows, length), on the prompt's device."""
-        return self.search.ids()
-
-    def sequences(self) -> torch.Tensor:
-        """The best finished sequences, int64 (batch * returned, longest)."""
-        return self.search.result().ids
-
-    def begin_step(self) -> None:
-        """Reset what is known about the last forward."""
-        super().begin_step()
-        self.origins, self.paths = (), [Path(row) for row in self.rows]
-        self._kept, self._reached = [], []
-
-    @property
-    def accepted_paths(self) -> Sequence[Sequence[int]]:
-        """Each beam's accepted positions in the row that it continues."""
-        return self._kept or [()] * len(self.rows)
-
-    def accept_position(self) -> None:
-        """Accept the positions whose logits the next step reads, also if that step raises."""
-        super().accept_position()
-        reads = [(path.accepted, path.position) for path in self.paths]
-        self._keep([(*before, at) for before, at in reads if at is not None])
-
-    def _keep(self, accepted: list[tuple[int, ...]]) -> None:
-        """Set the positions of each beam's row that the cache keeps."""
-        self.origins, self._kept = [path.row for path in self.paths], accepted
-
-    def step(self, logits: torch.Tensor) -> list[int]:
-        """Run one beam step on a forward's logits, (rows, n + 1, vocab); return the beams' tokens.
-
-        ``commit_token`` then moves the beams' paths.
-        """
-        at = indices([(path.row, path.position) for path in self.paths])
-        rows, positions = at(logits.device).unbind(dim=1)
-        own = logits[rows, positions].to(copy=True, dtype=torch.float32)
-        log_probs = torch.log_softmax(own, dim=-1)
-        if self.sampler.processors:
-            log_probs = self.sampler.process(self.ids(), log_probs)
-        self.sampler.record(log_probs, own)
-        self._continued, tokens = self.search.step(log_probs, self.sampler.scores)
-        return tokens
-
-    def commit_token(self, tokens: list[int]) -> None:
-        """Continue the beams that the step selected, while every beam has its next logits."""
-        self._reached += self.paths
-        self.paths = [
-            self.paths[origin].with_token(token, self.cursors[self.paths[origin].row])
-            for origin, token in zip(self._continued, tokens, strict=True)
-        ]
-        self._keep([path.accepted for path in self.paths])
-        self.last = tokens
-        self.length = self.search.length
-        if self.search.stopped:
-            self.end_rows([True] * len(self.rows))
-        more = not self.stopped and all(path.position is not None for path in self.paths)
-        self.position = len(self.accepted_positions) if more else None
-
-    def verdicts(self) -> list[Verdict]:
-        """Each row's verdict.
-
-        ``emitted`` belongs to the best beam that continues the row. If none does, it belongs to the
-        beam that now has the row's index.
-        """
-        return [self._verdict(row, self.cursors[row]) for row in self.rows]
-
-    def _verdict(self, row: int, cursor: DraftCursor) -> Verdict:
-        best = next((path for path in self.paths if path.row == row), None)
-        if best is None:  # no beam continues the row: use the longest path in it
-            last = [path for path in self._reached if path.row == row][-1]
-            accepted = [position - 1 for position in (*last.accepted, last.position) if position]
-            position, matched, emitted = last.position, False, self.paths[row].tokens
-        else:
-            accepted = [position - 1 for position in best.accepted if position]
-            position, matched = best.accepted[-1], best.position is not None
-            emitted = best.tokens
-        assert position is not None
-        nodes = () if matched else cursor.nodes(position)
-        rejected = nodes[0] if nodes else None
-        return Verdict(accepted, len(accepted) + len(nodes), emitted, rejected)
 
 
 class BeamOdds:
@@ -208,29 +99,42 @@ class BeamOdds:
         return reach
 
 
-class BeamBatch(Batch):
-    """All beams of a batch: one group, whose tokens are chosen by beam steps."""
+class BeamBatch(LockstepBatch):
+    """The beams of all prompts of a batch, whose tokens are chosen by beam steps.
 
-    def __init__(self, groups: Sequence[BeamGroup], *args: Any, **options: Any) -> None:
-        super().__init__(groups, *args, **options)
-        (self._beams,) = groups
-        beams = self._beams.search.config.beams
+    ``prompt`` is (rows, length), each prompt once for each beam.
+
+    Attributes:
+        paths: the beams' paths through the last forward.
+    """
+
+    def __init__(self, *args: Any, search: BeamSearch, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.search = search
+        self.paths: list[Path] = []
+        self._kept: list[tuple[int, ...]] = []
+        self._continued: list[int] = []  # the beam that each new beam of the last step continues
+        self._reached: list[Path] = []  # the beams' paths before each step
+        beams = search.config.beams
         self._odds = BeamOdds(beams, len(self.rows) // beams)
         self._least: NDArray[np.float32] | None = None  # lowest confidence at each depth
 
-    def next_tokens(
-        self, groups: Sequence[Group], logits: torch.Tensor, sampled: SampledTokens | None
-    ) -> list[list[int]]:
-        return [self._beams.step(logits)]
+    def ids(self) -> torch.Tensor:
+        """The tokens of the beams, int64 (rows, length), on the prompt's device."""
+        return self.search.ids()
+
+    def sequences(self) -> torch.Tensor:
+        """The best finished sequences, int64 (batch * returned, longest)."""
+        return self.search.result().ids
 
     def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None] | None:
-        return self._beams.search.ranking(scores=scores)
+        return self.search.ranking(scores=scores)
 
     def propose(self) -> None:
         self._least = None
         super().propose()
 
-    def propose_for(self, group: Group) -> None:
+    def draft(self) -> None:
         """Draft for the beams: chains of equal length.
 
         There are no drafts if the call returns states of each token, which are kept by row. A beam
@@ -239,7 +143,7 @@ class BeamBatch(Batch):
         confidence would pay, no session is used.
         """
         costs = self.costs
-        limit = 0 if self.target.facts.states else self.draft_limits(group)[0]
+        limit = 0 if self.target.facts.states else self.draft_limits()[0]
         if costs is not None:
             cost = costs.cost()
             if not worthwhile_nodes(self._odds.reach(FULL_CONFIDENCE[: len(cost) - 2]), cost):
@@ -256,9 +160,83 @@ class BeamBatch(Batch):
         for row in self.rows:
             row.draft = row.draft.first(limit)
 
+    def begin_step(self) -> None:
+        """Reset what is known about the last forward."""
+        super().begin_step()
+        self.origins, self.paths = (), [Path(row) for row in self.places]
+        self._kept, self._reached = [], []
+
+    def accepted_paths(self) -> Sequence[Sequence[int]]:
+        """Each beam's accepted positions in the row that it continues."""
+        return self._kept or [()] * len(self.places)
+
+    def accept_position(self) -> None:
+        """Accept the positions whose logits the next step reads, also if that step raises."""
+        super().accept_position()
+        reads = [(path.accepted, path.position) for path in self.paths]
+        self._keep([(*before, at) for before, at in reads if at is not None])
+
+    def _keep(self, accepted: list[tuple[int, ...]]) -> None:
+        """Set the positions of each beam's row that the cache keeps."""
+        self.origins, self._kept = [path.row for path in self.paths], accepted
+
+    def next_tokens(self, logits: torch.Tensor, sampled: SampledTokens | None) -> list[int]:
+        """Run one beam step on a forward's logits, (rows, n + 1, vocab); return the beams' tokens.
+
+        ``commit_token`` then moves the beams' paths.
+        """
+        at = indices([(path.row, path.position) for path in self.paths])
+        rows, positions = at(logits.device).unbind(dim=1)
+        own = logits[rows, positions].to(copy=True, dtype=torch.float32)
+        log_probs = torch.log_softmax(own, dim=-1)
+        if self.sampler.processors:
+            log_probs = self.sampler.process(self.ids(), log_probs)
+        self.sampler.record(log_probs, own)
+        self._continued, tokens = self.search.step(log_probs, self.sampler.scores)
+        return tokens
+
+    def commit_token(self, tokens: list[int]) -> None:
+        """Continue the beams that the step selected, while every beam has its next logits."""
+        self._reached += self.paths
+        self.paths = [
+            self.paths[origin].with_token(token, self.rows[self.paths[origin].row].draft)
+            for origin, token in zip(self._continued, tokens, strict=True)
+        ]
+        self._keep([path.accepted for path in self.paths])
+        self.last = tokens
+        self.length = self.search.length
+        if self.search.stopped:
+            self.end_rows([True] * len(self.rows))
+        more = not self.stopped and all(path.position is not None for path in self.paths)
+        self.position = len(self.accepted_positions) if more else None
+
+    def give_verdicts(self) -> None:
+        """Tell each row its verdict.
+
+        ``emitted`` belongs to the best beam that continues the row. If none does, it belongs to the
+        beam that now has the row's index.
+        """
+        for at, row in enumerate(self.rows):
+            row.verdict = self._verdict(at, row.draft)
+
+    def _verdict(self, row: int, draft: Draft) -> Verdict:
+        best = next((path for path in self.paths if path.row == row), None)
+        if best is None:  # no beam continues the row: use the longest path in it
+            last = [path for path in self._reached if path.row == row][-1]
+            accepted = [position - 1 for position in (*last.accepted, last.position) if position]
+            position, matched, emitted = last.position, False, self.paths[row].tokens
+        else:
+            accepted = [position - 1 for position in best.accepted if position]
+            position, matched = best.accepted[-1], best.position is not None
+            emitted = best.tokens
+        assert position is not None
+        nodes = () if matched else draft.nodes(position)
+        rejected = nodes[0] if nodes else None
+        return Verdict(accepted, len(accepted) + len(nodes), emitted, rejected)
+
     def learn(self, computed: list[Computed] | None = None) -> None:
         """Report the results, and move every text's row to the text's present place."""
-        before, paths = self.rows, self._beams.paths
+        before, paths = self.rows, self.paths
         if not before[0].connected or not paths[0].tokens:
             return
         self._judge(len(before[0].draft))
@@ -277,22 +255,22 @@ class BeamBatch(Batch):
 
     def _judge(self, drafted: int) -> None:
         """Record the steps that were replayed on the last forward."""
-        paths = self._beams.paths
+        paths = self.paths
         steps = len(paths[0].tokens)
         whole = len({path.row for path in paths}) == len(paths)
         right = all(path.position is not None for path in paths)
         least = self._least
         for step in range(steps):
             last = step == steps - 1
-            if self._beams.new > 1:  # in the first step all beams continue one
+            if self.length - self.prompt_length > 1:  # in the first step all beams continue one
                 self._odds.count(whole or not last)
             if least is not None and step < drafted and (whole or not last):
                 self._odds.judge(float(least[step]), right or not last)
 
 
-def beams_of(call: GenerateCall, sampler: TokenSampler, section: Section, ids: Int64) -> BeamGroup:
-    """The beams of a call; ``ids`` is its prompt on the host, (batch * beams, length)."""
-    config, prompt = call.generation_config, call.input_ids
+def beam_search(call: GenerateCall) -> BeamSearch:
+    """The beam search of a call."""
+    config = call.generation_config
     search = BeamConfig(
         beams=config.num_beams,
         returned=config.num_return_sequences or 1,
@@ -302,5 +280,4 @@ def beams_of(call: GenerateCall, sampler: TokenSampler, section: Section, ids: I
         early_stopping=config.early_stopping,
         max_length=config.max_length,
     )
-    beam_search = BeamSearch(prompt, search, call.stopping_criteria or ())
-    return BeamGroup(prompt, sampler, beam_search, section, ids)
+    return BeamSearch(call.input_ids, search, call.stopping_criteria or ())

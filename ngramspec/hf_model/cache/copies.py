@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.cache.layers import parts_of, states_of
+from ngramspec.hf_model.cache.kinds import states_of
+from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.devices import indices
 

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.cache.layers import (
-    KINDS,
-    Attention,
-    Needed,
-    StaticAttention,
-    WindowAttention,
-    parts_of,
-)
+from ngramspec.hf_model.cache.layers import Attention, Needed, classes_of, parts_of
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.devices import Indices, indices
 
@@ -51,7 +44,7 @@ class KVCache:
         self._own_layers = len(own.layers)
         self.layers = parts_of(own, recurrent=recurrent)
         self.attention = cast("list[Attention]", [each for each in self.layers if each.attends])
-        self._windows = [each for each in self.layers if isinstance(each, WindowAttention)]
+        self._windows = [each for each in self.layers if each.slides]
         cross = caches.storing(getattr(cache, "cross_attention_cache", None))
         self._cross = [Attention(layer) for layer in cross]
         self._by_kind: dict[Any, list[Any]] = {}
@@ -192,10 +185,10 @@ def _check_kinds(cache: Any) -> None:
     names = {caches.kind_of(each) for each in (cache, own)}
     if getattr(own, "offloading", False):  # it moves its layers to the CPU
         names.add("offloading")
-    parts = [(part, layer) for layer in layers for part in KINDS.get(caches.kind_of(layer), ())]
-    linear = any(part.convolves for part, _ in parts)
-    mixed = linear and any(part is StaticAttention for part, _ in parts)
-    cropped = all(kind in KINDS for kind in kinds) and all(
+    classes = [(layer, classes_of(caches.kind_of(layer))) for layer in layers]
+    parts = [(part, layer) for layer, each in classes for part in each or ()]
+    mixed = caches.STATIC in kinds and any(part.convolves for part, _ in parts)
+    cropped = all(each is not None for _, each in classes) and all(
         part.supports(layer) for part, layer in parts
     )
     if names <= caches.KNOWN_CACHES and cropped and not mixed:

@@ -17,7 +17,7 @@ from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 MODULE = "transformers.cache_utils"
 KNOWN_CACHES = frozenset({"DynamicCache", "StaticCache", "EncoderDecoderCache"})
-# Layers; ``KINDS`` in ``cache/layers.py`` has the class that rolls each of them back.
+# Layers; ``classes_of`` in ``cache/layers.py`` finds the class that rolls each of them back.
 DYNAMIC = "DynamicLayer"
 INDEXED = "DynamicIndexedLayer"
 SLIDING = "DynamicSlidingWindowLayer"

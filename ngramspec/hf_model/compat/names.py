@@ -11,9 +11,8 @@ import copy
 import functools
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from inspect import signature
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -129,25 +128,6 @@ MIXES_POSITIONS = frozenset({"DogeCDMoE"})
 SCALES_TOGETHER = ("torch.ao.nn.intrinsic.quantized.dynamic", "torch.ao.nn.quantized.dynamic")
 WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
 
-# Processors whose result for a row depends only on its scores and its committed tokens.
-BY_ROW = frozenset(
-    {
-        *("EpsilonLogitsWarper", "EtaLogitsWarper", "ExponentialDecayLengthPenalty"),
-        *("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor"),
-        *("InfNanRemoveLogitsProcessor", "LogitNormalization", "MinLengthLogitsProcessor"),
-        *("MinNewTokensLengthLogitsProcessor", "MinPLogitsWarper", "NoBadWordsLogitsProcessor"),
-        *("NoRepeatNGramLogitsProcessor", "RepetitionPenaltyLogitsProcessor"),
-        *("SequenceBiasLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
-        *("SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopHLogitsWarper"),
-        *("TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper"),
-    }
-)
-# Processors that ``hf_model.compat.processors`` applies to all positions of a forward at once.
-AT_ONCE = BY_ROW | {
-    *("EncoderNoRepeatNGramLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor"),
-    "WatermarkLogitsProcessor",
-}
-PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
 MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
 MAX_TIME = "MaxTimeCriteria"  # called without the tokens
@@ -177,46 +157,7 @@ def stock_name(each: Any, module: str) -> str:
     return kind.__name__ if kind.__module__ == f"{PACKAGE}.{module}" else ""
 
 
-# Processors and criteria
-
-
-def processor_list() -> Any:
-    """Return an empty LogitsProcessorList."""
-    from transformers import LogitsProcessorList
-
-    return LogitsProcessorList()
-
-
-def all_stock(processors: Iterable[Any] | None, names: Collection[str]) -> bool:
-    """Whether all processors are of the named classes of transformers; True if there are none."""
-    return all(processor_name(each) in names for each in processors or ())
-
-
-def runs_at_once(processor: Any) -> bool:
-    """Whether ``compat.processors`` applies a processor to all positions of a forward at once."""
-    if getattr(processor, "seeding_scheme", None) == "selfhash":  # it reads the scores on the host
-        return False
-    return processor_name(processor) in AT_ONCE
-
-
-def processor_name(processor: Any) -> str:
-    """Return the name of a processor's class if transformers defines it, or ""."""
-    return stock_name(processor, PROCESSOR_MODULE)
-
-
-def caller_of(processors: Any) -> Callable[..., Any]:
-    """Return a function that applies processors without inspecting their signatures each time."""
-    known = processor_name(processors) in PROCESSOR_LIST
-    if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
-        call: Callable[..., Any] = processors
-        return call
-
-    def apply(ids: Any, scores: Any) -> Any:
-        for processor in processors:
-            scores = processor(ids, scores)
-        return scores
-
-    return apply
+# Criteria
 
 
 def criterion_name(criterion: Any) -> str:

@@ -1,34 +1,57 @@
 """transformers' logits processors, applied to many positions and texts of unequal length at once.
 
 Only processors whose result for a row depends on nothing but its scores and its text are applied
-here (``names.runs_at_once``). Their results are those of one call for each position.
+here (``runs_at_once``). Their results are those of one call for each position.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
+from inspect import signature
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from ngramspec.draft import Draft
+from ngramspec.hf_model.compat.names import PROCESSOR_MODULE, stock_name
 
 FormOf = Callable[[Any, "Histories", torch.Tensor], torch.Tensor]
 
 
+# Processors whose result for a row depends only on its scores and its committed tokens.
+BY_ROW = frozenset(
+    {
+        *("EpsilonLogitsWarper", "EtaLogitsWarper", "ExponentialDecayLengthPenalty"),
+        *("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor"),
+        *("InfNanRemoveLogitsProcessor", "LogitNormalization", "MinLengthLogitsProcessor"),
+        *("MinNewTokensLengthLogitsProcessor", "MinPLogitsWarper", "NoBadWordsLogitsProcessor"),
+        *("NoRepeatNGramLogitsProcessor", "RepetitionPenaltyLogitsProcessor"),
+        *("SequenceBiasLogitsProcessor", "SuppressTokensAtBeginLogitsProcessor"),
+        *("SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopHLogitsWarper"),
+        *("TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper"),
+    }
+)
+# Processors that are applied to all positions of a forward at once.
+AT_ONCE = BY_ROW | {
+    *("EncoderNoRepeatNGramLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor"),
+    "WatermarkLogitsProcessor",
+}
+PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
+
+
 class Text(Protocol):
-    """The committed tokens of some rows of equal length, as ``decoding.batch.Group`` has them.
+    """The committed tokens of some rows of equal length, such as a ``LockstepBatch``.
 
     Attributes:
-        rows: the rows' indices in the batch.
+        places: the rows' indices in the batch.
         length: tokens of each row.
     """
 
-    rows: Sequence[int]
+    places: Sequence[int]
     length: int
 
     def ids(self) -> torch.Tensor:
@@ -36,6 +59,45 @@ class Text(Protocol):
 
     def ids_on_host(self) -> torch.Tensor:
         """The tokens, int64 (rows, length), on the host."""
+
+
+def processor_list() -> Any:
+    """Return an empty LogitsProcessorList."""
+    from transformers import LogitsProcessorList
+
+    return LogitsProcessorList()
+
+
+def all_stock(processors: Iterable[Any] | None, names: Collection[str]) -> bool:
+    """Whether all processors are of the named classes of transformers; True if there are none."""
+    return all(processor_name(each) in names for each in processors or ())
+
+
+def runs_at_once(processor: Any) -> bool:
+    """Whether a processor can be applied to all positions of a forward at once."""
+    if getattr(processor, "seeding_scheme", None) == "selfhash":  # it reads the scores on the host
+        return False
+    return processor_name(processor) in AT_ONCE
+
+
+def processor_name(processor: Any) -> str:
+    """Return the name of a processor's class if transformers defines it, or ""."""
+    return stock_name(processor, PROCESSOR_MODULE)
+
+
+def caller_of(processors: Any) -> Callable[..., Any]:
+    """Return a function that applies processors without inspecting their signatures each time."""
+    known = processor_name(processors) in PROCESSOR_LIST
+    if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
+        call: Callable[..., Any] = processors
+        return call
+
+    def apply(ids: Any, scores: Any) -> Any:
+        for processor in processors:
+            scores = processor(ids, scores)
+        return scores
+
+    return apply
 
 
 class Histories:
@@ -69,7 +131,7 @@ class Histories:
     @cached_property
     def _committed(self) -> list[int]:
         """Committed tokens of each text."""
-        rows = [text.length for text in self._texts for _ in text.rows]
+        rows = [text.length for text in self._texts for _ in text.places]
         return [length for length in rows for _ in range(self._positions)]
 
     def last(self, count: int) -> list[tuple[int, ...]]:
@@ -83,7 +145,7 @@ class Histories:
     def _placed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The texts aligned at their ends, each column's index in them, and the positions' rows."""
         texts, paths = [text.ids() for text in self._texts], self._paths
-        rows_of_batch = [row for text in self._texts for row in text.rows]
+        rows_of_batch = [row for text in self._texts for row in text.places]
         table = np.zeros((len(paths), 4 + max(map(len, paths))), np.int64)
         table[:, 0] = np.arange(len(paths)) // self._positions
         table[:, 1] = np.repeat(rows_of_batch, self._positions)

@@ -178,7 +178,7 @@ OTHERS = {
     ("hf.py", "_orig_mod"): "the model in a torch.compile wrapper",
     ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
     ("hf_model/facts.py", "_DropoutNd"): "the base class of torch's dropouts",
-    ("hf_model/cache/layers.py", "_foreach_sub_"): "torch's one launch for all layers",
+    ("hf_model/cache/kinds.py", "_foreach_sub_"): "torch's one launch for all layers",
     ("hf_model/cache/copies.py", "_foreach_copy_"): "torch's one launch for all states",
     ("hf_model/facts.py", "_forward_hooks"): "torch's own name of a module's hooks",
     ("hf_model/facts.py", "_forward_pre_hooks"): "likewise",

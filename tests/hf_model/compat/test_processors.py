@@ -17,8 +17,13 @@ from transformers.generation import logits_process
 
 import ngramspec
 from ngramspec import Draft, Speculator
-from ngramspec.hf_model.compat.names import AT_ONCE, before
-from ngramspec.hf_model.compat.processors import Histories, paths_of, process_at_once
+from ngramspec.hf_model.compat.names import before
+from ngramspec.hf_model.compat.processors import (
+    AT_ONCE,
+    Histories,
+    paths_of,
+    process_at_once,
+)
 
 MAX_NEW = 18
 LENGTH = 14  # of the prompts, padding included: batch() with three rows
@@ -136,7 +141,7 @@ class Row:
     """The committed tokens of one row."""
 
     def __init__(self, row, ids):
-        self.rows, self.length = (row,), ids.shape[1]
+        self.places, self.length = (row,), ids.shape[1]
         self.ids = self.ids_on_host = lambda: ids
 
 

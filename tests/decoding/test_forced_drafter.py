@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from doubles import ScriptedDrafter, draft_of, ids
 
+from ngramspec.decoding.forced import FORCED_SOURCE, Forced, ForcedDrafter, with_forced
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Proposal
-from ngramspec.drafters.call import FORCED_SOURCE, Forced, ForcedBefore, ForcedDrafter
 
 
 class Script(Forced):
@@ -125,14 +125,9 @@ def test_a_source_that_fails_is_left_out_and_the_drafter_goes_on(caplog):
     ]
 
 
-def test_the_drafter_of_a_row_changes_only_with_the_current_one():
-    first, second = (ScriptedDrafter(lambda at, gamma: EMPTY_DRAFT) for _ in range(2))
-    current = [first]
-    row = ForcedBefore(lambda: current[0], Script({}))
-    made = row()
-    assert row() is made
+def test_forced_tokens_are_a_further_source_if_there_is_room_for_one():
+    inner = ScriptedDrafter(lambda at, gamma: EMPTY_DRAFT)
+    made = with_forced(Script({}), lambda drafter: drafter, inner)
     assert made.source_names == ("scripted", FORCED_SOURCE)
-    current[0] = second
-    assert row() is not made
-    second.source_names = ("inner",) * 128  # there is no room for another
-    assert row() is second
+    inner.source_names = ("inner",) * 128
+    assert with_forced(Script({}), lambda drafter: drafter, inner) is inner

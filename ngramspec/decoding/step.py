@@ -1,0 +1,77 @@
+"""One step of the decode loop: its drafts and verdicts, its forward, and its times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ngramspec.decoding.row import Row
+from ngramspec.draft import EvidenceRequest
+from ngramspec.hf_model.target import Forward
+from ngramspec.stats import DecodeStats, StepEvent
+
+
+@dataclass(slots=True, kw_only=True)
+class Step(Forward):
+    """One step of the decode loop, and its forward; the prefill is the first.
+
+    Times are in seconds of ``perf_counter``.
+
+    Attributes:
+        rows: in the forward's order, with their drafts, and their verdicts after verification.
+        width: see Forward; for the prefill, the prompt's last position and those after it.
+        request: the evidence that the drafters request from the forward, or None.
+        started, proposed: when drafting began, and when it ended and the forward began.
+        forwarded: when the forward ended; in the prefill it includes the verification.
+        waited: whether the device had finished by then, rather than only launched the forward.
+        ended: when the step ended.
+    """
+
+    rows: Sequence[Row]
+    request: EvidenceRequest | None = None
+    prefill: bool = False
+    started: float = 0.0
+    proposed: float = 0.0
+    forwarded: float = 0.0
+    waited: bool = True
+    ended: float = 0.0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest draft."""
+        return max([len(row.draft.tokens) for row in self.rows])
+
+    @property
+    def forward_seconds(self) -> float:
+        """Wall time of the forward. If nothing waited for it, it may end when the step ends."""
+        return (self.forwarded if self.waited else self.ended) - self.proposed
+
+    def count(self, stats: DecodeStats, transfers: int) -> None:
+        """Add the ended step, with its number of transfers from the device, to the statistics."""
+        forward = self.forwarded - self.proposed
+        stats.draft_seconds += self.proposed - self.started
+        stats.other_seconds += self.ended - self.forwarded
+        if self.prefill:
+            stats.runs += 1
+            stats.prefill_drafted += self.longest
+            stats.prefill_accepted += len(self.rows[0].verdict.accepted)
+            stats.prefill_seconds += forward
+            return
+        for row in self.rows:
+            if row.verdict.emitted:  # a row that had ended has no target call
+                stats.count_step(row.draft, row.verdict, row.source_names)
+        stats.host_syncs += transfers
+        stats.forward_seconds += forward
+
+    def events(self, index: int) -> Iterator[StepEvent]:
+        """The event of each row that had not ended; ``index`` is the step's."""
+        forward = self.forwarded - self.proposed
+        seconds = self.proposed - self.started, forward, self.ended - self.forwarded
+        for at, row in enumerate(self.rows):
+            draft, verdict = row.draft, row.verdict
+            if verdict.emitted:
+                source = [0] * len(draft) if draft.source is None else draft.source.tolist()
+                names = tuple(row.source_names[each] for each in source)
+                drafted = tuple(draft.tokens.tolist())
+                parents = None if draft.parents is None else tuple(draft.parents.tolist())
+                yield StepEvent(index, drafted, names, verdict, *seconds, at, self.width, parents)
