@@ -75,7 +75,7 @@ def test_the_sentence_of_the_chart_has_its_means_and_the_worst_prompt():
     assert "**2.00** times as fast as with plain `generate` and **1.41** times as fast" in text
     assert "(geometric means over 2 prompts)" in text
     assert "it is 4.00 and 2.00 times as fast. The worst prompt runs at **1.00** times" in text
-    assert "at 1.02 times (its worst prompt: 0.97). Each prompt ran once in each way" in text
+    assert "at 1.02 times (worst prompt: 0.97). Each prompt ran once in each way" in text
 
 
 def test_the_chart_shows_models_tasks_means_and_a_dot_for_each_prompt(tmp_path):
