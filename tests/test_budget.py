@@ -18,7 +18,7 @@ SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 BUDGET: dict[str, tuple[int, int | None]] = {
     "shipped lines": (33_000, 36_054),
     "shipped files": (160, None),
-    "lines of tests": (41_000, 45_700),
+    "lines of tests": (41_000, 45_750),
     "lines of benchmarks": (7_500, None),
     "modules of a greedy call": (42, None),
     "lines of a greedy call": (8_500, 9_000),

@@ -45,6 +45,22 @@ class TestUnigramMachineLong(UnigramMachine.TestCase):
     settings = LONG
 
 
+def test_worked_example():
+    counts = UnigramCounts()
+    assert (len(counts), counts.best(), counts.count(4)) == (0, None, 0)
+    counts.extend(int32([]))
+    assert counts.best() is None
+    counts.extend(int32([4]))
+    assert counts.best() == (4, 1)
+    counts.extend(int32([9]))
+    assert counts.best() == (9, 1)  # as often, but later
+    counts.extend(int32([4, 9, LAST_ID, 4]))
+    assert counts.best() == (4, 3)
+    assert [counts.count(token) for token in (4, 9, LAST_ID, 5)] == [3, 2, 1, 0]
+    assert len(counts) == 6
+    counts.check_integrity()
+
+
 @pytest.mark.parametrize("step", [1, 64, 2**20])
 def test_around_each_growth(step):
     """64 slots, doubled before they are more than 2/3 full: at 43, 86, ... distinct tokens."""
