@@ -26,7 +26,7 @@ def draw(path: Path, version: str, raw: Raw, *_others: Raw) -> None:
     cells = {cell: each for cell, each in speedups(raw).items() if cell[1] == "float32"}
     models = list(dict.fromkeys(cell[0] for cell in cells))
     tasks = [task for task in TASKS if any(cell[3] == task for cell in cells)]
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "chart", "font.family": "DejaVu Sans"}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "chart", "font.family": "DejaVu Sans"}
     with matplotlib.rc_context(settings | {"font.size": 9, "text.color": INK}):
         rows = len(models) * (len(tasks) + 1)
         height = rows * ROW + MARGIN

@@ -295,10 +295,10 @@ def type_function(
 def cursors(
     function: Function, arguments: argparse.Namespace, rng: random.Random
 ) -> list[list[int]]:
-    """Where requests are sent: bursts of places in a function, each 3 to 5 characters further."""
+    """Bursts of places, each 3 to 5 characters further, from the first half of a body on."""
     body = function.text.index("\n") + 1
     size = arguments.burst if arguments.mode == "typing" else 1
-    bursts, at = [], body
+    bursts, at = [], rng.randrange(body, (body + len(function.text)) // 2)
     for _ in range(arguments.requests):
         burst = []
         for _ in range(size):

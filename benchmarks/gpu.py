@@ -54,8 +54,8 @@ from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import NOTHING, Prompt, unpredictable
 from ngramspec.measure.traces import read_traces
 
-SHAPE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-SHAPE += ("num_key_value_heads", "vocab_size", "max_position_embeddings")
+SHAPE: tuple[str, ...] = "hidden_size", "intermediate_size", "num_hidden_layers"
+SHAPE += "num_attention_heads", "num_key_value_heads", "vocab_size", "max_position_embeddings"
 LLAMA_8B = dict(zip(SHAPE, (4096, 14336, 32, 32, 8, 128256, 131072), strict=True))
 TINY = dict(zip(SHAPE, (32, 64, 2, 4, 2, 49152, 4096), strict=True))
 COMPILED_LAYERS = 8  # a graph of 32 layers takes a minute

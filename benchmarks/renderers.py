@@ -52,7 +52,7 @@ def demo(raw: Raw) -> str:
 
 # The models of ``benchmarks models`` by the names of their folders, and its tasks.
 MODELS = {"qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B", "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B"}
-MODELS |= {"gemma-3-270m": "Gemma 3 270M", "smollm2": "SmolLM2-135M"}
+MODELS |= {"gemma-3-270m": "Gemma 3 270M", "SmolLM2-135M-Instruct": "SmolLM2-135M"}
 TASKS = {"edit": "edit code", "tools": "tool calls", "code": "continue code"}
 TASKS |= {"answer": "answer from a text", "summary": "summarize", "chat": "explain a text"}
 Cell = tuple[str, str, str, str]  # model, dtype, mode and task

@@ -87,7 +87,7 @@ RANDOM = {
     "e2e_nothing_float32": f"{BENCH} --dtype float32 {_RANDOM}",
 }
 _MODELS = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
-_MODELS += " build/models/smollm2"
+_MODELS += " build/models/SmolLM2-135M-Instruct"
 _EDITOR = "benchmarks editor --model build/models/qwen2.5-coder-0.5b-greedy --repository ngramspec"
 _EDITOR += " --infill --dtype bfloat16 --context 500 --llama-python .venv-llama/bin/python"
 _EDITOR += " --llama-gguf build/models/gguf/qwen2.5-coder-0.5b-bf16.gguf"

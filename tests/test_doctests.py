@@ -16,7 +16,7 @@ MODULES = sorted(
     if not each.name.endswith("__main__")
 )
 # Adapters whose engine has to be installed to import them; tests/engines tests them.
-ENGINES = {f"ngramspec.engines.{name}" for name in ("llama_cpp", "vllm")}
+ENGINES = {f"ngramspec.engines.{name}" for name in ("llama_cpp", "mlx_lm", "vllm")}
 FOUND = {
     test.name: test
     for module in MODULES

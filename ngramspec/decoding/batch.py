@@ -211,6 +211,8 @@ class LockstepBatch(Batch):
             None once verification has ended.
     """
 
+    finished: list[bool]
+
     def __init__(
         self,
         *args: Any,

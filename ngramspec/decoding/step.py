@@ -15,11 +15,11 @@ from ngramspec.stats import DecodeStats, StepEvent
 class Step(Forward):
     """One step of the decode loop, and its forward; the prefill is the first.
 
-    Times are in seconds of ``perf_counter``.
+    In the prefill, ``width`` is that of the prompt's last position and those after it. Times are in
+    seconds of ``perf_counter``.
 
     Attributes:
         rows: in the forward's order, with their drafts, and their verdicts after verification.
-        width: see Forward; for the prefill, the prompt's last position and those after it.
         request: the evidence that the drafters request from the forward, or None.
         started, proposed: when drafting began, and when it ended and the forward began.
         forwarded: when the forward ended; in the prefill it includes the verification.

@@ -30,8 +30,7 @@ try:
 except ImportError as error:
     raise ImportError("ngramspec.engines.mlx_lm needs mlx-lm: pip install mlx-lm") from error
 
-MOST_BUSY = 0.9  # share of a forward's time; if the caller takes longer, the time is unknown
-DEFAULT = Speculator()
+DEFAULT, MOST_BUSY = Speculator(), 0.9  # busy for more of a forward's time, it is unknown
 REFUSED: tuple[str, ...] = ("draft_model", "num_draft_tokens", "input_embeddings")
 REFUSED += ("kv_bits", "kv_group_size", "quantized_kv_start")  # amplify differences of rounding
 
@@ -226,10 +225,11 @@ class _Text:
         else:
             stats.runs += 1
             self.progress(self.prompt.size, self.prompt.size)
-            prompt, stored = np.array(self.prompt, np.int32), self.stores.row(vocab)
-            row.connect(stored.drafter, vocab, np.concatenate((self.reference, prompt)))
-            row.stored = stored
-            stored.begin(prompt, self.reference)
+            prompt, own = np.array(self.prompt, np.int32), self.stores.row(vocab)
+            known = np.append(self.reference, prompt)
+            row.connect(self.stores.current, vocab, known, prepared=own.given_to)
+            row.stored = own
+            own.begin(prompt, self.reference)
         row.learn()
         if stats.target_calls % 256 == 0:
             mx.clear_cache()

@@ -92,11 +92,8 @@ class StoreReader:
         """The token ``depth`` after the next one at a place."""
         if depth >= AHEAD:
             return None
-        for i in range(depth + 1):
-            token = self.source.token(place.at + i)
-            if token is None:
-                return None
-        return token
+        tokens = [self.source.token(place.at + i) for i in range(depth + 1)]
+        return None if None in tokens else int(tokens[-1])
 
     def vote(self, live: list[Followed], depth: int) -> Votes:
         """Count what comes next at places, ``depth`` tokens after the text."""
