@@ -30,7 +30,7 @@ try:
 except ImportError as error:
     raise ImportError("ngramspec.engines.mlx_lm needs mlx-lm: pip install mlx-lm") from error
 
-DEFAULT, MOST_BUSY = Speculator(), 0.9  # busy for more of a forward's time, it is unknown
+DEFAULT, MOST_BUSY = Speculator(), 0.9  # share of a forward; a busier caller hides its time
 REFUSED: tuple[str, ...] = ("draft_model", "num_draft_tokens", "input_embeddings")
 REFUSED += ("kv_bits", "kv_group_size", "quantized_kv_start")  # amplify differences of rounding
 
