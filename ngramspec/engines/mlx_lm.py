@@ -1,4 +1,4 @@
-"""mlx-lm: its ``stream_generate`` with drafts, in a loop of its own, as mlx-lm has none to join."""
+"""``stream_generate`` of mlx-lm with drafts. mlx-lm's decode loop has no hook, so this has one."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Reach:
     """How far back a layer attends; without limits, to all positions before its own."""
 
     window: int | None = None  # to itself and to the ``window - 1`` positions before it
-    chunk: int | None = None  # to the positions of its own chunk of this size
+    chunk: int | None = None  # positions of a chunk; a query attends only within its chunk
 
     @property
     def limit(self) -> int | None:

@@ -39,7 +39,7 @@ TEXTS: dict[str, Case] = {
         options={"max_new_tokens": 16, "return_dict_in_generate": True},
     ),
     "rows of embeddings": Case(prompts=TWO, inputs="embeds", drafter="half"),
-    "rows behind an image": Case(family="git image", prompts=TWO, inputs="image", drafter="half"),
+    "a batch with images": Case(family="git image", prompts=TWO, inputs="image", drafter="half"),
     "most of a prompt inside the cache": Case(cache="begun", drafter="bushy", settings={"tree": 6}),
     "rows of int32": Case(prompts=TWO, prompt_dtype="int32", drafter="half"),
     "embeddings without a weight": Case(family="own embeddings", drafter="half"),

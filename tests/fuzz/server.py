@@ -136,7 +136,7 @@ class Fuzz:
         self._baseline = cache(self._made)
 
     async def run(self, seed: int, requests: int, seconds: float = inf) -> None:
-        """Send the requests of the seeds from ``seed`` on, in groups, for so many seconds."""
+        """Send requests in groups for ``seconds``, with seeds from ``seed`` upwards."""
         async with self.app.router.lifespan_context(self.app):
             at, before, end = seed, memory(), time.monotonic() + seconds
             while at < seed + requests and time.monotonic() < end:
@@ -304,7 +304,7 @@ def text_of(ask: Ask, value: Any) -> str:
 def fuzz(
     requests: int, seed: int, tell: Callable[[str], None] | None = None, seconds: float = inf
 ) -> Fuzz:
-    """Send requests, one for each seed from ``seed`` on, for so many seconds at most."""
+    """Send one request per seed, from ``seed`` upwards, for at most ``seconds``."""
     found = Fuzz(tell)
     asyncio.run(found.run(seed, requests, seconds))
     return found

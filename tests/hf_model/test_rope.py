@@ -64,7 +64,7 @@ def test_text_is_plain_where_the_factors_change(phi3, length, settings):
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("settings", [{}, {"tree": 6}], ids=["auto", "tree"])
 def test_the_cache_is_dropped_where_plain_decoding_drops_it(phi3, factors, static, rows, settings):
-    """A Phi-3 without long factors reads its text anew all the same."""
+    """A Phi-3 without long factors re-reads its whole text, too."""
     without = {"original_max_position_embeddings": TURN}
     model = phi3 if factors else model_of("Phi3ForCausalLM", "Phi3Config", **without)
     ids = torch.cat([prompt(seed=row) for row in range(rows)])

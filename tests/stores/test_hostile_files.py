@@ -234,7 +234,8 @@ def test_opening_reads_no_more_than_the_header(tmp_path):
     Corpus.build([np.arange(3_000_000, dtype=np.int32) % 60_000], path)
     before = _resident()
     opened = Corpus.open(path)
-    assert _resident() - before < 4 << 20 < opened.info().bytes  # the kernel maps some beside it
+    # The kernel may map a few more pages than the header.
+    assert _resident() - before < 4 << 20 < opened.info().bytes
 
 
 def _resident() -> int:

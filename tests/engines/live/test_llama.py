@@ -38,7 +38,7 @@ FLOAT32, FLOAT16 = 0, 1  # of the cache, as ggml counts types
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of GGUF files: LLAMA_MODELS, or written anew."""
+    """The folder of the GGUF files: LLAMA_MODELS if it is set, else converted here."""
     known = os.environ.get("LLAMA_MODELS")
     return Path(known) if known else tmp_path_factory.mktemp("models")
 

@@ -385,7 +385,7 @@ def test_no_torch_is_imported():
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory):
-    """The model, and its tokenizer; MLX_MODELS has the folder, or it is written anew."""
+    """The model and its tokenizer, from MLX_MODELS if it is set, else converted here."""
     known = os.environ.get("MLX_MODELS")
     folder = Path(known) if known else tmp_path_factory.mktemp("models")
     return load(str(smollm2_mlx.write(folder / "smollm2")))

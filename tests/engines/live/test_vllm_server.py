@@ -32,7 +32,7 @@ SESSIONS = 40
 
 @pytest.fixture(scope="module")
 def smollm2_folder(tmp_path_factory):
-    """SmolLM2 in float32: of ENGINES_MODEL, or written anew."""
+    """SmolLM2 in float32, from ENGINES_MODEL if it is set, else converted here."""
     known = os.environ.get("ENGINES_MODEL")
     folder = Path(known) if known else tmp_path_factory.mktemp("model")
     if not (folder / "config.json").exists():
