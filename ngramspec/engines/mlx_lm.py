@@ -14,7 +14,7 @@ from ngramspec.costs.model import ForwardKind, model_of
 from ngramspec.costs.policies import make_controller
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.row import NO_VERDICT, Row, report_fault
-from ngramspec.draft import EMPTY_DRAFT, Verdict
+from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.speculator import Speculator
@@ -214,8 +214,7 @@ class _Text:
         """Remove what was rejected from the cache, draft after the last token, and start again."""
         row, stats, vocab = self.row, self.stats, self.logits.shape[-1]
         n, accepted = len(row.draft), len(emitted) - 1
-        rejected = accepted if accepted < n else None
-        row.verdict = Verdict(range(accepted), min(accepted + 1, n), tuple(emitted), rejected)
+        row.verdict = row.draft.verdict(range(accepted), emitted)
         self.length += len(emitted)
         self.trim(self.length)
         if row.connected:
