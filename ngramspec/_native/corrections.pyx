@@ -26,10 +26,6 @@ cdef class Comparison:
     def __cinit__(self):
         self.features = None
 
-    def forget(self):
-        """Compare the next step with no other."""
-        self.features = None
-
 
 cdef class Corrections:
     """A linear model of logarithms of times, learned from differences between steps.

@@ -34,8 +34,8 @@ def test_native_and_twin_learn_the_same(n, revived):
         residual += sum(value * wanted[at] for at, value in features)
         generation = step // 7 % 2
         if step % 50 == 49:
-            for comparisons in compared:
-                comparisons[generation].forget()
+            for each, comparisons in zip((native, twin), compared, strict=True):
+                comparisons[generation] = each.Comparison()
         likely = [
             model.learn(comparisons[generation], features, residual)
             for model, comparisons in zip(both, compared, strict=True)

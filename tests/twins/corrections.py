@@ -20,10 +20,6 @@ class Comparison:
         self.features: Float64 | None = None
         self.residual = 0.0
 
-    def forget(self) -> None:
-        """Compare the next step with none."""
-        self.features = None
-
 
 class Corrections:
     """A linear model of logarithms of times, learned from differences between steps."""
