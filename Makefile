@@ -112,8 +112,8 @@ $(MLX)/.ready: pyproject.toml setup.py $(NATIVE)
 	@$(MLX_PIP) --no-deps --editable .
 	@touch $@
 
-# Random operations on the native structures, compiled apart, under the sanitizers; ends at the first
-# finding. Leaks are looked for, but not those of Python itself (leaks.txt).
+# The tests of the native structures, compiled apart, under the sanitizers, with allocations that fail;
+# ends at the first finding. Leaks are looked for, but not those of Python itself (leaks.txt).
 OPERATIONS ?= 1000000
 SEED ?= 0
 SANITIZED := build/sanitize
@@ -123,8 +123,8 @@ sanitize: $(VENV)/.ready
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc \
 	    ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=1 \
 	    LSAN_OPTIONS=suppressions=tests/sanitize/leaks.txt:print_suppressions=0 \
-	    UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED)/lib:tests \
-	    $(BIN)/python -P -m sanitize.driver --operations $(OPERATIONS) --seed $(SEED)
+	    UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED)/lib:tests:. \
+	    $(BIN)/python -P -m sanitize --operations $(OPERATIONS) --seed $(SEED)
 
 lint: $(VENV)/.built
 	$(BIN)/ruff check .

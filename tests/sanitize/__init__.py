@@ -1,1 +1,1 @@
-"""Random operations on the native structures, for ``make sanitize``."""
+"""The tests of the native structures under sanitizers, for ``make sanitize``."""
