@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.texts import natural
-from ngramspec._native import Calibration, CopyIndex, NGramTable, UnigramCounts, ValueEngine
+from ngramspec._native import Calibration, CopyIndex, NGramTable, ValueEngine
 
 SIZES = (1_000, 100_000, 1_000_000)
 MORE = 200_000  # tokens after the context, for the rounds
@@ -25,7 +25,7 @@ STRUCTURES: dict[str, Callable[[], Any]] = {
     "value engine": lambda: ValueEngine(Calibration()),
     "n-gram table": lambda: NGramTable(4),
     "copy index": CopyIndex,
-    "unigram counts": UnigramCounts,
+    "unigram counts": lambda: NGramTable(1),
 }
 
 

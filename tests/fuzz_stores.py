@@ -59,9 +59,6 @@ def use_corpus(path: Path, rng: np.random.Generator) -> str:
     limit = corpus.index.limit
     for _ in range(12):
         context = rng.integers(0, 6, rng.integers(0, 70)).astype(np.int32)
-        length, first, end = corpus.index.longest(context)
-        assert 0 <= length <= 64
-        assert 0 <= first <= end <= len(corpus.index)
         for at, length in corpus.index.find(context):
             assert 0 < length <= 64
             read = corpus.index.tokens_at(at, 50)

@@ -5,7 +5,7 @@ from ngramspec.lazy_names import lazy_names
 __getattr__ = lazy_names(
     __name__,
     {
-        "common": ("MOST_TOKENS", "NoSection", "salt"),
+        "common": ("MOST_TOKENS", "NoSection", "TokenStructure", "salt"),
         "copyindex": ("CopyIndex",),
         "corrections": ("Comparison", "Corrections"),
         "ngram": ("NGramTable",),
@@ -13,13 +13,11 @@ __getattr__ = lazy_names(
             *("TokenText", "agreed", "best_prefix_lengths", "generous_cost", "may_pay"),
             *("sound_chain", "text_hash"),
         ),
-        "store_corpus": ("SEPARATOR_CODE", "STRIDE", "CorpusIndex", "check_corpus", "keys"),
+        "store_corpus": ("STRIDE", "CorpusIndex", "check_corpus", "keys"),
         "store_ring": (
-            *("BORDER", "BYTES_PER_CODE", "LEAST_CODES", "WRITTEN_AGAIN", "StoreRing"),
-            "StoreStream",
+            *("BYTES_PER_CODE", "LEAST_CODES", "WRITTEN_AGAIN", "StoreRing", "StoreStream"),
         ),
-        "store_source": ("BEGINNINGS", "StorePair", "StoreSource"),
-        "unigram": ("UnigramCounts",),
-        "value": ("Calibration", "Familiar", "ValueEngine", "starting"),
+        "store_source": ("BEGINNINGS", "BORDER", "StorePair", "StoreSource"),
+        "value": ("Calibration", "Familiar", "ValueEngine"),
     },
 )

@@ -355,12 +355,10 @@ cdef class Calibration:
                 self.weights[HEADLESS_SETS + s][i] = BESIDE_HEAD * self.weights[s][i]
             self.weights[HEADLESS_SETS + s][HEAD_INPUT] = WEIGHTS[HEAD_INPUT]
 
-    cdef void begin_pair(
-        self, int cell, float other, float same, float verified=PRIOR
-    ) noexcept:
+    cdef void begin_pair(self, int cell, float other, float same) noexcept:
         """Set the priors of a candidate that is not the token at a place, and of one that is."""
-        self.begin(cell, other, verified)
-        self.begin(cell + 1, same, verified)
+        self.begin(cell, other)
+        self.begin(cell + 1, same)
 
     cdef void begin(self, int cell, float prior, float verified=PRIOR) noexcept:
         self.cells[cell].right = verified * prior

@@ -40,6 +40,13 @@ cdef struct Position:       # after the committed text and a path of draft token
     Candidates candidates
 
 
+cdef struct Other:          # a recent or unemitted token, offered where no candidate may be next
+    int32_t token
+    int32_t source
+    int32_t cell
+    float p                 # P(it is next)
+
+
 cdef inline bint is_candidate(const Position* at, int32_t token) noexcept nogil:
     return index_of(at.candidates.token, at.candidates.n, token) != NONE
 
@@ -305,13 +312,13 @@ cdef inline void add_head(Position* at, const int32_t* own) noexcept nogil:
         cells[i] = <int16_t>head_cell(rank, chance, min(agrees, AGREEMENTS - 1))
 
 
-cdef class Estimator:
+cdef class Estimator(TokenStructure):
     """Estimates P(next) of the candidates of one sequence; the arguments are ValueEngine's."""
 
     cdef readonly Calibration calibration
     cdef CommittedText committed
     cdef StoreReader store  # or None
-    cdef readonly TopTokens top_tokens  # or None
+    cdef TopTokens top_tokens  # or None
     cdef HeadRows head      # or None
     cdef bint counts, falls_back
     cdef Unemitted unemitted[UNEMITTED]  # top-k tokens that were not emitted before the last tree
@@ -324,7 +331,7 @@ cdef class Estimator:
     ):
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
-        self.calibration = calibration
+        self.name, self.calibration = "value engine", calibration
         self.committed = CommittedText(min_match if copies else 0)
         self.counts, self.falls_back = counts, falls_back
         self.store = None if store is None else StoreReader(store, familiar)
@@ -406,6 +413,7 @@ cdef class Estimator:
         cdef const Slot** known = at.known
         cdef const Row* row = at.row
         cdef const HeadRow* head = at.head
+        cdef const Votes* votes = &at.votes
         cdef int count = 0, m, i
         if at.placed[MATCH] != NONE:
             tokens[0] = at.placed[MATCH]
@@ -419,7 +427,15 @@ cdef class Estimator:
         for i in range(MATCH + 1, PLACES):
             if at.placed[i] != NONE:
                 count = with_token(tokens, count, at.placed[i])
-        count = self.collect_store(&at.votes, least, tokens, count)
+        if least <= 1:  # of a store's tokens all above the share, else the leading ones
+            for i in range(votes.n):
+                if votes.count[i] > least * votes.total or votes.other[i] > least * votes.others:
+                    count = with_token(tokens, count, votes.token[i])
+        elif votes.n:
+            count = with_token(tokens, count, votes.token[votes.leading])
+            if votes.others:
+                count = with_token(tokens, count, votes.token[votes.leading_other])
+            count = with_token(tokens, count, votes.token[votes.nearest])
         if self.counts and known[SKIP] != NULL:
             count = with_token(tokens, count, known[SKIP].token[leader(known[SKIP])])
         if self.counts and least <= 1:
@@ -442,28 +458,42 @@ cdef class Estimator:
             count = at.recycled = at.ranked = 1
         return count
 
-    cdef int collect_store(
-        self, const Votes* votes, float least, int32_t* tokens, int count
+    cdef int others(self, const Position* at, float rest, float least, Other* into) noexcept nogil:
+        """Recent and unemitted tokens with shares of ``rest``, where no candidate is next.
+
+        Those that are candidates, or whose share is at most ``least``, are left out. ``into`` has
+        room for RECENT + UNEMITTED; their number is returned.
+        """
+        cdef const Recent* recent = &self.committed.recent
+        cdef const Unemitted* each
+        cdef int unemitted = self.unemitted_n if at.depth == 0 else 0
+        cdef int i, n = 0, age = 0
+        for i in range(recent.used):
+            while i >> age:
+                age += 1
+            if not is_among(self.unemitted, unemitted, recent.token[i]):
+                into[n].token, into[n].source = recent.token[i], FROM_UNIGRAM
+                into[n].cell = recent_cell(recent.count[i], age)
+                n += self.is_other(at, rest, least, &into[n])
+        for i in range(unemitted):
+            each = &self.unemitted[i]
+            into[n].token, into[n].source = each.token, FROM_TOP
+            into[n].cell = unemitted_cell(each.back, each.probability, each.recent)
+            n += self.is_other(at, rest, least, &into[n])
+        return n
+
+    cdef inline bint is_other(
+        self, const Position* at, float rest, float least, Other* other
     ) noexcept nogil:
-        """Add a store's tokens: the leading ones by each measure, or all above the share."""
-        cdef int i
-        if least <= 1:
-            for i in range(votes.n):
-                if votes.count[i] > least * votes.total or votes.other[i] > least * votes.others:
-                    count = with_token(tokens, count, votes.token[i])
-        elif votes.n:
-            count = with_token(tokens, count, votes.token[votes.leading])
-            if votes.others:
-                count = with_token(tokens, count, votes.token[votes.leading_other])
-            count = with_token(tokens, count, votes.token[votes.nearest])
-        return count
+        """Set the share of a token; whether it is large enough and the token no candidate."""
+        other.p = rest * self.calibration.share(other.cell)
+        return at.reach * other.p > least and not is_candidate(at, other.token)
 
     cdef void learn_position(self, const Position* at, int32_t token, bint tree) noexcept nogil:
         """Compare a position's candidates, in a tree also recent tokens, with the next token."""
-        cdef const Recent* recent = &self.committed.recent
         cdef const Candidates* all = &at.candidates
-        cdef const Unemitted* each
-        cdef int i, age = 0
+        cdef Other others[RECENT + UNEMITTED]
+        cdef int i
         cdef bint right, any = False
         for i in range(all.n):
             right = all.token[i] == token
@@ -471,27 +501,8 @@ cdef class Estimator:
             any = any or right
         if any or not tree or not self.falls_back:
             return
-        for i in range(recent.used):
-            while i >> age:
-                age += 1
-            if not is_candidate(at, recent.token[i]) and not self.is_unemitted(at, recent.token[i]):
-                right = recent.token[i] == token
-                self.calibration.learn_share(recent_cell(recent.count[i], age), right)
-        for i in range(self.unemitted_n if at.depth == 0 else 0):
-            each = &self.unemitted[i]
-            if not is_candidate(at, each.token):
-                self.calibration.learn_share(
-                    unemitted_cell(each.back, each.probability, each.recent), each.token == token
-                )
-
-    cdef inline bint is_unemitted(self, const Position* at, int32_t token) noexcept nogil:
-        """Whether a token is offered at a position as an unemitted top-k token."""
-        cdef int i
-        if at.depth == 0:
-            for i in range(self.unemitted_n):
-                if self.unemitted[i].token == token:
-                    return True
-        return False
+        for i in range(self.others(at, 1, -1, others)):
+            self.calibration.learn_share(others[i].cell, others[i].token == token)
 
 
 cdef inline int with_token(int32_t* tokens, int n, int32_t token) noexcept nogil:

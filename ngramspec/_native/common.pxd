@@ -13,25 +13,15 @@ from libc.stdlib cimport realloc
 
 cdef extern from *:
     """
-    #define NGS_P1 0x9E3779B185EBCA87ULL
-    #define NGS_P2 0xC2B2AE3D27D4EB4FULL
-    #define NGS_P3 0x165667B19E3779F9ULL
-    #define NGS_P4 0x85EBCA77C2B2AE63ULL
-    #define NGS_P5 0x27D4EB2F165667C5ULL
     #define NGS_ROTL(x, r) (((x) << (r)) | ((x) >> (64 - (r))))
-    #if defined(_MSC_VER)
-    #define NGS_PREFETCH(p) ((void)(p))
-    #else
-    #define NGS_PREFETCH(p) __builtin_prefetch(p)
-    #endif
     """
-    const uint64_t P1 "NGS_P1"
-    const uint64_t P2 "NGS_P2"
-    const uint64_t P3 "NGS_P3"
-    const uint64_t P4 "NGS_P4"
-    const uint64_t P5 "NGS_P5"
+    const uint64_t P1 "0x9E3779B185EBCA87ULL"
+    const uint64_t P2 "0xC2B2AE3D27D4EB4FULL"
+    const uint64_t P3 "0x165667B19E3779F9ULL"
+    const uint64_t P4 "0x85EBCA77C2B2AE63ULL"
+    const uint64_t P5 "0x27D4EB2F165667C5ULL"
     uint64_t rotl "NGS_ROTL" (uint64_t x, int r) nogil
-    void prefetch_line "NGS_PREFETCH" (const void* p) nogil
+    void prefetch_line "__builtin_prefetch" (const void* p) nogil
 
 cdef enum:
     NONE = -1            # no index: end of a list, no state, no bucket
@@ -39,26 +29,11 @@ cdef enum:
     MAX_DRAFT = 1 << 16  # tokens per draft
 
 cdef uint64_t process_salt() noexcept nogil
-cdef const int32_t[::1] token_view(object tokens, str name=*)
-cdef const int32_t* array_tokens(object tokens, Py_ssize_t* n) noexcept
-cdef const float* array_floats(object floats, Py_ssize_t* n) noexcept
-cdef object raise_negative(int32_t token, Py_ssize_t index)
-cdef int check_ids(const int32_t* tokens, Py_ssize_t n, Py_ssize_t begin=*) except -1
+cdef void* array_data(object array, int dtype, Py_ssize_t* n) noexcept
+cdef const int32_t* tokens_of(object tokens, Py_ssize_t* n, str name=*) except NULL
+cdef const float* floats_of(object floats, Py_ssize_t* n, str name) except NULL
+cdef int check_ids(const int32_t* tokens, Py_ssize_t n) except -1
 cdef int gamma_of(Py_ssize_t gamma) except -1
-
-
-cdef inline const int32_t* start_of(const int32_t[::1] view) noexcept nogil:
-    """Pointer to a view's first token, valid while the view lives; NULL for an empty view."""
-    return &view[0] if view.shape[0] else NULL
-
-
-cdef inline Py_ssize_t first_negative(const int32_t* tokens, Py_ssize_t n) noexcept nogil:
-    """Index of the first negative id, or NONE."""
-    cdef Py_ssize_t i
-    for i in range(n):
-        if tokens[i] < 0:
-            return i
-    return NONE
 
 
 cdef inline int index_of(const int32_t* tokens, int n, int32_t token) noexcept nogil:

@@ -1,6 +1,6 @@
 """Array input for the native structures, and the salt of their hashes."""
 
-from libc.stdint cimport int32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, uint64_t
 
 import os
 
@@ -27,36 +27,12 @@ cdef uint64_t process_salt() noexcept nogil:
     return _salt
 
 
-cdef const int32_t[::1] token_view(object tokens, str name="tokens"):
-    """View a contiguous one-dimensional int32 array, or raise a TypeError that describes it."""
-    cdef const int32_t[::1] view = None
-    try:
-        if tokens is not None:  # None would be accepted as a view without memory
-            view = tokens
-    except (TypeError, ValueError, BufferError):
-        pass
-    if view is None:
-        dtype = getattr(tokens, "dtype", type(tokens).__name__)
-        shape = getattr(tokens, "shape", None)
-        raise TypeError(
-            f"{name} must be a contiguous one-dimensional int32 array, got {dtype}"
-            + (f" of shape {tuple(shape)}" if shape is not None else "")
-        )
-    if <uintptr_t>start_of(view) % sizeof(int32_t):
-        raise TypeError(f"{name} must be an aligned int32 array, got a misaligned one: pass a copy")
-    return view
-
-
-cdef object raise_negative(int32_t token, Py_ssize_t index):
-    raise ValueError(f"token ids must be >= 0, got {token} at index {index}")
-
-
-cdef int check_ids(const int32_t* tokens, Py_ssize_t n, Py_ssize_t begin=0) except -1:
-    """Raise a ValueError if one of the tokens begin..n - 1 is negative."""
+cdef int check_ids(const int32_t* tokens, Py_ssize_t n) except -1:
+    """Raise a ValueError if one of the tokens is negative."""
     cdef Py_ssize_t i
-    for i in range(begin, n):
+    for i in range(n):
         if tokens[i] < 0:
-            raise_negative(tokens[i], i)
+            raise ValueError(f"token ids must be >= 0, got {tokens[i]} at index {i}")
     return 0
 
 
@@ -72,7 +48,8 @@ cdef int gamma_of(Py_ssize_t gamma) except -1:
 cdef void* array_data(object array, int dtype, Py_ssize_t* n) noexcept:
     """Data and length of an aligned one-dimensional NumPy array; NULL for anything else.
 
-    A hundred times cheaper than a view. It holds no reference: only for reading under the GIL.
+    A hundred times cheaper than a view. Only for reading while the caller has a reference to the
+    array, which NumPy then refuses to resize.
     """
     cdef cnp.ndarray found
     if isinstance(array, cnp.ndarray):
@@ -86,12 +63,25 @@ cdef void* array_data(object array, int dtype, Py_ssize_t* n) noexcept:
     return NULL
 
 
-cdef const int32_t* array_tokens(object tokens, Py_ssize_t* n) noexcept:
-    return <const int32_t*>array_data(tokens, cnp.NPY_INT32, n)
+cdef void* checked_data(object array, int dtype, Py_ssize_t* n, str name, str wanted) except NULL:
+    """What ``array_data`` finds, or a TypeError that describes the array."""
+    cdef void* data = array_data(array, dtype, n)
+    if data == NULL:
+        what = getattr(array, "dtype", type(array).__name__)
+        shape = f" of shape {array.shape}" if isinstance(array, cnp.ndarray) else ""
+        raise TypeError(
+            f"{name} must be an aligned contiguous one-dimensional {wanted} array,"
+            f" got {what}{shape}"
+        )
+    return data
 
 
-cdef const float* array_floats(object floats, Py_ssize_t* n) noexcept:
-    return <const float*>array_data(floats, cnp.NPY_FLOAT32, n)
+cdef const int32_t* tokens_of(object tokens, Py_ssize_t* n, str name="tokens") except NULL:
+    return <const int32_t*>checked_data(tokens, cnp.NPY_INT32, n, name, "int32")
+
+
+cdef const float* floats_of(object floats, Py_ssize_t* n, str name) except NULL:
+    return <const float*>checked_data(floats, cnp.NPY_FLOAT32, n, name, "float32")
 
 
 cdef class TokenStructure:
@@ -103,25 +93,20 @@ cdef class TokenStructure:
         After a TypeError or ValueError nothing was taken; after a MemoryError the tokens before the
         failure were, and the structure stays valid.
         """
-        cdef const int32_t[::1] view = token_view(tokens)
-        cdef Py_ssize_t i, bad, count = view.shape[0]
+        cdef Py_ssize_t i, count = 0
+        cdef const int32_t* new = tokens_of(tokens, &count)
         cdef int failed = 0
-        if count == 0:
-            return
         if count >= MAX_TOKENS - self.n:
             raise OverflowError(f"this {self.name} takes at most {MAX_TOKENS - 1} tokens")
+        check_ids(new, count)
         self.enter()
         with nogil:
-            bad = first_negative(&view[0], count)
-            if bad == NONE:
-                for i in range(count):
-                    failed = self.append(view[i])
-                    if failed:
-                        break
-                    self.n += 1
+            for i in range(count):
+                failed = self.append(new[i])
+                if failed:
+                    break
+                self.n += 1
         self.busy = False
-        if bad != NONE:
-            raise_negative(view[bad], bad)
         if failed:
             raise MemoryError(f"{self.name} at {self.n} tokens")
 

@@ -23,7 +23,7 @@ from libc.stdlib cimport calloc, free
 import numpy as np
 
 from ngramspec._native.common cimport (
-    NONE, TokenStructure, gamma_of, process_salt, reserve, scatter, start_of, token_view,
+    NONE, TokenStructure, gamma_of, process_salt, reserve, scatter, tokens_of,
 )
 
 cdef enum:
@@ -250,16 +250,14 @@ cdef class CopyIndex(TokenStructure):
         suffix of ``min_match`` tokens occurred before.
         """
         cdef Automaton* a = &self.automaton
-        cdef const int32_t[::1] view
         cdef const int32_t* start = NULL
         cdef Py_ssize_t n = 0, i, at
         cdef int32_t s, end, matched = 0
         cdef int wanted = gamma_of(gamma)
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")
-        if prefix is not None and len(prefix):
-            view = token_view(prefix, "prefix")
-            start, n = start_of(view), view.shape[0]
+        if prefix is not None:
+            start = tokens_of(prefix, &n, "prefix")
         tokens = np.empty(wanted, np.int32)
         cdef int32_t[::1] out = tokens
         self.idle()  # no other thread can run in the rest of this function
@@ -311,13 +309,6 @@ cdef class CopyIndex(TokenStructure):
         finally:
             self.busy = False
 
-    def longest_match(self):
-        """(length, end): the longest suffix that occurred before and one end of it; or (0, 0)."""
-        cdef Automaton* a = &self.automaton
-        cdef int32_t s = max(a.prefixes[a.n].link, 0)
-        self.idle()
-        return length_of(a, s), occurrence(a, s, 1) if s else 0
-
     def sizeof(self):
         """Bytes allocated."""
         return (
@@ -328,24 +319,14 @@ cdef class CopyIndex(TokenStructure):
             + self.automaton.edge_cap * sizeof(Edge)
         )
 
-    def longest_probe(self):
-        """Largest number of index places inspected to find an edge; 1 without collisions. O(n)."""
-        cdef Automaton* a = &self.automaton
-        cdef Py_ssize_t i, at, longest = 0
-        cdef Edge* edge
-        self.idle()
-        for i in range(a.index_cap):
-            if a.index[i] != 0:
-                edge = &a.edges[a.index[i] - 1]
-                at = home(a, edge.source, edge.token)
-                longest = max(longest, ((i - at) & (a.index_cap - 1)) + 1)
-        return longest
-
     def check_integrity(self):
-        """Walk every state and edge; raise an AssertionError if an invariant is broken."""
+        """Walk every state and edge; raise an AssertionError if an invariant is broken.
+
+        Returned is the largest number of index places inspected to find an edge.
+        """
         cdef Automaton* a = &self.automaton
         cdef int32_t s, e, k
-        cdef Py_ssize_t seen = 0
+        cdef Py_ssize_t i, at, seen = 0, probe = 0
         self.idle()
         for s in [*range(a.n + 1), *range(CLONE, CLONE + a.clone_n)]:
             if s != 0:
@@ -362,6 +343,11 @@ cdef class CopyIndex(TokenStructure):
                 assert a.text[first_of(a, a.edges[e].target) - 1] == a.edges[e].token
                 e = a.edges[e].next
         assert seen == a.edge_n and 4 * a.edge_n <= 3 * a.index_cap
+        for i in range(a.index_cap):
+            if a.index[i] != 0:
+                at = home(a, a.edges[a.index[i] - 1].source, a.edges[a.index[i] - 1].token)
+                probe = max(probe, (i - at) & (a.index_cap - 1))
+        return probe + 1
 
     cdef int append(self, int32_t token) noexcept nogil:
         cdef Automaton* a = &self.automaton

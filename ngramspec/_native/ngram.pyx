@@ -24,13 +24,13 @@ from libc.string cimport memcpy, memmove
 import numpy as np
 
 from ngramspec._native.common cimport (
-    MAX_TOKENS, NONE, TokenStructure, gamma_of, process_salt, reserve, scatter, start_of,
-    token_view, xxh64,
+    MAX_TOKENS, NONE, TokenStructure, gamma_of, process_salt, reserve, scatter, tokens_of,
+    xxh64,
 )
 
 cdef enum:
     TIES = 64  # maximum number of newer ties among which a decremented entry is placed exactly
-    MIN_ORDER = 2
+    MIN_ORDER = 1
     MAX_ORDER = 8
     MAX_NEW = 3 * (MAX_ORDER - 1)  # per order: a bucket to forget, two and two entries to count
 
@@ -315,15 +315,16 @@ cdef void uncount(CountOrder* o, Context* c, int32_t token) noexcept nogil:
 
 
 cdef class NGramTable(TokenStructure):
-    """Counts of what followed each context of 1..order-1 tokens.
+    """Counts of what followed each context of 1..order-1 tokens; with order 1, of all tokens.
 
     Args:
-        order: the longest n-gram, 2..8; contexts have one token less.
+        order: the longest n-gram, 1..8; contexts have one token less. The only context of order 1
+            is the empty one: unigrams, the fallback of Leviathan et al. 2023, section 3.6.
         window: count only the last ``window`` tokens (>= order), or None for all.
     """
 
     cdef readonly int order
-    cdef readonly object window
+    cdef int shortest               # tokens of the shortest context
     cdef Py_ssize_t width           # the window's length; 0: no window
     cdef int32_t tail[8]            # the last order - 1 tokens, oldest first
     cdef int tail_n
@@ -331,7 +332,7 @@ cdef class NGramTable(TokenStructure):
     cdef Context* slots             # open addressing, linear probing, at most 2/3 full
     cdef Py_ssize_t slot_cap, slot_n
     cdef CountOrder counts
-    cdef readonly uint64_t salt
+    cdef uint64_t salt
 
     def __cinit__(self, int order=4, window=None):
         self.name = "n-gram table"
@@ -340,8 +341,7 @@ cdef class NGramTable(TokenStructure):
         if window is not None and not order <= window <= MAX_TOKENS:
             raise ValueError(f"window must be in {order} (the order)..{MAX_TOKENS}, got {window}")
         self.salt = process_salt()
-        self.order = order
-        self.window = window
+        self.order, self.shortest = order, min(order - 1, 1)
         self.width = 0 if window is None else window
         self.counts.entry_free = self.counts.bucket_free = NONE
         self.slot_cap = 64
@@ -369,13 +369,11 @@ cdef class NGramTable(TokenStructure):
         and the n-gram orders that predicted them, int8, both (n,): empty if even the last token
         alone is unknown as a context.
         """
-        cdef const int32_t[::1] view
         cdef const int32_t* start = NULL
         cdef Py_ssize_t n = 0
         cdef int drafted, wanted = gamma_of(gamma)
-        if prefix is not None and len(prefix):
-            view = token_view(prefix, "prefix")
-            start, n = start_of(view), view.shape[0]
+        if prefix is not None:
+            start = tokens_of(prefix, &n, "prefix")
         tokens = np.empty(wanted, np.int32)
         orders = np.empty(wanted, np.int8)
         if wanted == 0:
@@ -418,16 +416,6 @@ cdef class NGramTable(TokenStructure):
         cdef Context* c = self.context_of(context)
         return 0 if c == NULL else c.total
 
-    def contexts(self):
-        """Keys of all known contexts, uint64 (n,), unordered; see ``reference.context_key``."""
-        self.enter()
-        try:
-            return np.array(
-                [self.slots[i].key for i in range(self.slot_cap) if self.slots[i].total], np.uint64
-            )
-        finally:
-            self.busy = False
-
     def sizeof(self):
         """Bytes allocated."""
         return (
@@ -439,24 +427,13 @@ cdef class NGramTable(TokenStructure):
             + self.counts.index_cap * sizeof(int32_t)
         )
 
-    def longest_probe(self):
-        """Largest number of places inspected to find an item; 1 without collisions. O(n)."""
-        cdef const CountOrder* o = &self.counts
-        cdef Py_ssize_t i, longest = 0
-        self.idle()
-        for i in range(self.slot_cap):
-            if self.slots[i].total:
-                first = self.slots[i].key & <uint64_t>(self.slot_cap - 1)
-                longest = max(longest, ((i - first) & (self.slot_cap - 1)) + 1)
-        for i in range(o.index_cap):
-            if o.index[i]:
-                longest = max(longest, ((i - home_of(o, o.index[i] - 1)) & (o.index_cap - 1)) + 1)
-        return longest
-
     def check_integrity(self):
-        """Walk every list and raise an AssertionError if an invariant of the table is broken."""
+        """Walk every list and raise an AssertionError if an invariant of the table is broken.
+
+        Returned is the largest number of places inspected to find an item; 1 without collisions.
+        """
         cdef const CountOrder* o = &self.counts
-        cdef Py_ssize_t i, used = 0, entries = 0, buckets = 0
+        cdef Py_ssize_t i, used = 0, entries = 0, buckets = 0, probe = 0
         cdef int32_t b, e, prev, count
         cdef Context* c
         self.idle()
@@ -466,6 +443,7 @@ cdef class NGramTable(TokenStructure):
                 continue
             used += 1
             assert self.find(c.key) == i, "a context cannot be found again"
+            probe = max(probe, <Py_ssize_t>(<uint64_t>i - c.key & <uint64_t>(self.slot_cap - 1)))
             if c.top == NONE:
                 continue
             total, b, count = 0, c.top, 0
@@ -488,15 +466,18 @@ cdef class NGramTable(TokenStructure):
         assert used == self.slot_n and 3 * used <= 2 * self.slot_cap
         assert entries == o.entry_n and buckets == o.bucket_n
         assert o.entry_top <= o.entry_cap and o.bucket_top <= o.bucket_cap, "past their arrays"
+        for i in range(o.index_cap):
+            if o.index[i]:
+                probe = max(probe, (i - home_of(o, o.index[i] - 1)) & (o.index_cap - 1))
+        return probe + 1
 
     cdef Context* context_of(self, object context) except? NULL:
-        cdef const int32_t[::1] view = token_view(context, "context")
-        cdef Py_ssize_t slot
-        cdef int n = <int>view.shape[0]
-        if not 1 <= n < self.order:
-            raise ValueError(f"context must have 1..{self.order - 1} tokens, got {n}")
+        cdef Py_ssize_t slot, n = 0
+        cdef const int32_t* tokens = tokens_of(context, &n, "context")
+        if not self.shortest <= n < self.order:
+            raise ValueError(f"context must have {self.shortest}..{self.order - 1} tokens, got {n}")
         self.idle()
-        slot = self.find(xxh64(&view[0], n, n + 1, self.salt))
+        slot = self.find(xxh64(tokens, <int>n, n + 1, self.salt))
         return &self.slots[slot] if self.slots[slot].total else NULL
 
     cdef Py_ssize_t find(self, uint64_t key) noexcept nogil:
@@ -515,7 +496,7 @@ cdef class NGramTable(TokenStructure):
             return -1
         if self.width and self.n >= self.width:
             self.forget()
-        for m in range(1, self.tail_n + 1):
+        for m in range(self.shortest, self.tail_n + 1):
             key = xxh64(self.tail + self.tail_n - m, m, m + 1, self.salt)
             slot = self.find(key)
             if self.slots[slot].total == 0:
@@ -534,7 +515,7 @@ cdef class NGramTable(TokenStructure):
         cdef int m
         for m in range(self.order):
             gram[m] = self.ring[(self.n - self.width + m) % self.width]
-        for m in range(1, self.order):
+        for m in range(self.shortest, self.order):
             slot = self.find(xxh64(gram, m, m + 1, self.salt))
             uncount(&self.counts, &self.slots[slot], gram[m])
             if self.slots[slot].total == 0:
@@ -573,33 +554,25 @@ cdef class NGramTable(TokenStructure):
         free(old)
         return 0
 
-    cdef Py_ssize_t backoff(self, const int32_t* context, int n, int* order) noexcept nogil:
-        """Slot of the longest known suffix of ``context``, its order in ``order``; or NONE."""
-        cdef Py_ssize_t slot
-        cdef int m
-        for m in range(n, 0, -1):
-            slot = self.find(xxh64(context + n - m, m, m + 1, self.salt))
-            if self.slots[slot].total != 0:
-                order[0] = m + 1
-                return slot
-        return NONE
-
     cdef int chain(
         self, const int32_t* prefix, Py_ssize_t n, int32_t* out, int8_t* orders, int gamma
     ) noexcept nogil:
         cdef int32_t context[MAX_ORDER]
         cdef int keep = self.order - 1
-        cdef int have = self.tail_n, drafted = 0, order = 0
+        cdef int have = self.tail_n, drafted = 0, m
         cdef Py_ssize_t slot, i
         memcpy(context, self.tail, have * sizeof(int32_t))
         for i in range(n - keep if n > keep else 0, n):
             have = push(context, have, keep, prefix[i])
         while drafted < gamma:
-            slot = self.backoff(context, have, &order)
-            if slot == NONE:
+            for m in range(have, self.shortest - 1, -1):  # backs off to the longest known context
+                slot = self.find(xxh64(context + have - m, m, m + 1, self.salt))
+                if self.slots[slot].total != 0:
+                    break
+            else:
                 break
             out[drafted] = self.slots[slot].token
-            orders[drafted] = <int8_t>order
+            orders[drafted] = <int8_t>(m + 1)
             have = push(context, have, keep, out[drafted])
             drafted += 1
         return drafted
@@ -607,6 +580,8 @@ cdef class NGramTable(TokenStructure):
 
 cdef inline int push(int32_t* context, int have, int keep, int32_t token) noexcept nogil:
     """Append to a context of at most ``keep`` tokens, dropping its oldest; the new length."""
+    if keep == 0:
+        return 0
     if have == keep:
         memmove(context, context + 1, (keep - 1) * sizeof(int32_t))
         have -= 1

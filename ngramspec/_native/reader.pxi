@@ -10,10 +10,7 @@ Memory: 14 kB. One thread at a time.
 """
 
 cdef extern from *:
-    """
-    #define NGS_LOWEST(bits) __builtin_ctzll(bits)
-    """
-    int lowest "NGS_LOWEST" (uint64_t bits) noexcept nogil  # index of the lowest bit that is set
+    int lowest "__builtin_ctzll" (uint64_t bits) noexcept nogil  # index of the lowest bit
 
 cdef enum:
     SURE = 12           # length from which a match is followed without looking for others
@@ -100,17 +97,23 @@ cdef class StoreReader:
         assert order == sorted(order, reverse=True), "not by length and kin"
         assert not order or self.longest in (0, order[0][0])
         for i in range(STORE_PLACES):
-            assert 0 <= self.places[i].filled <= AHEAD and self.places[i].skip >= 0
+            assert 0 <= self.places[i].skip <= self.places[i].filled <= AHEAD
         assert self.familiar.copied_to == NONE or self.familiar.copied_to >= 0
 
-    cdef uint64_t find(self, const int32_t* end, Py_ssize_t have, int most) noexcept nogil:
-        """Find the places of a text that ends before ``end``; return the bits of the live ones."""
+    cdef uint64_t find(self, const int32_t* end, Py_ssize_t have) noexcept nogil:
+        """Find the places of a text that ends before ``end``; return the bits of the live ones.
+
+        Also sets how near to the last copy they are.
+        """
         cdef Found found[STORE_PLACES]
+        cdef Followed* place
+        cdef int64_t at
+        cdef uint64_t left
         cdef int i, n
         self.asked = self.longest < SURE
         if self.asked:
             self.look_ups += 1
-            n = self.source.look(end, have, found, most)
+            n = self.source.look(end, have, found, STORE_PLACES)
             for i in range(n):
                 self.places[i].at = found[i].at
                 self.places[i].length, self.places[i].kin = found[i].length, found[i].kin
@@ -119,14 +122,7 @@ cdef class StoreReader:
             self.live = (<uint64_t>1 << n) - 1
             self.longest = self.places[0].length if n else 0
             self.earlier = n and self.source.earlier(self.places[0].at)
-        self.rate()
-        return self.live
-
-    cdef void rate(self) noexcept nogil:
-        """Set how near to the last copy the places are."""
-        cdef Followed* place
-        cdef int64_t at
-        cdef uint64_t left = self.live
+        left = self.live
         while left:
             place = &self.places[take_lowest(&left)]
             at = place.at + place.skip
@@ -134,31 +130,25 @@ cdef class StoreReader:
             if self.familiar.copied_to != NONE:
                 at -= self.familiar.copied_to
                 place.distance = <int32_t>min(max(at, -at), <int64_t>FAR_OFF)
+        return self.live
 
     cdef int32_t fetch(self, Followed* place, int depth) noexcept nogil:
         """Buffer more of the store; return the token ``depth`` after the next one, or NONE."""
-        cdef int want, more
-        if place.skip >= place.filled:  # all buffered tokens were committed
-            place.at += place.skip
-            place.skip = place.filled = 0
-        want = place.skip + depth
-        while want >= place.filled:
-            if place.ends or depth >= AHEAD:
+        cdef int more, read
+        if depth >= AHEAD:
+            return NONE
+        place.at += place.skip  # drops committed tokens
+        place.filled -= place.skip
+        memmove(place.tokens, place.tokens + place.skip, place.filled * sizeof(int32_t))
+        place.skip = 0
+        while depth >= place.filled:
+            if place.ends:
                 return NONE
-            if place.filled + CHUNK > AHEAD:  # drop committed tokens
-                place.at += place.skip
-                place.filled -= place.skip
-                memmove(place.tokens, place.tokens + place.skip, place.filled * sizeof(int32_t))
-                want -= place.skip
-                place.skip = 0
             more = min(<int>CHUNK, AHEAD - place.filled)
-            if more == 0:
-                return NONE
-            want = self.source.read(place.at + place.filled, place.tokens + place.filled, more)
-            place.ends = want < more
-            place.filled += want
-            want = place.skip + depth
-        return place.tokens[want]
+            read = self.source.read(place.at + place.filled, place.tokens + place.filled, more)
+            place.ends = read < more
+            place.filled += read
+        return place.tokens[depth]
 
     cdef inline int32_t token(self, Followed* place, int depth) noexcept nogil:
         """The token ``depth`` after the next one at a place, or NONE."""
@@ -185,12 +175,11 @@ cdef class StoreReader:
             longest = place.length + depth == length and place.kin == kin
             votes.total += longest
             votes.others += not longest
-            k = 0
-            while k < n and votes.token[k] != token:
-                k += 1
-            if k == n:
+            k = index_of(votes.token, n, token)
+            if k == NONE:
                 if n == STORE_LEADERS:
                     continue
+                k = n
                 n += 1
                 votes.token[k], votes.count[k], votes.other[k] = token, longest, not longest
                 votes.distance[k] = place.distance
@@ -290,7 +279,3 @@ cdef class StoreReader:
         """Count accepted tokens of the last draft for the store of its longest match."""
         if self.live:
             self.source.credit(self.places[lowest(self.live)].at, n)
-
-    cdef void count_anew(self) noexcept nogil:
-        """Reset the numbers of look-ups and hits."""
-        self.look_ups = self.hits = 0

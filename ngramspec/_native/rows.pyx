@@ -14,7 +14,9 @@ from libc.string cimport memcmp, memcpy
 
 cimport numpy as cnp
 
-from ngramspec._native.common cimport MAX_TOKENS, array_floats, array_tokens, process_salt, reserve
+from ngramspec._native.common cimport (
+    MAX_TOKENS, array_data, floats_of, process_salt, reserve, tokens_of,
+)
 
 cnp.import_array()
 
@@ -133,12 +135,11 @@ def text_hash(tokens, Py_ssize_t length):
 
 def agreed(drafted, committed, Py_ssize_t begin, Py_ssize_t end):
     """The length of the common prefix of ``drafted`` and committed[begin:end], int32 each."""
-    cdef const int32_t* mine
+    cdef Py_ssize_t n = 0, i = 0
     cdef const int32_t* its = read(committed, end)
-    cdef Py_ssize_t n = -1, i = 0
-    mine = array_tokens(drafted, &n)
-    if mine == NULL or begin < 0:
-        raise TypeError(f"drafted must be a contiguous int32 array, got {type(drafted).__name__}")
+    cdef const int32_t* mine = tokens_of(drafted, &n, "drafted")
+    if begin < 0:
+        raise ValueError(f"begin must be >= 0, got {begin}")
     while i < n and begin + i < end and mine[i] == its[begin + i]:
         i += 1
     return i
@@ -150,7 +151,7 @@ def sound_chain(tokens, confidence, Py_ssize_t room, Py_ssize_t vocab):
     ``tokens`` and ``confidence`` may be any objects.
     """
     cdef Py_ssize_t n = 0, floats = 0, i
-    cdef const int32_t* ids = array_tokens(tokens, &n)
+    cdef const int32_t* ids = <const int32_t*>array_data(tokens, cnp.NPY_INT32, &n)
     cdef const float* sure
     if ids == NULL or n > room:
         return False
@@ -159,7 +160,7 @@ def sound_chain(tokens, confidence, Py_ssize_t room, Py_ssize_t vocab):
             return False
     if confidence is None:
         return True
-    sure = array_floats(confidence, &floats)
+    sure = <const float*>array_data(confidence, cnp.NPY_FLOAT32, &floats)
     if sure == NULL or floats != n:
         return False
     for i in range(n):
@@ -171,10 +172,7 @@ def sound_chain(tokens, confidence, Py_ssize_t room, Py_ssize_t vocab):
 cdef const int32_t* read(object tokens, Py_ssize_t length) except NULL:
     """The array's tokens, of which there must be ``length``, for reading under the GIL."""
     cdef Py_ssize_t n = 0
-    cdef const int32_t* start = array_tokens(tokens, &n)
-    if start == NULL:
-        what = getattr(tokens, "dtype", type(tokens).__name__)
-        raise TypeError(f"tokens must be a contiguous one-dimensional int32 array, got {what}")
+    cdef const int32_t* start = tokens_of(tokens, &n)
     if not 0 <= length <= n:
         raise ValueError(f"length must lie in 0..{n}, got {length}")
     return start
@@ -301,10 +299,7 @@ cdef inline double worth(double expected, double cost, double rate) noexcept nog
 
 
 cdef int begin(Row* row, object confidence) except -1:
-    row.sure = array_floats(confidence, &row.count)
-    if row.sure == NULL:
-        what = getattr(confidence, "dtype", type(confidence).__name__)
-        raise TypeError(f"confidences must be contiguous 1-D float32 arrays, got {what}")
+    row.sure = floats_of(confidence, &row.count, "each of confidences")
     row.taken = row.kept = 0
     row.reach = row.sure[0] if row.count else 0.0
     row.weight = 1.0

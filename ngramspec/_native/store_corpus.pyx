@@ -20,21 +20,20 @@ from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 
 import numpy as np
 
-from ngramspec._native.common cimport NONE, check_ids, prefetch_line, start_of, token_view
+from ngramspec._native.common cimport NONE, prefetch_line
 from ngramspec._native.store_source cimport SEPARATOR, Found, StoreSource
 
 cdef extern from *:
     """
     #include <stdint.h>
     #include <string.h>
-    #define NGS_HIGH_ZEROS(x) __builtin_clzll(x)
     static inline uint64_t ngs_eight_before(const uint8_t* end) {
         uint64_t bytes;
         memcpy(&bytes, end - 8, 8);
         return bytes;
     }
     """
-    int high_zeros "NGS_HIGH_ZEROS" (uint64_t x) noexcept nogil     # for x > 0
+    int high_zeros "__builtin_clzll" (uint64_t x) noexcept nogil     # for x > 0
     uint64_t eight_before "ngs_eight_before" (const uint8_t* end) noexcept nogil
 
 cdef enum:
@@ -61,7 +60,6 @@ cdef struct Interval:
     int32_t length      # tokens before each that agree
 
 STRIDE = STEP
-SEPARATOR_CODE = SEPARATOR
 
 
 cdef inline int32_t raw_code(const uint8_t* codes, int width, uint64_t i) noexcept nogil:
@@ -95,15 +93,6 @@ cdef inline Key pack(Key key, int width, int i, int32_t code) noexcept nogil:
 
 cdef inline int key_tokens(int width) noexcept nogil:
     return 8 if width == 2 else 6
-
-
-cdef inline void set_last(Query* q, int width) noexcept nogil:
-    """Prepare comparing several of the context's last tokens at once."""
-    cdef int i
-    q.last = 0
-    q.in_last = min(q.have, 4 if width == 2 else 2)
-    for i in range(q.in_last):
-        q.last |= <uint64_t>q.end[-1 - i] << (64 - 8 * width * (i + 1))
 
 
 cdef inline int common(
@@ -248,24 +237,12 @@ cdef class CorpusIndex(StoreSource):
         """Number of places."""
         return self.m
 
-    def longest(self, context):
-        """The longest match of the last 64 tokens of a context: (length, first, end), or zeros."""
-        cdef const int32_t[::1] view = token_view(context, "context")
-        cdef const int32_t* tokens = start_of(view)
-        cdef Py_ssize_t n = view.shape[0]
-        cdef Query query
-        cdef Interval found
-        check_ids(tokens, n, max(n - DEEPEST, 0))
-        self.ask(tokens + n, n, &query)
-        self.find_longest(&query, &found)
-        return found.length, found.first, found.end
-
     def sizeof(self):
         """Bytes allocated, without the sections."""
         return sizeof(CorpusIndex)
 
-    cdef int ask(self, const int32_t* end, Py_ssize_t have, Query* query) noexcept nogil:
-        """Prepare a search for the last of ``have`` tokens before ``end``; how many it uses."""
+    cdef void ask(self, const int32_t* end, Py_ssize_t have, Query* query) noexcept nogil:
+        """Prepare a search for the last of ``have`` tokens before ``end``."""
         cdef int i = 0
         query.end = end
         query.key.high = query.key.low = 0
@@ -274,8 +251,10 @@ cdef class CorpusIndex(StoreSource):
                 query.key = pack(query.key, self.width, i, end[-1 - i])
             i += 1
         query.have = i
-        set_last(query, self.width)
-        return i
+        query.last = 0  # compares several of the last tokens at once
+        query.in_last = min(i, 4 if self.width == 2 else 2)
+        for i in range(query.in_last):
+            query.last |= <uint64_t>end[-1 - i] << (64 - 8 * self.width * (i + 1))
 
     cdef int32_t before(self, uint64_t place, int i) noexcept nogil:
         """The ``i``-th token before a place, counted from 0; SEPARATOR if there is none."""
@@ -351,18 +330,6 @@ cdef class CorpusIndex(StoreSource):
         if 0 <= place < <int64_t>self.m:
             prefetch_line(self.text + <uint64_t>self.width * self.places[place] - 8)
 
-    cdef int find_longest(self, const Query* q, Interval* found) noexcept nogil:
-        """Find the places of the longest match; return its length, 0 without one."""
-        cdef Interval none
-        found.first = found.end = 0
-        found.length = 0
-        if q.have == 0 or self.m == 0:
-            return 0
-        self.bound(q, q.have, 0, 1, &none.first)
-        none.end = none.first
-        self.around(q, &none, found)
-        return found.length
-
     cdef void around(self, const Query* q, const Interval* inner, Interval* found) noexcept nogil:
         """The places next to an interval that agree longest, including it; length 0: none."""
         cdef int64_t bounds[2]
@@ -411,17 +378,19 @@ cdef class CorpusIndex(StoreSource):
         cdef Query q
         cdef Interval inner, outer
         cdef int n = 0, _k
-        inner.first = inner.end = 0
-        inner.length = 0
-        if self.ask(end, have, &q) == 0 or self.find_longest(&q, &outer) == 0:
+        self.ask(end, have, &q)
+        if q.have == 0 or self.m == 0:
             return 0
+        self.bound(&q, q.have, 0, 1, &inner.first)
+        inner.end = inner.first
+        inner.length = DEEPEST + 1  # longer than any match
         for _k in range(BACKOFFS):
+            self.around(&q, &inner, &outer)
+            if not 0 < outer.length < inner.length:  # not shorter: the places are out of order
+                break
             n += self.spread(&outer, &inner, into + n, most - n)
             inner = outer
             if n == most:
-                break
-            self.around(&q, &inner, &outer)
-            if not 0 < outer.length < inner.length:  # not shorter: the places are out of order
                 break
         return n
 

@@ -35,7 +35,7 @@ from libc.string cimport memcpy, memmove
 import numpy as np
 
 from ngramspec._native.common cimport (
-    array_tokens, check_ids, prefetch_line, process_salt, start_of, token_view, xxh64,
+    NONE, check_ids, index_of, prefetch_line, process_salt, tokens_of, xxh64,
 )
 from ngramspec._native.store_source cimport (
     KIN_LEAST, KIN_LEVELS, SEPARATOR, Found, StoreSource, is_behind,
@@ -43,20 +43,18 @@ from ngramspec._native.store_source cimport (
 
 cdef extern from *:
     """
-    #if defined(__linux__)
     #include <stdint.h>
     #include <sys/mman.h>
     /* Ask for huge pages in zeroed memory of several of them; it works without. */
     static void use_huge_pages(void* memory, size_t bytes) {
+    #ifdef MADV_HUGEPAGE
         const uintptr_t page = (uintptr_t)1 << 21;
         const uintptr_t begin = ((uintptr_t)memory + page - 1) & ~(page - 1);
         const uintptr_t end = ((uintptr_t)memory + bytes) & ~(page - 1);
-        if (memory && end > begin && bytes >= 2 * page)
+        if (end > begin && bytes >= 2 * page)
             madvise((void*)begin, end - begin, MADV_HUGEPAGE);
-    }
-    #else
-    static void use_huge_pages(void* memory, size_t bytes) { (void)memory; (void)bytes; }
     #endif
+    }
     """
     void use_huge_pages(void* memory, size_t size) noexcept nogil
 
@@ -70,7 +68,6 @@ cdef enum:
     BATCH = 64          # tokens added under one lock
     COPIED = 4096       # codes copied or erased under one lock
     CODE_BYTES = 4 + 8 * RING_LEVELS + 8 // GRAIN   # memory per code
-    LEAST_CAPACITY = 16
     TAIL = 6            # tokens of the longest context that has places
     OWN_RANGES = 32     # ranges of a stream's own text that are remembered
     OVERLAP = 16        # tokens that are repeated after other requests' text intervened
@@ -83,15 +80,8 @@ cdef struct Own:        # ranges of a stream's own text, the newest at ``last``
     int n, last
 
 BYTES_PER_CODE = CODE_BYTES
-LEAST_CODES = LEAST_CAPACITY
+LEAST_CODES = 16
 MOST_CODES = <int64_t>1 << 31
-BORDER = SEPARATOR
-LENGTHS = (1, 3, 6)
-CODES_PER_KIND = GRAIN
-MOST_WALKED = WALK
-MOST_COMPARED = STEPS
-MOST_COPIED = COPIED
-ADDED_AT_ONCE = BATCH
 WRITTEN_AGAIN = OVERLAP
 
 
@@ -134,13 +124,6 @@ cdef inline int kin_of(uint64_t kind, uint64_t other) noexcept nogil:
     return level
 
 
-cdef uint32_t* zeroed(int64_t n) noexcept nogil:
-    """Memory of ``n`` codes, which are 0; NULL if there is none."""
-    cdef uint32_t* memory = <uint32_t*>calloc(n, sizeof(uint32_t))
-    use_huge_pages(memory, n * sizeof(uint32_t))
-    return memory
-
-
 cdef class StoreRing:
     """Text that requests share, bounded by ``capacity`` codes of CODE_BYTES each.
 
@@ -148,15 +131,15 @@ cdef class StoreRing:
     """
 
     cdef PyThread_type_lock lock
+    cdef uint64_t* kinds        # the memory of all these arrays begins here
     cdef int32_t* ring
     cdef uint32_t* heads[RING_LEVELS]
     cdef uint32_t* links[RING_LEVELS]
-    cdef uint64_t* kinds
     cdef readonly uint64_t capacity     # in codes; 0: closed
     cdef readonly uint64_t written      # codes ever written, which is the next one's position
     cdef uint64_t oldest        # position of the oldest code that may be read
     cdef uint64_t owner         # stream of the last code; 0: no stream continues there
-    cdef uint64_t owners        # number of streams so far
+    cdef uint64_t owners        # number of streams so far, not under the lock
     cdef int32_t tail[TAIL]     # the last tokens of the last document, newest last
     cdef int have               # number of tokens in ``tail``
     cdef uint64_t salt
@@ -168,52 +151,37 @@ cdef class StoreRing:
 
     def __cinit__(self, int64_t capacity):
         cdef int level
-        if not LEAST_CAPACITY <= capacity <= MOST_CODES:
+        if not LEAST_CODES <= capacity <= MOST_CODES:
             raise ValueError(f"capacity must be in {LEAST_CODES}..{MOST_CODES}, got {capacity}")
-        cdef bint failed
         self.lock = PyThread_allocate_lock()
-        self.ring = <int32_t*>zeroed(capacity)
-        self.kinds = <uint64_t*>calloc(capacity // GRAIN + 1, sizeof(uint64_t))
-        failed = self.lock == NULL or self.ring == NULL or self.kinds == NULL
-        for level in range(RING_LEVELS):
-            self.heads[level] = zeroed(capacity)
-            self.links[level] = zeroed(capacity)
-            failed = failed or self.heads[level] == NULL or self.links[level] == NULL
-        if failed:
+        self.kinds = <uint64_t*>calloc(capacity + GRAIN, CODE_BYTES)
+        if self.lock == NULL or self.kinds == NULL:
             raise MemoryError(f"a store of {capacity} codes")
+        use_huge_pages(self.kinds, capacity * CODE_BYTES)
+        self.ring = <int32_t*>(self.kinds + capacity // GRAIN + 1)
+        for level in range(RING_LEVELS):
+            self.heads[level] = <uint32_t*>self.ring + (2 * level + 1) * capacity
+            self.links[level] = self.heads[level] + capacity
         self.capacity = capacity
         self.salt = process_salt()
         self.largest_id = -1
 
     def __dealloc__(self):
-        cdef int level
-        free(self.ring)
         free(self.kinds)
-        for level in range(RING_LEVELS):
-            free(self.heads[level])
-            free(self.links[level])
         if self.lock != NULL:
             PyThread_free_lock(self.lock)
 
     def close(self):
         """Free the text; nothing is found or added afterwards."""
-        cdef void* parts[2 + 2 * RING_LEVELS]
-        cdef int level
+        cdef void* memory
         with nogil:
             self.take()
-            parts[0] = self.ring
-            parts[1 + 2 * RING_LEVELS] = self.kinds
-            self.ring = NULL
+            memory = self.kinds
             self.kinds = NULL
-            for level in range(RING_LEVELS):
-                parts[1 + 2 * level] = self.heads[level]
-                parts[2 + 2 * level] = self.links[level]
-                self.heads[level] = self.links[level] = NULL
             self.capacity = 0
             self.forget()
             self.release()
-            for level in range(2 + 2 * RING_LEVELS):
-                free(parts[level])
+            free(memory)
 
     def clear(self):
         """Remove the text at once; its memory is erased in pieces."""
@@ -256,14 +224,6 @@ cdef class StoreRing:
         """Continue the counts of a saved store: tokens ever, look-ups, hits, accepted."""
         self.ever, self.look_ups, self.hits, self.accepted = counts
 
-    def memory_holds(self, int32_t code):
-        """Whether any slot holds a code, including codes that cannot be read. For tests."""
-        cdef uint64_t slot
-        for slot in range(self.capacity):
-            if self.ring[slot] == code:
-                return True
-        return False
-
     def sizeof(self):
         """Bytes allocated."""
         return sizeof(StoreRing) + self.capacity * CODE_BYTES
@@ -282,6 +242,8 @@ cdef class StoreRing:
                 assert 0 <= code, f"code {code} at {at}"
                 tokens += code != SEPARATOR
             assert tokens == <uint64_t>self.tokens, f"{tokens} tokens, {self.tokens} counted"
+            for at in range(self.written, self.oldest + self.capacity):
+                assert self.ring[at % self.capacity] == 0, "text that was cleared"
             for level in range(self.have):
                 at = self.written - 1 - level
                 if at >= self.oldest and level < self.have:
@@ -354,15 +316,6 @@ cdef class StoreRing:
             self.heads[level][bucket] = <uint32_t>self.written
             self.held += 1
 
-    cdef uint64_t new_owner(self) noexcept nogil:
-        """A new number for a stream."""
-        cdef uint64_t number
-        self.take()
-        self.owners += 1
-        number = self.owners
-        self.release()
-        return number
-
     cdef void end(self, uint64_t owner) noexcept nogil:
         """Let no text be appended to that of a stream."""
         self.take()
@@ -370,7 +323,7 @@ cdef class StoreRing:
             self.owner = 0
         self.release()
 
-    cdef int add(
+    cdef void add(
         self, uint64_t owner, const int32_t* before, int have, const int32_t* tokens, int n,
         Own* own, uint64_t kind
     ) noexcept nogil:
@@ -397,7 +350,6 @@ cdef class StoreRing:
             self.ever += n
             own.ranges[own.last].end = self.written
         self.release()
-        return n
 
     cdef int agreement(
         self, uint64_t at, uint64_t slot, const int32_t* end, Py_ssize_t have
@@ -519,55 +471,40 @@ cdef class StoreStream(StoreSource):
             raise ValueError(f"limit must be in 0..{SEPARATOR - 1}, got {limit}")
         self.ring = ring
         self.limit = <int32_t>limit if limit else SEPARATOR
-        self.owner = ring.new_owner()
+        ring.owners += 1  # under the GIL
+        self.owner = ring.owners
         self.own.last = -1
 
     def begin(self, prompt):
         """Set the prompt, int32 (n,): text of requests with the same beginning comes first."""
-        cdef const int32_t[::1] view = token_view(prompt, "prompt")
-        self.kind = kind_of(start_of(view), view.shape[0])
+        cdef Py_ssize_t n = 0
+        cdef const int32_t* tokens = tokens_of(prompt, &n, "prompt")
+        self.kind = kind_of(tokens, n)
 
     def append(self, tokens):
         """Add tokens, int32 (n,), in batches of BATCH. After an error nothing was added."""
-        cdef const int32_t[::1] view  # holds the array while the GIL is released
-        cdef Py_ssize_t i, n = 0
-        cdef const int32_t* new = array_tokens(tokens, &n)
-        cdef bint few = new != NULL and n < BATCH
-        if not few:
-            view = token_view(tokens)
-            new, n = start_of(view), view.shape[0]
-        check_ids(new, n)
-        for i in range(n):
-            if new[i] == SEPARATOR:
-                raise ValueError(f"token ids must be < {SEPARATOR}, got one at index {i}")
-        self.idle()
-        if few:
-            self.put(new, n)
-            return
-        self.busy = True
-        with nogil:
-            self.put(new, n)
-        self.busy = False
+        cdef Py_ssize_t bad, n = 0
+        cdef const int32_t* new = tokens_of(tokens, &n)
+        bad = index_of(new, <int>n, SEPARATOR)
+        if bad != NONE:
+            raise ValueError(f"token ids must be < {SEPARATOR}, got one at index {bad}")
+        self.append_documents(tokens)
 
     def append_documents(self, codes):
         """Add documents, int32 (n,): token ids, with BORDER before each document.
 
         The last document continues with what is appended next. Empty documents add nothing.
         """
-        cdef const int32_t[::1] view = token_view(codes, "codes")
-        cdef const int32_t* new = start_of(view)
-        cdef Py_ssize_t i, begin = 0, n = view.shape[0]
+        cdef Py_ssize_t n = 0
+        cdef const int32_t* new = tokens_of(codes, &n, "codes")
         check_ids(new, n)
         self.idle()
+        if n < BATCH:
+            self.put(new, n)
+            return
         self.busy = True
         with nogil:
-            for i in range(n):
-                if new[i] == SEPARATOR:
-                    self.put(new + begin, i - begin)
-                    self.flush()
-                    self.end_document()
-                    begin = i + 1
-            self.put(new + begin, n - begin)
+            self.put(new, n)
         self.busy = False
 
     def follow(self, StoreStream earlier not None):
@@ -601,10 +538,6 @@ cdef class StoreStream(StoreSource):
         """End the document without adding the pending tokens."""
         self.end_document()
 
-    def sizeof(self):
-        """Bytes allocated, without the ring."""
-        return sizeof(StoreStream)
-
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         assert 0 <= self.pending_n <= BATCH and 0 <= self.have <= OVERLAP
@@ -615,14 +548,15 @@ cdef class StoreStream(StoreSource):
             raise RuntimeError("this stream is being used by another thread")
         return 0
 
-    cdef void put(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
-        cdef int m
-        while n:
-            m = <int>min(<Py_ssize_t>(BATCH - self.pending_n), n)
-            memcpy(self.pending + self.pending_n, tokens, m * sizeof(int32_t))
-            self.pending_n += m
-            tokens += m
-            n -= m
+    cdef void put(self, const int32_t* codes, Py_ssize_t n) noexcept nogil:
+        cdef Py_ssize_t i
+        for i in range(n):
+            if codes[i] == SEPARATOR:
+                self.flush()
+                self.end_document()
+                continue
+            self.pending[self.pending_n] = codes[i]
+            self.pending_n += 1
             if self.pending_n == BATCH:
                 self.flush()
 

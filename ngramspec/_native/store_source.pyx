@@ -7,8 +7,9 @@ from libc.stdint cimport int32_t, int64_t
 
 import numpy as np
 
-from ngramspec._native.common cimport MAX_TOKENS, check_ids, start_of, token_view
+from ngramspec._native.common cimport check_ids, tokens_of
 
+BORDER = SEPARATOR
 BEGINNINGS = tuple(KIN_LEAST << level for level in range(KIN_LEVELS))
 
 cdef int64_t SECOND = <int64_t>1 << 52    # added to the second store's positions
@@ -19,22 +20,19 @@ cdef class StoreSource:
 
     def find(self, context, int most=STORE_PLACES):
         """Places after a context, int32 (n,): [(position, matched tokens), ...], longest first."""
-        cdef const int32_t[::1] view = token_view(context, "context")
+        cdef Py_ssize_t have = 0
+        cdef const int32_t* tokens = tokens_of(context, &have, "context")
         cdef Found found[STORE_PLACES]
         cdef int i, n
-        check_ids(start_of(view), view.shape[0])
+        check_ids(tokens, have)
         if not 1 <= most <= STORE_PLACES:
             raise ValueError(f"most must be in 1..{STORE_PLACES}, got {most}")
-        if view.shape[0] == 0:
-            return []
         with nogil:
-            n = self.look(&view[0] + view.shape[0], view.shape[0], found, most)
+            n = self.look(tokens + have, have, found, most)
         return [(found[i].at, found[i].length) for i in range(n)]
 
     def tokens_at(self, int64_t at, int most):
         """At most ``most`` tokens from a position, and at most 64: int32 (n,)."""
-        if not 0 <= most <= MAX_TOKENS:
-            raise ValueError(f"most must be in 0..{MAX_TOKENS}, got {most}")
         cdef int32_t into[AHEAD]
         cdef int n
         with nogil:
@@ -60,9 +58,7 @@ cdef class StoreSource:
 
 
 cdef class StorePair(StoreSource):
-    """Two stores as one: the places of both, the longest first, then the nearest kin.
-
-    On ties, the first store's come first.
+    """Two stores as one: the places of both, the longest first, then the nearest kin, the first's.
 
     Either may be a pair.
     """

@@ -30,7 +30,6 @@ cdef enum:
     PLACES = 3
     FAR = 64            # maximum number of tokens compared to find a match's length
     RECENT = 64         # tokens kept
-    RECENT_FADE_AT = 255
 
 cdef struct Keys:           # keys of a position's contexts; 0 where the text is too short
     uint64_t of[CONTEXTS]
@@ -52,10 +51,10 @@ cdef struct Place:
     int32_t since       # resumed: tokens since the copy was left; near: distance from there
 
 cdef struct Recent:
-    int32_t token[RECENT]   # the most recent first; entries from ``used`` on are meaningless
-    int32_t count[RECENT]   # fading count of each
-    int32_t used
-    int32_t total           # fading count of all tokens, including replaced ones
+    int32_t token[RECENT]   # the most recent first; NONE after the last
+    uint8_t count[RECENT]
+    uint8_t total           # of all tokens, including replaced ones
+    int used
 
 
 cdef inline Keys keys_of(const int32_t* end, Py_ssize_t n, uint64_t salt) noexcept nogil:
@@ -80,37 +79,42 @@ cdef inline int leader(const Slot* c) noexcept nogil:
 cdef enum:
     FADE_AT = 255
     LEAST_SLOTS = 64
-    LONGEST = 7
     RECENT_SPAN = 2048  # last tokens that are counted; older ones have faded
     BEFORE = 16         # positions searched before a resumed copy
     AFTER = 32          # positions searched after it
     NEAR_LENGTH = 8     # tokens compared at each position
 
 
-cdef inline void use(Recent* r, int32_t token) noexcept nogil:
-    """Count a token and make it the most recent."""
-    cdef int i, at = 0
-    cdef int32_t count = 0
-    while at < r.used and r.token[at] != token:
-        at += 1
-    if at < r.used:
-        count = r.count[at]
-    elif at < RECENT:
-        r.used += 1
-    else:
-        at -= 1
-        for i in range(RECENT - 2, -1, -1):
-            if r.count[i] < r.count[at]:
-                at = i
-    memmove(&r.token[1], &r.token[0], at * sizeof(int32_t))
-    memmove(&r.count[1], &r.count[0], at * sizeof(int32_t))
-    r.token[0] = token
-    r.count[0] = count + 1
-    r.total += 1
-    if r.total == RECENT_FADE_AT:
-        r.total = RECENT_FADE_AT // 2
-        for i in range(r.used):
-            r.count[i] >>= 1
+cdef inline void count_token(
+    int32_t* tokens, uint8_t* counts, uint8_t* total, int size, int32_t token
+) noexcept nogil:
+    """Count one of ``size`` tokens and make it the first; a new one replaces the rarest, oldest."""
+    cdef int i, k = index_of(tokens, size, token)
+    cdef uint8_t seen
+    if k == NONE:
+        k = size - 1
+        for i in range(size - 2, -1, -1):
+            if counts[i] < counts[k]:
+                k = i
+        counts[k] = 0
+    seen = counts[k] + 1
+    while k > 0:
+        tokens[k] = tokens[k - 1]
+        counts[k] = counts[k - 1]
+        k -= 1
+    tokens[0] = token
+    counts[0] = seen
+    total[0] += 1
+    if total[0] == FADE_AT:
+        total[0] = FADE_AT // 2
+        for i in range(size):
+            counts[i] >>= 1
+
+
+cdef inline void note(Slot* c, int32_t token, int32_t at) noexcept nogil:
+    """Count a continuation in its slot."""
+    count_token(c.token, c.count, &c.total, LEADERS, token)
+    c.last = at
 
 
 cdef class ContextTable:
@@ -118,7 +122,7 @@ cdef class ContextTable:
 
     cdef Slot* slots            # open addressing on the key's lowest bits, at most 3/4 full
     cdef Py_ssize_t cap, used
-    cdef readonly uint64_t salt
+    cdef uint64_t salt
 
     def __cinit__(self):
         self.salt = process_salt()
@@ -128,62 +132,26 @@ cdef class ContextTable:
     def __dealloc__(self):
         free(self.slots)
 
-    def __len__(self):
-        """Contexts known."""
-        return self.used
-
-    def add(self, context, int token, int at, int seed=0):
-        """Count that ``token``, at position ``at``, followed a context (int32, 0..7 tokens)."""
-        if token < 0:
-            raise ValueError(f"token must be >= 0, got {token}")
-        if self.count(self.key_of(context, seed), token, at) < 0:
-            raise MemoryError("context table")
-
-    def get(self, context, int seed=0):
-        """([(token, count), ...] by recency, total, last position), or None if never seen."""
-        cdef const Slot* found = self.find(self.key_of(context, seed))
-        cdef Slot c
-        cdef int i
-        if found == NULL:
-            return None
-        c = found[0]  # making lists may run the garbage collector, which may call ``add``
-        kept = [(c.token[i], c.count[i]) for i in range(LEADERS) if c.token[i] != NONE]
-        return kept, c.total, c.last
-
     def sizeof(self):
         """Bytes allocated."""
         return sizeof(ContextTable) + self.cap * sizeof(Slot)
 
-    def longest_probe(self):
-        """Largest number of slots inspected to find a context; 1 without collisions. O(n)."""
-        cdef Py_ssize_t i, longest = 0
-        for i in range(self.cap):
-            if self.slots[i].total:
-                home = self.slots[i].key & <uint64_t>(self.cap - 1)
-                longest = max(longest, ((i - home) & (self.cap - 1)) + 1)
-        return longest
-
     def check_integrity(self):
-        """Walk all slots; raise an AssertionError on a broken invariant."""
-        cdef Py_ssize_t i, k
+        """Raise an AssertionError if an invariant is broken; return the longest probe."""
+        cdef Py_ssize_t i, k, used = 0, probe = 0
         cdef Slot* c
-        used = 0
         for i in range(self.cap):
             c = &self.slots[i]
             if c.total == 0:
                 continue
             used += 1
             assert self.find(c.key) == c, "a context cannot be found again"
+            probe = max(probe, <Py_ssize_t>(<uint64_t>i - c.key & <uint64_t>(self.cap - 1)))
             assert sum([c.count[k] for k in range(LEADERS)]) <= c.total < FADE_AT
             for k in range(LEADERS):
                 assert (c.token[k] == NONE) <= (c.count[k] == 0)
         assert used == self.used and 4 * used <= 3 * self.cap
-
-    cdef uint64_t key_of(self, object context, int seed) except? 0:
-        cdef const int32_t[::1] view = token_view(context, "context")
-        if view.shape[0] > LONGEST:
-            raise ValueError(f"context must have 0..{LONGEST} tokens, got {view.shape[0]}")
-        return xxh64(start_of(view), <int>view.shape[0], <uint64_t>seed, self.salt)
+        return probe + 1
 
     cdef Py_ssize_t place(self, uint64_t key) noexcept nogil:
         """The index of a context's slot, or of the empty slot where it would go."""
@@ -214,10 +182,6 @@ cdef class ContextTable:
         note(c, token, at)
         return 0
 
-    cdef inline void prefetch(self, uint64_t key) noexcept nogil:
-        """Start loading a context's slot."""
-        prefetch_line(&self.slots[key & <uint64_t>(self.cap - 1)])
-
     cdef int grow(self) noexcept nogil:
         """Double the slots: 0, or -1 without memory and with nothing changed."""
         cdef Slot* old = self.slots
@@ -233,33 +197,6 @@ cdef class ContextTable:
                 self.slots[self.place(old[i].key)] = old[i]
         free(old)
         return 0
-
-
-cdef void note(Slot* c, int32_t token, int32_t at) noexcept nogil:
-    """Count a continuation in its slot and make it the most recent."""
-    cdef int i, k = 0
-    cdef uint8_t seen
-    while k < LEADERS and c.token[k] != token:
-        k += 1
-    if k == LEADERS:
-        k = LEADERS - 1
-        for i in range(LEADERS - 2, -1, -1):
-            if c.count[i] < c.count[k]:
-                k = i
-        c.count[k] = 0
-    seen = c.count[k] + 1
-    while k > 0:
-        c.token[k] = c.token[k - 1]
-        c.count[k] = c.count[k - 1]
-        k -= 1
-    c.token[0] = token
-    c.count[0] = seen
-    c.last = at
-    c.total += 1
-    if c.total == FADE_AT:
-        c.total = FADE_AT // 2
-        for i in range(LEADERS):
-            c.count[i] >>= 1
 
 
 cdef class CommittedText:
@@ -282,6 +219,8 @@ cdef class CommittedText:
             self.unigrams.token[i] = NONE
         for i in range(PLACES):
             self.places[i].at = NONE
+        for i in range(RECENT):
+            self.recent.token[i] = NONE
 
     def __dealloc__(self):
         free(self.text.tokens)
@@ -293,10 +232,10 @@ cdef class CommittedText:
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
         cdef int i
-        self.table.check_integrity()
         for i in range(PLACES):
             at = self.places[i].at
             assert at == NONE or 0 <= at < self.text.n, "a place outside its text"
+        return self.table.check_integrity()
 
     cdef int append(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
         """Count ``n`` tokens: 0, or -1 without memory."""
@@ -337,7 +276,7 @@ cdef class CommittedText:
         """Start loading a position's contexts."""
         cdef int m
         for m in range(CONTEXTS):
-            self.table.prefetch(keys.of[m])
+            prefetch_line(&self.table.slots[keys.of[m] & <uint64_t>(self.table.cap - 1)])
 
     cdef int32_t token_at(self, int which, int depth) noexcept nogil:
         """The token ``depth`` after the next one at a place; NONE at the end, if no match's."""
@@ -435,7 +374,12 @@ cdef class CommittedText:
 
     cdef void count_recent(self) noexcept nogil:
         """Count the recent tokens up to the text's end."""
+        cdef Recent* recent = &self.recent
         self.recent_n = max(self.recent_n, self.text.n - RECENT_SPAN)
         while self.recent_n < self.text.n:
-            use(&self.recent, self.text.tokens[self.recent_n])
+            count_token(
+                recent.token, recent.count, &recent.total, RECENT, self.text.tokens[self.recent_n]
+            )
             self.recent_n += 1
+        while recent.used < RECENT and recent.token[recent.used] != NONE:
+            recent.used += 1

@@ -88,19 +88,6 @@ cdef class TopTokens:
         free(self.rows)
         free(self.places)
 
-    def __len__(self):
-        """Number of tokens that have a row."""
-        return self.n
-
-    def row(self, int token):
-        """([(token, probability bucket), ...], position) of a token's row, or None; for tests."""
-        cdef const Row* row = NULL
-        if token >= 0:
-            row = self.row_of(token)
-        if row == NULL:
-            return None
-        return [(row.token[i], row.probability[i]) for i in range(row.n)], row.since
-
     def sizeof(self):
         """Bytes allocated."""
         return sizeof(TopTokens) + self.row_cap * sizeof(Row) + self.place_cap * sizeof(int32_t)
@@ -172,7 +159,7 @@ cdef class TopTokens:
             if row.n == 0 or row.since != at:
                 continue
             for i in range(row.n):
-                if row.token[i] == text.tokens[at] or among(into, n, row.token[i]):
+                if row.token[i] == text.tokens[at] or is_among(into, n, row.token[i]):
                     continue
                 into[n].token = row.token[i]
                 into[n].back = back
@@ -182,7 +169,7 @@ cdef class TopTokens:
         return n
 
 
-cdef inline bint among(const Unemitted* unemitted, int n, int32_t token) noexcept nogil:
+cdef inline bint is_among(const Unemitted* unemitted, int n, int32_t token) noexcept nogil:
     cdef int i
     for i in range(n):
         if unemitted[i].token == token:

@@ -31,8 +31,8 @@ import numpy as np
 cimport numpy as cnp
 
 from ngramspec._native.common cimport (
-    MAX_DRAFT, MAX_TOKENS, NONE, array_floats, array_tokens, check_ids, first_negative, gamma_of,
-    index_of, prefetch_line, process_salt, raise_negative, reserve, start_of, token_view, xxh64,
+    MAX_DRAFT, MAX_TOKENS, NONE, TokenStructure, check_ids, floats_of, gamma_of, index_of,
+    prefetch_line, process_salt, reserve, tokens_of, xxh64,
 )
 from ngramspec._native.store_source cimport AHEAD, STORE_PLACES, Found, StoreSource
 
@@ -46,10 +46,7 @@ include "calibration.pxi"
 include "candidates.pxi"
 
 cdef extern from *:
-    """
-    #define NGS_MORE 1.0001f
-    """
-    const float MORE "NGS_MORE"     # reaches within this factor are ties, whatever the rounding
+    const float MORE "1.0001f"      # reaches within this factor are ties, whatever the rounding
 
 cdef enum:
     LOOKAHEAD = 12      # nodes inspected after the best end so far
@@ -145,6 +142,7 @@ cdef class DraftSearch(Estimator):
         """Make room for a draft of ``limit`` nodes: 0, or -1 without memory."""
         cdef Frontier* f = &self.frontier
         cdef int room = max(limit, 1)
+        cdef bint known = self.top_tokens is not None and self.top_tokens.n
         if (
             reserve(<void**>&f.nodes, &f.node_cap, room, sizeof(Node)) < 0
             or reserve(<void**>&f.order, &f.order_cap, room, sizeof(Ranked)) < 0
@@ -160,16 +158,11 @@ cdef class DraftSearch(Estimator):
                 self.unemitted_n = self.top_tokens.unemitted(
                     &self.committed.text, &self.committed.recent, self.unemitted
                 )
-            self.set_bounds()
+            self.least = MIN_REACH_TOP if known else MIN_REACH_BRANCH
+            self.least_node = MIN_REACH_TREE_TOP if known else MIN_REACH_TREE
+            self.least_rest = MIN_REST_TOP if known else MIN_REST
+            self.lookahead = LOOKAHEAD_TOP if known else LOOKAHEAD
         return 0
-
-    cdef void set_bounds(self) noexcept nogil:
-        """Set the bounds of a tree, which are wider once top-k candidates are known."""
-        cdef bint known = self.top_tokens is not None and self.top_tokens.n
-        self.least = MIN_REACH_TOP if known else MIN_REACH_BRANCH
-        self.least_node = MIN_REACH_TREE_TOP if known else MIN_REACH_TREE
-        self.least_rest = MIN_REST_TOP if known else MIN_REST
-        self.lookahead = LOOKAHEAD_TOP if known else LOOKAHEAD
 
     cdef int run(self, const float* cost) noexcept nogil:
         """Draft into the frontier; return the number of nodes, in order, worth verifying.
@@ -229,7 +222,7 @@ cdef class DraftSearch(Estimator):
         root.live = 0
         root.headed = True
         if self.store is not None:
-            root.live = self.store.find(text.tokens + text.n, text.n, STORE_PLACES)
+            root.live = self.store.find(text.tokens + text.n, text.n)
             if root.live:
                 self.least = min(self.least, MIN_REACH_STORE)
         self.position_n = 1
@@ -271,6 +264,7 @@ cdef class DraftSearch(Estimator):
         The remaining probability is divided among the recent tokens.
         """
         cdef Candidates* all = &at.candidates
+        cdef Other others[RECENT + UNEMITTED]
         cdef float rest = 1, scale, least = 2
         cdef int i, counted
         if self.tree and at.reach > self.least:
@@ -292,29 +286,8 @@ cdef class DraftSearch(Estimator):
         for i in range(all.n):
             self.offer(at, parent, all.token[i], all.p[i] * scale, counted)
         if self.falls_back and rest * at.reach > self.least_rest:
-            self.offer_recent(at, parent, rest)
-
-    cdef void offer_recent(self, const Position* at, int parent, float rest) noexcept nogil:
-        """Offer recent and unemitted tokens that are not candidates, with shares of ``rest``."""
-        cdef const Recent* recent = &self.committed.recent
-        cdef const Unemitted* each
-        cdef float p
-        cdef int i, age = 0
-        for i in range(recent.used):
-            while i >> age:
-                age += 1
-            if self.is_unemitted(at, recent.token[i]):
-                continue
-            p = rest * self.calibration.share(recent_cell(recent.count[i], age))
-            if at.reach * p > self.least_node and not is_candidate(at, recent.token[i]):
-                self.offer(at, parent, recent.token[i], p, FROM_UNIGRAM)
-        for i in range(self.unemitted_n if at.depth == 0 else 0):
-            each = &self.unemitted[i]
-            p = rest * self.calibration.share(
-                unemitted_cell(each.back, each.probability, each.recent)
-            )
-            if at.reach * p > self.least_node and not is_candidate(at, each.token):
-                self.offer(at, parent, each.token, p, FROM_TOP)
+            for i in range(self.others(at, rest, self.least_node, others)):
+                self.offer(at, parent, others[i].token, others[i].p, others[i].source)
 
     cdef void offer(
         self, const Position* at, int parent, int32_t token, float p, int otherwise
@@ -361,8 +334,6 @@ cdef class ValueEngine(DraftSearch):
         familiar: what earlier requests of the same conversation learned about the store, or None.
     """
 
-    cdef bint busy              # an operation is running without the GIL
-
     def __len__(self):
         """Number of committed tokens."""
         return self.committed.text.n
@@ -394,13 +365,9 @@ cdef class ValueEngine(DraftSearch):
         After a TypeError or ValueError nothing was appended; after a MemoryError the tokens before
         the failure were, and the engine stays valid.
         """
-        cdef const int32_t[::1] view  # holds the array while the GIL is released
         cdef Py_ssize_t count = 0, old
-        cdef const int32_t* new = array_tokens(tokens, &count)
+        cdef const int32_t* new = tokens_of(tokens, &count)
         cdef int failed
-        if new == NULL or count >= FEW:
-            view = token_view(tokens)
-            new, count = start_of(view), view.shape[0]
         if count > MAX_TOKENS - self.committed.text.n:
             raise OverflowError(f"a value engine holds at most {MAX_TOKENS} tokens")
         check_ids(new, count)
@@ -432,17 +399,17 @@ cdef class ValueEngine(DraftSearch):
         is drafted, its matching tokens and one more are committed, and so on. Look-ups in a store
         are not counted.
         """
-        cdef const int32_t[::1] view = token_view(tokens)
-        cdef Py_ssize_t at = 0, n = view.shape[0], drafted, k
+        cdef Py_ssize_t at = 0, n = 0, drafted, k
+        cdef const int32_t* known = tokens_of(tokens, &n)
         while at < n:
             drafted = self.propose(min(<Py_ssize_t>REHEARSED, n - at - 1), None, False)
             k = 0
-            while k < drafted and ranked(&self.frontier, <int>k).token == view[at + k]:
+            while k < drafted and ranked(&self.frontier, <int>k).token == known[at + k]:
                 k += 1
             self.extend(tokens[at : at + k + 1])
             at += k + 1
         if self.store is not None:
-            self.store.count_anew()
+            self.store.look_ups = self.store.hits = 0
 
     def recycle(
         self, tokens, const int32_t[:, ::1] ids, const float[:, ::1] log_probs, accepted=()
@@ -458,16 +425,15 @@ cdef class ValueEngine(DraftSearch):
             log_probs: float32 (m, k), the natural logarithms of their probabilities.
             accepted: indices of the rows whose tokens were accepted, in order.
         """
-        cdef const int32_t[::1] view = token_view(tokens)
-        cdef Py_ssize_t i, bad, m = view.shape[0], n = self.committed.text.n
+        cdef Py_ssize_t i, m = 0, n = self.committed.text.n
+        cdef const int32_t* after = tokens_of(tokens, &m)
         cdef int k = columns_of(ids, log_probs, m)
         cdef int failed = 0
         if self.top_tokens is None or m == 0 or k == 0:
             return
+        check_ids(after, m)
         for i in range(m):
-            bad = first_negative(&ids[i, 0], k)
-            if view[i] < 0 or bad != NONE:
-                raise_negative(view[i] if view[i] < 0 else ids[i, bad], i)
+            check_ids(&ids[i, 0], k)
         kept = [int(each) for each in accepted]
         for each in kept:
             if not 0 <= each < m:
@@ -475,10 +441,10 @@ cdef class ValueEngine(DraftSearch):
         self.idle()
         for depth, i in enumerate([*range(m), *kept], -m):
             failed |= self.top_tokens.put(
-                view[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>(n + max(depth, 0))
+                after[i], &ids[i, 0], &log_probs[i, 0], k, <int32_t>(n + max(depth, 0))
             )
             if depth >= 0 and not failed:
-                self.top_tokens.put_latest(view[i])
+                self.top_tokens.put_latest(after[i])
         if failed:
             raise MemoryError("the target's top-k candidates")
 
@@ -492,39 +458,39 @@ cdef class ValueEngine(DraftSearch):
         before the first of the rows, at most the number of rows. After a MemoryError the rows
         before the failure were added, after other errors nothing was changed.
         """
-        cdef const int32_t[::1] view = token_view(before, "before")
-        cdef Py_ssize_t i, bad, m = view.shape[0]
-        cdef int k
+        cdef Py_ssize_t i, m = 0
+        cdef const int32_t* path = tokens_of(before, &m, "before")
+        cdef int k, first = depth == 0
         if self.head is None or not self.head.fixed <= depth <= self.head.n:
             raise ValueError(f"depth must be the number of a row, got {depth}")
         k = columns_of(ids, log_probs, m)
         if k == 0 or m > MAX_DRAFT:
             raise ValueError(f"ids must have 1 column or more and {MAX_DRAFT} rows or fewer")
+        check_ids(path + first, m - first)
         for i in range(m):
-            bad = first_negative(&ids[i, 0], k)
-            if bad != NONE or (view[i] < 0 and depth + i > 0):
-                raise_negative(ids[i, bad] if bad != NONE else view[i], i)
+            check_ids(&ids[i, 0], k)
         self.idle()
         self.head.n = depth
         for i in range(m):
             if self.head.add(
-                view[i] if depth + i > 0 else NONE, &ids[i, 0], &log_probs[i, 0], k
+                path[i] if depth + i > 0 else NONE, &ids[i, 0], &log_probs[i, 0], k
             ) < 0:
                 raise MemoryError("the head's rows")
 
-    def fix(self, tokens, const float[::1] shares):
+    def fix(self, tokens, shares):
         """Fix the next chain's first tokens, int32 (n,), at positions with rows of the head.
 
         ``shares``, float32 (n,), are their P(accepted). Tokens fixed earlier are included.
         """
-        cdef const int32_t[::1] view = token_view(tokens)
-        cdef Py_ssize_t i, n = view.shape[0]
-        check_ids(start_of(view), n)
-        if self.head is None or not self.head.fixed <= n <= self.head.n or shares.shape[0] != n:
+        cdef Py_ssize_t i, n = 0, m = 0
+        cdef const int32_t* fixed = tokens_of(tokens, &n)
+        cdef const float* accepted = floats_of(shares, &m, "shares")
+        check_ids(fixed, n)
+        if self.head is None or not self.head.fixed <= n <= self.head.n or m != n:
             raise ValueError(f"there must be a row and a share for each token, got {n} tokens")
         self.idle()
         for i in range(n):
-            self.head.rows[i].fixed, self.head.rows[i].share = view[i], shares[i]
+            self.head.rows[i].fixed, self.head.rows[i].share = fixed[i], accepted[i]
         self.head.fixed = <int>n
 
     def sizeof(self):
@@ -550,16 +516,15 @@ cdef class ValueEngine(DraftSearch):
             self.store.credit(n)
 
     def check_integrity(self):
-        """Raise an AssertionError if an invariant is broken."""
+        """Raise an AssertionError if an invariant is broken.
+
+        Returned is the largest number of slots inspected to find a context.
+        """
         self.idle()
-        for part in (self.committed, self.store, self.top_tokens, self.head):
+        for part in (self.store, self.top_tokens, self.head):
             if part is not None:
                 part.check_integrity()
-
-    cdef int idle(self) except -1:
-        if self.busy:
-            raise RuntimeError("this value engine is being used by another thread")
-        return 0
+        return self.committed.check_integrity()
 
     cdef cnp.npy_intp propose(self, Py_ssize_t gamma, cost, bint tree) except -1:
         """Draft into the search's frontier; return the number of nodes worth verifying."""
@@ -567,10 +532,7 @@ cdef class ValueEngine(DraftSearch):
         cdef Py_ssize_t n = 0
         cdef int most = gamma_of(gamma)
         if cost is not None:
-            costs = array_floats(cost, &n)
-            if costs == NULL:
-                what = getattr(cost, "dtype", type(cost).__name__)
-                raise TypeError(f"cost must be a contiguous 1-D float32 array, got {what}")
+            costs = floats_of(cost, &n, "cost")
             if n < most + 2:
                 raise ValueError(f"cost must have {most + 2} entries, got {n}")
         self.idle()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native import MOST_TOKENS, CopyIndex, NGramTable, UnigramCounts
+from ngramspec._native import MOST_TOKENS, CopyIndex, NGramTable
 from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession, LearningDrafter, verified_count
 from ngramspec.drafters.priority import pack
@@ -195,14 +195,12 @@ class UnigramSession(TableSession):
     """Drafts the most frequent token, while the drafter is open, and tells it what was accepted."""
 
     def __init__(self, drafter: UnigramDrafter, tokens: Int32) -> None:
-        self.drafter, self.table = drafter, UnigramCounts()
+        self.drafter, self.table = drafter, NGramTable(1)
         self.extend(tokens)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        best = self.table.best()
-        if best is None or gamma < 1 or not self.drafter.open():
-            return EMPTY_DRAFT
-        return Draft(np.array([best[0]], np.int32))
+        tokens = self.table.draft(min(gamma, 1))[0]
+        return Draft(tokens) if len(tokens) and self.drafter.open() else EMPTY_DRAFT
 
     def observe(
         self,

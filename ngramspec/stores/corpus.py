@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native import SEPARATOR_CODE, STRIDE, CorpusIndex, check_corpus, keys
+from ngramspec._native import BORDER, STRIDE, CorpusIndex, check_corpus, keys
 from ngramspec.draft import Int32
 from ngramspec.stores import Source, encode, fingerprint, vocabulary_size
 from ngramspec.stores.files import (
@@ -49,7 +49,7 @@ Progress = Callable[[str], None]
 
 def gather(documents: Iterable[Any], tokenizer: Any) -> tuple[Int32, int]:
     """The text as codes, a separator around each document with tokens; number of documents."""
-    border = np.array([SEPARATOR_CODE], np.int32)
+    border = np.array([BORDER], np.int32)
     parts, total = [border], 1
     for index, document in enumerate(documents):
         tokens = tokens_of(document, index, tokenizer)
@@ -106,7 +106,7 @@ def sorted_places(text: Int32) -> NDArray[np.uint32]:
         raise ImportError(message) from error
     order = divsufsort(content)
     places = np.empty(len(text), np.uint32)
-    borders = text == SEPARATOR_CODE
+    borders = text == BORDER
     count = 0
     for begin in range(0, len(order), CHUNK_TOKENS):
         chunk = order[begin : begin + CHUNK_TOKENS]
@@ -120,7 +120,7 @@ def sorted_places(text: Int32) -> NDArray[np.uint32]:
 
 def sortable(text: Int32) -> tuple[NDArray[np.uint8], int]:
     """The reversed text as bytes that sort like its codes, and the number of bytes per code."""
-    tokens = text != SEPARATOR_CODE
+    tokens = text != BORDER
     used = np.zeros(int(text[tokens].max(initial=0)) + 1, bool)
     used[text[tokens]] = True
     number = (np.cumsum(used) - 1).astype(np.uint32)
@@ -247,7 +247,7 @@ class Corpus(Source):
         text, count = gather(documents, tokenizer)
         if count == 0:
             raise ValueError("documents must hold at least one token, got none")
-        largest = int(text[text != SEPARATOR_CODE].max())
+        largest = int(text[text != BORDER].max())
         sections = sections_of(text, largest, progress)
         sections.append([json.dumps(recipe or {}).encode()])
         width = 2 if largest < NARROW_IDS else 3

@@ -66,7 +66,7 @@ class Machine(RuleBasedStateMachine):
         found = self.pair.draft(gamma, slope, tree=tree)
         check_draft(Draft(found[0], found[1] if tree else None), gamma, 2**31 - 1, tree=tree)
 
-    @precondition(lambda self: self.pair.native.top_tokens is not None)
+    @precondition(lambda self: self.pair.recycles)
     @rule(
         tokens=st.lists(st.sampled_from(BEFORE), min_size=1, max_size=6),
         k=st.integers(1, 10),
@@ -114,7 +114,7 @@ def test_along_a_text(sources, seed, vocab, slope):
         )
     used = set()
     for begin in range(0, 240, 3):
-        if pair.native.top_tokens is not None and begin % 5:
+        if pair.recycles and begin % 5:
             pair.recycle(*rows(rng, rng.integers(0, vocab, rng.integers(1, 9)).tolist(), vocab))
         for depth in range(int(rng.integers(0, 4)) if pair.headed else 0):
             following = text[begin : begin + depth + int(rng.integers(1, 4))].tolist()

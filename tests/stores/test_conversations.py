@@ -8,7 +8,7 @@ import torch
 
 import ngramspec
 from ngramspec import SharedStore, Speculator
-from ngramspec._native.store_ring import BORDER
+from ngramspec._native import BORDER
 from ngramspec.stores.conversations import BLOCK, Conversations, TextHash
 
 GREEDY = {"max_new_tokens": 30, "do_sample": False}

@@ -12,7 +12,7 @@ from fuzz_stores import BYTES, filled_store, shared_file_content
 from hostile_files import first_section, laid_out, lines_of, memory_below, sealed, with_number
 from native_strategies import int32
 
-from ngramspec._native.store_ring import BORDER, StoreRing, StoreStream
+from ngramspec._native import BORDER, StoreRing, StoreStream
 from ngramspec.stores import SharedStore, StoreFileError, shared
 from ngramspec.stores.shared import KIND
 

@@ -4,13 +4,11 @@ from tests.twins.common import context_key
 from tests.twins.copyindex import CopyIndex, longest_repeated_suffix
 from tests.twins.ngram import NGramTable
 from tests.twins.rows import TokenText, best_prefix_lengths, generous_cost, may_pay
-from tests.twins.unigram import UnigramCounts
 
 __all__ = [
     "CopyIndex",
     "NGramTable",
     "TokenText",
-    "UnigramCounts",
     "best_prefix_lengths",
     "context_key",
     "generous_cost",

@@ -116,17 +116,12 @@ class CopyIndex(Twin):
             found.append(np.array(whole[len(self._text) :], np.int32))
         return found
 
-    def longest_match(self) -> tuple[int, int]:
-        """(length, end): the longest suffix that occurred before and an end of it; or (0, 0)."""
-        state, matched = self._follow([])
-        return (matched, self._occurrence(state, 1)) if matched else (0, 0)
-
     def check_integrity(self) -> None:
         """The automaton's longest match is the true one."""
-        length, end = self.longest_match()
+        state, length = self._follow([])
         true_length, ends = longest_repeated_suffix(self._text)
         assert length == true_length
-        assert end in (ends or [0])
+        assert not length or self._occurrence(state, 1) in ends
 
     def _append(self, token: int) -> None:
         self._text.append(token)

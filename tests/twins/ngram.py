@@ -5,20 +5,18 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ngramspec._native import salt
 from tests.twins.common import (
     Context,
     Tokens,
     Twin,
     check_gamma,
     committed_ids,
-    context_key,
     ints,
 )
 
 
 class NGramTable(Twin):
-    """Counts of what followed each context of 1..order-1 tokens in the window.
+    """Counts of what followed each context of 1..order-1 tokens in the window; see the native one.
 
     Every ``extend`` counts the whole window anew: O(window * order), where the native table needs
     O(order) per token. A draft costs O(window + gamma * continuations).
@@ -29,17 +27,16 @@ class NGramTable(Twin):
     may differ.
 
     Args:
-        order: the longest n-gram, 2..8; contexts have one token less.
+        order: the longest n-gram, 1..8; contexts have one token less, of order 1 none.
         window: count only the last ``window`` tokens (>= order), or None for all.
     """
 
     def __init__(self, order: int = 4, window: int | None = None) -> None:
-        if not 2 <= order <= 8:
-            raise ValueError(f"order must be in 2..8, got {order}")
+        if not 1 <= order <= 8:
+            raise ValueError(f"order must be in 1..8, got {order}")
         if window is not None and window < order:
             raise ValueError(f"window must be >= {order} (the order), got {window}")
-        self.salt = salt()
-        self.order = order
+        self.order, self.shortest = order, min(order - 1, 1)
         self.window = window
         self._tokens: list[int] = []  # those in the window
         self._after: dict[Context, dict[int, tuple[int, int]]] = {}  # token -> count, last position
@@ -53,8 +50,8 @@ class NGramTable(Twin):
             del self._tokens[: -self.window]
         self._after = {}
         for position, token in enumerate(self._tokens):
-            for start in range(max(0, position - self.order + 1), position):
-                context = tuple(self._tokens[start:position])
+            for n in range(self.shortest, min(self.order - 1, position) + 1):
+                context = tuple(self._tokens[position - n : position])
                 followers = self._after.setdefault(context, {})
                 count, _ = followers.get(token, (0, 0))
                 followers[token] = count + 1, position
@@ -71,7 +68,8 @@ class NGramTable(Twin):
         tokens: list[int] = []
         orders: list[int] = []
         for _ in range(gamma):
-            suffixes = (tuple(text[-n:]) for n in range(min(self.order - 1, len(text)), 0, -1))
+            lengths = range(min(self.order - 1, len(text)), self.shortest - 1, -1)
+            suffixes = (tuple(text[len(text) - n :]) for n in lengths)
             context = next((suffix for suffix in suffixes if suffix in self._after), None)
             if context is None:
                 break
@@ -90,16 +88,11 @@ class NGramTable(Twin):
     def total(self, context: Tokens) -> int:
         return sum(count for count, _ in self._after.get(self._context(context), {}).values())
 
-    def contexts(self) -> npt.NDArray[np.uint64]:
-        """Every known context's key, as uint64 (n,), in no order."""
-        return np.array([context_key(context, self.salt) for context in self._after], np.uint64)
-
     def _in_order(self, context: Context) -> list[tuple[int, int]]:
         followers = self._after.get(context, {})
         tokens = sorted(followers, key=followers.__getitem__, reverse=True)
         return [(token, followers[token][0]) for token in tokens]
 
     def _context(self, context: Tokens) -> Context:
-        if not 1 <= len(context) < self.order:
-            raise ValueError(f"context must have 1..{self.order - 1} tokens, got {len(context)}")
+        assert self.shortest <= len(context) < self.order
         return tuple(ints(context))

@@ -59,9 +59,9 @@ class CorpusIndex:
             found = (length, first, end)
         return found
 
-    def following(self, place: int, most: int) -> list[int]:
-        """What follows a place, up to the document's end."""
-        after = self.text[self.places[place] :][:most]
+    def following(self, at: int, most: int) -> list[int]:
+        """What follows a position, up to the document's end."""
+        after = self.text[at:][:most]
         return after[: after.index(BORDER)] if BORDER in after else after
 
     def earlier(self, at: int) -> bool:

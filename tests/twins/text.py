@@ -55,19 +55,9 @@ class ContextTable:
     def __init__(self) -> None:
         self.slots: dict[tuple[int, tuple[int, ...]], Slot] = {}
 
-    def __len__(self) -> int:
-        return len(self.slots)
-
     def add(self, context: Tokens, token: int, at: int, seed: int = 0) -> None:
         key = (seed, tuple(int(each) for each in context))
         self.slots.setdefault(key, Slot()).note(token, at)
-
-    def get(self, context: Tokens, seed: int = 0) -> tuple[list[tuple[int, int]], int, int] | None:
-        """([(token, count), ...] by recency, total, last position), or None if never seen."""
-        slot = self.slots.get((seed, tuple(int(each) for each in context)))
-        if slot is None:
-            return None
-        return [(token, count) for token, count in slot.leaders], slot.total, slot.last
 
 
 @dataclass

@@ -67,11 +67,6 @@ class TopTokens:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def row(self, token: int) -> tuple[list[tuple[int, int]], int] | None:
-        """((token, bucket), ...) and the time of a row, or None."""
-        row = self.rows.get(token)
-        return None if row is None else (list(zip(row.tokens, row.buckets, strict=True)), row.since)
-
     def put(self, last: int, ids: Any, log_probs: Any, since: int) -> None:
         if last >= MAX_IDS:
             return
