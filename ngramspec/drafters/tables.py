@@ -199,8 +199,10 @@ class UnigramSession(TableSession):
         self.extend(tokens)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        tokens = self.table.draft(min(gamma, 1))[0]
-        return Draft(tokens) if len(tokens) and self.drafter.open() else EMPTY_DRAFT
+        best = self.table.top_k(NO_TOKENS, 1)
+        if not best or gamma < 1 or not self.drafter.open():
+            return EMPTY_DRAFT
+        return Draft(np.array([best[0][0]], np.int32))
 
     def observe(
         self,
