@@ -36,8 +36,7 @@ def main() -> None:
 
     native_strategies.QUICK = settings(native_strategies.QUICK, derandomize=False)
     tests = [os.path.join("tests", each) for each in TESTS]
-    options = ["-qx", "--noconftest", "-c", os.devnull, "--rootdir=.", "-p", "no:cacheprovider"]
-    options += ["-m", "not slow", "-k", EXCLUDED]
+    options = ["-x", "--noconftest", "-p", "no:cacheprovider", "-k", EXCLUDED]
     seed, done = given.seed, 0
     while done < given.operations:
         ended = pytest.main([*options, f"--hypothesis-seed={seed}", *tests])
