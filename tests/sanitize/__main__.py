@@ -37,6 +37,7 @@ def main() -> None:
     native_strategies.QUICK = settings(native_strategies.QUICK, derandomize=False)
     tests = [os.path.join("tests", each) for each in TESTS]
     options = ["-x", "--noconftest", "-p", "no:cacheprovider", "-k", EXCLUDED]
+    options.append("--capture=sys")  # the sanitizers' reports go straight to the terminal
     seed, done = given.seed, 0
     while done < given.operations:
         ended = pytest.main([*options, f"--hypothesis-seed={seed}", *tests])
