@@ -101,10 +101,7 @@ cdef class StoreReader:
         assert self.familiar.copied_to == NONE or self.familiar.copied_to >= 0
 
     cdef uint64_t find(self, const int32_t* end, Py_ssize_t have) noexcept nogil:
-        """Find the places of a text that ends before ``end``; return the bits of the live ones.
-
-        Also sets how near to the last copy they are.
-        """
+        """Find the places after a text, and their distances; return the bits of the live ones."""
         cdef Found found[STORE_PLACES]
         cdef Followed* place
         cdef int64_t at
