@@ -121,6 +121,7 @@ def test_noise_is_the_range_of_the_rounds():
     run.speculative_rounds = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
     assert run.noise == pytest.approx(0.2)
     assert "differ by up to 20%" in run.noise_says
+    assert [change[-7:] for _, _, change, _ in rung_rows(run)][1:3] == ["+0.04", "(noise)"]
     run.plain_rounds = run.speculative_rounds
     assert run.noise == 0.01
     run = ideal_run(other=0.001)

@@ -28,7 +28,7 @@ def test_prompts_of_texts_and_of_ids(tmp_path):
     for bad in ('{"group": "g", "id": 1}', "[]", '{"prompt": [1.5]}', '{"prompt": " "}', "{", ""):
         path.write_text(bad)
         with pytest.raises(ValueError, match=r"line 1|no prompt"):
-            read_prompts(path, list)
+            read_prompts(path, lambda text: [7])
 
 
 def test_fitted_prompts_keep_their_end_and_get_others_in_front():
