@@ -22,8 +22,7 @@ from benchmarks import agent_sessions
 from benchmarks.harness import show, write
 from benchmarks.peers import ARCTIC, PEERS, Contenders, add_peers, installed, print_skipped
 from benchmarks.traces import PUBLIC
-from ngramspec.cli.options import Options, UsageError, usable
-from ngramspec.cli.replay import MAX_GAMMA
+from ngramspec.cli.options import Options, usable
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.tool_calls import ToolCalls
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         predicted = None
         if arguments.traces == PUBLIC:
             predicted = agent_sessions.tools(), tokenizer(None)
-        longest = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
+        longest = check_int("--tree", arguments.tree, 1)
     peers, skipped = arctic() if arguments.peers else ({}, {})
     rows = []
     for trees, curve in product((False, True), CURVES):
@@ -91,10 +90,8 @@ def tokenizer(folder: str | None) -> Any:
     """A folder's tokenizer, or the embedded model's."""
     from ngramspec.measure.models import load_tokenizer, locate
 
-    try:
+    with usable("--tokenizer"):
         return load_tokenizer(locate(folder))
-    except (FileNotFoundError, ModuleNotFoundError) as error:
-        raise UsageError(f"--tokenizer: {error}") from error
 
 
 def arctic() -> tuple[Contenders, dict[str, str]]:

@@ -28,11 +28,10 @@ import torch
 
 from benchmarks.renderers import markdown
 from benchmarks.texts import TYPES as KINDS
-from benchmarks.texts import content_prompts, library_prompts
+from benchmarks.texts import Text, content_prompts, library_prompts
 from ngramspec import Speculator, build_drafter, generate
 from ngramspec.cli.options import (
     Options,
-    UsageError,
     check_least,
     console,
     load_model,
@@ -47,7 +46,7 @@ from ngramspec.drafters.stochastic import proposal_of, sampled
 from ngramspec.errors import check_real
 from ngramspec.measure.calls import inputs_of
 from ngramspec.measure.models import LoadedModel
-from ngramspec.measure.traces import Prompt, read_prompts
+from ngramspec.measure.tasks import read_prompts
 from ngramspec.theory.arrays import Float64
 
 TRAINED = {"trained-unigram": 1, "trained-bigram": 2}
@@ -496,12 +495,12 @@ def check(arguments: argparse.Namespace) -> None:
 
 def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
     """The encoded prompts and all other settings of the measurement."""
-    chat = arguments.prompts != TYPES
-    prompts, train = given_prompts(arguments)
+    encode = partial(loaded.encode, chat=arguments.prompts != TYPES)
+    prompts, train = given_prompts(arguments, encode)
     given = {name: getattr(arguments, name) for name in SAMPLING}
     return Plan(
-        prompts=[(each.group, loaded.encode(each.text, chat=chat)) for each in prompts],
-        train=[loaded.encode(each.text, chat=chat) for each in train],
+        prompts=prompts,
+        train=[ids for _, ids in train],
         new=arguments.tokens,
         gamma=arguments.gamma,
         leniences=[1.0, *(each for each in arguments.lenience if each < 1.0)],
@@ -510,23 +509,29 @@ def make_plan(arguments: argparse.Namespace, loaded: LoadedModel) -> Plan:
     )
 
 
-def given_prompts(arguments: argparse.Namespace) -> tuple[list[Prompt], list[Prompt]]:
+Encoded = list[tuple[str, Sequence[int]]]  # the group and the token ids of each prompt
+
+
+def given_prompts(
+    arguments: argparse.Namespace, encode: Callable[[str], list[int]]
+) -> tuple[Encoded, Encoded]:
     """The prompts to measure, and those to train on."""
+
+    def encoded(prompts: Iterable[Text]) -> Encoded:
+        return [(each.group, encode(each.text)) for each in prompts]
+
     count, train = arguments.count, arguments.train
     if arguments.prompts == TYPES:
         each = count + -(-train // len(KINDS))  # prompts of each type, one type after another
-        chosen: list[Prompt] = []
-        others: list[Prompt] = []
-        for at, prompt in enumerate(content_prompts(each)):
-            (chosen if at % each < count else others).append(prompt)
-        return chosen, others
+        found = [*enumerate(content_prompts(each))]
+        chosen = encoded(prompt for at, prompt in found if at % each < count)
+        return chosen, encoded(prompt for at, prompt in found if at % each >= count)
     if arguments.prompts == LIBRARY:
-        found = library_prompts(count + train)
-        return found[:count], found[count:]
-    try:
-        return read_prompts(Path(arguments.prompts))[:count], library_prompts(train)
-    except OSError as error:
-        raise UsageError(f"--prompts: {error}") from error
+        prompts = encoded(library_prompts(count + train))
+        return prompts[:count], prompts[count:]
+    with usable("--prompts"):
+        own = read_prompts(Path(arguments.prompts), encode)[:count]
+    return [(each.task, each.ids) for each in own], encoded(library_prompts(train))
 
 
 def overview(rows: Sequence[Row]) -> str:

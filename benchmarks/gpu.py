@@ -47,7 +47,7 @@ from benchmarks.traces import PUBLIC
 from ngramspec import Speculator
 from ngramspec.cli.options import Options, check_least
 from ngramspec.hf_model.compiled import compilations
-from ngramspec.measure.bench import EndToEnd, Forcing, Plan, by_model, summarize, to_dict
+from ngramspec.measure.bench import EndToEnd, Plan, SetText, summarize, to_dict
 from ngramspec.measure.calls import PLAIN, Configuration, Outcome, inputs_of, usual_configurations
 from ngramspec.measure.forwards import POSITIONS_AFTER_TEXT, forced_model, forward_seconds
 from ngramspec.measure.machine import synchronize
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     parts.report["build_seconds"] = perf_counter() - begin
     longest = max(len(prompt.ids) for prompt in prompts)
     with forced_model(model, longest + NEW + POSITIONS_AFTER_TEXT) as set_text:
-        scene = Scene(model, prompts, by_model(set_text), arguments.tiny)
+        scene = Scene(model, prompts, set_text, arguments.tiny)
         every = {"compiled": (1, compiled)} if arguments.compiled else PARTS
         chosen = arguments.parts or every
         parts.run(
@@ -119,12 +119,12 @@ def run(arguments: argparse.Namespace) -> int:
 class Scene:
     """What the parts measure.
 
-    Other parts may run between two units of a part, so each unit sets its text by ``forcing``.
+    Other parts may run between two units of a part, so each unit sets its text by ``set_text``.
     """
 
     model: Any
     prompts: list[Prompt]
-    forcing: Forcing
+    set_text: SetText
     tiny: bool
 
     @property
@@ -190,12 +190,12 @@ def waits(scene: Scene) -> Iterator[dict[str, Any]]:
     found: dict[str, Any] = {}
     for kind, task, given in kinds:
         prompt = scene.first(task)
-        scene.forcing(prompt)
+        scene.set_text(prompt.whole)
         speculator = Speculator(gamma_max=WAITS_GAMMA)
         found[kind] = syncs_per_step(scene.model, prompt.ids, scene.new, speculator, **given)
         yield found
     prompt, counts = scene.first(NOTHING), []
-    scene.forcing(prompt)
+    scene.set_text(prompt.whole)
     for new in (1, scene.new):
         with host_syncs(scene.model.device) as places:
             inputs = inputs_of(scene.model, prompt.ids)
@@ -235,7 +235,7 @@ class Bench(EndToEnd):
 
     def __init__(self, scene: Scene, ways: list[Configuration], prompts: list[Prompt]) -> None:
         plan = Plan(1 if scene.tiny else 2, scene.new, 2, cost_repeats=1 if scene.tiny else 3)
-        super().__init__(scene.model, ways, plan, forcing=scene.forcing)
+        super().__init__(scene.model, ways, plan, set_text=scene.set_text)
         self.prompts = prompts
         self.graphs: dict[str, dict[str, Any]] = {}
 
@@ -296,7 +296,7 @@ def costs(scene: Scene) -> Iterator[dict[int, dict[int, float]]]:
     """Seconds of a forward by context and positions."""
     found = {}
     for length in scene.contexts:  # which are longer than the texts
-        scene.forcing(Prompt(NOTHING, "no text", ()))
+        scene.set_text(None)
         found[length] = forward_seconds(scene.model, length, WIDTHS, 1 if scene.tiny else 5)
         yield found
 
@@ -304,7 +304,7 @@ def costs(scene: Scene) -> Iterator[dict[int, dict[int, float]]]:
 def steps(scene: Scene) -> Iterator[list[dict[str, Any]]]:
     """The seconds of a step by section: of a text that copies, and of random text."""
     prompts, rows = (scene.first(TASKS[0], COPY), scene.first(NOTHING)), []
-    for row in profile(scene.model, prompts, scene.new, 1, scene.forcing):
+    for row in profile(scene.model, prompts, scene.new, 1, scene.set_text):
         rows.append(row)
         yield rows
 

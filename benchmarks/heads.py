@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks import renderers
 from benchmarks.harness import write
@@ -30,10 +29,10 @@ from ngramspec.drafters import ModelDrafter, PriorityDrafter, build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
+from ngramspec.measure.forwards import top_tokens
 from ngramspec.measure.models import load
 from ngramspec.measure.replay import Plan, Player, cost_curve
-from ngramspec.measure.traces import TopTokens, Trace, read_traces
-from ngramspec.verification.evidence import leading
+from ngramspec.measure.traces import Trace, read_traces
 
 ACCURACIES = (0.8, 0.65, 0.5, 0.4)  # of the synthetic head by depth, if all before is right
 NOISE = 0.5  # standard deviation of the log-odds of its probabilities
@@ -174,7 +173,9 @@ def run(arguments: argparse.Namespace) -> int:
     traces = read_traces(arguments.traces)[: arguments.count]
     if any(trace.top_tokens is None for trace in traces):
         model = load(None, "float32").model
-        traces = [with_top_tokens(model, trace) for trace in traces]
+        for at, each in enumerate(traces):
+            prompt, output = each.prompt.tolist()[-CONTEXT:], each.output.tolist()
+            traces[at] = replace(each, top_tokens=top_tokens(model, prompt, output, TOP))
     plans = {True: Plan(cost_curve(arguments.curve, 64))}
     plans[False] = replace(plans[True], gamma="heuristic")
     groups = list(dict.fromkeys(trace.group for trace in traces))
@@ -198,18 +199,6 @@ def run(arguments: argparse.Namespace) -> int:
     settings |= {"seed": arguments.seed, "curve": arguments.curve}
     write(arguments, {"settings": settings, "results": found})
     return 0
-
-
-def with_top_tokens(model: Any, trace: Trace) -> Trace:
-    """The trace with a model's most probable tokens at the output's positions."""
-    text = [*trace.prompt.tolist()[-CONTEXT:], *trace.output.tolist()]
-    count = len(trace.output)
-    with torch.inference_mode():
-        logits = model(
-            input_ids=torch.tensor([text[:-1]]), logits_to_keep=count, use_cache=False
-        ).logits[0, -count:]
-        ids, log_probs = leading(logits.float(), TOP)
-    return replace(trace, top_tokens=TopTokens(ids.int().numpy(), log_probs.numpy()))
 
 
 def play_with(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.cli.options import Options, UsageError, need, usable, writable
+from ngramspec.cli.options import Options, UsageError, usable, writable
 from ngramspec.measure.explain import first_rejected
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
@@ -42,7 +42,6 @@ def add_arguments(options: Options) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw the figures; print the names of the files."""
-    need("matplotlib", "the figures need")
     figures = {} if arguments.file is not None else paper()
     if arguments.file is not None:
         with usable():

@@ -23,7 +23,7 @@ from ngramspec.decoding.observer import (
     Observer,
     no_section,
 )
-from ngramspec.measure.bench import Forcing, Plan, forced_texts
+from ngramspec.measure.bench import Plan, SetText, forced_texts
 from ngramspec.measure.calls import inputs_of
 from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import Prompt, sample_prompts, unpredictable
@@ -166,12 +166,12 @@ def _row(
 
 
 def profile(
-    model: Any, prompts: Sequence[Prompt], new: int, repeats: int, forcing: Forcing
+    model: Any, prompts: Sequence[Prompt], new: int, repeats: int, set_text: SetText
 ) -> Iterator[dict[str, Any]]:
     """Rows of plain decoding, prompt lookup and speculation for each prompt."""
     for prompt in prompts:
         for measure in (profile_plain, partial(profile_plain, lookup=10), profile_steps):
-            forcing(prompt)
+            set_text(prompt.whole)
             yield measure(model, prompt, new, repeats)
 
 
@@ -191,8 +191,8 @@ def run(arguments: argparse.Namespace) -> int:
         copying = [each for each in sample_prompts(loaded) if each.task == "code_edit"]
     vocab = loaded.model.config.vocab_size
     prompts = [*copying, *unpredictable(copying, new, vocab, loaded.eos_ids)]
-    with forced_texts(loaded.model, prompts, Plan(new=new)) as forcing, screen.status("profiling"):
-        rows = [*profile(loaded.model, prompts, new, arguments.repeats, forcing)]
+    with forced_texts(loaded.model, prompts, Plan(new=new)) as set_text, screen.status("profiling"):
+        rows = [*profile(loaded.model, prompts, new, arguments.repeats, set_text)]
     print(renderers.profile({"rows": rows}))
     settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
     write(arguments, {"settings": settings, "rows": rows})

@@ -13,11 +13,11 @@ import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from ngramspec.draft import Int32
-from ngramspec.measure.traces import Prompt
 
 CODE_TASKS = (
     "Repeat this function exactly:\n\n{}",
@@ -36,6 +36,14 @@ TYPES = (NATURAL, CODE, STRUCTURED, REPEATED)
 DOCSTRING_WORDS = range(80, 300)  # lengths of docstrings that are begun
 FUNCTION_LINES = range(12, 60)  # lengths of functions that are begun
 RECORDS_PER_PROMPT = 6  # of structured data
+
+
+class Text(NamedTuple):
+    """A text to continue, and the group in which its figures are reported."""
+
+    group: str
+    id: str
+    text: str
 
 
 def library() -> Iterator[str]:
@@ -60,13 +68,13 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
             continue
 
 
-def library_prompts(count: int) -> list[Prompt]:
+def library_prompts(count: int) -> list[Text]:
     """``count`` prompts, code and prose in turn, the same for one release of Python.
 
     A ValueError is raised if the library has too few.
     """
     kinds = (_tasks("code", CODE_TASKS), _tasks("prose", PROSE_TASKS))
-    prompts: list[Prompt] = []
+    prompts: list[Text] = []
     while len(prompts) < count:
         prompt = next(kinds[len(prompts) % 2], None)
         if prompt is None:
@@ -75,7 +83,7 @@ def library_prompts(count: int) -> list[Prompt]:
     return prompts
 
 
-def _tasks(kind: str, tasks: tuple[str, ...]) -> Iterator[Prompt]:
+def _tasks(kind: str, tasks: tuple[str, ...]) -> Iterator[Text]:
     number = 0
     for source, tree in _modules():
         if kind == "code":
@@ -87,19 +95,19 @@ def _tasks(kind: str, tasks: tuple[str, ...]) -> Iterator[Prompt]:
         if passage is not None:
             task = tasks[number % len(tasks)]
             number += 1
-            yield Prompt(kind, str(number), task.format(passage))
+            yield Text(kind, str(number), task.format(passage))
 
 
-def content_prompts(count: int) -> list[Prompt]:
+def content_prompts(count: int) -> list[Text]:
     """``count`` prompts of each type, in the order of TYPES; the same for one release of Python.
 
     A ValueError is raised if the library has too few.
     """
-    found: dict[str, list[Prompt]] = {kind: [] for kind in TYPES}
+    found: dict[str, list[Text]] = {kind: [] for kind in TYPES}
     for number, (source, tree) in enumerate(_modules()):
         for kind, text in _beginnings(source, tree):
             if len(found[kind]) < count:
-                found[kind].append(Prompt(kind, str(number), text))
+                found[kind].append(Text(kind, str(number), text))
         if all(len(prompts) == count for prompts in found.values()):
             return [prompt for prompts in found.values() for prompt in prompts]
     least = min(len(prompts) for prompts in found.values())

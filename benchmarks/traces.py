@@ -25,7 +25,7 @@ from benchmarks import agent_sessions
 from benchmarks.harness import ROOT
 from ngramspec import Speculator
 from ngramspec.cli.options import Options
-from ngramspec.measure.calls import Measurement
+from ngramspec.measure.calls import Caller, Configuration
 from ngramspec.measure.models import LoadedModel, load
 from ngramspec.measure.traces import Trace, read_traces, write_traces
 
@@ -123,14 +123,14 @@ def traces(
     loaded: LoadedModel, new: int, known: Mapping[tuple[str, str], Trace]
 ) -> Iterator[Trace]:
     """A trace for each prompt of a usable length, and one for each turn of a chat."""
-    measurement = Measurement(loaded, Speculator(), new)
+    caller, ours = Caller(loaded.model), Configuration("ngramspec", speculator=Speculator())
 
     def recorded(group: str, id: str, ids: list[int]) -> Trace:
         before = known.get((group, id))
         if before is not None and before.prompt.tolist() == ids:
             return before
         print(".", end="", flush=True, file=sys.stderr)
-        output = measurement.speculate(ids)
+        output = caller.call(ours, ids, new).tokens
         return Trace(group, id, np.array(ids, np.int32), np.array(output, np.int32))
 
     for each in texts():

@@ -8,6 +8,8 @@ INSTALL = {  # command that installs a missing package
     "numpy": "pip install numpy",
     "torch": "pip install torch transformers",
     "transformers": "pip install torch transformers",
+    "rich": "pip install rich gguf accelerate",
+    "matplotlib": "pip install matplotlib",
 }
 
 

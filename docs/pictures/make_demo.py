@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import io
 import re
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -17,9 +18,9 @@ from rich.text import Text
 
 from ngramspec import Speculator
 from ngramspec.cli.demo_view import ACCEPTED, CORRECTED, PLAIN, REJECTED, STYLES, Piece, Pieces
-from ngramspec.measure.calls import Measurement
+from ngramspec.measure.calls import Caller, Configuration
 from ngramspec.measure.models import load
-from ngramspec.measure.tasks import demo_texts
+from ngramspec.measure.tasks import sample_texts
 
 OUT = Path(__file__).with_name("demo.svg")
 WIDTH = 92  # columns
@@ -83,11 +84,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     loaded = load(arguments.model, "float32")
-    measurement = Measurement(loaded, Speculator(), arguments.max_new_tokens)
-    text = next(each for each in demo_texts() if each.name == arguments.text)
+    ours = Configuration("ngramspec", speculator=Speculator())
+    text = next(each for each in sample_texts() if each.name == arguments.text)
     ids = loaded.encode(text.prompt, chat=text.chat)
     shown, pieces = Pieces(loaded.tokenizer, ids), []
-    stats = measurement.watch(ids, lambda event: pieces.extend(shown.of(event)))
+    call = partial(Caller(loaded.model).call, ours, ids, arguments.max_new_tokens)
+    stats = call(lambda event: pieces.extend(shown.of(event))).stats
     outcome = (
         f"{stats.emitted + stats.runs} tokens, {stats.target_calls} target calls,"
         f" {stats.tokens_per_call:.2f} tokens per call"

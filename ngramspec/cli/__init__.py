@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -29,23 +30,12 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 CLOSED_PIPE = 1  # as rich exits, which prints some of the tables
 
 
-class Help(argparse.HelpFormatter):
-    """Help with names and descriptions side by side."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=MAX_NAME_COLUMNS)
-
-    def add_argument(self, action: argparse.Action) -> None:
-        super().add_argument(action)
-        if isinstance(action, argparse._SubParsersAction):  # argparse forgets their indentation
-            self._action_max_length += self._indent_increment
-
-
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line without control characters."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{"formatter_class": Help, **settings})
+        side_by_side = partial(argparse.HelpFormatter, max_help_position=MAX_NAME_COLUMNS)
+        super().__init__(**{"formatter_class": side_by_side, **settings})
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` on stderr and exit with 2."""

@@ -48,7 +48,7 @@ def add_arguments(options: Options) -> None:
     """Declare the options; ngramspec's defaults are always compared with the baseline."""
     options.model()
     prompts = options.group("prompts")
-    help = "JSON lines with group, id and prompt, a text or token ids (default: the demo's)"
+    help = "JSON lines as 'ngramspec record' reads them (default: the demo's)"
     prompts.path("--prompts", "FILE", help)
     help = "groups of the file, or 'nothing' for random text (default: all)"
     prompts.text("--tasks", "TASK", help, nargs="+")
@@ -70,7 +70,6 @@ def add_arguments(options: Options) -> None:
     plan.count("--max-new-tokens", 96, "new tokens in each call")
     plan.count("--least", 48, "leave out prompts with a shorter baseline output")
     plan.count("--repeats", 3, "timed calls of each prompt and configuration")
-    plan.flag("--keep", "use one Speculator for all calls, which learns from them")
     plan.flag(
         "--same-text",
         "make the model's logits prefer the baseline's text, because texts in bfloat16 can diverge"
@@ -92,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = Plan(
         new=arguments.max_new_tokens,
         prompts=arguments.prompts_per_task,
-        **{name: getattr(arguments, name) for name in ("repeats", "least", "keep", "same_text")},
+        **{name: getattr(arguments, name) for name in ("repeats", "least", "same_text")},
     )
     configurations = usual_configurations(
         lookups=arguments.lookup,
@@ -135,14 +134,15 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
         if arguments.prompts is None:
             pool = tasks.sample_prompts(loaded)
         else:
-            pool = tasks.read_tasks(arguments.prompts, partial(loaded.encode, chat=True))
+            pool = tasks.read_prompts(arguments.prompts, partial(loaded.encode, chat=True))
     with usable("--tasks"):
         wanted = tasks.known_tasks(pool, arguments.tasks or ())
     sets = [pool]
     if arguments.lengths:
         sets = [tasks.fit(pool, length) for length in arguments.lengths]
     elif arguments.prompt_tokens is not None:
-        sets = [tasks.of_length(pool, *arguments.prompt_tokens)]
+        least, most = arguments.prompt_tokens
+        sets = [[each for each in pool if least <= len(each.ids) <= most]]
     new, vocab = arguments.max_new_tokens, vocab_size(loaded.model)
     found: list[Prompt] = []
     for same in sets:
@@ -160,8 +160,8 @@ def _measure(
     """Run all configurations, and show the progress on the screen."""
     from ngramspec.measure.bench import EndToEnd, forced_texts
 
-    with forced_texts(model, prompts, plan) as forcing, screen.status("measuring") as status:
-        bench = EndToEnd(model, configurations, plan, forcing=forcing, progress=status.update)
+    with forced_texts(model, prompts, plan) as set_text, screen.status("measuring") as status:
+        bench = EndToEnd(model, configurations, plan, set_text, status.update)
         with usable():
             return bench.run(prompts)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ngramspec.cli.options import MODEL_HELP, Options, UsageError, counted, need, printable, usable
+from ngramspec.cli.options import MODEL_HELP, Options, UsageError, counted, printable, usable
 from ngramspec.errors import check_int
 from ngramspec.stores.documents import MAX_FILE_MIB
 
@@ -112,10 +112,10 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def build(out: Path, recipe: dict[str, Any]) -> int:
     """Build a corpus by a recipe; a UsageError if something cannot be read, used or written."""
-    need("rich", "the progress bar needs")
     from rich.console import Console
     from rich.progress import Progress
 
+    from ngramspec.measure import models
     from ngramspec.stores import Corpus
     from ngramspec.stores.documents import find_files, read_texts
 
@@ -126,8 +126,9 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
         left_out.setdefault(why, []).append(path)
 
     try:
+        with usable("--tokenizer"):
+            tokenizer = models.load_tokenizer(models.locate(recipe.get("tokenizer")))
         with usable():
-            tokenizer = load_tokenizer(recipe.get("tokenizer"))
             paths = [Path(each) for each in recipe["paths"]]
             files = list(find_files(paths, recipe.get("glob") or (), leave_out))
             with Progress(console=console, transient=True) as bar:
@@ -152,13 +153,3 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
         f" {info.bytes / info.tokens:.1f} bytes a token"
     )
     return 0
-
-
-def load_tokenizer(model: str | None) -> Any:
-    """The tokenizer of a model; None: of the embedded model."""
-    from ngramspec.measure import models
-
-    try:
-        return models.load_tokenizer(models.locate(model))
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{error} (or give --tokenizer)") from error

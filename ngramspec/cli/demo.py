@@ -14,9 +14,8 @@ from ngramspec.cli.options import (
     check_least,
     load_model,
     make_speculator,
-    need,
+    stages,
     usable,
-    usable_model,
 )
 
 if TYPE_CHECKING:
@@ -51,37 +50,40 @@ def run(arguments: argparse.Namespace) -> int:
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     check_least(arguments, max_new_tokens=1)
     texts = read_texts(arguments.prompt_file)
-    need("rich", "the demo needs")
+    import torch
+
     from ngramspec.cli.demo_view import View
-    from ngramspec.measure.calls import Measurement
-    from ngramspec.measure.models import locate
+    from ngramspec.measure.calls import WARM_UP_TOKENS, Caller, Configuration, compare
+    from ngramspec.measure.models import set_dtype
 
     begin = perf_counter()
     dtypes = DTYPES[arguments.dtype]
     view = View()
-    with usable_model():
-        name = locate(arguments.model).name
-    with view.progress(f"Loading {name}") as step:
-        loaded = load_model(arguments, dtype=dtypes[0], on_stage=step)
-    measurement = Measurement(loaded, speculator, arguments.max_new_tokens)
+    with stages(view.err) as stage:
+        loaded = load_model(
+            arguments, dtype=dtypes[0], on_stage=lambda part: stage(f"Loading the model: {part}")
+        )
+    new, ours = arguments.max_new_tokens, Configuration("ngramspec", speculator=speculator)
     with usable():
         prompts = [loaded.encode(text.prompt, chat=text.chat) for text in texts]
     view.header(loaded.name, arguments.drafter, arguments.gamma)
     for number, (text, ids) in enumerate(zip(texts, prompts, strict=True), 1):
         view.title(f"{number}/{len(texts)}  {text.title}", text.prompt, len(ids))
         with view.stream(loaded.tokenizer, ids) as show:
-            stats = measurement.watch(ids, show)
+            stats = Caller(loaded.model).call(ours, ids, new, show).stats
         view.outcome(stats)
     different = 0
     for dtype in dtypes:
         late = perf_counter() - begin > MAX_REPEAT_START_SECONDS
         repeats = 1 if dtype == EXACT or late else 2  # float32 only shows identity, and is slow
         rows = []
-        with view.progress(f"Measuring in {dtype}") as step:
-            measurement.prepare(dtype, prompts[0])
+        with stages(view.err) as stage:
+            stage(f"Measuring in {dtype}")
+            set_dtype(loaded.model, getattr(torch, dtype))
+            compare(loaded, speculator, "warm-up", prompts[0], WARM_UP_TOKENS, 1)
             for text, ids in zip(texts, prompts, strict=True):
-                step(text.title)
-                rows.append(measurement.measure(text.name, ids, repeats))
+                stage(f"Measuring in {dtype}: {text.title}")
+                rows.append(compare(loaded, speculator, text.name, ids, new, repeats))
         view.table(dtype, rows, repeats)
         if dtype == EXACT:
             different = sum(row.difference is not None for row in rows)
@@ -91,16 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_texts(prompt_file: Path | None) -> list[SampleText]:
     """The demo's texts, or the one in ``prompt_file``, which must be UTF-8 and not blank."""
-    from ngramspec.measure.tasks import SampleText, demo_texts
+    from ngramspec.measure.tasks import SampleText, sample_texts
 
     if prompt_file is None:
-        return demo_texts()
-    try:
+        return sample_texts()[:4]
+    with usable("--prompt-file"):
         prompt = prompt_file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--prompt-file: cannot read {prompt_file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--prompt-file: {prompt_file} is not UTF-8: {error}") from error
-    if not prompt.strip():
-        raise UsageError(f"--prompt-file: {prompt_file} is empty")
+        if not prompt.strip():
+            raise UsageError(f"--prompt-file: {prompt_file} is empty")
     return [SampleText(prompt_file.stem, prompt_file.name, prompt.rstrip("\n"))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -59,37 +59,33 @@ class Pieces:
         return printable(self._text.add((token,)))
 
 
-class Stream:
-    """Prints pieces, wrapped and indented, on a terminal at once; [-rejected-] without colour."""
+@contextmanager
+def streamed(console: Console, *, colour: bool) -> Iterator[Callable[[Sequence[Piece]], None]]:
+    """Print pieces, wrapped and indented, on a terminal at once; [-rejected-] without colour.
 
-    def __init__(self, console: Console, *, colour: bool) -> None:
-        self._console, self._colour, self._text = console, colour, Text()
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+    The yielded function takes the pieces of a step.
+    """
+    shown, width = Text(), min(console.width, MAX_COLUMNS) - len(INDENT)
+    live = Live(console=console, auto_refresh=False, transient=True)
 
-    def __enter__(self) -> Stream:
-        if self._colour:
-            self._live.start()
-        return self
+    def rows() -> list[Text]:
+        return list(map(indented, shown.wrap(console, width)))
 
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
-        for row in self._rows():
-            self._console.print(row, soft_wrap=True)
-
-    def add(self, pieces: Sequence[Piece]) -> None:
-        """Show the pieces of one step."""
+    def add(pieces: Sequence[Piece]) -> None:
         for kind, text in pieces:
             if kind == REJECTED:  # not part of the text: show a newline, do not break the line
-                text = re.sub(r"\n\s*", "↵" if self._colour else r"\\n", text)
-                text = text if self._colour else f"[-{text}-]"
-            self._text.append(text if self._text else text.lstrip("\n"), STYLES[kind])
-        if self._colour:
-            rows = self._rows()[1 - self._console.height :]
-            self._live.update(Text("\n").join(rows), refresh=True)
+                text = re.sub(r"\n\s*", "↵" if colour else r"\\n", text)
+                text = text if colour else f"[-{text}-]"
+            shown.append(text if shown else text.lstrip("\n"), STYLES[kind])
+        if colour:
+            live.update(Text("\n").join(rows()[1 - console.height :]), refresh=True)
 
-    def _rows(self) -> list[Text]:
-        width = min(self._console.width, MAX_COLUMNS) - len(INDENT)
-        return list(map(indented, self._text.wrap(self._console, width)))
+    try:
+        with live if colour else nullcontext():
+            yield add
+    finally:
+        for row in rows():
+            console.print(row, soft_wrap=True)
 
 
 def indented(row: Text) -> Text:
@@ -105,16 +101,6 @@ class View:
     def __init__(self) -> None:
         self.out, self.err = make_console(sys.stdout), make_console(sys.stderr)
         self.colour = self.out.is_terminal
-
-    @contextmanager
-    def progress(self, title: str) -> Iterator[Callable[[str], None]]:
-        """Show what runs. The yielded function takes the name of each part as it begins."""
-        if not self.err.is_terminal:
-            self.err.print(f"{title} ...", highlight=False)
-            yield lambda name: None
-            return
-        with self.err.status(title) as status:
-            yield lambda name: status.update(f"{title}: {name}")
 
     def header(self, model: str, drafter: str, gamma: int | str) -> None:
         """Print the versions and the legend of the colours."""
@@ -142,12 +128,13 @@ class View:
     def stream(self, tokenizer: Any, ids: Sequence[int]) -> Iterator[Callable[[StepEvent], None]]:
         """Show a generation. The yielded function takes its events."""
         pieces = Pieces(tokenizer, ids)
-        with Stream(self.out, colour=self.colour) as stream:
-            yield lambda event: stream.add(pieces.of(event))
-            stream.add(pieces.end())
+        with streamed(self.out, colour=self.colour) as add:
+            yield lambda event: add(pieces.of(event))
+            add(pieces.end())
 
-    def outcome(self, stats: DecodeStats) -> None:
+    def outcome(self, stats: DecodeStats | None) -> None:
         """Print the counts of the last shown text."""
+        assert stats is not None
         self.out.print()
         tokens = counted(stats.emitted + stats.runs, "token")
         calls = f"{counted(stats.target_calls, 'target call')}, {stats.tokens_per_call:.2f}"

@@ -6,8 +6,8 @@ every step."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from functools import partial
 
 from ngramspec.cli.options import (
     Options,
@@ -23,17 +23,7 @@ from ngramspec.cli.options import (
     write_json,
 )
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from ngramspec.measure.explain import Run
-    from ngramspec.measure.models import LoadedModel
-
 SUMMARY = "measure, predict and explain the speed on a model and prompts"
-MEASURED = (  # of a Run, under these names in the JSON file
-    *("model", "settings", "context", "noise", "steps", "plain_rounds", "speculative_rounds"),
-    *("plain_seconds", "speculative_seconds", "plain_first_seconds", "plain_token_seconds"),
-)
 
 
 def add_arguments(options: Options) -> None:
@@ -53,65 +43,39 @@ def add_arguments(options: Options) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure; print tables; write the page and the JSON file."""
-    from dataclasses import asdict
+    from ngramspec.measure.explain import acceptance, explain, ladder, page, rung_rows
+    from ngramspec.measure.tasks import read_prompts, sample_prompts
 
-    from ngramspec.measure.explain import by_depth, by_source, explain, ladder
-
-    check_least(arguments, count=1, tokens=2, repeats=1)
+    check_least(arguments, count=1, tokens=2, repeats=2)
     screen = console()
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     loaded = load_model(arguments, option="MODEL")
-    prompts = encoded_prompts(arguments, loaded)
+    with usable("--prompts"):
+        prompts = sample_prompts(loaded)
+        if arguments.prompts is not None:
+            encode = partial(loaded.encode, chat=not arguments.raw)
+            prompts = read_prompts(arguments.prompts, encode)
+    prompts = prompts[: arguments.count]
     with stages(screen) as on_stage:
         counts = {"new": arguments.tokens, "repeats": arguments.repeats}
         found = explain(loaded, prompts, speculator, on_stage=on_stage, **counts)
     if not found.prompts:
         raise UsageError("the model ends after one token on every prompt; give others")
-    for shown in results(found):
-        screen.print(shown)
-    fields = {
-        **{name: getattr(found, name) for name in MEASURED},
-        "forward_seconds": found.seconds,
-        "same_text": found.same,
+    names = ("takes into account", "speed", "change", "from")
+    left = (names[0], names[3])
+    screen.print(make_table(names, rung_rows(found), left=left, title="speedup over baseline"))
+    screen.print(found.noise_says)
+    shares = acceptance(found)
+    rows = [(name, f"{a / max(v, 1):.3f}", f"{v:,}") for name, (v, a) in shares.items()]
+    heads = ("of", "accepted / verified", "verified")
+    screen.print(make_table(heads, rows, left=("of",), title="acceptance"))
+    derived = {
+        **{"noise": found.noise, "plain_token_seconds": found.plain_token_seconds},
         "rungs": [asdict(rung) for rung in ladder(found)],
-        "by_depth": {depth: asdict(share) for depth, share in by_depth(found.steps).items()},
-        "by_source": {source: asdict(share) for source, share in by_source(found).items()},
+        "acceptance": {name: {"verified": v, "accepted": a} for name, (v, a) in shares.items()},
     }
-    write_json(arguments, fields)
+    write_json(arguments, asdict(found) | derived)
     if arguments.html is not None:
-        from ngramspec.measure.explain import page
-
         with writable("--html", arguments.html):
             arguments.html.write_text(page(found), encoding="utf-8")
     return 0
-
-
-def encoded_prompts(
-    arguments: argparse.Namespace, loaded: LoadedModel
-) -> list[tuple[str, Sequence[int]]]:
-    """(name, token ids) of the prompts; a UsageError if the file or a prompt cannot be used."""
-    from ngramspec.measure.tasks import sample_prompts
-    from ngramspec.measure.traces import read_prompts
-
-    with usable("--prompts"):
-        if arguments.prompts is None:
-            return [(each.task, each.ids) for each in sample_prompts(loaded)[: arguments.count]]
-        return [
-            (f"{each.group}, {each.id}", loaded.encode(each.text, chat=not arguments.raw))
-            for each in read_prompts(arguments.prompts)[: arguments.count]
-        ]
-
-
-def results(run: Run) -> Iterator[Table | str]:
-    """What is printed: tables of the predictions and of acceptance."""
-    from ngramspec.measure.explain import by_depth, by_source, ladder, rung_rows
-
-    names: Sequence[str] = ("takes into account", "speed", "change", "from")
-    rows: list[Sequence[str]] = [*rung_rows(ladder(run))]
-    yield make_table(names, rows, left=(names[0], names[3]), title="speedup over baseline")
-    yield run.noise_says
-    depths = list(by_depth(run.steps).items())[:8]
-    shares = by_source(run) | {f"position {depth + 1}": share for depth, share in depths}
-    names = ("of", "accepted / verified", "verified")
-    rows = [(name, f"{each.rate:.3f}", f"{each.verified:,}") for name, each in shares.items()]
-    yield make_table(names, rows, left=("of",), title="acceptance")

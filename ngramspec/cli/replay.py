@@ -4,7 +4,6 @@ recording has it at its place."""
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import Options, console, make_table, usable, write_json
-from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     Contenders = dict[str, tuple[Callable[[], Drafter], int | str]]
 
 SUMMARY = "replay recorded outputs through drafters"
-MAX_GAMMA = 4096  # of --gamma-max and --tree
 
 
 def add_arguments(options: Options) -> None:
@@ -55,9 +52,6 @@ def add_arguments(options: Options) -> None:
     )
     help = "share a store of earlier traces' outputs, or with all: also of their prompts"
     options.add("--shared", choices=("outputs", "all"), help=help)
-    options.path("--tools", "FILE", "JSON file with the tools of the traces")
-    options.text("--tokenizer", "FOLDER", "tokenizer of the traces, for --tools")
-    options.text("--shuffle", "SEED", "seed of a random order of the traces", type=int)
     options.json()
 
 
@@ -84,55 +78,30 @@ class Given:
 
 def read(arguments: argparse.Namespace) -> Given:
     """Check the options and read the traces; a UsageError if an option cannot be used."""
+    from ngramspec import options
     from ngramspec.drafters import build_drafter
     from ngramspec.measure.traces import read_traces
 
     specs = arguments.drafter or ["auto"]
+    makers = {spec: partial(build_drafter, spec, policy=arguments.policy) for spec in specs}
+    fields = {name: getattr(arguments, name) for name in ("policy", "gamma", "gamma_max", "tree")}
     with usable():
-        gamma_max = max_tokens(arguments)
-        makers = {spec: partial(build_drafter, spec, policy=arguments.policy) for spec in specs}
-        for maker in makers.values():
-            maker()
+        checked = [options.Options(spec, **fields) for spec in specs]
         traces = read_traces(arguments.traces)
-        return Given(dict(makers), gamma_max, traces, known(arguments, traces))
-
-
-def max_tokens(arguments: argparse.Namespace) -> int:
-    """The most tokens of a draft, by ``--gamma-max`` or ``--tree``; also checks ``--gamma``."""
-    from ngramspec.options import GAMMA_WORDS
-
-    gamma = arguments.gamma
-    longest = check_int("--gamma-max", arguments.gamma_max, 1, MAX_GAMMA)
-    if arguments.tree is not None:
-        longest = check_int("--tree", arguments.tree, 1, MAX_GAMMA)
-    if isinstance(gamma, int):
-        check_int("--gamma", gamma, 1, longest)
-    elif gamma not in GAMMA_WORDS:
-        raise ValueError(f"--gamma must be an integer, {', '.join(GAMMA_WORDS)}: {gamma!r}")
-    return longest
+        return Given(dict(makers), checked[0].longest, traces, known(arguments, traces))
 
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
     """What drafters know in addition to each request, by the options."""
-    from ngramspec.measure.replay import Earlier, Knowledge, Known
+    from ngramspec.measure.replay import Earlier, Knowledge
 
-    tools = None
-    if arguments.tools is not None:
-        if arguments.tokenizer is None:
-            raise ValueError("--tools needs --tokenizer")
-        from transformers import AutoTokenizer
-
-        from ngramspec.drafters.tool_calls import ToolCalls
-
-        tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
-        tools = ToolCalls(json.loads(arguments.tools.read_text(encoding="utf-8")), tokenizer)
     if arguments.shared is not None:
         if arguments.corpus is not None or arguments.fresh:
             raise ValueError("--shared cannot be combined with --corpus or --fresh")
-        return Earlier(arguments.shared, tools)
+        return Earlier(arguments.shared)
     if arguments.corpus is None:
-        return None if tools is None else Known(tools)
-    knowledge = Knowledge(arguments.corpus, tools)
+        return None
+    knowledge = Knowledge(arguments.corpus)
     for which in {knowledge.which(trace) for trace in traces}:
         knowledge.store(which)  # raises errors before the replay
     return knowledge
@@ -161,8 +130,8 @@ def replay(
     for name, (maker, gamma) in contenders.items():
         limit = gamma_max if isinstance(gamma, str) else min(gamma, gamma_max)
         plan = Plan(cost, gamma, limit, arguments.tree is not None)
-        order = {"fresh": arguments.fresh, "shuffle": arguments.shuffle}
-        found = compare(maker, plan, given.traces, knowledge=given.knowledge, **order)
+        known = {"fresh": arguments.fresh, "knowledge": given.knowledge}
+        found = compare(maker, plan, given.traces, **known)
         results.append({"drafter": name, "curve": Path(curve).stem, **found})
     return results
 
@@ -179,7 +148,7 @@ def report(
         screen.print(table)
     settings = {
         **{"traces": len(given.traces), "gamma_max": given.gamma_max},
-        **{name: getattr(arguments, name) for name in ("fresh", "shuffle", "shared")},
+        **{name: getattr(arguments, name) for name in ("fresh", "shared")},
         "tree": arguments.tree is not None,
         "corpus": None if arguments.corpus is None else arguments.corpus.name,
     }
@@ -192,7 +161,7 @@ def tables(results: Sequence[dict[str, Any]]) -> Iterator[Table]:
         same = [result for result in results if result["curve"] == curve]
         title = f"{curve} curve: geometric means over groups; alpha over all traces; µs of a step"
         counts = ("tok/call", "alpha", "acc/drft", "drft/step")
-        names = ("drafter", "tok/cost", "halves", *counts, "median", "p99")
+        names = ("drafter", "tok/cost", *counts, "median", "p99")
         yield make_table(names, map(_means, same), left=("drafter",), title=title)
         groups = [*same[0]["groups"]]
         rows = [
@@ -210,8 +179,7 @@ def _means(result: dict[str, Any]) -> list[str]:
         sum(each[name] for each in sources) for name in ("drafted", "verified", "accepted")
     )
     calls = sum(group["calls"] for group in result["groups"].values())
-    halves = " ".join(f"{half['tokens_per_cost']:.3f}" for half in result["halves"])
     counts = f"{accepted / max(verified, 1):.3f}", f"{accepted / max(drafted, 1):.3f}"
     times = f"{mean['step_us_median']:.2f}", f"{mean['step_us_p99']:.1f}"
-    speeds = f"{mean['tokens_per_cost']:.3f}", halves, f"{mean['tokens_per_call']:.3f}"
+    speeds = f"{mean['tokens_per_cost']:.3f}", f"{mean['tokens_per_call']:.3f}"
     return [result["drafter"], *speeds, *counts, f"{drafted / calls:.2f}", *times]

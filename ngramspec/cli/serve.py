@@ -137,15 +137,11 @@ def check_port(host: str, port: int) -> None:
     """Raise a UsageError, before the slow loading of the model, if a port cannot be used."""
     with usable():
         check_int("--port", port, 0, MAX_PORT)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
-        raise UsageError(f"--host {host} --port {port}: {error.strerror}") from error
+        raise UsageError(f"--host, --port: {error.strerror}") from error
 
 
 def check_allowed(given: Sequence[str]) -> list[str]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import Options, UsageError, counted
+from ngramspec.cli.options import Options, counted, usable
 
 if TYPE_CHECKING:
-    from ngramspec.wrap.folder import Group, Wrapped
+    from ngramspec.wrap.folder import Wrapped
 
 SUMMARY = "write a model folder whose generate speculates"
-UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def add_arguments(options: Options) -> None:
@@ -39,8 +37,6 @@ def add_arguments(options: Options) -> None:
         "copy the weights instead of linking them. If OUT_DIR's weights are links, overwriting them"
         " overwrites MODEL_DIR's",
     )
-    help = "write into an OUT_DIR that is not empty, and replace files of the same names"
-    options.flag("--force", help)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,13 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     } | stores(arguments)
     out = arguments.out_dir.expanduser()
     model = arguments.model_dir.expanduser()
-    try:
-        wrapped = wrap(model, out, settings, copy=arguments.copy, force=arguments.force)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"cannot read or write {error.filename or out}: {reason}") from error
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error).partition("\n")[0]) from error
+    with usable():
+        wrapped = wrap(model, out, settings, copy=arguments.copy)
     print(summary(wrapped))
     return 0
 
@@ -78,8 +69,7 @@ def summary(wrapped: Wrapped) -> str:
     """The contents of the folder, and the commands to use it."""
     settings = ", ".join(f"{name} {value}" for name, value in wrapped.settings.items())
     lines = [f"{wrapped.folder}: {wrapped.model}, speculative"]
-    lines += [f"  weights   {group_line(group)}, {how}" for how, group in wrapped.weights.items()]
-    lines.append(f"  others    {group_line(wrapped.others)}, copies")
+    lines += [f"  weights   {counted(n, 'file')}, {how}" for how, n in wrapped.weights.items()]
     lines.append(f"  settings  {settings}")
     lines.append(f"            in {wrapped.folder / 'custom_generate' / 'ngramspec.json'}")
     loader = "AutoModelForSeq2SeqLM" if wrapped.encodes else "AutoModelForCausalLM"
@@ -88,11 +78,3 @@ def summary(wrapped: Wrapped) -> str:
     if not wrapped.encodes:
         lines.append(f"  transformers serve {shlex.quote(folder)} --trust-remote-code")
     return "\n".join(lines)
-
-
-def group_line(group: Group) -> str:
-    """The number of files and bytes."""
-    power = min(int(math.log10(max(group.bytes, 1))) // 3, len(UNITS) - 1)
-    size = group.bytes / 1000**power
-    digits = 1 if power and size < 100 else 0
-    return f"{counted(group.files, 'file')}, {size:.{digits}f} {UNITS[power]}"

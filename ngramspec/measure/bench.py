@@ -32,32 +32,22 @@ PROBE_TOKENS = 8
 WARM_UPS = 2  # calls before a compiled configuration is timed; the second may record graphs
 MAX_COMPILING_CALLS = 16  # consecutive calls that may be repeated because they compiled
 
-# Called before each call for a prompt: makes the model generate the prompt's text.
-Forcing = Callable[[Prompt], None]
-
-
-def by_model(set_text: Callable[[Sequence[int] | None], None]) -> Forcing:
-    """Have the model's own logits force a prompt's text, if it has one, by ``forced_model``."""
-
-    def force(prompt: Prompt) -> None:
-        set_text(None if prompt.text is None else [*prompt.ids, *prompt.text])
-
-    return force
+SetText = Callable[[Sequence[int] | None], None]  # see ``forced_model``
 
 
 @contextmanager
-def forced_texts(model: Any, prompts: Sequence[Prompt], plan: Plan) -> Iterator[Forcing]:
+def forced_texts(model: Any, prompts: Sequence[Prompt], plan: Plan) -> Iterator[SetText]:
     """Force the texts of prompts by the model's own logits, if there are any or the plan asks.
 
     No logits processor is used: transformers' prompt lookup runs the processors over its candidates
     and cuts them at the first impossible token, so it would learn the text from the processor.
     """
     if not plan.same_text and all(each.text is None for each in prompts):
-        yield lambda prompt: None
+        yield lambda tokens: None
         return
     capacity = max((len(each.ids) for each in prompts), default=0) + plan.new
     with forced_model(model, capacity + POSITIONS_AFTER_TEXT) as set_text:
-        yield by_model(set_text)
+        yield set_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +62,6 @@ class Plan:
     new: int = 96  # most tokens of a call
     least: int = 48  # prompts with a shorter baseline output are left out
     prompts: int = 8  # most of a task and length
-    keep: bool = False  # one Speculator for all calls of a configuration
     cost_repeats: int = 7  # timed forwards for each cost(n)
     same_text: bool = False
 
@@ -120,12 +109,12 @@ class EndToEnd:
     model: Any
     configurations: list[Configuration]
     plan: Plan
-    forcing: Forcing = lambda prompt: None
+    set_text: SetText = lambda tokens: None
     progress: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
         self.configurations = [*self.configurations]  # without those that are skipped
-        self.caller = Caller(self.model, keep=self.plan.keep)
+        self.caller = Caller(self.model)
         self.measured = Measured(static=[each.name for each in self.configurations if each.static])
 
     def run(self, prompts: Iterable[Prompt]) -> Measured:
@@ -241,7 +230,7 @@ class EndToEnd:
     def call(self, configuration: Configuration, prompt: Prompt, new: int) -> Outcome:
         """One call. If the prompt has a text, it is forced, and the call ends with it."""
         new = new if prompt.text is None else min(new, len(prompt.text))
-        self.forcing(prompt)
+        self.set_text(prompt.whole)
         return self.caller.call(configuration, prompt.ids, new)
 
 

@@ -19,11 +19,12 @@ from ngramspec import DecodeStats, Speculator, StepEvent, generate
 from ngramspec.hf_model.compat.extras import compile_config
 from ngramspec.measure.forwards import forwards_of
 from ngramspec.measure.machine import PeakMemory, synchronize
-from ngramspec.measure.models import LoadedModel, set_dtype
+from ngramspec.measure.models import LoadedModel
 
 Result = TypeVar("Result")
 
 PLAIN = "plain"  # the name of the baseline, ``generate`` without speculation
+WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +154,12 @@ def inputs_of(model: Any, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
 class Caller:
     """Generates from one prompt at a time with a causal language model, by any configuration.
 
-    ``keep``: all calls of a configuration share a Speculator. Otherwise each call has a new one,
-    unless the configuration brings its own.
+    Each call has a new Speculator, unless the configuration brings its own.
     """
 
-    def __init__(self, model: Any, *, keep: bool = False) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
         self.memory = PeakMemory(model.device)
-        self.keep = keep
-        self._kept: dict[str, Speculator] = {}
 
     def call(
         self,
@@ -179,8 +177,11 @@ class Caller:
             events.append(event)
             on_step(event)
 
-        call, speculator = self.model.generate, self._speculator(configuration)
+        call, speculator = self.model.generate, configuration.speculator
         if speculator is not None:
+            if not isinstance(speculator, Speculator):
+                speculator = Speculator(**speculator)
+            speculator.reset()
             speculator.on_step = note
             call = partial(generate, self.model, speculator=speculator)
         self.memory.reset()
@@ -199,17 +200,6 @@ class Caller:
         widths = dict(Counter(event.width for event in steps))
         emitted = sum(len(event.verdict.emitted) for event in steps)
         return Outcome(tokens, seconds, peak, widths, emitted, copy(speculator.stats), events)
-
-    def _speculator(self, configuration: Configuration) -> Speculator | None:
-        given = configuration.speculator
-        if given is None:
-            return None
-        if not isinstance(given, Speculator):
-            given = self._kept.get(configuration.name) or Speculator(**given)
-        if self.keep:
-            self._kept[configuration.name] = given
-        given.reset()
-        return given
 
     def _compiling(self, configuration: Configuration) -> dict[str, Any]:
         """The arguments that make ``generate`` compile, or keep a static cache from doing so."""
@@ -230,9 +220,6 @@ def _counted(
         return {}, 0
     first = seen[1][1] - prompt + 1
     return dict(Counter(width for width, _ in seen[1:])), new - first
-
-
-WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,71 +244,52 @@ class Row:
     difference: Difference | None
 
 
-class Measurement:
-    """A model, with the baseline and speculation to compare: greedy, one sequence at a time."""
+def compare(
+    loaded: LoadedModel,
+    speculator: Speculator,
+    name: str,
+    ids: Sequence[int],
+    new: int,
+    repeats: int,
+) -> Row:
+    """Continue a text greedily with the baseline and speculatively in turn, ``repeats`` >= 1 times.
 
-    def __init__(self, loaded: LoadedModel, speculator: Speculator, max_new_tokens: int) -> None:
-        self.model = loaded.model
-        self.tokenizer = loaded.tokenizer
-        self.max_new_tokens = max_new_tokens
-        self._caller = Caller(loaded.model)
-        self._baseline = Configuration(PLAIN)
-        self._speculative = Configuration("speculative", speculator=speculator)
+    ``name`` is that of the row, and ``new`` the maximum number of new tokens.
+    """
+    caller = Caller(loaded.model)
+    ways = Configuration(PLAIN), Configuration("speculative", speculator=speculator)
+    calls = {each.name: partial(caller.call, each, ids, new) for each in ways}
+    plain, ours = take_turns(calls, repeats, warm_up=0).results.values()
+    texts = [(one.tokens, other.tokens) for one, other in zip(plain, ours, strict=True)]
+    different = next((both for both in texts if both[0] != both[1]), None)
+    stats = ours[-1].stats
+    assert stats is not None
+    return Row(
+        name=name,
+        new_tokens=len(ours[-1].tokens),
+        stats=stats,
+        plain_rate=median(len(each.tokens) / each.seconds for each in plain),
+        speculative_rate=median(len(each.tokens) / each.seconds for each in ours),
+        difference=None if different is None else difference(loaded, ids, *different),
+    )
 
-    def watch(self, ids: list[int], show: Callable[[StepEvent], None]) -> DecodeStats:
-        """Generate speculatively and call ``show`` with each step; not timed."""
-        outcome = self._caller.call(self._speculative, ids, self.max_new_tokens, show)
-        assert outcome.stats is not None
-        return outcome.stats
 
-    def prepare(self, dtype: str, ids: list[int]) -> None:
-        """Convert the model to ``dtype``, and warm up what will be measured."""
-        set_dtype(self.model, getattr(torch, dtype))
-        for configuration in (self._baseline, self._speculative):
-            self._caller.call(configuration, ids, WARM_UP_TOKENS)
-
-    def measure(self, name: str, ids: list[int], repeats: int) -> Row:
-        """Generate with the baseline and speculatively in turn, ``repeats`` >= 1 times each."""
-        calls = {
-            each.name: partial(self._caller.call, each, ids, self.max_new_tokens)
-            for each in (self._baseline, self._speculative)
-        }
-        turns = take_turns(calls, repeats, warm_up=0)
-        plain, ours = (turns.results[name] for name in calls)
-        texts = [(one.tokens, other.tokens) for one, other in zip(plain, ours, strict=True)]
-        differences = (self.difference(ids, *both) for both in texts)
-        stats = ours[-1].stats
-        assert stats is not None
-        return Row(
-            name=name,
-            new_tokens=len(ours[-1].tokens),
-            stats=stats,
-            plain_rate=median(len(each.tokens) / each.seconds for each in plain),
-            speculative_rate=median(len(each.tokens) / each.seconds for each in ours),
-            difference=next((each for each in differences if each is not None), None),
-        )
-
-    def speculate(self, ids: list[int]) -> list[int]:
-        """The tokens that speculation generates after ``ids``."""
-        return self._caller.call(self._speculative, ids, self.max_new_tokens).tokens
-
-    def difference(
-        self, ids: list[int], plain: list[int], speculative: list[int]
-    ) -> Difference | None:
-        """Where two continuations of ``ids`` diverge, by a forward over their common prefix."""
-        same = first_difference(plain, speculative)
-        if same is None:
-            return None
-        with torch.no_grad():
-            prefix = torch.tensor([ids + plain[:same]], device=self.model.device)
-            logits: Any = self.model(input_ids=prefix, logits_to_keep=1).logits
-        best, second = logits[0, -1].to(self.model.dtype).topk(2).values
-        return Difference(
-            token=same + 1,
-            plain=self.tokenizer.decode(plain[same : same + 1]),
-            speculative=self.tokenizer.decode(speculative[same : same + 1]),
-            ulps=ulps_apart(float(best), float(second), self.model.dtype),
-        )
+def difference(
+    loaded: LoadedModel, ids: Sequence[int], plain: Sequence[int], speculative: Sequence[int]
+) -> Difference:
+    """Where two different continuations of ``ids`` diverge, by a forward over what they share."""
+    model = loaded.model
+    same = first_difference(plain, speculative) or 0
+    with torch.no_grad():
+        prefix = torch.tensor([[*ids, *plain[:same]]], device=model.device)
+        logits: Any = model(input_ids=prefix, logits_to_keep=1).logits
+    best, second = logits[0, -1].to(model.dtype).topk(2).values
+    return Difference(
+        token=same + 1,
+        plain=loaded.tokenizer.decode(plain[same : same + 1]),
+        speculative=loaded.tokenizer.decode(speculative[same : same + 1]),
+        ulps=ulps_apart(float(best), float(second), model.dtype),
+    )
 
 
 def ulps_apart(left: float, right: float, dtype: torch.dtype) -> float:

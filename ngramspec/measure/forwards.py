@@ -1,4 +1,4 @@
-"""A model's forwards: their times by width, their number, and a text that they are made to say.
+"""A model's forwards: their times by width, their number, their candidates, and a forced text.
 
 A measurement with a given text does not depend on what the model generates. The model's own logits
 are changed so that the text is most probable. A logits processor would make every decoder choose
@@ -22,6 +22,8 @@ from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
 from ngramspec.hf_model.compat.extras import forget_compiled_call
 from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.machine import synchronize
+from ngramspec.measure.traces import TopTokens
+from ngramspec.verification.evidence import leading
 
 PREFILL_CHUNK_POSITIONS = 2048  # positions of a prefill's forward
 
@@ -62,6 +64,15 @@ def forward_seconds(
                 times.append(perf_counter() - began)
             rolled.truncate(width)
     return {width: median(times) for width, times in seconds.items()}
+
+
+@torch.inference_mode()
+def top_tokens(model: Any, prompt: Sequence[int], output: Sequence[int], k: int) -> TopTokens:
+    """A model's k >= 1 most probable tokens at the positions of an output, by one forward."""
+    text = torch.tensor([[*prompt, *output]], device=model.device)
+    logits = model(input_ids=text[:, :-1], logits_to_keep=len(output), use_cache=False).logits
+    ids, log_probs = leading(logits[0, -len(output) :].float(), k)
+    return TopTokens(ids.int().cpu().numpy(), log_probs.cpu().numpy())
 
 
 TARGETS = "_forced_targets"

@@ -9,7 +9,6 @@ only, if it was recorded. What the target computed after rejected tokens was not
 from __future__ import annotations
 
 import json
-import random
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -26,8 +25,8 @@ from ngramspec.costs.steps import rejections_after, required_tokens
 from ngramspec.draft import Evidence, Float32
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.drafters.tool_calls import ToolCalls
-from ngramspec.measure.traces import TopTokens, Trace, halves
-from ngramspec.stats import DecodeStats, SourceStats
+from ngramspec.measure.traces import TopTokens, Trace
+from ngramspec.stats import DecodeStats
 from ngramspec.stores import Corpus, SharedStore
 
 # Widths and costs by which drafters are compared. "cpu": SmolLM2-135M in bfloat16 on two cores of
@@ -37,8 +36,7 @@ COSTS = {
     "cpu": (1, 1, 1, 1.0, 1.04, 1.10, 1.22, 1.40, 1.60, 2.0, 2.7, 5.0),
     "gpu": tuple(GPU_COSTS.values()),
 }
-RATIOS = ("tokens_per_call", "tokens_per_cost")
-COUNTED = (*RATIOS, "alpha", "acceptance_rate", "drafted_per_step")
+COUNTED = ("tokens_per_call", "tokens_per_cost", "alpha", "acceptance_rate", "drafted_per_step")
 
 
 def cost_curve(name: str, gamma_max: int) -> Float32:
@@ -78,21 +76,17 @@ class Known:
     """
 
     shares = False
-
-    def __init__(self, tools: ToolCalls | None = None) -> None:
-        self.tools = tools
-        self._last: tuple[Drafter, str, Drafter] | None = None
+    tools: ToolCalls | None = None
+    _last: tuple[Drafter, str, Drafter] | None = None
 
     def given_to(self, drafter: Drafter, trace: Trace) -> Drafter:
         """A drafter that knows what belongs to a trace; all such traces share it."""
         which = self.which(trace)
         if self._last is None or self._last[0] is not drafter or self._last[1] != which:
             self._last = None  # one at a time: suffix trees take much memory
-            store = self.store(which)
             known: Any = drafter
-            if store is not None:
-                with suppress(ValueError):  # it supports none
-                    known = drafter.with_stores([store])
+            with suppress(ValueError):  # it supports none
+                known = drafter.with_stores([self.store(which)])
             if self.tools is not None:
                 known = known.with_tools(self.tools)
             self._last = (drafter, which, known)
@@ -103,8 +97,8 @@ class Known:
         return ""
 
     def store(self, which: str) -> Any:
-        """The store of a name, or None."""
-        return None
+        """The store of a name."""
+        raise NotImplementedError
 
 
 class Earlier(Known):
@@ -113,8 +107,7 @@ class Earlier(Known):
     shares = True
 
     def __init__(self, write: str, tools: ToolCalls | None = None) -> None:
-        super().__init__(tools)
-        self.write = write
+        self.write, self.tools = write, tools
 
     def store(self, which: str) -> Any:
         store = SharedStore(STORE_BYTES, namespace_bytes=STORE_BYTES, write=self.write)
@@ -128,8 +121,7 @@ class Knowledge(Known):
     a 0 after each document, for each trace's ``repo``.
     """
 
-    def __init__(self, place: Path, tools: ToolCalls | None = None) -> None:
-        super().__init__(tools)
+    def __init__(self, place: Path) -> None:
         self.place = place
         self._corpora: dict[str, Corpus] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="ngramspec-")
@@ -301,28 +293,19 @@ def compare(
     traces: Sequence[Trace],
     *,
     fresh: bool = False,
-    shuffle: int | None = None,
     knowledge: Known | None = None,
 ) -> dict[str, Any]:
-    """Replay traces through one drafter, with everything that is reported about it.
-
-    ``shuffle`` is the seed of another order, or None. For the others see ``replay``.
+    """Replay traces as ``replay`` does, with everything that is reported about the drafter.
 
     Returns:
         ``groups``: Tally.to_dict by group; ``mean``: geometric means over groups, and the times of
-        all steps; ``halves``: the means of two halves of the traces, each with its own drafter;
-        ``sources``: counts of draft tokens by draft source.
+        all steps; ``sources``: counts of draft tokens by draft source.
     """
-    traces = list(traces)
-    if shuffle is not None:
-        random.Random(shuffle).shuffle(traces)
     groups = replay(make, plan, traces, fresh=fresh, knowledge=knowledge)
     steps = np.concatenate([tally.nanoseconds for tally in groups.values()]) / 1000
-    parts = [replay(make, plan, part, fresh=fresh, knowledge=knowledge) for part in halves(traces)]
     total = DecodeStats()
     for tally in groups.values():
         total.add(tally)
-    sources: dict[str, SourceStats] = total.sources
     return {
         "groups": {name: tally.to_dict() for name, tally in sorted(groups.items())},
         "mean": {
@@ -331,10 +314,7 @@ def compare(
             "step_us_p99": float(np.percentile(steps, 99)),
             "step_us_worst": float(steps.max()),
         },
-        "halves": [
-            {name: geometric_mean(part.values(), name) for name in RATIOS} for part in parts
-        ],
-        "sources": {name: asdict(each) for name, each in sorted(sources.items())},
+        "sources": {name: asdict(each) for name, each in sorted(total.sources.items())},
     }
 
 

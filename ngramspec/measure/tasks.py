@@ -24,19 +24,15 @@ class SampleText:
     chat: bool = True  # whether it is a user's message, not a text to continue as it is
 
 
-def demo_texts() -> list[SampleText]:
-    """The four texts of the demo."""
+def sample_texts() -> list[SampleText]:
+    """The four texts of the demo, and a letter to answer."""
     return [
         SampleText("summarize", "Summarize an article", _read("summarize.txt"), "summarization"),
         SampleText("answer", "Answer from a context", _read("answer.txt"), "context_qa"),
         SampleText("code", "Go on with code", _read("code.py.txt"), "code_completion", chat=False),
         SampleText("rewrite", "Rewrite a file", _read("rewrite.txt"), "code_edit"),
+        SampleText("chat", "Answer a letter", _read("chat.txt"), "chat"),
     ]
-
-
-def sample_texts() -> list[SampleText]:
-    """The demo's texts and a letter to answer."""
-    return [*demo_texts(), SampleText("chat", "Answer a letter", _read("chat.txt"), "chat")]
 
 
 def _read(name: str) -> str:
@@ -57,21 +53,28 @@ class Prompt:
     text: tuple[int, ...] | None = None  # what the model is forced to generate; None: its own text
     length: int | None = None  # what it was cut or filled up to
 
+    @property
+    def whole(self) -> tuple[int, ...] | None:
+        """The prompt and its text, for ``forced_model``; None without a text."""
+        return None if self.text is None else self.ids + self.text
 
-def read_tasks(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
-    """Read prompts: JSON lines with ``group``, ``id`` and ``prompt``."""
+
+def read_prompts(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]:
+    """Read prompts: JSON lines, each a text or an object with ``prompt``, a text or token ids.
+
+    An object may name its ``group`` (else the file's stem) and ``id`` (else the line's number). A
+    ValueError names the first line without a prompt, or says that there is none.
+    """
     prompts = []
     for number, fields in json_lines(path):
-        where = f"{path}, line {number}"
-        try:
-            ids, group, name = fields["prompt"], str(fields["group"]), str(fields["id"])
-        except (TypeError, KeyError) as error:
-            message = f"{where}: needs an object with group, id and prompt: {error}"
-            raise ValueError(message) from error
-        ids = encode(ids) if isinstance(ids, str) else ids
+        given = fields if isinstance(fields, dict) else {"prompt": fields}
+        ids = given.get("prompt")
+        if isinstance(ids, str) and ids.strip():
+            ids = encode(ids)
         if not (isinstance(ids, list) and ids and all(type(each) is int for each in ids)):
-            raise ValueError(f"{where}: prompt must be a text or a list of token ids")
-        prompts.append(Prompt(group, name, tuple(ids)))
+            raise ValueError(f"{path}, line {number}: prompt must be a text or a list of token ids")
+        group, name = given.get("group", path.stem), given.get("id", number)
+        prompts.append(Prompt(str(group), str(name), tuple(ids)))
     if not prompts:
         raise ValueError(f"{path} holds no prompt")
     return prompts
@@ -96,11 +99,6 @@ def known_tasks(prompts: Sequence[Prompt], wanted: Sequence[str]) -> list[str]:
         choices = ", ".join(["nothing", *tasks])
         raise ValueError(f"unknown task {unknown[0]!r}; choose from {choices}")
     return [names[each] for each in wanted] or [*tasks, NOTHING]
-
-
-def of_length(prompts: Iterable[Prompt], shortest: int, longest: int) -> list[Prompt]:
-    """The prompts of ``shortest`` to ``longest`` tokens."""
-    return [each for each in prompts if shortest <= len(each.ids) <= longest]
 
 
 def fit(prompts: Sequence[Prompt], length: int) -> list[Prompt]:

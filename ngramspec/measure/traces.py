@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
-from ngramspec.drafters.base import Drafter, DraftSession, ForwardingSession
+from ngramspec.draft import Float32, Int32
 
 MAX_ID = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A text to continue, and the group and name under which its trace is kept."""
-
-    group: str
-    id: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,25 +49,6 @@ def read_traces(path: Path) -> list[Trace]:
     return traces
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """Read prompts: JSON lines, each a string or an object with ``prompt``.
-
-    An object may name its ``group`` (else the file's stem) and ``id`` (else the line's number). A
-    ValueError names the first line without a prompt, or says that there is none.
-    """
-    prompts = []
-    for number, fields in json_lines(path):
-        fields = {"prompt": fields} if isinstance(fields, str) else fields
-        text = fields.get("prompt") if isinstance(fields, dict) else None
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{path}, line {number}: needs a text as 'prompt'")
-        group, id = fields.get("group", path.stem), fields.get("id", number)
-        prompts.append(Prompt(str(group), str(id), text))
-    if not prompts:
-        raise ValueError(f"{path} holds no prompt")
-    return prompts
-
-
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """The number and the value of each line that is not blank; a ValueError names a bad line."""
     with open(path, encoding="utf-8") as lines:
@@ -88,20 +59,6 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 except ValueError as error:
                     raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
                 yield number, value
-
-
-def record(
-    prompts: Iterable[Prompt],
-    encode: Callable[[str], list[int]],
-    generate: Callable[[list[int]], list[int]],
-    take: Callable[[int], TopTokens | None] = lambda length: None,
-) -> Iterator[Trace]:
-    """One trace for each prompt, as it is generated."""
-    for prompt in prompts:
-        ids = encode(prompt.text)
-        output = np.array(generate(ids), np.int32)
-        top_tokens = take(len(output))
-        yield Trace(prompt.group, prompt.id, np.array(ids, np.int32), output, top_tokens=top_tokens)
 
 
 def write_traces(path: Path, traces: Iterable[Trace]) -> int:
@@ -129,13 +86,6 @@ def by_group(traces: Iterable[Trace]) -> dict[str, list[Trace]]:
     for trace in traces:
         groups.setdefault(trace.group, []).append(trace)
     return groups
-
-
-def halves(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
-    """Two halves of the traces, which alternate within each group."""
-    groups = by_group(traces).values()
-    for first in (0, 1):
-        yield [trace for group in groups for trace in group[first::2]]
 
 
 def _trace(fields: Any, where: str) -> Trace:
@@ -180,66 +130,3 @@ def _ids(value: Any, where: str) -> Int32:
     if value and not (min(value) >= 0 and max(value) <= MAX_ID):
         raise ValueError(f"{where}: token ids must lie in 0..{MAX_ID}")
     return np.array(value, np.int32)
-
-
-class _RecordingSession(ForwardingSession):
-    """Another session's drafts; records what the target computed at committed positions."""
-
-    def __init__(self, owner: RecordingDrafter, session: DraftSession) -> None:
-        super().__init__(session)
-        self.owner = owner
-        self.last: Evidence | None = None
-
-    @property
-    def wants_evidence(self) -> bool:
-        return True
-
-    def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
-    ) -> None:
-        self.last = evidence
-        if len(draft):
-            self.inner.observe(draft, accepted, verified)
-
-    def extend(self, tokens: Int32) -> None:
-        if self.last is not None:  # None: the last accepted token ended the text
-            rows = list(self.last.accepted[: len(tokens)])
-            self.owner.ids.append(self.last.ids[rows])
-            self.owner.log_probs.append(self.last.log_probs[rows])
-            self.last = None
-        super().extend(tokens)
-
-
-class RecordingDrafter(Drafter):
-    """Drafts as another drafter, and keeps the target's candidates of one sequence at a time.
-
-    The inner drafter must not ask for evidence itself. ``top_k`` >= 1 candidates are kept of each
-    position.
-    """
-
-    def __init__(self, inner: Drafter, top_k: int) -> None:
-        self.inner, self.source_names = inner, inner.source_names
-        self.estimates, self.branches = inner.estimates, inner.branches
-        self.evidence = EvidenceRequest(top_k=top_k)
-        self.ids: list[Int32] = []
-        self.log_probs: list[Float32] = []
-
-    def start(self, tokens: Int32) -> DraftSession:
-        return _RecordingSession(self, self.inner.start(tokens))
-
-    def take(self, length: int) -> TopTokens | None:
-        """The candidates since the last call; the first of ``length`` tokens may have none."""
-        ids, log_probs, self.ids, self.log_probs = self.ids, self.log_probs, [], []
-        if not ids:
-            return None
-        known = np.concatenate(ids)
-        missing = length - len(known)
-        before = np.full((missing, known.shape[1]), -1, np.int32)
-        zeros = np.zeros((missing, known.shape[1]), np.float32)
-        return TopTokens(
-            np.concatenate((before, known)), np.concatenate((zeros, *log_probs), dtype=np.float32)
-        )

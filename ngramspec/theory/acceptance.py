@@ -49,29 +49,6 @@ def acceptance(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
     return np.asarray(np.minimum(accepted, 1.0))  # rounding
 
 
-def exact_match(p: ArrayLike, q: ArrayLike) -> Float64:
-    """P(a token drawn from q equals one drawn from p), sum p q: at most ``acceptance``.
-
-    Returns:
-        float64 (...), in 0..1.
-    """
-    return np.asarray((distribution("p", p) * distribution("q", q)).sum(axis=-1))
-
-
-def rejection_sampling(p: ArrayLike, q: ArrayLike) -> Float64:
-    """P(accepted) of one round of ordinary rejection sampling, min over x of q(x) / p(x) (A.2).
-
-    It is at most ``acceptance``, and 0 if q lacks a token of p.
-
-    Returns:
-        float64 (...), in 0..1.
-    """
-    target, draft = distribution("p", p), distribution("q", q)
-    ratio = np.full(np.broadcast_shapes(target.shape, draft.shape), np.inf)
-    np.divide(draft, target, out=ratio, where=target > 0)
-    return np.asarray(np.minimum(ratio.min(axis=-1), 1.0))
-
-
 def residual(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
     """The distribution of the token after a rejection: norm(max(0, p / l - q)) (section 2.3).
 
@@ -99,24 +76,6 @@ def output(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
     accepted = np.minimum(target / _lenience(lenience), draft)
     rejected = np.maximum(1 - accepted.sum(axis=-1, keepdims=True), 0.0)  # rounding
     return np.asarray(accepted + rejected * residual(target, draft, lenience))
-
-
-def greedy_acceptance(p: ArrayLike, token: ArrayLike, lenience: float = 1.0) -> Float64:
-    """1 where a token is accepted at temperature 0: p(x) >= l max p (A.5, corrected), else 0.
-
-    The paper prints the opposite inequality. The docs derive why that is an error.
-
-    Args:
-        p: (..., vocab), the target's distribution before standardisation.
-        token: int (...), the drafted tokens.
-        lenience: l in (0, 1]; 1 accepts only the most probable tokens.
-
-    Returns:
-        float64 (...), 0 or 1.
-    """
-    target = distribution("p", p)
-    chosen = np.take_along_axis(target, np.asarray(token, np.int64)[..., None], axis=-1)[..., 0]
-    return np.asarray(chosen >= _lenience(lenience) * target.max(axis=-1), np.float64)
 
 
 def iterative_acceptance(p: ArrayLike, proposals: ArrayLike) -> Float64:

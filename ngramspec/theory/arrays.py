@@ -47,30 +47,3 @@ def distribution(name: str, value: ArrayLike) -> Float64:
     sound = np.asarray(np.abs(total - 1) <= SUM_TOLERANCE)
     _check(total, sound, f"{name} must sum to 1 on its last axis")
     return array
-
-
-def chain(acceptance: ArrayLike) -> Float64:
-    """``acceptance`` as float64 (n,), probabilities of a chain's positions; else a ValueError."""
-    array = probability("acceptance", acceptance)
-    if array.ndim != 1:
-        raise ValueError(f"acceptance must have shape (n,), got {array.shape}")
-    return array
-
-
-def costs(cost: ArrayLike, positions: int) -> Float64:
-    """``cost`` as float64, cost[n] > 0 of a forward of n positions, up to ``positions`` at least.
-
-    A ValueError is raised for others. cost[0] is ignored.
-    """
-    array = np.asarray(cost, np.float64)
-    if array.ndim != 1 or len(array) <= positions:
-        raise ValueError(f"cost must have at least {positions + 1} entries, got {array.shape}")
-    if not (array[1:] > 0).all():
-        raise ValueError(f"cost must be > 0, got {array[1:].min():g}")
-    return array
-
-
-def product(length: Float64, each: Float64) -> Float64:
-    """``length`` * ``each``, but 0 for infinity * 0."""
-    length, each = np.broadcast_arrays(length, each)
-    return np.multiply(length, each, where=each > 0, out=np.zeros(each.shape))

@@ -2,8 +2,8 @@
 
 Leviathan et al. 2023, sections 3.1, 3.3 and 3.5. alpha is the acceptance rate, gamma the number of
 drafted tokens, c the cost of drafting one in forwards of the target. The paper assumes one alpha
-for all positions and a forward that costs the same at any width. The functions that end in ``_at``
-take acceptance by position and the measured cost(n) instead.
+for all positions and a forward that costs the same at any width. ``improvement_at`` takes
+acceptance by position and the measured cost(n) instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ngramspec.theory.arrays import Float64, Int64, chain, costs, probability, product, real, whole
+from ngramspec.theory.arrays import Float64, Int64, probability, real, whole
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Float64:
@@ -34,15 +34,6 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Float64:
         return np.asarray(np.where(rate < 1, power / (1 - rate), length + 1.0))
 
 
-def expected_accepted(alpha: ArrayLike, gamma: ArrayLike) -> Float64:
-    """E(accepted tokens) of one step: one less than the generated ones.
-
-    Returns:
-        float64, alpha + alpha^2 + ... + alpha^gamma.
-    """
-    return np.asarray(expected_tokens(alpha, gamma) - 1)
-
-
 def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike = 0.0) -> Float64:
     """The expected improvement factor in walltime (Theorem 3.8).
 
@@ -57,8 +48,9 @@ def improvement(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike = 0.0) -> Float
         >>> round(float(improvement(0.75, 7, 0.02)), 1)
         3.2
     """
-    cost = real("c", c)
-    return np.asarray(expected_tokens(alpha, gamma) / (product(whole("gamma", gamma), cost) + 1))
+    length, cost = np.broadcast_arrays(whole("gamma", gamma), real("c", c))
+    drafting = np.multiply(length, cost, where=cost > 0, out=np.zeros(cost.shape))  # inf * 0 = 0
+    return np.asarray(expected_tokens(alpha, gamma) / (drafting + 1))
 
 
 def least_improvement(alpha: ArrayLike, c: ArrayLike) -> Float64:
@@ -69,31 +61,14 @@ def least_improvement(alpha: ArrayLike, c: ArrayLike) -> Float64:
     return np.asarray((1 + probability("alpha", alpha)) / (1 + real("c", c)))
 
 
-def gamma_bound(alpha: ArrayLike, c: ArrayLike) -> Float64:
-    """An upper bound on the optimal gamma.
-
-    Equation 1 stays below 1 / (1 - alpha), so the improvement at gamma stays below
-    1 / ((1 - alpha) (gamma c + 1)), and the best is at least max(1, (1 + alpha) / (1 + c)).
-    Solving for gamma gives the bound.
-
-    Returns:
-        float64, whole, >= 0; infinity where c = 0 or alpha = 1.
-    """
-    rate, cost = np.broadcast_arrays(probability("alpha", alpha), real("c", c))
-    least = np.maximum(1.0, least_improvement(rate, cost))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bound = np.floor((1 / ((1 - rate) * least) - 1) / cost)
-    unbounded = (rate == 1) | (cost == 0)
-    return np.asarray(np.where(unbounded, np.inf, np.maximum(bound, 0.0)))
-
-
 def optimal_gamma(alpha: ArrayLike, c: ArrayLike, max_gamma: int | None = None) -> Int64:
     """The gamma with the highest improvement (section 3.5, Figure 3), the smallest if equal.
 
     With S for Equation 1, another drafted token helps exactly if
     alpha^(gamma + 1) (1 + c gamma) > c S(gamma). The difference of the two sides decreases by
     alpha^(gamma + 1) (1 - alpha) (1 + c (gamma + 1)) per token. So the first gamma at which another
-    token does not help is optimal. Bisection between 0 and ``gamma_bound`` finds it.
+    token does not help is optimal. Bisection finds it. Equation 1 stays below 1 / (1 - alpha), and
+    the best improvement is at least that of gamma = 1, which gives the upper end.
 
     Args:
         alpha: in 0..1.
@@ -111,7 +86,9 @@ def optimal_gamma(alpha: ArrayLike, c: ArrayLike, max_gamma: int | None = None) 
         8
     """
     rate, cost = np.broadcast_arrays(probability("alpha", alpha), real("c", c))
-    high = np.where((rate == 0) | (cost >= rate), 0.0, gamma_bound(rate, cost))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        high = np.floor((1 / ((1 - rate) * least_improvement(rate, cost)) - 1) / cost)
+    high = np.where(cost >= rate, 0.0, np.where((rate == 1) | (cost == 0), np.inf, high))
     if max_gamma is not None:
         high = np.minimum(high, whole("max_gamma", max_gamma))
     elif np.isinf(high).any():
@@ -141,72 +118,27 @@ def oracle_improvement(alpha: ArrayLike, c: ArrayLike = 0.0) -> Float64:
         return np.asarray(1 / (1 - rate + np.minimum(cost, 1.0) * rate))
 
 
-def expected_tokens_at(acceptance: ArrayLike) -> Float64:
-    """Equation 1 with an acceptance rate for each position, for every length of the draft.
-
-    Args:
-        acceptance: (n,), P(position i accepted | those before it accepted).
-
-    Returns:
-        float64 (n + 1,): of drafts of 0 to n tokens; rising, from 1.
-
-    Example:
-        >>> expected_tokens_at([0.5, 0.5]).tolist()
-        [1.0, 1.5, 1.75]
-    """
-    reach = np.cumprod(chain(acceptance))
-    return np.concatenate(([1.0], 1 + np.cumsum(reach)))
-
-
 def improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> Float64:
     """Theorem 3.8 with acceptance by position and the measured cost of wider forwards.
 
     Args:
         acceptance: (n,), P(position i accepted | those before it accepted).
-        cost: (n + 2,) or longer, cost[k] of a forward of k positions, any unit.
+        cost: (n + 2,) or longer, cost[k] of a forward of k positions, any unit; cost[0] is unused.
         c: >= 0, the cost of drafting one token in forwards of one position.
 
     Returns:
         float64 (n + 1,): the improvement with drafts of 0 to n tokens; 1 without a draft.
+
+    Example:
+        >>> improvement_at([0.5, 0.5], [0, 1.0, 1.2, 1.4]).tolist()
+        [1.0, 1.25, 1.25]
     """
-    tokens = expected_tokens_at(acceptance)
-    forward = costs(cost, len(tokens))[1 : len(tokens) + 1]
-    drafting = float(real("c", c)) * np.arange(len(tokens))
-    return np.asarray(tokens / (forward / forward[0] + drafting))
-
-
-def optimal_gamma_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> int:
-    """The length with the highest ``improvement_at``, the smallest if equal.
-
-    If the cost is not flat, the improvement may have several peaks, so all lengths are tried.
-    """
-    return int(improvement_at(acceptance, cost, c).argmax())
-
-
-def oracle_improvement_at(acceptance: ArrayLike, cost: ArrayLike, c: float = 0.0) -> float:
-    """The improvement of an oracle that knows how many of n tokens each step would accept.
-
-    It drafts the number of these that makes it fastest: all, unless costs rise too steeply. That
-    number maximizes tokens - r * cost, where r is the improvement. Starting from r = 1, each round
-    raises r until it is constant (Dinkelbach's method for a ratio).
-
-    Args:
-        acceptance, cost, c: as in ``improvement_at``.
-
-    Returns:
-        E(tokens) / E(cost of the forward over just these positions, and of drafting them).
-    """
-    rates = chain(acceptance)
-    reach = np.concatenate(([1.0], np.cumprod(rates), [0.0]))
-    exactly = reach[:-1] - reach[1:]  # (n + 1,): P(just i tokens are accepted)
-    lengths = np.arange(len(exactly))
-    forward = costs(cost, len(exactly))[1 : len(exactly) + 1]
-    spent = forward / forward[0] + float(real("c", c)) * lengths
-    found, ratio = 0.0, 1.0
-    while ratio > found:
-        found = ratio
-        value = lengths + 1 - found * spent
-        taken = np.where(value >= np.maximum.accumulate(value), lengths, 0)
-        taken = np.maximum.accumulate(taken)  # [i]: best number of drafted tokens if i are accepted
-        ratio = float((exactly @ (taken + 1)) / (exactly @ spent[taken]))
-    return found
+    rates, forward = probability("acceptance", acceptance), np.asarray(cost, np.float64)
+    if rates.ndim != 1 or forward.ndim != 1 or len(forward) < len(rates) + 2:
+        raise ValueError(
+            f"acceptance must have shape (n,) and cost (n + 2,), got {rates.shape} and"
+            f" {forward.shape}"
+        )
+    tokens = 1 + np.cumsum(np.concatenate(([0.0], np.cumprod(rates))))
+    spent = real("cost", forward[1 : len(tokens) + 1]) / forward[1]
+    return np.asarray(tokens / (spent + float(real("c", c)) * np.arange(len(tokens))))

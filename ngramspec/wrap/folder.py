@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from ngramspec.speculator import Speculator
 
 GGUF = ".gguf"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", GGUF, ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".ckpt")
-INDEX_SUFFIX = ".index.json"  # files that map weights to shards
 SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
 HARD, SYMBOLIC, COPIED = "hard links", "symbolic links", "copies"
 GENERATE = f'''"""Speculative ``generate`` for the model of this folder, by the package ngramspec.
@@ -37,14 +36,6 @@ def generate(*args, model, **kwargs):
 '''
 
 
-@dataclass(slots=True)
-class Group:
-    """Number and bytes of files that were linked or copied by one method."""
-
-    files: int = 0
-    bytes: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Wrapped:
     """Summary of a written folder."""
@@ -53,17 +44,11 @@ class Wrapped:
     model: str  # name of the class in the model's config
     encodes: bool  # whether it is an encoder-decoder model
     settings: dict[str, Any]  # stored arguments of the Speculator
-    weights: dict[str, Group] = field(default_factory=dict)  # by HARD, SYMBOLIC or COPIED
-    others: Group = field(default_factory=Group)  # the other files, which are always copied
+    weights: Counter[str]  # the number of files with weights, by HARD, SYMBOLIC or COPIED
 
 
 def wrap(
-    model_dir: Path,
-    out_dir: Path,
-    settings: dict[str, Any],
-    *,
-    copy: bool = False,
-    force: bool = False,
+    model_dir: Path, out_dir: Path, settings: dict[str, Any], *, copy: bool = False
 ) -> Wrapped:
     """Write a folder with the model of ``model_dir`` and a ``generate`` that speculates.
 
@@ -72,42 +57,35 @@ def wrap(
     copied; with ``copy``, the weights, too. ``model_dir`` is never written to. After an error no
     new file is left. ``settings`` are arguments of a Speculator.
 
-    With ``force``, ``out_dir`` may have files; those of the same names are replaced, others are
-    kept. A ValueError, or an UnsupportedError about the model's class, says what is wrong.
+    ``out_dir`` must be new or empty. A ValueError, or an UnsupportedError about the model's class,
+    says what is wrong.
     """
     Speculator(**settings)
     sources = dict(_files(model_dir))
     config = _check_model_dir(model_dir, sources)
-    _check_out_dir(model_dir, out_dir, sources, force=force)
-    kinds = config.get("architectures") or ["model"]
-    done = Wrapped(out_dir, kinds[0], bool(config.get("is_encoder_decoder")), settings)
+    _check_out_dir(model_dir, out_dir)
+    weights: Counter[str] = Counter()
     texts = {
         "generate.py": GENERATE,
         "requirements.txt": f"ngramspec>={__version__}\n",
         FILE: json.dumps(settings, indent=2) + "\n",
     }
-    with ExitStack() as undo:
+    new = [each for each in (out_dir, *out_dir.parents) if not each.exists()]
+    try:
         for name, source in sources.items():
-            _place(source, _cleared(out_dir / name, undo), done, link=not copy)
+            (out_dir / name).parent.mkdir(parents=True, exist_ok=True)
+            how = _place(source, out_dir / name, link=not copy)
+            weights.update([how] if name.endswith(WEIGHT_SUFFIXES) else ())
+        (out_dir / FOLDER).mkdir()
         for name, text in texts.items():
-            _cleared(out_dir / FOLDER / name, undo).write_text(text, encoding="utf-8")
-        undo.pop_all()  # no error: keep everything
-    return done
-
-
-def _cleared(path: Path, undo: ExitStack) -> Path:
-    """A path to write to. A link there is removed, so that its target is not overwritten."""
-    for folder in reversed([each for each in path.parents if not each.exists()]):
-        folder.mkdir(exist_ok=True)
-        undo.callback(_remove, folder)
-    path.unlink(missing_ok=True)
-    undo.callback(_remove, path)
-    return path
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # report the first error
-        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            (out_dir / FOLDER / name).write_text(text, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(new[-1] if new else out_dir, ignore_errors=True)
+        if not new:
+            out_dir.mkdir(exist_ok=True)
+        raise
+    kinds = config.get("architectures") or ["model"]
+    return Wrapped(out_dir, kinds[0], bool(config.get("is_encoder_decoder")), settings, weights)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -172,42 +150,24 @@ def _check_kind(name: str) -> None:
         raise UnsupportedError(f"MODEL_DIR: {error}") from error
 
 
-def _check_out_dir(
-    model_dir: Path, out_dir: Path, sources: dict[str, Path], *, force: bool
-) -> None:
+def _check_out_dir(model_dir: Path, out_dir: Path) -> None:
     model, out = model_dir.resolve(), out_dir.resolve()
     if model == out or model in out.parents or out in model.parents:
         raise ValueError(f"OUT_DIR: {out_dir} must be neither inside MODEL_DIR nor a parent of it")
     if out_dir.exists() and not out_dir.is_dir():
         raise ValueError(f"OUT_DIR: {out_dir} is a file")
-    if not out_dir.is_dir() or not any(out_dir.iterdir()):
-        return
-    if not force:
-        raise ValueError(f"OUT_DIR: {out_dir} is not empty; give --force to write into it")
-    for place, folders, _ in os.walk(out_dir):
-        for path in (Path(place, name) for name in folders):
-            if path.is_symlink():  # writing through it would change another folder
-                raise ValueError(f"OUT_DIR: {path} is a link to a folder; remove it")
-    for path in sorted(out_dir.iterdir()):
-        if path.name.endswith((*WEIGHT_SUFFIXES, INDEX_SUFFIX)) and path.name not in sources:
-            raise ValueError(
-                f"OUT_DIR: {path} is not in MODEL_DIR and might be loaded instead of its files;"
-                " remove it"
-            )
+    if out_dir.is_dir() and any(out_dir.iterdir()):
+        raise ValueError(f"OUT_DIR: {out_dir} is not empty")
 
 
-def _place(source: Path, target: Path, done: Wrapped, *, link: bool) -> None:
-    """Link or copy one file of the model, and count it."""
-    is_weights, how = source.name.endswith(WEIGHT_SUFFIXES), COPIED
-    if is_weights and link:
-        try:
-            target.hardlink_to(source.resolve())
-            how = HARD
-        except OSError:  # another disk, or a file system or an owner that does not allow it
-            target.symlink_to(source.resolve())
-            how = SYMBOLIC
-    else:
+def _place(source: Path, target: Path, *, link: bool) -> str:
+    """Link a file with weights, or copy a file of the model; return how."""
+    if not link or not source.name.endswith(WEIGHT_SUFFIXES):
         shutil.copyfile(source, target)
-    group = done.weights.setdefault(how, Group()) if is_weights else done.others
-    group.files += 1
-    group.bytes += source.stat().st_size
+        return COPIED
+    try:
+        target.hardlink_to(source.resolve())
+    except OSError:  # another disk, or a file system or an owner that does not allow it
+        target.symlink_to(source.resolve())
+        return SYMBOLIC
+    return HARD

@@ -26,13 +26,6 @@ def ran(budget, **parts):
     return running.report, clock.now, saved
 
 
-def test_seconds_that_a_part_leaves_go_to_those_after_it():
-    report, end, _ = ran(100, short=(50, 10, 1), long=(25, 10, 99), last=(25, 10, 99))
-    assert report["seconds"] == {"short": 10, "long": 40, "last": 50}  # of 45 and 50
-    assert report["unfinished"] == ["long", "last"]
-    assert end == 100
-
-
 def test_unfinished_parts_go_on_at_the_end_in_their_order():
     report, end, _ = ran(100, first=(20, 10, 4), second=(20, 10, 99), third=(60, 10, 1))
     assert report["seconds"] == {"first": 40, "second": 50, "third": 10}

@@ -23,10 +23,10 @@ CASES = [
     ("demo --drafter parrot", UNKNOWN),
     ("demo --drafter copy+ngram(order=99)", "ngram"),
     ("demo --dtype int8", "--dtype: invalid choice: 'int8'"),
-    ("demo --prompt-file {nothing}", "cannot read {nothing}: No such file"),
-    ("demo --prompt-file {project}", "cannot read {project}: Is a directory"),
+    ("demo --prompt-file {nothing}", "--prompt-file: {nothing}: No such file"),
+    ("demo --prompt-file {project}", "--prompt-file: {project}: Is a directory"),
     ("demo --prompt-file {empty}", "is empty"),
-    ("demo --prompt-file {bytes}", "not UTF-8"),
+    ("demo --prompt-file {bytes}", "--prompt-file: 'utf-8' codec can't decode byte"),
     ("demo --max-new-tokens 0", "--max-new-tokens must be >= 1, got 0"),
     ("demo --max-new-tokens x", "--max-new-tokens: invalid int value: 'x'"),
     ("demo --model ./no-such-folder", "--model: there is no folder or file ./no-such-folder"),
@@ -38,10 +38,10 @@ CASES = [
     ("replay --traces {traces} --shared all --fresh", "--shared cannot be combined with"),
     ("replay --traces {traces} --policy best", "policy must be 'value' or 'priority'"),
     ("replay --traces {traces} --curve missing.json", "missing.json"),
-    ("replay --traces {traces} --gamma 0", "--gamma must be"),
-    ("replay --traces {traces} --gamma fast", "--gamma must be an integer"),
-    ("replay --traces {traces} --gamma-max 0", "--gamma-max must be"),
-    ("replay --traces {traces} --tree 0", "--tree must be"),
+    ("replay --traces {traces} --gamma 0", "gamma must be in 1..64, got 0"),
+    ("replay --traces {traces} --gamma fast", "gamma must be an integer"),
+    ("replay --traces {traces} --gamma-max 0", "gamma_max must be"),
+    ("replay --traces {traces} --tree 0", "tree must be"),
     ("record --prompts {nothing} --out x", "nothing"),
     ("bench --repeats 0", "--repeats must be >= 1, got 0"),
     ("bench --max-new-tokens 1", "--max-new-tokens must be >= 2, got 1"),
@@ -54,7 +54,7 @@ CASES = [
     ("bench --prompts x --prompt-tokens 700 300", "--prompt-tokens MAX must be >= 700, got 300"),
     ("bench --json {nothing}/found.json", "--json: cannot write {nothing}/found.json: there is no"),
     ("bench --device cuda:77", "--device cuda:77: "),
-    ("explain --repeats 0", "--repeats must be >= 1, got 0"),
+    ("explain --repeats 1", "--repeats must be >= 2, got 1"),
     ("explain --tokens 1", "--tokens must be >= 2, got 1"),
     ("explain --prompts {nothing}", "--prompts: "),
     ("explain --drafter parrot", UNKNOWN),
@@ -64,7 +64,7 @@ CASES = [
     ("wrap {model} {out} --policy luck", "policy must be 'value' or 'priority', got"),
     ("wrap ./nowhere {out}", "MODEL_DIR: there is no folder nowhere"),
     ("wrap {model} {model}", "OUT_DIR: "),
-    ("wrap {model} /proc/out", "cannot read or write /proc/out: No such file or directory"),
+    ("wrap {model} /proc/out", "/proc/out: No such file or directory"),
     ("corpus build {out}", "the following arguments are required: PATH"),
     ("corpus build {out} {nothing}", "there is no regular file or folder"),
     ("corpus build {out} {project} --glob *.rs", "at least one token, got none"),
@@ -102,7 +102,9 @@ def test_a_bad_argument_is_one_line(places, arguments, message, capsys, monkeypa
     def measure(*given):
         raise AssertionError("it is measured")
 
-    monkeypatch.setattr("ngramspec.cli.corpus.load_tokenizer", lambda model: Letters("eno"))
+    if arguments.startswith("corpus"):
+        monkeypatch.setattr("ngramspec.measure.models.locate", lambda model: None)
+    monkeypatch.setattr("ngramspec.measure.models.load_tokenizer", lambda source: Letters("eno"))
     if "--model" not in arguments:
         monkeypatch.setattr("ngramspec.measure.models.load", lambda *given, **named: tiny_loaded())
     monkeypatch.setattr("ngramspec.cli.bench._measure", measure)

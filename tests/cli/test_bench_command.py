@@ -54,3 +54,12 @@ def test_bench_has_texts_of_its_own(loaded, capsys):
     command = ["bench", "--tasks", "code_edit", "--repeats", "1", "--max-new-tokens", "9"]
     assert main([*command, "--least", "200", "--lookup"]) == 0
     assert "code_edit: 1 prompt left out" in capsys.readouterr().out
+
+
+def test_prompts_of_a_length_are_chosen(loaded, tmp_path):
+    path, out = tmp_path / "p.jsonl", tmp_path / "o.json"
+    path.write_text(f"[1, 2, 3]\n{[*IDS]}\n")
+    command = ["bench", "--prompts", str(path), "--tasks", "p", "--prompt-tokens", "9", "99"]
+    command += ["--max-new-tokens", "4", "--least", "2", "--lookup", "--json", str(out)]
+    assert main(command) == 0
+    assert {each["prompt"] for each in json.loads(out.read_text())["calls"]} == {"2"}

@@ -8,7 +8,7 @@ import pytest
 from command import exit_code
 from tiny_tokenizers import Letters
 
-from ngramspec.cli import corpus as command
+from ngramspec.measure import models
 from ngramspec.server import settings
 from ngramspec.stores import Corpus
 from ngramspec.stores.corpus import KIND
@@ -21,7 +21,8 @@ pytest.importorskip("rich")
 @pytest.fixture(autouse=True)
 def tokenizer(monkeypatch):
     letters = Letters('\n abcdefghijklmnopqrstuvwxyz.{}":')
-    monkeypatch.setattr(command, "load_tokenizer", lambda model: letters)
+    monkeypatch.setattr(models, "locate", lambda model: None)
+    monkeypatch.setattr(models, "load_tokenizer", lambda source: letters)
 
 
 @pytest.fixture

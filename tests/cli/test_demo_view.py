@@ -98,9 +98,9 @@ def test_printable_keeps_text_and_newlines_and_no_control_characters():
 def streamed(steps, width=40, **console):
     file = io.StringIO()
     out = Console(file=file, width=width, highlight=False, **console)
-    with demo_view.Stream(out, colour=bool(console.get("force_terminal"))) as stream:
+    with demo_view.streamed(out, colour=bool(console.get("force_terminal"))) as add:
         for pieces in steps:
-            stream.add(pieces)
+            add(pieces)
     return file.getvalue()
 
 
@@ -150,13 +150,10 @@ def test_a_terminal_without_colour_gets_no_control_characters(name, value, monke
     monkeypatch.setenv(name, value)
     view = demo_view.View()
     assert not view.colour
-    with view.progress("Loading") as step:
-        step("one")
     view.header("model", "auto", 8)
     with view.stream(ByteTokenizer(), []) as show:
         show(event("ab", 0, "c"))
     assert "[-a-]c" in sys.stdout.getvalue()
-    assert sys.stderr.getvalue() == "Loading ...\n"
     assert not ESCAPES.search(sys.stdout.getvalue())
 
 

@@ -14,7 +14,7 @@ from benchmarks.__main__ import main as bench_main
 from ngramspec.cli import main
 from ngramspec.cli.options import stages
 
-SHORT = ["--tokens", "12", "--repeats", "1", "--count", "2"]
+SHORT = ["--tokens", "12", "--repeats", "2", "--count", "2"]
 VOID = {"meta"}
 
 
@@ -70,14 +70,8 @@ def test_explain_prints_and_writes(loaded, prompts, tmp_path, capsys):
 def test_progress_is_a_line_for_each_stage_without_a_terminal(loaded, prompts, capsys):
     assert main(["explain", *prompts, *SHORT]) == 0
     told = capsys.readouterr()
-    assert told.err.splitlines() == [
-        "prompt 1 of 2: forwards",
-        "prompt 1 of 2: whole calls",
-        "prompt 2 of 2: forwards",
-        "prompt 2 of 2: whole calls",
-    ]
+    assert told.err.splitlines() == ["prompt 1 of 2", "prompt 2 of 2"]
     assert "\r" not in told.out + told.err
-    assert "only one timed round" in told.out
 
 
 def test_progress_is_one_line_on_a_terminal(capsys):

@@ -26,6 +26,7 @@ def test_help_needs_no_numpy(arguments):
         (["corpus", "info", "nowhere.ngc"], "numpy", "pip install numpy"),
         (["bench"], "numpy", "pip install numpy"),
         (["bench"], "torch", "pip install torch transformers"),
+        (["demo"], "rich", "pip install rich gguf accelerate"),
     ],
 )
 def test_a_command_names_the_missing_package_and_the_remedy(arguments, without, remedy):

@@ -93,4 +93,5 @@ def test_a_port_is_checked_before_a_model_is_loaded(capsys):
         taken.listen()
         port = str(taken.getsockname()[1])
         error = error_of(capsys, "--port", port)
-    assert error == f"ngramspec serve: --host 127.0.0.1 --port {port}: Address already in use\n"
+    assert error.startswith("ngramspec serve: --host, --port: Address already in use (")
+    assert port in error

@@ -23,32 +23,24 @@ WITHIN = 20  # cases that a process is given at once
 class Counts:
     """What came of many cases."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)
     families: dict[str, Counter[str]] = field(default_factory=dict)
-    refusals: Counter[str] = field(default_factory=Counter)
-    not_run: Counter[str] = field(default_factory=Counter)
-    exceptions: Counter[str] = field(default_factory=Counter)
+    details: dict[str, Counter[str]] = field(default_factory=dict)  # by outcome
     findings: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, done: dict[str, Any]) -> None:
         outcome = done["outcome"]
-        self.outcomes[outcome] += 1
         self.families.setdefault(done["family"], Counter())[outcome] += 1
-        for name, counts in (
-            ("refused", self.refusals),
-            ("not run", self.not_run),
-            ("equal exception", self.exceptions),
-        ):
-            if outcome == name:
-                counts[done["detail"]] += 1
+        self.details.setdefault(outcome, Counter())[done["detail"]] += 1
         if outcome == "finding":
-            self.findings.append(
-                {name: done[name] for name in ("seed", "kind", "detail", "case", "smallest")}
-            )
+            self.findings.append(done)
 
     @property
-    def total(self) -> int:
-        return sum(self.outcomes.values())
+    def outcomes(self) -> dict[str, int]:
+        return {outcome: details.total() for outcome, details in self.details.items()}
+
+    def __str__(self) -> str:
+        outcomes = self.outcomes
+        return f"{sum(outcomes.values())} cases, {outcomes}"
 
 
 def main() -> int:
@@ -63,13 +55,13 @@ def main() -> int:
             _tell(done)
         if time.monotonic() - told > REPORT_EVERY:
             told = time.monotonic()
-            print(
-                f"{told - started:.0f} s: {counts.total} cases, {dict(counts.outcomes)}", flush=True
-            )
-    seconds = time.monotonic() - started
-    _table(counts, seconds)
+            print(f"{told - started:.0f} s: {counts}", flush=True)
+    seconds = round(time.monotonic() - started)
+    _table(counts)
+    print(f"\n{seconds} s: {counts}")
     if given.json:
-        text = json.dumps({"seed": given.seed, "seconds": round(seconds)} | vars(counts), indent=1)
+        found = {"seed": given.seed, "seconds": seconds, "outcomes": counts.outcomes}
+        text = json.dumps(found | vars(counts), indent=1)
         Path(given.json).write_text(text + "\n")
     return 1 if counts.findings else 0
 
@@ -133,20 +125,13 @@ def _tell(done: dict[str, Any]) -> None:
     print(f"    {done['smallest']}", flush=True)
 
 
-def _table(counts: Counts, seconds: float) -> None:
+def _table(counts: Counts) -> None:
     for name, outcomes in sorted(counts.families.items()):
         print(f"{name:50}", *(f"{each} {count}" for each, count in outcomes.items()))
-    for title, reasons in (
-        ("refused", counts.refusals),
-        ("equal exceptions", counts.exceptions),
-        ("not run", counts.not_run),
-    ):
-        print(f"\n{title}")
-        for reason, count in reasons.most_common(25):
+    for outcome in ("refused", "equal exception", "not run"):
+        print(f"\n{outcome}")
+        for reason, count in counts.details.get(outcome, Counter()).most_common(25):
             print(f"{count:6} {reason}")
-    rate = counts.total / max(seconds, 1e-9)
-    print(f"\n{counts.total} cases in {seconds:.0f} s ({rate:.1f} a second)")
-    print(", ".join(f"{count} {name}" for name, count in counts.outcomes.most_common()))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ __all__ = ["KEPT", "PROMPT", "TEXTS"]
 
 TWO = (PROMPT, (3, 4, 3, 4, 3, 4, 9, 3, 7, 7, 8, 9))
 STATIC = {"max_new_tokens": 24, "cache_implementation": "static"}
+DICT = {"return_dict_in_generate": True}
+STATES = DICT | {"output_hidden_states": True}
 # Here drafts are accepted, and the text is the baseline's.
 TEXTS: dict[str, Case] = {
     "a static cache, positions by ALiBi": Case(family="bloom", drafter="half", options=STATIC),
@@ -21,9 +23,7 @@ TEXTS: dict[str, Case] = {
         family="falcon",
         attention="eager",
         drafter="half",
-        options={
-            **{"max_new_tokens": 24, "return_dict_in_generate": True, "output_attentions": True}
-        },
+        options={"max_new_tokens": 24, **DICT, "output_attentions": True},
     ),
     "masks for every row of a static cache": Case(
         family="mvp decoder", prompts=TWO, drafter="half", options=STATIC
@@ -36,7 +36,7 @@ TEXTS: dict[str, Case] = {
         cache="dynamic",
         turns=2,
         drafter="half",
-        options={"max_new_tokens": 16, "return_dict_in_generate": True},
+        options={"max_new_tokens": 16, **DICT},
     ),
     "rows of embeddings": Case(prompts=TWO, inputs="embeds", drafter="half"),
     "a batch with images": Case(family="git image", prompts=TWO, inputs="image", drafter="half"),
@@ -54,20 +54,15 @@ TEXTS: dict[str, Case] = {
         drafter="half",
         options={
             **{"max_new_tokens": 24, "do_sample": True, "temperature": 0.8},
-            **{"return_dict_in_generate": True, "output_scores": True},
+            **DICT,
+            **{"output_scores": True},
         },
     ),
     "a static cache with windows, which is returned": Case(
-        family="gemma2",
-        drafter="bushy",
-        settings={"tree": 9},
-        options=STATIC | {"return_dict_in_generate": True},
+        family="gemma2", drafter="bushy", settings={"tree": 9}, options=STATIC | DICT
     ),
     "windows that slide on, in two turns and after them": Case(
-        family="mistral sliding",
-        turns=2,
-        drafter="half",
-        options={"max_new_tokens": 24, "return_dict_in_generate": True},
+        family="mistral sliding", turns=2, drafter="half", options={"max_new_tokens": 24, **DICT}
     ),
     "sampled in the mode in which it was opened": Case(
         entry="stepwise",
@@ -86,31 +81,17 @@ KEPT: dict[str, Case] = {
         mode="inputs",
     ),
     "hidden states with several streams after the positions": Case(
-        family="HYV4ForCausalLM",
-        prompts=((11,),),
-        options={
-            "max_new_tokens": 4,
-            "return_dict_in_generate": True,
-            "output_hidden_states": True,
-        },
+        family="HYV4ForCausalLM", prompts=((11,),), options={"max_new_tokens": 4, **STATES}
     ),
     "hidden states with several streams before the rows": Case(
         family="Gemma3nForCausalLM",
         prompts=((11,), (12,), (13,), (14,)),
-        options={
-            "max_new_tokens": 8,
-            "return_dict_in_generate": True,
-            "output_hidden_states": True,
-        },
+        options={"max_new_tokens": 8, **STATES},
     ),
     "states of the forward that reads all anew": Case(
         family="phi3 longrope",
         prompts=((47, 50, 52, 32, 36, 51, 20, 42, 51, 47, 6, 11, 45, 17),),
-        options={
-            "max_new_tokens": 8,
-            "return_dict_in_generate": True,
-            "output_hidden_states": True,
-        },
+        options={"max_new_tokens": 8, **STATES},
     ),
     "a turn by positions, which gaps in the mask keep below the slots": Case(
         family="llama longrope",
@@ -139,11 +120,7 @@ KEPT: dict[str, Case] = {
         shape=3,
         prompts=((7, 14, 28, 17, 47, 18, 33),),
         inputs="offset positions",
-        options={
-            "max_new_tokens": 22,
-            "return_dict_in_generate": True,
-            "output_logits": True,
-        },
+        options={"max_new_tokens": 22, **DICT, "output_logits": True},
     ),
     "a padding id of -1 beside an ended row": Case(
         prompts=((40, 34, 4, 10, 38, 40, 34, 4, 10, 38, 40, 34), PROMPT),
@@ -151,7 +128,7 @@ KEPT: dict[str, Case] = {
             "max_new_tokens": 2,
             "eos_token_id": [15, 9, 27, 55, 31, 6],
             "pad_token_id": -1,
-            "return_dict_in_generate": True,
+            **DICT,
         },
     ),
     "a criterion that raises where a draft would pass an ended row": Case(
@@ -167,12 +144,7 @@ KEPT: dict[str, Case] = {
         settings={"gamma": 3},
     ),
     "hidden states that a model does not make": Case(
-        family="own inputs",
-        options={
-            "max_new_tokens": 16,
-            "return_dict_in_generate": True,
-            "output_hidden_states": True,
-        },
+        family="own inputs", options={"max_new_tokens": 16, **STATES}
     ),
     "attentions over a static cache that a width makes larger": Case(
         family="gptj",
@@ -180,7 +152,7 @@ KEPT: dict[str, Case] = {
         options={
             "max_new_tokens": 1,
             "cache_implementation": "static",
-            "return_dict_in_generate": True,
+            **DICT,
             "output_attentions": True,
         },
         settings={"width": 16},
@@ -230,14 +202,11 @@ KEPT: dict[str, Case] = {
             "pad_token_id": -1,
             "num_beams": 4,
             "length_penalty": 0.0,
-            "return_dict_in_generate": True,
+            **DICT,
         },
     ),
     "convolutions of a cache that inference mode continues": Case(
-        family="Lfm2MoeForCausalLM",
-        cache="begun",
-        options={"max_new_tokens": 8},
-        mode="calls",
+        family="Lfm2MoeForCausalLM", cache="begun", options={"max_new_tokens": 8}, mode="calls"
     ),
     "attentions over static windows, decoded as the baseline": Case(
         family="gemma3 image",
@@ -245,7 +214,7 @@ KEPT: dict[str, Case] = {
         options={
             "max_new_tokens": 8,
             "cache_implementation": "static",
-            "return_dict_in_generate": True,
+            **DICT,
             "output_attentions": True,
         },
         settings={"unsupported": "plain"},
@@ -268,7 +237,7 @@ KEPT: dict[str, Case] = {
     "two turns of a ragged batch": Case(
         prompts=(PROMPT, (3, 4, 3, 4, 3, 4, 9, 3, 7, 7, 8, 9)),
         turns=2,
-        options={"max_new_tokens": 16, "return_dict_in_generate": True},
+        options={"max_new_tokens": 16, **DICT},
     ),
     "masks for every row of a short static cache": Case(
         family="xglm", prompts=((15, 53), (19, 19)), cache="static", options={"max_new_tokens": 2}
@@ -280,7 +249,7 @@ KEPT: dict[str, Case] = {
             "max_new_tokens": 24,
             "eos_token_id": 39,
             "pad_token_id": 0,
-            "return_dict_in_generate": True,
+            **DICT,
             "num_beams": 3,
         },
         drafter="ngram",
@@ -306,11 +275,7 @@ KEPT: dict[str, Case] = {
     ),
     "scores without a distribution under a lossy rule, before a second turn that fails": Case(
         turns=2,
-        options={
-            "max_new_tokens": 24,
-            "cache_implementation": "static",
-            "return_dict_in_generate": True,
-        },
+        options={"max_new_tokens": 24, "cache_implementation": "static", **DICT},
         processors=("nothing",),
         settings={"verification": "typical"},
     ),
@@ -323,21 +288,19 @@ KEPT: dict[str, Case] = {
     "ids that plain decoding looks up and does not find": Case(
         prompts=((10, 28, 10, 28, 10, 28), (35, 29)),
         turns=2,
-        options={"max_new_tokens": 8, "num_beams": 4, "return_dict_in_generate": True},
+        options={"max_new_tokens": 8, "num_beams": 4, **DICT},
         criteria=("rows",),
     ),
     "scores of beams under another default dtype": Case(
         default_dtype="float64",
         options={
             **{"max_new_tokens": 1, "num_beams": 3},
-            **{"return_dict_in_generate": True, "output_scores": True},
+            **DICT,
+            **{"output_scores": True},
         },
     ),
     "convolutions of hybrid layers with windows that inference mode continues": Case(
-        family="ZayaForCausalLM",
-        turns=2,
-        options={"max_new_tokens": 16, "return_dict_in_generate": True},
-        mode="turns",
+        family="ZayaForCausalLM", turns=2, options={"max_new_tokens": 16, **DICT}, mode="turns"
     ),
     "experts whose forwards round by their width": Case(
         family="GraniteMoeForCausalLM",
@@ -345,7 +308,8 @@ KEPT: dict[str, Case] = {
         turns=2,
         options={
             **{"max_new_tokens": 24, "repetition_penalty": 1.3},
-            **{"return_dict_in_generate": True, "output_logits": True},
+            **DICT,
+            **{"output_logits": True},
         },
         drafter="ngram(sample=true)",
         settings={"tree": 20},

@@ -81,9 +81,8 @@ def _build(family: str, shape: int, attention: str, dtype: str) -> Any:
 
 def _random(family: str, sizes: dict[str, Any], attention: str, seed: int, spread: float) -> Any:
     if family in FAMILIES:
-        chosen = FAMILIES[family]
-        kind = getattr(remote, chosen.kind, None) or getattr(transformers, chosen.kind)
-        config = tiny.small(getattr(transformers, chosen.config), **sizes)
+        kind = _class(FAMILIES[family])
+        config = tiny.small(kind.config_class, **sizes)
     else:
         kind = getattr(transformers, family)
         config = tiny.small(kind.config_class)
@@ -118,6 +117,7 @@ def _varies(model: Any) -> bool:
 
 def _settings(family: Family, rng: random.Random) -> dict[str, Any]:
     """A family's settings and random sizes, as far as its configuration knows them."""
+    config = _class(family).config_class
     heads = rng.choice((2, 4))
     drawn = {
         "num_attention_heads": heads,
@@ -132,20 +132,21 @@ def _settings(family: Family, rng: random.Random) -> dict[str, Any]:
         text = {**tiny.SMALL, "vocab_size": VOCAB, "max_position_embeddings": POSITIONS}
         if family.images == "slots":
             kind = {"model_type": "llama"} if "Llava" in family.kind else {}
-            parts = {"text_config": _known("LlamaConfig" if kind else "Gemma3TextConfig", text)}
+            of_text = transformers.LlamaConfig if kind else transformers.Gemma3TextConfig
             vision = dict(VISION, model_type="clip_vision_model") if kind else VISION
-            return {"text_config": {**parts["text_config"], **kind}, "vision_config": vision} | (
-                family.settings
-            )
-        return _known(family.config, text) | {"vision_config": VISION} | family.settings
-    config = getattr(transformers, family.config)
+            parts = {"text_config": _known(of_text, text) | kind, "vision_config": vision}
+            return parts | family.settings
+        return _known(config, text) | {"vision_config": VISION} | family.settings
     plain = config.__name__ in ("LlamaConfig", "MistralConfig", "Phi3Config")
     sizes = drawn if plain else {"max_position_embeddings": POSITIONS}
-    return _known(family.config, sizes) | family.settings
+    return _known(config, sizes) | family.settings
 
 
-def _known(config: str, settings: dict[str, Any]) -> dict[str, Any]:
-    kind = getattr(transformers, config)
+def _class(family: Family) -> Any:
+    return getattr(remote, family.kind, None) or getattr(transformers, family.kind)
+
+
+def _known(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
     known = set(inspect.signature(kind.__init__).parameters) | set(kind().to_dict())
     return {name: value for name, value in settings.items() if name in known}
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from byte_model import ByteTokenizer, tiny_model
 
-import ngramspec
-from ngramspec.measure import calls as measure
 from ngramspec.measure import models
+from ngramspec.measure.calls import difference
 from ngramspec.server.prompts import FillInTheMiddle, family_of
 
 
@@ -137,12 +136,10 @@ def test_set_dtype_converts_parameters_and_leaves_buffers():
 
 def test_the_difference_counts_ulps_of_one_plain_forward():
     tiny = models.LoadedModel(tiny_model(), ByteTokenizer(), "tiny")
-    run = measure.Measurement(tiny, ngramspec.Speculator(), 8)
     ids = tiny.encode("one two one", chat=True)
     plain = tiny.model.generate(torch.tensor([ids]), max_new_tokens=8)[0, len(ids) :].tolist()
-    assert run.difference(ids, plain, list(plain)) is None
     other = [*plain[:3], plain[3] ^ 1, *plain[4:]]
-    found = run.difference(ids, plain, other)
+    found = difference(tiny, ids, plain, other)
     with torch.no_grad():
         logits = tiny.model(torch.tensor([ids + plain[:3]])).logits[0, -1]
     best, second = logits.sort(descending=True).values[:2].tolist()

@@ -10,33 +10,25 @@ from ngramspec.measure.tasks import (
     Prompt,
     fit,
     known_tasks,
-    of_length,
-    read_tasks,
+    read_prompts,
     sample_prompts,
     unpredictable,
 )
 
 
 def test_prompts_of_texts_and_of_ids(tmp_path):
-    path = tmp_path / "p.jsonl"
+    path = tmp_path / "questions.jsonl"
     path.write_text(
         '{"group": "chat", "id": 1, "prompt": [1, 2, 3], "output": [4]}\n\n'
-        '{"group": "code_edit", "id": "x", "prompt": "ab"}\n'
+        '{"group": "code_edit", "id": "x", "prompt": "ab"}\n"c"\n'
     )
-    found = read_tasks(path, lambda text: [ord(each) for each in text])
-    assert found == [Prompt("chat", "1", (1, 2, 3)), Prompt("code_edit", "x", (97, 98))]
-    for bad in ('{"group": "g", "id": 1}', "[]", '{"group": "g", "id": 1, "prompt": [1.5]}', "{"):
+    found = read_prompts(path, lambda text: [ord(each) for each in text])
+    known = [Prompt("chat", "1", (1, 2, 3)), Prompt("code_edit", "x", (97, 98))]
+    assert found == [*known, Prompt("questions", "4", (99,))]
+    for bad in ('{"group": "g", "id": 1}', "[]", '{"prompt": [1.5]}', '{"prompt": " "}', "{", ""):
         path.write_text(bad)
-        with pytest.raises(ValueError, match="line 1"):
-            read_tasks(path, list)
-    path.write_text("\n")
-    with pytest.raises(ValueError, match="no prompt"):
-        read_tasks(path, list)
-
-
-def test_prompts_of_a_length_are_chosen():
-    prompts = [Prompt("chat", "", (0,) * n) for n in (299, 300, 701)]
-    assert [len(each.ids) for each in of_length(prompts, 299, 300)] == [299, 300]
+        with pytest.raises(ValueError, match=r"line 1|no prompt"):
+            read_prompts(path, lambda text: [7])
 
 
 def test_fitted_prompts_keep_their_end_and_get_others_in_front():

@@ -10,56 +10,19 @@ import torch
 from conftest import tiny_llama
 from doubles import ids
 
-import ngramspec
-from ngramspec import Speculator, build_drafter
 from ngramspec.drafters import RecycleDrafter
+from ngramspec.measure.forwards import top_tokens
 from ngramspec.measure.replay import Plan, Player, cost_curve, replayed
-from ngramspec.measure.traces import (
-    Prompt,
-    RecordingDrafter,
-    TopTokens,
-    Trace,
-    read_traces,
-    record,
-    write_traces,
-)
-
-PROMPT = [5, 6, 7, 8, 5, 6, 7, 9, 5, 6]
+from ngramspec.measure.traces import TopTokens, Trace, read_traces
 
 
-@pytest.mark.parametrize("eos", [None, 3])
-@pytest.mark.parametrize("settings", [{"gamma": 6}, {}])  # a prefill without a draft, and with one
-def test_a_recording_holds_the_candidates_of_every_committed_position(settings, eos, tmp_path):
-    model = tiny_llama(eos_token_id=eos)
-    drafter = RecordingDrafter(build_drafter("auto"), 4)
-
-    def generate(prompt):
-        out = ngramspec.generate(
-            model,
-            input_ids=torch.tensor([prompt]),
-            max_new_tokens=50,
-            do_sample=False,
-            speculator=Speculator(drafter, **settings),
-        )
-        return out[0, len(prompt) :].tolist()
-
-    prompts = [Prompt("g", str(at), "") for at in range(2)]
-    traces = list(record(prompts, lambda text: list(PROMPT), generate, drafter.take))
-    path = tmp_path / "traces.jsonl"
-    write_traces(path, traces)
-    for trace in read_traces(path):
-        text = torch.tensor([[*PROMPT, *trace.output.tolist()]])
-        expected = torch.log_softmax(model(text).logits[0, len(PROMPT) - 1 : -1].float(), -1).topk(
-            4
-        )
-        known = trace.top_tokens.ids[:, 0] >= 0
-        assert known[1:].all()
-        assert trace.top_tokens.ids[known].tolist() == expected.indices[known].tolist()
-        np.testing.assert_allclose(
-            trace.top_tokens.log_probs[known], expected.values[known].detach(), atol=6e-4
-        )
-        assert trace.top_tokens.ids[1:, 0].tolist() == trace.output[1:].tolist()  # greedy
-    assert drafter.take(5) is None
+def test_candidates_are_those_before_each_token_of_the_output():
+    model = tiny_llama()
+    text = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9]])
+    expected = torch.log_softmax(model(text).logits[0, 4:7].float(), -1).topk(4)
+    found = top_tokens(model, text[0, :5].tolist(), text[0, 5:].tolist(), 4)
+    assert found.ids.tolist() == expected.indices.tolist()
+    np.testing.assert_allclose(found.log_probs, expected.values.detach(), atol=1e-4)
 
 
 def test_replay_gives_the_evidence_of_accepted_positions():

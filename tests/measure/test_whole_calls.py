@@ -12,7 +12,7 @@ from families import build
 from forced_text import IDS, TEXT, VOCAB, prompt
 
 from ngramspec import Speculator, generate
-from ngramspec.measure.bench import EndToEnd, Plan, by_model, forced_texts, summarize, to_dict
+from ngramspec.measure.bench import EndToEnd, Plan, forced_texts, summarize, to_dict
 from ngramspec.measure.calls import PLAIN, Caller, Configuration, forwards_of, usual_configurations
 from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.tasks import NOTHING, Prompt
@@ -37,8 +37,8 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
     plan = Plan(repeats=2, new=20, least=15, cost_repeats=1)
     short = prompt(id="short", text=TEXT[:9])
     prompts = [short, prompt(), prompt(id="1"), prompt(NOTHING, "r")]
-    with forced_texts(model, prompts, plan) as forcing:
-        measured = EndToEnd(model, ways, plan, forcing=forcing).run(prompts)
+    with forced_texts(model, prompts, plan) as set_text:
+        measured = EndToEnd(model, ways, plan, set_text=set_text).run(prompts)
     names = {name for name, _ in order}
     assert names == {PLAIN, "prompt lookup 4", "ngramspec", "ngramspec, colour 1"}
     assert measured.left_out == {"copy": 1}
@@ -61,8 +61,8 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
 def test_lookup_does_not_learn_a_forced_text_from_the_forcing(model):
     """A logits processor that forces the text would cut its drafts where they are wrong."""
     plan = Plan(repeats=1, new=35, least=15, cost_repeats=1)
-    with forced_texts(model, [prompt()], plan) as forcing:
-        bench = EndToEnd(model, usual_configurations(lookups=[10]), plan, forcing=forcing)
+    with forced_texts(model, [prompt()], plan) as set_text:
+        bench = EndToEnd(model, usual_configurations(lookups=[10]), plan, set_text=set_text)
         measured = bench.run([prompt()])
     (lookup,) = (each for each in measured.calls if each.way == "prompt lookup 10")
     verified = sum((width - 1) * count for width, count in lookup.widths.items())
@@ -96,14 +96,10 @@ def test_a_steps_width_is_that_of_its_forward(model, width, cache):
     assert max(event.width for event in events) > 2
 
 
-def test_a_new_speculator_each_call_unless_kept(model):
-    way = usual_configurations()[-1]
-    for keep, count in ((False, 2), (True, 1)):
-        caller = Caller(model, keep=keep)
-        made = [caller._speculator(way) for _ in range(2)]
-        assert len({id(each) for each in made}) == count
-        runs = [caller.call(way, IDS, 5).stats.runs for _ in range(2)]
-        assert runs == [1, 1]
+def test_a_call_counts_only_itself(model):
+    caller, own = Caller(model), Configuration("own", {}, Speculator())
+    for way in (usual_configurations()[-1], own):
+        assert [caller.call(way, IDS, 5).stats.runs for _ in range(2)] == [1, 1]
 
 
 def test_ways_are_named_for_what_their_speculator_is_given():
@@ -167,9 +163,7 @@ def test_all_ways_may_say_what_plain_says(model, same):
     ]
     plan = Plan(repeats=1, new=20, least=20, cost_repeats=1, same_text=same)
     with forced_model(model, 256) as set_text:
-        measured = EndToEnd(model, ways, plan, forcing=by_model(set_text)).run(
-            [Prompt("t", "1", IDS)]
-        )
+        measured = EndToEnd(model, ways, plan, set_text=set_text).run([Prompt("t", "1", IDS)])
         own = model.generate(torch.tensor([IDS]), max_new_tokens=20, do_sample=False)
     assert own.shape[1] == len(IDS) + 20
     found = {each.way: each.first_difference for each in measured.calls}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -65,17 +65,9 @@ def test_definition_lemma_and_theorem_agree(p, q):
     assert closed.divergence(p, q) == pytest.approx(1 - closed.acceptance(p, q))  # Theorem 3.5
 
 
-@given(DISTRIBUTIONS, DISTRIBUTIONS)
-def test_other_ways_accept_no_more_often(p, q):
-    best = closed.acceptance(p, q) + 1e-12
-    assert closed.exact_match(p, q) <= best
-    assert closed.rejection_sampling(p, q) <= best
-
-
 def test_a_one_hot_draft_is_accepted_with_its_own_probability():
     p = _random(1)
     assert closed.acceptance(np.broadcast_to(p, (VOCAB, VOCAB)), np.eye(VOCAB)) == pytest.approx(p)
-    assert closed.exact_match(p, np.eye(VOCAB)[2]) == pytest.approx(p[2])
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
@@ -113,15 +105,6 @@ def test_the_paper_states_the_lenient_alpha_in_two_ways():
     assert closed.acceptance(p, q, 0.3) == pytest.approx(other)
 
 
-def test_greedy_lenience_accepts_from_the_top():
-    p = np.array([0.5, 0.3, 0.15, 0.05])
-    tokens = np.arange(4)
-    rows = np.broadcast_to(p, (4, 4))
-    assert closed.greedy_acceptance(rows, tokens).tolist() == [1, 0, 0, 0]
-    assert closed.greedy_acceptance(rows, tokens, 0.5).tolist() == [1, 1, 0, 0]
-    assert closed.greedy_acceptance(rows, tokens, 0.1).tolist() == [1, 1, 1, 1]
-
-
 def _iterative(p, proposals, seed=0):
     """Stratos, section 2, RUNS times: which child was accepted (K: none), and the token."""
     generator = np.random.default_rng(seed)
@@ -145,14 +128,6 @@ def test_iterative_sampling_accepts_what_the_formula_says():
     counts = np.bincount(token, minlength=VOCAB) / RUNS
     assert (np.abs(counts - p) < MANY_ERRORS * _error(p)).all()
     assert shares[0] == pytest.approx(closed.acceptance(p, proposals[0]))
-
-
-@settings(max_examples=50)
-@given(DISTRIBUTIONS, st.lists(DISTRIBUTIONS, min_size=1, max_size=4))
-def test_further_children_never_hurt(p, proposals):
-    shares = closed.iterative_acceptance(p, proposals)
-    assert (shares >= 0).all()
-    assert shares.sum() <= 1 + 1e-9
 
 
 def test_batches_are_done_row_by_row():

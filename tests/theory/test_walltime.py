@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -46,13 +44,10 @@ def test_figure_3_is_the_best_of_all_gammas(c):
 
 @given(st.floats(0, 0.99), COSTS)
 def test_no_gamma_is_better_than_the_optimal_one(alpha, c):
-    best, bound = int(walltime.optimal_gamma(alpha, c)), float(walltime.gamma_bound(alpha, c))
-    assert 0 <= best <= bound
+    best = int(walltime.optimal_gamma(alpha, c))
     top = walltime.improvement(alpha, best, c)
-    around = walltime.improvement(alpha, np.arange(0, 2 * best + 50), c)
-    assert around.max() <= top + 1e-12
-    beyond = walltime.improvement(alpha, bound + np.array([1, 2, 10, 1000]), c)
-    assert (beyond <= top + 1e-12).all()
+    others = walltime.improvement(alpha, [*range(2 * best + 50), 1000, 10_000], c)
+    assert (others <= top + 1e-12).all()
 
 
 @given(st.floats(0, 1), COSTS)
@@ -71,7 +66,6 @@ def test_corollary_3_9(alpha, c):
 def test_limits():
     assert walltime.expected_tokens([0, 1, 1 - 1e-14], 7) == pytest.approx([1, 8, 8])
     assert walltime.expected_tokens([0.5, 0.9], np.inf) == pytest.approx([2, 10])
-    assert walltime.expected_accepted(0.5, 4) == pytest.approx(0.9375)
     assert walltime.improvement(0.5, np.inf) == pytest.approx(2)
     assert walltime.optimal_gamma([0, 0.05, 1], [0, 0.05, 0.5], max_gamma=9).tolist() == [0, 0, 9]
 
@@ -87,10 +81,6 @@ def test_an_oracle_is_what_steps_of_just_the_accepted_length_give():
     accepted = _steps([alpha] * 200).astype(float)
     found = (accepted + 1).sum() / (1 + c * accepted).sum()
     assert found == pytest.approx(walltime.oracle_improvement(alpha, c), rel=0.02)
-    flat = np.ones(203)
-    assert walltime.oracle_improvement_at([alpha] * 200, flat, c) == pytest.approx(
-        walltime.oracle_improvement(alpha, c)
-    )
 
 
 def test_an_oracle_gains_up_to_60_percent():
@@ -102,7 +92,7 @@ def test_an_oracle_gains_up_to_60_percent():
 
 @pytest.mark.parametrize("acceptance", [[0.9, 0.5, 0.2], [0.2, 0.9], []])
 def test_acceptance_by_position_is_what_such_steps_give(acceptance):
-    tokens = walltime.expected_tokens_at(acceptance)
+    tokens = walltime.improvement_at(acceptance, np.ones(len(acceptance) + 2))
     assert len(tokens) == len(acceptance) + 1
     for length in range(len(acceptance) + 1):
         generated = _steps(acceptance[:length]) + 1
@@ -115,25 +105,6 @@ def test_one_alpha_and_a_flat_cost_are_the_paper(alpha, gamma, c):
     flat = np.ones(gamma + 2)
     found = walltime.improvement_at([alpha] * gamma, flat, c)
     assert found == pytest.approx(walltime.improvement(alpha, np.arange(gamma + 1), c))
-    assert walltime.optimal_gamma_at([alpha] * gamma, flat, c) == found.argmax()
-
-
-def test_an_oracle_at_measured_costs_is_the_best_of_all_policies():
-    acceptance, c = [0.9, 0.7, 0.8], 0.02
-    cost = np.array([np.nan, 2.0, 2.1, 5.0, 5.1])  # in any unit; the third position is costly
-    accepted = _steps(acceptance)
-    ratios = {}
-    for policy in product(range(2), range(3), range(4)):  # tokens drafted where 1, 2, 3 would do
-        taken = np.array([0, *policy])[accepted]
-        ratios[policy] = (taken + 1).sum() / (cost[taken + 1] / cost[1] + c * taken).sum()
-    best = max(ratios, key=ratios.__getitem__)
-    assert best == (1, 1, 1)
-    found = walltime.oracle_improvement_at(acceptance, cost, c)
-    assert found == pytest.approx(ratios[best], rel=0.01)
-    everything = [np.nan, 2.0, 2.1, 2.6, 3.3]
-    taken = (accepted + 1).sum() / (np.array(everything)[accepted + 1] / 2 + c * accepted).sum()
-    found = walltime.oracle_improvement_at(acceptance, everything, c)
-    assert found == pytest.approx(taken, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +115,11 @@ def test_an_oracle_at_measured_costs_is_the_best_of_all_policies():
         (lambda: walltime.expected_tokens(0.5, 1.5), "got 1.5"),
         (lambda: walltime.improvement(0.5, 1, -0.1), "c must be in 0..inf, got -0.1"),
         (lambda: walltime.optimal_gamma(0.5, 0), "max_gamma must be given"),
-        (lambda: walltime.improvement_at([0.5], [0, 1]), "cost must have at least 3 entries"),
-        (lambda: walltime.improvement_at([0.5], [0, 1, 0]), "cost must be > 0, got 0"),
-        (lambda: walltime.expected_tokens_at(0.5), r"acceptance must have shape \(n,\)"),
+        (
+            lambda: walltime.improvement_at([0.5], [0, 1]),
+            r"cost \(n \+ 2,\), got \(1,\) and \(2,\)",
+        ),
+        (lambda: walltime.improvement_at([0.5], [0, 1, -1]), "cost must be in 0..inf, got -1"),
     ],
 )
 def test_wrong_arguments_are_named(call, message):
