@@ -53,19 +53,6 @@ def test_what_was_accepted_is_counted_from_what_came():
     assert engine.rows.stats.accepted == 7
 
 
-def test_sessions_are_bounded_in_bytes():
-    rows = Rows(Recorder(), K, VOCAB, 1 << 20, max_bytes=60_000)
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        text = rng.integers(0, VOCAB, int(rng.integers(1, 400))).astype(np.int32)
-        rows.step([RowState(None, text, len(text), [int(text[-1])])])
-        assert rows.bytes <= 60_000
-    assert 1 < len(rows) < 100
-    huge = np.ones(5000, np.int32)
-    assert len(rows.step([RowState(None, huge, 5000, [1])])[0]) == 0
-    assert rows.bytes <= 60_000
-
-
 @pytest.mark.parametrize("length", [100, row_text.WHOLE + 5000])
 def test_a_text_of_equal_length_in_the_same_row_is_another_text(length):
     """Its first, its last, and in time any token tells them apart."""
@@ -124,20 +111,6 @@ def test_rows_beyond_the_bound_go_undrafted_and_the_others_keep_theirs():
     assert engine.rows.stats.crowded == 120
 
 
-def test_texts_unseen_for_long_are_dropped(monkeypatch):
-    monkeypatch.setattr("ngramspec.engines.rows.MAX_IDLE_CALLS", 10)
-    drafter = Recorder()
-    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]])
-    engine.step([[1], [1]])
-    engine.leave(engine.slots[0])
-    for _ in range(9):
-        engine.step([[1]])
-    assert drafter.open == 2
-    for _ in range(3):
-        engine.step([[1]])
-    assert drafter.open == 1
-
-
 def test_an_id_that_is_told_to_have_ended_is_forgotten():
     drafter = Recorder()
     engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]], named=True)
@@ -145,11 +118,6 @@ def test_an_id_that_is_told_to_have_ended_is_forgotten():
     engine.rows.finish(engine.leave(engine.slots[0]))
     engine.rows.finish("unknown")
     assert drafter.open == len(engine.rows) == 1
-
-
-def test_drafts_leave_room_for_the_token_behind_them():
-    engine = Engine(Rows(Recorder(), K, VOCAB, 10), [[1] * 4])
-    assert [len(engine.step([[1]])[0]) for _ in range(6)] == [3, 3, 2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("what", FAULTY)
@@ -188,15 +156,3 @@ def test_ids_outside_the_vocabulary_are_kept_from_sessions():
     rows.step([RowState(None, text, 6, [77, 3])])
     assert drafter.asked == [(1, 2), (1, 2, 3)]
     assert drafter.started == 1
-
-
-def test_trees_are_best_first_nodes():
-    rows = Rows("auto", 8, 50, 300, tree=True)
-    text = ids([1, 2, 3, 1, 2, 4, 1, 2, 5, 9, 1, 2])
-    draft = rows.step([RowState("a", text, len(text), [2])])[0]
-    assert draft.parents is not None
-    roots = [t for t, p in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True) if p < 0]
-    assert {3, 4, 5} <= set(roots)
-    grown = np.append(text, ids([4, 1, 7]))
-    rows.step([RowState("a", grown, len(grown), [4, 1, 7])])
-    assert rows.stats.accepted in (1, 2)
