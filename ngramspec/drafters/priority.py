@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.costs.policies import reach_of, worthwhile_nodes
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, Proposal
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32
 from ngramspec.drafters.base import (
     Drafter,
     DraftModel,
@@ -28,6 +28,7 @@ from ngramspec.drafters.base import (
     valid_prefix,
     verified_count,
 )
+from ngramspec.drafters.stochastic import distributions, proposal_of
 
 # Of nodes without a confidence, in trees; not tuned: their confidence, and the factor on that of a
 # draft's first nodes for each draft of higher priority.
@@ -71,25 +72,6 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     known = any(draft.confidence is not None for draft in drafts)
     whole = Draft(tokens, parents, estimates if known else None, None, np.array(source, np.int8))
     return order(whole, reach_of(parents, estimates)).first(limit)
-
-
-def joined(chains: Sequence[Draft]) -> Proposal | None:
-    """Concatenate the proposals of several chains; None if all of them are deterministic."""
-    if all(chain.proposal is None for chain in chains):
-        return None
-    proposals = [chain.proposal or _one_hot(chain.tokens) for chain in chains]
-    sizes = np.concatenate([np.diff(each.starts) for each in proposals])
-    return Proposal(
-        np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
-        np.concatenate([each.tokens for each in proposals]),
-        np.concatenate([each.probs for each in proposals]),
-    )
-
-
-def _one_hot(tokens: Int32) -> Proposal:
-    """The proposal of a deterministic chain."""
-    starts = np.arange(len(tokens) + 1, dtype=np.int32)
-    return Proposal(starts, tokens, np.ones(len(tokens), np.float32))
 
 
 def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
@@ -160,8 +142,9 @@ class PrioritySession(DraftSession):
             raise self.failed
         if not self.parts:
             return EMPTY_DRAFT
-        source = np.concatenate([self._source(*each) for each in self.parts])
-        proposal = joined([part for _, part in self.parts])
+        source, proposal = np.concatenate([self._source(*each) for each in self.parts]), None
+        if any(part.proposal is not None for _, part in self.parts):
+            proposal = proposal_of([each for _, part in self.parts for each in distributions(part)])
         return Draft(so_far[len(drafted) :], proposal=proposal, source=source)
 
     def _part(self, which: int, so_far: Int32, room: int) -> Draft:

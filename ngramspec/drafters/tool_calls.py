@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -32,9 +31,8 @@ MAX_PREDICTED_TOKENS = 64
 # value, and of a token after the first.
 CERTAIN, LIKELIEST, FURTHER = 0.98, 0.55, 0.98
 NAME_KEY, ARGUMENT_KEYS = "name", ("arguments", "parameters")
-MAX_TOOLS = MAX_KEYS = 256  # keys: of an object
-MAX_ALTERNATIVES = 32  # of a schema that are read
-MAX_VALUE_CHARACTERS = 4096  # of a value that is predicted
+MAX_TOOLS = 256
+MAX_SCHEMA_CHARACTERS = 1 << 15  # of a tool's name and schema; a larger tool is not predicted
 MAX_PREDICTED_CHARACTERS = 400  # of one continuation
 LITERALS = {"boolean": ("false", "true"), "null": ("null",)}
 Schema = Mapping[str, Any]
@@ -191,11 +189,12 @@ class CallText:
 
     def __init__(self, tools: Sequence[Any], closes: str = CLOSES) -> None:
         self.tools: dict[str, Schema] = {}  # by name: schemas of the arguments; the last used first
-        for tool in islice(tools, MAX_TOOLS):
+        for tool in tools[:MAX_TOOLS]:
             function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
             name: Any = function.get("name") if isinstance(function, Mapping) else None
-            if isinstance(name, str) and json_text(name) is not None:
-                self.tools[name] = resolved(function.get("parameters"))
+            schema = function.get("parameters") if isinstance(function, Mapping) else None
+            if isinstance(name, str) and is_short([name, schema]):
+                self.tools[name] = resolved(schema)
         self._closes, self._ending = closes, "\n" + closes
         self._style = {"": "\n", ":": " ", ",": " "}
 
@@ -272,9 +271,8 @@ class CallText:
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if not isinstance(listed, Sequence) or isinstance(listed, str):
             listed = ()
-        texts = [json_text(each) for each in islice(listed, MAX_ALTERNATIVES)]
-        found = [each for each in texts if each is not None]
-        return found or [*LITERALS.get(str(schema.get("type")), ())]
+        texts = [json.dumps(each) for each in listed if not isinstance(each, list | dict)]
+        return texts or [*LITERALS.get(str(schema.get("type")), ())]
 
     def _schema(self, call: PartialJson, depth: int) -> Schema:
         """The schema of the value inside the first ``depth`` open objects and arrays."""
@@ -303,8 +301,8 @@ class CallText:
         properties, needed = schema.get("properties"), required(schema)
         known = properties if isinstance(properties, Mapping) else {}
         for must in (True, False):
-            for key in islice(known, MAX_KEYS):
-                if isinstance(key, str) and key not in written and (key in needed) is must:
+            for key in known:
+                if key not in written and (key in needed) is must:
                     yield json.dumps(key)
 
     def _may_end(self, call: PartialJson) -> bool:
@@ -324,26 +322,23 @@ def required(schema: Schema) -> frozenset[str]:
     keys = schema.get("required")
     if not isinstance(keys, Sequence) or isinstance(keys, str):
         return frozenset()
-    return frozenset(each for each in islice(keys, MAX_KEYS) if isinstance(each, str))
+    return frozenset(each for each in keys if isinstance(each, str))
 
 
 def resolved(schema: Any) -> Schema:
     """The schema, or the first usable alternative of ``anyOf`` or ``oneOf``; else an empty one."""
-    for _ in range(MAX_DEPTH):
-        if not isinstance(schema, Mapping):
-            return {}
+    while isinstance(schema, Mapping):
         choices = schema.get("anyOf") or schema.get("oneOf")
         if not isinstance(choices, Sequence) or not choices:
             return schema
-        named = (each for each in islice(choices, MAX_ALTERNATIVES) if isinstance(each, Mapping))
+        named = (each for each in choices if isinstance(each, Mapping))
         schema = next((each for each in named if each.get("type") != "null"), None)
     return {}
 
 
-def json_text(value: Any) -> str | None:
-    """The JSON text of a string, number, truth value or null; None: it has none or a long one."""
+def is_short(value: Any) -> bool:
+    """Whether a value is JSON of at most ``MAX_SCHEMA_CHARACTERS`` characters."""
     try:
-        text = json.dumps(value, allow_nan=False) if not isinstance(value, list | dict) else ""
-    except (TypeError, ValueError):
-        return None
-    return text if 0 < len(text) <= MAX_VALUE_CHARACTERS else None
+        return len(json.dumps(value, allow_nan=False)) <= MAX_SCHEMA_CHARACTERS
+    except (TypeError, ValueError, RecursionError):
+        return False
