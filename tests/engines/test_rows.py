@@ -53,6 +53,19 @@ def test_what_was_accepted_is_counted_from_what_came():
     assert engine.rows.stats.accepted == 7
 
 
+def test_sessions_are_bounded_in_bytes():
+    rows = Rows(Recorder(), K, VOCAB, 1 << 20, max_bytes=60_000)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        text = rng.integers(0, VOCAB, int(rng.integers(1, 400))).astype(np.int32)
+        rows.step([RowState(None, text, len(text), [int(text[-1])])])
+        assert rows.bytes <= 60_000
+    assert 1 < len(rows) < 100
+    huge = np.ones(5000, np.int32)
+    assert len(rows.step([RowState(None, huge, 5000, [1])])[0]) == 0
+    assert rows.bytes <= 60_000
+
+
 @pytest.mark.parametrize("length", [100, row_text.WHOLE + 5000])
 def test_a_text_of_equal_length_in_the_same_row_is_another_text(length):
     """Its first, its last, and in time any token tells them apart."""
@@ -118,6 +131,11 @@ def test_an_id_that_is_told_to_have_ended_is_forgotten():
     engine.rows.finish(engine.leave(engine.slots[0]))
     engine.rows.finish("unknown")
     assert drafter.open == len(engine.rows) == 1
+
+
+def test_drafts_leave_room_for_the_token_behind_them():
+    engine = Engine(Rows(Recorder(), K, VOCAB, 10), [[1] * 4])
+    assert [len(engine.step([[1]])[0]) for _ in range(6)] == [3, 3, 2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("what", FAULTY)

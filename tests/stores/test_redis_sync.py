@@ -238,6 +238,18 @@ def test_a_full_stream_keeps_the_latest_entries(server, stores):
     assert len(tokens_of(late)) <= 2000
 
 
+def test_a_server_without_memory_is_reported_once(server, stores, caplog):
+    first = stores(server.address)
+    server.client.config_set("maxmemory", "1")
+    with caplog.at_level(logging.WARNING):
+        first["a"].add(numbers(0, 50))
+        wait_for(lambda: "OutOfMemory" in caplog.text)
+        server.client.config_set("maxmemory", "0")
+        assert first.sync.flush(PATIENCE)
+    assert caplog.text.count("cannot use Redis") == 1
+    assert first.sync.published == 50
+
+
 def test_entries_that_are_too_old_are_removed(server, stores, monkeypatch):
     monkeypatch.setattr("ngramspec.stores.redis.TRIM_SECONDS", 0.0)
     first = stores(server.address + "&max_age=1")
