@@ -127,10 +127,12 @@ class PrioritySession(DraftSession):
             raise self.failed
         if not self.parts:
             return EMPTY_DRAFT
-        source, proposal = np.concatenate([self._source(*each) for each in self.parts]), None
-        if any(part.proposal is not None for _, part in self.parts):
-            proposal = proposal_of([each for _, part in self.parts for each in distributions(part)])
-        return Draft(so_far[len(drafted) :], proposal=proposal, source=source)
+        source = np.concatenate([self._source(*each) for each in self.parts])
+        draft = Draft(so_far[len(drafted) :], source=source)
+        if all(part.proposal is None for _, part in self.parts):
+            return draft
+        sampled_from = [each for _, part in self.parts for each in distributions(part)]
+        return replace(draft, proposal=proposal_of(sampled_from))
 
     def _part(self, which: int, so_far: Int32, room: int) -> Draft:
         """A drafter's draft after ``so_far``, int32 (n,), up to its first invalid node."""

@@ -129,7 +129,8 @@ class KnownRow(Row):
 
     def learn_step(self, state: RowState, begin: int, new: Int32) -> int:
         """Report how much of the draft the engine's step accepted; return that number."""
-        accepted, verified = 0, None
+        accepted = 0
+        verified: int | None = None
         if len(self.draft.tokens):
             accepted = agreed(self.draft.tokens, state.tokens, begin, state.length)
             if accepted == state.length - begin:  # the engine verified no more of it
