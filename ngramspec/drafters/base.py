@@ -472,12 +472,6 @@ def _check_siblings(tokens: Int32, parents: Int32, proposal: Proposal) -> None:
     """Check that siblings share a distribution, except for ones without the siblings before."""
     _, where, which = np.unique(parents, return_index=True, return_inverse=True)
     first = where[which]
-    starts, ids, probs = proposal.starts, proposal.tokens, proposal.probs
-    sizes = starts[1:] - starts[:-1]
-    if (sizes == sizes[first]).all():
-        place = np.arange(len(ids)) + np.repeat(starts[first] - starts[:-1], sizes)
-        if ((ids == ids[place]) & (probs == probs[place])).all():
-            return
     for node in range(len(parents)):
         own, other = proposal.of(node), proposal.of(int(first[node]))
         before = tokens[:node][parents[:node] == parents[node]]

@@ -15,7 +15,7 @@ from ngramspec.drafters.base import Drafter, verified_count
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.model import ModelDrafter, Reader, ReadingSession
 from ngramspec.drafters.priority import CalibratedDrafter, PriorityDrafter
-from ngramspec.drafters.stochastic import distribution, proposal_of, sampled
+from ngramspec.drafters.stochastic import distribution, distributions, proposal_of, sampled
 from ngramspec.drafters.value import (
     SOURCES_OF_ENGINE,
     TOOLS,
@@ -34,7 +34,6 @@ PATIENCE, MAX_PATIENCE = 16, 256  # steps between trials of a head that does not
 PEAKS = 10  # buckets of the highest probability of a head's distribution
 RATE_MEMORY = 0.98  # weight of earlier steps in the sequence's tokens per cost
 
-ONE = np.ones(1, np.float32)
 HEAD = len(SOURCES_OF_ENGINE)  # the engine's source of a head's tokens and of predicted calls
 
 
@@ -266,9 +265,9 @@ class HeadedSession(ReadingSession, ValueSession):
 
     def _stated(self, plan: Chain) -> Draft:
         """The chain with the distributions that its tokens were sampled from."""
-        certain = [(plan.tokens[depth : depth + 1], ONE) for depth in range(len(plan.tokens))]
-        parts = [self._sampled.get(depth, each) for depth, each in enumerate(certain)]
-        return Draft(plan.tokens, None, plan.confidence, proposal_of(parts), plan.source)
+        draft = Draft(plan.tokens, None, plan.confidence, None, plan.source)
+        parts = [self._sampled.get(depth, q) for depth, q in enumerate(distributions(draft))]
+        return replace(draft, proposal=proposal_of(parts))
 
     def observe(
         self,

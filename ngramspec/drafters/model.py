@@ -236,12 +236,12 @@ class ModelDrafter(LearningDrafter):
         self.top_k = (
             MAX_PROPOSAL_IDS if top_k is None else check_int("top_k", top_k, 1, MAX_PROPOSAL_IDS)
         )
-        self.settings = f"gamma={gamma},threshold={self.threshold},top_k={top_k},tables={tables}"
         self.tables: Drafter = NullDrafter()
         if check_bool("tables", tables):
             self.tables = PriorityDrafter([CopyDrafter(), NGramDrafter()])
         if isinstance(path, str):
-            self.spec = f"model({quoted(path)},{self.settings})"
+            settings = f"gamma={gamma},threshold={self.threshold},top_k={top_k},tables={tables}"
+            self.spec = f"model({quoted(path)},{settings})"
         self.forget()
 
     @staticmethod

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.costs.policies import reach_of, worthwhile_nodes
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32, Proposal
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32
 from ngramspec.drafters.base import (
     Drafter,
     DraftModel,
@@ -28,22 +28,21 @@ from ngramspec.drafters.base import (
     valid_prefix,
     verified_count,
 )
+from ngramspec.drafters.stochastic import distributions, proposal_of
 
-# Of nodes without a confidence, in trees; not tuned: their confidence, and the factor on that of a
-# draft's first nodes for each draft of higher priority.
+# Of nodes in merged trees; not tuned: their confidence, and the factor on that of a draft's first
+# nodes for each draft of higher priority.
 ASSUMED_CONFIDENCE, PRIORITY_FACTOR = 0.9, 0.3
 
 
 def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     """Merge drafts, in order of priority, into one prefix tree, which is a deterministic draft.
 
-    Proposals of sampled tokens are dropped. Accepting a node if the target samples the same token
-    is exact for such drafts as well.
+    Confidences and proposals are dropped. Accepting a node if the target samples the same token is
+    exact for sampled tokens as well. A node that several drafts share has the source of the first.
 
-    The result has the ``limit`` nodes with the highest reach, in descending order. On ties, nodes
-    of the earlier draft come first. Where drafts have no confidence, a later draft and a deeper
-    node count as less likely. A node that several drafts share gets the highest of their
-    confidences and the source of the first. Confidence is None if no draft has any.
+    The result has the ``limit`` nodes that are most likely reached, in descending order, if a later
+    draft and a deeper node count as less likely. On ties, nodes of the earlier draft come first.
     """
     places: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     confidence: list[float] = []
@@ -51,53 +50,21 @@ def pack(drafts: Sequence[Draft], limit: int) -> Draft:
     for which, draft in enumerate(drafts):
         n = len(draft)
         parents = range(-1, n - 1) if draft.parents is None else draft.parents.tolist()
-        assumed = _assumed(draft, parents, which)
         sources = [0] * n if draft.source is None else draft.source.tolist()
         mine: list[int] = []
-        for token, above, p, origin in zip(
-            draft.tokens.tolist(), parents, assumed, sources, strict=True
-        ):
+        for token, above, origin in zip(draft.tokens.tolist(), parents, sources, strict=True):
             key = (mine[above] if above >= 0 else -1, token)
             node = places.setdefault(key, len(places))
-            if node == len(confidence):
-                confidence.append(p)
+            if node == len(source):
                 source.append(origin)
-            confidence[node] = max(confidence[node], p)
+                factor = PRIORITY_FACTOR**which if above < 0 else 1.0
+                confidence.append(ASSUMED_CONFIDENCE * factor)
             mine.append(node)
     if not places or limit < 1:
         return EMPTY_DRAFT
     parents, tokens = np.array(list(places), np.int32).T.copy()
-    estimates = np.array(confidence, np.float32)
-    known = any(draft.confidence is not None for draft in drafts)
-    whole = Draft(tokens, parents, estimates if known else None, None, np.array(source, np.int8))
-    return order(whole, reach_of(parents, estimates)).first(limit)
-
-
-def joined(chains: Sequence[Draft]) -> Proposal | None:
-    """Concatenate the proposals of several chains; None if all of them are deterministic."""
-    if all(chain.proposal is None for chain in chains):
-        return None
-    proposals = [chain.proposal or _one_hot(chain.tokens) for chain in chains]
-    sizes = np.concatenate([np.diff(each.starts) for each in proposals])
-    return Proposal(
-        np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
-        np.concatenate([each.tokens for each in proposals]),
-        np.concatenate([each.probs for each in proposals]),
-    )
-
-
-def _one_hot(tokens: Int32) -> Proposal:
-    """The proposal of a deterministic chain."""
-    starts = np.arange(len(tokens) + 1, dtype=np.int32)
-    return Proposal(starts, tokens, np.ones(len(tokens), np.float32))
-
-
-def _assumed(draft: Draft, parents: Sequence[int], which: int) -> list[float]:
-    """The confidence of each node; without one, assumed lower for each draft of higher priority."""
-    if draft.confidence is not None:
-        return [float(each) for each in draft.confidence]
-    first = ASSUMED_CONFIDENCE * PRIORITY_FACTOR**which
-    return [first if above < 0 else ASSUMED_CONFIDENCE for above in parents]
+    whole = Draft(tokens, parents, None, None, np.array(source, np.int8))
+    return order(whole, reach_of(parents, np.array(confidence, np.float32))).first(limit)
 
 
 def order(tree: Draft, reach: NDArray[np.float64]) -> Draft:
@@ -161,8 +128,11 @@ class PrioritySession(DraftSession):
         if not self.parts:
             return EMPTY_DRAFT
         source = np.concatenate([self._source(*each) for each in self.parts])
-        proposal = joined([part for _, part in self.parts])
-        return Draft(so_far[len(drafted) :], proposal=proposal, source=source)
+        draft = Draft(so_far[len(drafted) :], source=source)
+        if all(part.proposal is None for _, part in self.parts):
+            return draft
+        sampled_from = [each for _, part in self.parts for each in distributions(part)]
+        return replace(draft, proposal=proposal_of(sampled_from))
 
     def _part(self, which: int, so_far: Int32, room: int) -> Draft:
         """A drafter's draft after ``so_far``, int32 (n,), up to its first invalid node."""

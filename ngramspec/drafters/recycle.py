@@ -124,16 +124,12 @@ class RecycleDrafter(Drafter):
 
     Each sequence begins with an empty table. (In the paper, later requests inherit the table; here
     no request's text reaches another's drafts.) It keeps ``top_k`` candidates per token, 1..64; the
-    paper uses 8. ``always`` is an option of ValueDrafter, which alone can compare sources.
+    paper uses 8.
     """
 
     source_names = ("recycle",)
 
-    def __init__(self, top_k: int = 8, always: bool = True) -> None:
-        if always is not True:
-            raise ValueError(
-                "always must be True if recycle is the only source; add copy, ngram or unigram"
-            )
+    def __init__(self, top_k: int = 8) -> None:
         self.top_k = check_int("top_k", top_k, 1, MAX_TOP_K)
         self.evidence = EvidenceRequest(top_k=top_k)
         self.spec = f"recycle(top_k={top_k})"

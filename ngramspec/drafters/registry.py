@@ -39,8 +39,6 @@ _factories: dict[str, str | Callable[..., Drafter]] = {
     "none": "NullDrafter",
 }
 HEADS = ("model", "mtp")  # drafters that run a model
-# Arguments that may be given without their name, by drafter.
-POSITIONAL_ARGUMENTS = {"model": "path"}
 # The arguments with which a drafter can be a source of the value drafter; ``...``: any value.
 JOINABLE: dict[str, dict[str, object]] = {
     "copy": {"min_match": ...},
@@ -183,8 +181,8 @@ def _arguments(text: str, match: re.Match[str]) -> dict[str, object]:
             assert found is not None  # it matches the empty string, too
             part, end = found.group(), found.end()
             named = "=" in part and not part.lstrip().startswith('"')
-            if name in POSITIONAL_ARGUMENTS and not keywords and not named:
-                part = f"{POSITIONAL_ARGUMENTS[name]}={part}"
+            if name == "model" and not keywords and not named:
+                part = f"path={part}"
             key, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals or not value or key in keywords or not _takes(name, key):
                 allowed = inspect.signature(_factory(name)).parameters

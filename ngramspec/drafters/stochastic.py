@@ -115,6 +115,14 @@ def sampled(ids: Int32, probs: Float32, rng: np.random.Generator, count: int = 1
     return [int(ids[place]) for place in places]
 
 
+def distributions(draft: Draft) -> list[tuple[Int32, Float32]]:
+    """The distribution that each node was sampled from: (ids, probs), for ``proposal_of``."""
+    nodes = range(len(draft))
+    if draft.proposal is not None:
+        return [draft.proposal.of(node) for node in nodes]
+    return [(draft.tokens[node : node + 1], np.ones(1, np.float32)) for node in nodes]
+
+
 def proposal_of(parts: Sequence[tuple[Int32, Float32]]) -> Proposal:
     """The proposal of nodes that were sampled from these distributions, (ids, probs) each."""
     starts = np.cumsum([0, *(len(ids) for ids, _ in parts)]).astype(np.int32)

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from ngramspec.stores import encode, vocabulary_of
 
 logger = logging.getLogger("ngramspec")
 
-OPENS, CLOSES = "<tool_call>", "</tool_call>"
+OPENS, CLOSES = "<tool_call>", "</tool_call>"  # around the JSON object of a call
 OPENING_TOKENS = 16  # last tokens in which an opening is searched
 MAX_CALL_TOKENS = 4096  # of a call that is read; a longer one is not predicted
 MAX_READ_TOKENS, MAX_READ_CHARACTERS = 1 << 14, 1 << 16  # of a prompt's end: bound its time
@@ -32,30 +31,22 @@ MAX_PREDICTED_TOKENS = 64
 # value, and of a token after the first.
 CERTAIN, LIKELIEST, FURTHER = 0.98, 0.55, 0.98
 NAME_KEY, ARGUMENT_KEYS = "name", ("arguments", "parameters")
-MAX_TOOLS = MAX_KEYS = 256  # keys: of an object
-MAX_ALTERNATIVES = 32  # of a schema that are read
-MAX_VALUE_CHARACTERS = 4096  # of a value that is predicted
+MAX_TOOLS = 256
+MAX_SCHEMA_CHARACTERS = 1 << 15  # of a tool's name and schema; a larger tool is not predicted
 MAX_PREDICTED_CHARACTERS = 400  # of one continuation
 LITERALS = {"boolean": ("false", "true"), "null": ("null",)}
 Schema = Mapping[str, Any]
 
 
 class CallFormat:
-    """How a model writes calls: a JSON object between two texts.
+    """A tokenizer, and how calls open in its tokens."""
 
-    Args:
-        tokenizer: the model's tokenizer.
-        opens: text that opens a call.
-        closes: text that closes it.
-    """
-
-    def __init__(self, tokenizer: Any, opens: str = OPENS, closes: str = CLOSES) -> None:
-        self.tokenizer, self.opens, self.closes = tokenizer, opens, closes
-        last = opens[-1]
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
         self.ends = frozenset(  # ids of pieces with which an opening can end
             number
             for piece, number in vocabulary_of(tokenizer).items()
-            if last in (piece if isinstance(piece, str) else piece.decode("latin-1"))
+            if OPENS[-1] in (piece if isinstance(piece, str) else piece.decode("latin-1"))
         )
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -93,7 +84,7 @@ class CallPredictor:
 
     def __init__(self, tools: Sequence[Any], calls: CallFormat, tokens: Int32) -> None:
         self._calls = calls
-        self._text = CallText(tools, calls.closes)
+        self._text = CallText(tools)
         self._recent: list[int] = tokens[-OPENING_TOKENS:].tolist()  # while no call is open
         self._call: list[int] = []  # tokens since the opening, which is among them
         self._known = ""  # text of the open call that was read
@@ -138,8 +129,8 @@ class CallPredictor:
     def _read_prompt(self, tokens: list[int]) -> None:
         """Learn from the calls in the prompt."""
         text = self._calls.text(tokens)[-MAX_READ_CHARACTERS:]
-        for part in text.split(self._calls.opens)[1:]:
-            call, closes, _ = part.partition(self._calls.closes)
+        for part in text.split(OPENS)[1:]:
+            call, closes, _ = part.partition(CLOSES)
             reader = PartialJson().read(call + closes)
             if closes and reader.state == "done":
                 self._text.learn(reader)
@@ -152,7 +143,7 @@ class CallPredictor:
             return
         self._recent = [*self._recent, token][-OPENING_TOKENS:]
         if token in self._calls.ends:
-            _, opens, after = self._calls.text(self._recent).rpartition(self._calls.opens)
+            _, opens, after = self._calls.text(self._recent).rpartition(OPENS)
             if opens and len(after) < len(self._calls.text(self._recent[-1:])):
                 self._call, self._known, self._path = list(self._recent), "", []
                 self._reader = PartialJson()
@@ -161,7 +152,7 @@ class CallPredictor:
     def _read_on(self) -> None:
         """Read what the open call has in addition."""
         assert self._reader is not None
-        text = self._calls.text(self._call).rpartition(self._calls.opens)[2]
+        text = self._calls.text(self._call).rpartition(OPENS)[2]
         if text.endswith("\ufffd"):  # the rest of a character is to come
             return
         if not text.startswith(self._known) or len(self._call) > MAX_CALL_TOKENS:
@@ -171,13 +162,13 @@ class CallPredictor:
         self._known = text
         if self._reader.state == "invalid":
             self._reader = None
-        elif self._reader.state == "done" and self._calls.closes in text:
+        elif self._reader.state == "done" and CLOSES in text:
             self._text.learn(self._reader)
             self._reader, self._recent = None, self._call[-OPENING_TOKENS:]
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of a continuation, as the tokenizer splits it after the call if that fits."""
-        tokenizer, before = self._calls.tokenizer, self._calls.opens + self._known
+        tokenizer, before = self._calls.tokenizer, OPENS + self._known
         if len(self._call) > CONTEXT_TOKENS:
             before = self._calls.text(self._call[-CONTEXT_TOKENS:])
         begun, whole = encode(tokenizer, before), encode(tokenizer, before + text)
@@ -189,14 +180,15 @@ class CallPredictor:
 class CallText:
     """Predicts the text of calls of a request's tools, and learns from finished calls."""
 
-    def __init__(self, tools: Sequence[Any], closes: str = CLOSES) -> None:
+    def __init__(self, tools: Sequence[Any]) -> None:
         self.tools: dict[str, Schema] = {}  # by name: schemas of the arguments; the last used first
-        for tool in islice(tools, MAX_TOOLS):
+        for tool in tools[:MAX_TOOLS]:
             function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
             name: Any = function.get("name") if isinstance(function, Mapping) else None
-            if isinstance(name, str) and json_text(name) is not None:
-                self.tools[name] = resolved(function.get("parameters"))
-        self._closes, self._ending = closes, "\n" + closes
+            schema = function.get("parameters") if isinstance(function, Mapping) else None
+            if isinstance(name, str) and is_short([name, schema]):
+                self.tools[name] = resolved(schema)
+        self._ending = "\n" + CLOSES
         self._style = {"": "\n", ":": " ", ",": " "}
 
     def learn(self, call: PartialJson) -> None:
@@ -205,7 +197,7 @@ class CallText:
         if tool is None or tool not in self.tools:
             return
         self._style |= call.style
-        space, closes, _ = call.space.partition(self._closes)
+        space, closes, _ = call.space.partition(CLOSES)
         if closes and not space.strip():
             self._ending = space + closes
         self.tools = {tool: self.tools[tool]} | self.tools
@@ -272,9 +264,8 @@ class CallText:
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if not isinstance(listed, Sequence) or isinstance(listed, str):
             listed = ()
-        texts = [json_text(each) for each in islice(listed, MAX_ALTERNATIVES)]
-        found = [each for each in texts if each is not None]
-        return found or [*LITERALS.get(str(schema.get("type")), ())]
+        texts = [json.dumps(each) for each in listed if not isinstance(each, list | dict)]
+        return texts or [*LITERALS.get(str(schema.get("type")), ())]
 
     def _schema(self, call: PartialJson, depth: int) -> Schema:
         """The schema of the value inside the first ``depth`` open objects and arrays."""
@@ -303,8 +294,8 @@ class CallText:
         properties, needed = schema.get("properties"), required(schema)
         known = properties if isinstance(properties, Mapping) else {}
         for must in (True, False):
-            for key in islice(known, MAX_KEYS):
-                if isinstance(key, str) and key not in written and (key in needed) is must:
+            for key in known:
+                if key not in written and (key in needed) is must:
                     yield json.dumps(key)
 
     def _may_end(self, call: PartialJson) -> bool:
@@ -324,26 +315,23 @@ def required(schema: Schema) -> frozenset[str]:
     keys = schema.get("required")
     if not isinstance(keys, Sequence) or isinstance(keys, str):
         return frozenset()
-    return frozenset(each for each in islice(keys, MAX_KEYS) if isinstance(each, str))
+    return frozenset(each for each in keys if isinstance(each, str))
 
 
 def resolved(schema: Any) -> Schema:
     """The schema, or the first usable alternative of ``anyOf`` or ``oneOf``; else an empty one."""
-    for _ in range(MAX_DEPTH):
-        if not isinstance(schema, Mapping):
-            return {}
+    while isinstance(schema, Mapping):
         choices = schema.get("anyOf") or schema.get("oneOf")
         if not isinstance(choices, Sequence) or not choices:
             return schema
-        named = (each for each in islice(choices, MAX_ALTERNATIVES) if isinstance(each, Mapping))
+        named = (each for each in choices if isinstance(each, Mapping))
         schema = next((each for each in named if each.get("type") != "null"), None)
     return {}
 
 
-def json_text(value: Any) -> str | None:
-    """The JSON text of a string, number, truth value or null; None: it has none or a long one."""
+def is_short(value: Any) -> bool:
+    """Whether a value is JSON of at most ``MAX_SCHEMA_CHARACTERS`` characters."""
     try:
-        text = json.dumps(value, allow_nan=False) if not isinstance(value, list | dict) else ""
-    except (TypeError, ValueError):
-        return None
-    return text if 0 < len(text) <= MAX_VALUE_CHARACTERS else None
+        return len(json.dumps(value, allow_nan=False)) <= MAX_SCHEMA_CHARACTERS
+    except (TypeError, ValueError, RecursionError):
+        return False

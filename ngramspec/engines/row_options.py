@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ngramspec.costs.engine import EngineCosts, GivenEngineCosts, LearnedEngineCosts
-from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import Policy, build_drafter
 from ngramspec.engines.rows import Rows
 from ngramspec.errors import check_int
@@ -75,25 +74,6 @@ class EngineOptions:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
             raise ValueError(f"log_every must be a number >= 0, got {seconds!r}")
 
-    def build_drafter(self, tokenizer: Any = None, vocab: int | None = None) -> Drafter:
-        """The drafter, with its stores, checked against the tokenizer and vocabulary if known.
-
-        A store with ``sync`` needs the tokenizer.
-
-        Raises:
-            TypeError, ValueError: the drafter accepts no stores, or a store is invalid or was built
-                with another tokenizer.
-            OSError: a store cannot be read.
-        """
-        stores = open_stores(self.stores, tokenizer=tokenizer)
-        drafter = build_drafter(self.drafter, policy=self.policy, stores=stores)
-        for store in drafter.stores:
-            if tokenizer is not None:
-                store.check_tokenizer(tokenizer)
-            if vocab is not None:
-                store.check_vocabulary(vocab)
-        return drafter
-
     def batch_costs(self, k: int, device: str, dtype: str) -> EngineCosts | None:
         """The step costs that ``costs`` selects, or None; a ValueError if it is wrong."""
         if isinstance(self.costs, Mapping):
@@ -110,23 +90,32 @@ class EngineOptions:
         max_len: int,
         device: str,
         dtype: str,
-        tree: bool = False,
         tokenizer: Any = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Rows:
         """Make the ``Rows`` with these options; see there.
 
-        ``device`` is "cpu" or "gpu", and ``dtype`` the name of the model's dtype. With ``tree`` the
-        option ``costs`` is ignored. The stores are checked against ``tokenizer``, if it is given;
-        a store with ``sync`` needs it. For errors see ``build_drafter``.
+        ``device`` is "cpu" or "gpu", and ``dtype`` the name of the model's dtype. The stores are
+        checked against the vocabulary, and against ``tokenizer``, if it is given; a store with
+        ``sync`` needs it.
+
+        Raises:
+            TypeError, ValueError: the drafter accepts no stores, or a store is invalid or was built
+                with another tokenizer.
+            OSError: a store cannot be read.
         """
+        stores = open_stores(self.stores, tokenizer=tokenizer)
+        drafter = build_drafter(self.drafter, policy=self.policy, stores=stores)
+        for store in drafter.stores:
+            if tokenizer is not None:
+                store.check_tokenizer(tokenizer)
+            store.check_vocabulary(vocab)
         return Rows(
-            self.build_drafter(tokenizer, vocab),
+            drafter,
             k,
             vocab,
             max_len,
-            None if tree else self.batch_costs(k, device, dtype),
-            tree=tree,
+            self.batch_costs(k, device, dtype),
             max_sessions=self.max_sessions,
             max_bytes=self.max_mib << 20,
             clock=clock,

@@ -22,12 +22,11 @@ from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.call import CallStores
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
-from ngramspec.errors import check_bool, check_int
+from ngramspec.errors import check_int
 from ngramspec.stores.shared import Namespace
 
 logger = logging.getLogger("ngramspec")
 
-MAX_IDLE_CALLS = 4096  # a row not seen in this number of calls is dropped; not tuned
 TOKENS_BETWEEN_MEASUREMENTS = 64  # after which a row's bytes are counted again; not tuned
 
 
@@ -65,7 +64,7 @@ class RowsStats:
         accepted: draft tokens that agreed with the next new tokens.
         opened: opened sessions, including those opened again.
         moved: texts found in another row, or after a pause.
-        dropped: texts dropped because they were idle for long, or exceeded a limit.
+        dropped: texts dropped because they exceeded a limit.
         faults: drafts lost because the drafter raised an error or returned an invalid draft.
         crowded: row-steps without a draft because rows of the same call filled all sessions.
         seconds: time in ``step``.
@@ -94,7 +93,6 @@ class KnownRow(Row):
         seen: number of the last call that had this row.
         size: bytes at the last count.
         live: whether it is still known.
-        listed: (count, hash) under which ``KnownRows`` lists it.
         steps, emitted: the engine's steps that committed tokens of it, and these tokens.
     """
 
@@ -103,7 +101,6 @@ class KnownRow(Row):
         self.key, self.text = key, TokenText()
         self.counted, self.live = False, True
         self.seen = self.size = self.steps = self.emitted = 0
-        self.listed: tuple[int, int] | None = None
 
     def committed(self) -> Int32:
         return self.known(self.text.copy())
@@ -132,17 +129,14 @@ class KnownRow(Row):
 
     def learn_step(self, state: RowState, begin: int, new: Int32) -> int:
         """Report how much of the draft the engine's step accepted; return that number."""
-        accepted: list[int] = []
+        accepted = 0
         verified: int | None = None
         if len(self.draft.tokens):
-            if self.draft.parents is None:
-                accepted = list(range(agreed(self.draft.tokens, state.tokens, begin, state.length)))
-            else:
-                accepted = self.draft.path_along(state.tokens[begin : state.length].tolist())
-            if len(accepted) == state.length - begin:  # the engine verified no more of it
-                verified = len(accepted)
-        self.observe(accepted, verified, None, new)
-        return len(accepted)
+            accepted = agreed(self.draft.tokens, state.tokens, begin, state.length)
+            if accepted == state.length - begin:  # the engine verified no more of it
+                verified = accepted
+        self.observe(range(accepted), verified, None, new)
+        return accepted
 
 
 class KnownRows:
@@ -156,8 +150,7 @@ class KnownRows:
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, KnownRow] = {}
-        self._by_hash: dict[tuple[int, int], list[KnownRow]] = {}  # except those in _grown
-        self._grown: set[KnownRow] = set()  # have grown since they were listed
+        self._by_hash: dict[tuple[int, int], list[KnownRow]] | None = None  # in this call, see find
         self._rows: dict[int, KnownRow] = {}  # those of the current call, by place
         self._last: dict[int, KnownRow] = {}
         self._order: OrderedDict[int, KnownRow] = OrderedDict()  # least recently seen first
@@ -171,7 +164,7 @@ class KnownRows:
     def begin_call(self) -> None:
         """Start a call: the current rows become those of the last call."""
         self.call += 1
-        self._last, self._rows = self._rows, {}
+        self._last, self._rows, self._by_hash = self._rows, {}, None
 
     def find(self, place: int, state: RowState) -> KnownRow | None:
         """The known row that continues in the batch's row ``place``, or None."""
@@ -186,7 +179,11 @@ class KnownRows:
         if key is not None:
             return None
         before = length - len(new)
-        self._list_grown()
+        if self._by_hash is None:  # rows that grow later in this call continue nothing else
+            self._by_hash = {}
+            for row in self._order.values():
+                if row.key is None:
+                    self._by_hash.setdefault((row.text.count, row.text.hash), []).append(row)
         for row in self._by_hash.get((before, text_hash(tokens, before)), ()):
             if row.live and row.seen != self.call and row.text.equals(tokens, before):
                 self.moves += 1
@@ -211,8 +208,6 @@ class KnownRows:
         Return a copy of the new tokens that are ids of the vocabulary, int32 (n,).
         """
         new = row.text.append(state.tokens, state.length, row.vocab)
-        if row.key is None:
-            self._grown.add(row)
         row.seen = self.call
         self._rows[place] = row
         self._order.move_to_end(id(row))
@@ -228,23 +223,6 @@ class KnownRows:
         """The rows that had places in the last call and have none now."""
         here = set(self._rows.values())
         return [row for row in self._last.values() if row.live and row not in here]
-
-    def _list_grown(self) -> None:
-        """List rows that grew under their new hashes. Deferred until a look-up by hash."""
-        for row in self._grown:
-            self._unlist(row)
-            row.listed = (row.text.count, row.text.hash)
-            self._by_hash.setdefault(row.listed, []).append(row)
-        self._grown.clear()
-
-    def _unlist(self, row: KnownRow) -> None:
-        if row.listed is None:
-            return
-        alike = self._by_hash[row.listed]
-        alike.remove(row)
-        if not alike:
-            del self._by_hash[row.listed]
-        row.listed = None
 
     def measure(self, row: KnownRow) -> None:
         """Count the bytes of a row's text and of its session's structures again."""
@@ -267,10 +245,7 @@ class KnownRows:
         row.live = False
         del self._order[id(row)]
         self.bytes -= row.size
-        if row.key is None:
-            self._grown.discard(row)
-            self._unlist(row)
-        elif self._by_key.get(row.key) is row:
+        if row.key is not None and self._by_key.get(row.key) is row:
             del self._by_key[row.key]
 
     def all(self) -> list[KnownRow]:
@@ -296,11 +271,10 @@ class Rows:
 
     Args:
         drafter: a drafter, or its description for ``build_drafter``.
-        k: maximum number of tokens (nodes of a tree) drafted for a row, >= 1.
+        k: maximum number of tokens drafted for a row, >= 1.
         vocab: size of the target's vocabulary.
         max_len: maximum number of tokens of a text. Drafts leave room for the token after them.
         costs: costs of steps; None: drafts have up to ``k`` tokens, regardless of their cost.
-        tree: whether drafts may be trees.
         max_sessions: maximum number of known texts.
         max_bytes: maximum bytes of texts and sessions that report their size.
         clock: returns seconds; used for the engine's steps and ``stats.seconds``.
@@ -321,7 +295,6 @@ class Rows:
         max_len: int,
         costs: EngineCosts | None = None,
         *,
-        tree: bool = False,
         max_sessions: int = 1024,
         max_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.perf_counter,
@@ -332,7 +305,6 @@ class Rows:
         self.max_len = check_int("max_len", max_len, 1)
         self.costs = costs
         self.vocab = check_int("vocab", vocab, 1)
-        self.tree = check_bool("tree", tree)
         self.max_sessions = check_int("max_sessions", max_sessions, 1)
         self.max_bytes = check_int("max_bytes", max_bytes, 1)
         self.stats = RowsStats()
@@ -371,8 +343,7 @@ class Rows:
             rows: rows of the batch in the engine's order. A request should keep its row.
 
         Returns:
-            One draft per row, with at most ``k`` nodes and valid ids, a chain unless ``tree``.
-            Empty for rows in their prefill.
+            One draft per row, a chain of at most ``k`` valid ids. Empty for rows in their prefill.
         """
         began = self._clock()
         try:
@@ -514,7 +485,7 @@ class Rows:
         return worthwhile_rows(found, curve, STILL_NEEDED_PROBABILITY, weights, price)
 
     def _ask(self, row: KnownRow, room: int, cost: Float32 | None) -> Draft:
-        """A valid draft of at most ``room`` >= 1 nodes for a row.
+        """A valid draft of at most ``room`` >= 1 tokens for a row.
 
         ``cost`` is float32 (room + 2,) or longer, for ``DraftSession.propose``; None: not known.
         """
@@ -525,7 +496,7 @@ class Rows:
                 self.stats.crowded += 1
                 return EMPTY_DRAFT
             given = None if cost is None else cost[: room + 2].copy()
-            return row.ask(room, given, tree=self.tree, copied=False).as_chain()
+            return row.ask(room, given, tree=False, copied=False)
         except Exception as error:
             row.lose_draft(error)
             self._settle(row)
@@ -550,14 +521,11 @@ class Rows:
         return True
 
     def _shrink(self) -> None:
-        """Drop idle rows, and rows beyond the limits: those of this call last."""
-        known = self._known
-        while (oldest := known.oldest()) is not None and (
-            self._exceeds_limits() or oldest.seen + MAX_IDLE_CALLS < known.call
-        ):
+        """Drop rows beyond the limits: those of this call last."""
+        while self._exceeds_limits() and (oldest := self._known.oldest()) is not None:
             self._drop(oldest, counted=True)
         if self._exceeds_limits():
-            rows_of_call = known.all()[::-1]
+            rows_of_call = self._known.all()[::-1]
             rows_of_call.sort(key=lambda row: row.session is not None)
             for row in rows_of_call:  # they get no draft
                 if self._exceeds_limits():

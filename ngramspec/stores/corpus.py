@@ -80,9 +80,8 @@ def tokens_of(document: Any, index: int, tokenizer: Any) -> Int32:
     return np.ascontiguousarray(document, np.int32)
 
 
-def sections_of(text: Int32, largest: int, progress: Progress) -> Sections:
+def sections_of(text: Int32, width: int, progress: Progress) -> Sections:
     """The sections of a corpus: text, places and keys, as parts to be written."""
-    width = 2 if largest < NARROW_IDS else 3
     progress("sorting")
     places = sorted_places(text)
     progress("keys")
@@ -248,9 +247,9 @@ class Corpus(Source):
         if count == 0:
             raise ValueError("documents must hold at least one token, got none")
         largest = int(text[text != BORDER].max())
-        sections = sections_of(text, largest, progress)
-        sections.append([json.dumps(recipe or {}).encode()])
         width = 2 if largest < NARROW_IDS else 3
+        sections = sections_of(text, width, progress)
+        sections.append([json.dumps(recipe or {}).encode()])
         fields = (width, largest, size, 0, len(text), len(text) - count - 1, count, known)
         progress("writing")
         write_file(Path(path), KIND, fields, sections)
@@ -286,7 +285,7 @@ class Corpus(Source):
 
         A StoreFileError says what is broken.
         """
-        check_checksums(self.path, KIND, self._sections, lambda each: [self._part(each)])
+        check_checksums(self.path, KIND, self._sections, map(self._part, self._sections))
         try:
             check_corpus(self.index)
         except AssertionError as error:

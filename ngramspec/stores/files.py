@@ -24,7 +24,7 @@ import re
 import secrets
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -159,7 +159,6 @@ def _sync_folder(folder: Path) -> None:
 BYTE_ORDER_MARK = 0x0A0B0C0D  # reads as a different number on a machine of the other byte order
 ALIGNMENT_BYTES = 64
 WRITE_CHUNK_BYTES = 1 << 24  # bytes per write
-READ_CHUNK_BYTES = 1 << 20  # bytes per read
 Content = bytes | memoryview | mmap.mmap
 INSTALL = "pip install numpy xxhash"
 
@@ -246,15 +245,13 @@ def read_header(
     return values[4 : -3 * count], found
 
 
-def chunks_of(file: BinaryIO, section: Section) -> Iterator[bytes]:
-    """A section's bytes, read in pieces of ``READ_CHUNK_BYTES`` bytes."""
-    for begin in range(0, section.size, READ_CHUNK_BYTES):
-        file.seek(section.offset + begin)
-        wanted = min(READ_CHUNK_BYTES, section.size - begin)
-        chunk = file.read(wanted)
-        if len(chunk) < wanted:
-            raise StoreFileError(f"{file.name} was truncated while it was read")
-        yield chunk
+def read_section(file: BinaryIO, section: Section) -> bytes:
+    """A section's bytes."""
+    file.seek(section.offset)
+    content = file.read(section.size)
+    if len(content) < section.size:
+        raise StoreFileError(f"{file.name} was truncated while it was read")
+    return content
 
 
 def checksum(content: Content) -> int:
@@ -272,17 +269,11 @@ def _new_digest(content: Content = b"") -> Any:
 
 
 def check_checksums(
-    path: Path,
-    kind: FileKind,
-    sections: Sequence[Section],
-    read: Callable[[Section], Iterable[Content]],
+    path: Path, kind: FileKind, sections: Sequence[Section], contents: Iterable[Content]
 ) -> None:
-    """Compare the sections with their checksums; ``read`` returns a section's bytes, in pieces."""
-    for name, section in zip(kind.sections, sections, strict=True):
-        digest = _new_digest()
-        for part in read(section):
-            digest.update(part)
-        if digest.intdigest() != section.checksum:
+    """Compare the contents of the sections with their checksums."""
+    for name, section, content in zip(kind.sections, sections, contents, strict=True):
+        if checksum(content) != section.checksum:
             raise StoreFileError(f"{path}: section {name} is broken: its checksum is another")
 
 

@@ -17,8 +17,6 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -102,7 +100,6 @@ class Entry:
     """An entry of a stream: a piece of a document, or the deletion of all earlier text."""
 
     producer: bytes  # random, identifies a process
-    number: int  # rises with each of a producer's entries in a namespace
     cleared: EntryId  # the last deletion that the producer knew
     document: int  # the producer's number of the document
     tokens: Int32 | None  # (n,), n at most MAX_ENTRY_TOKENS; None: the namespace was deleted
@@ -114,7 +111,7 @@ class Entry:
 
     def fields(self) -> dict[bytes, bytes]:
         """The fields in Redis."""
-        numbers = (self.number, *self.cleared, self.document, int(self.end))
+        numbers = (*self.cleared, self.document, int(self.end))
         fields = {b"p": self.producer, b"n": b" ".join(b"%d" % each for each in numbers)}
         if self.tokens is not None:
             fields[b"t"] = self.tokens.astype("<i4").tobytes()
@@ -123,7 +120,7 @@ class Entry:
     @classmethod
     def read(cls, fields: dict[bytes, bytes], vocabulary: int) -> Entry:
         """The entry with these fields."""
-        number, milliseconds, order, document, end = map(int, fields[b"n"].split(b" "))
+        milliseconds, order, document, end = map(int, fields[b"n"].split(b" "))
         producer = bytes(fields[b"p"])
         if len(producer) > MAX_PRODUCER_BYTES:
             raise ValueError(f"a producer of {len(producer)} bytes")
@@ -134,7 +131,7 @@ class Entry:
             tokens = np.frombuffer(given, "<i4").astype(np.int32)
             if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
                 raise ValueError(f"token ids must be in 0..{vocabulary - 1}")
-        return cls(producer, number, (milliseconds, order), document, tokens, bool(end))
+        return cls(producer, (milliseconds, order), document, tokens, bool(end))
 
 
 def entry_id(given: bytes) -> EntryId:
@@ -150,18 +147,16 @@ class PublishQueue:
     """Entries of each namespace that wait to be published, in order.
 
     Any number of threads put, one takes. A namespace has at most one deletion that waits, and it is
-    first. An operation takes time in the number of namespaces that wait only where text is dropped
-    because the queue is full.
+    first. The time of an operation does not depend on the number of namespaces.
     """
 
     def __init__(self, producer: bytes = b"") -> None:
         self._producer = producer
-        self.lost = 0  # tokens that were dropped because the queue was full, the oldest first
+        self.lost = 0  # tokens that were dropped because the queue was full
         self._lock = threading.RLock()
         self._waiting: dict[str, deque[Entry]] = {}  # by namespace, none of them empty
         self._taken: list[Entry] = []
         self._tokens = 0
-        self._numbers = itertools.count()
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._taken)
@@ -172,13 +167,11 @@ class PublishQueue:
             for at in range(0, max(len(tokens), 1), MAX_ENTRY_TOKENS):
                 after = at + MAX_ENTRY_TOKENS
                 piece = np.array(tokens[at:after], np.int32)
-                self._add(self._entry(namespace, document, piece, end and after >= len(tokens)))
-            while self._tokens > MAX_QUEUED_TOKENS:
-                self._drop_oldest()
-
-    def _entry(self, namespace: str, document: int, tokens: Int32 | None, end: bool) -> Entry:
-        number = next(self._numbers)
-        return Entry(self._producer, number, NO_ENTRY, document, tokens, end, namespace)
+                if self._tokens + len(piece) > MAX_QUEUED_TOKENS:
+                    self.lost += len(piece)
+                else:
+                    ends = end and after >= len(tokens)
+                    self._add(Entry(self._producer, NO_ENTRY, document, piece, ends, namespace))
 
     def _add(self, piece: Entry) -> None:
         """Add a piece, or append it to the last one where that belongs to the same document."""
@@ -197,23 +190,12 @@ class PublishQueue:
             pieces.append(piece)
         self._tokens += len(piece)
 
-    def _drop_oldest(self) -> None:
-        """Drop the oldest piece of text of all namespaces, but no deletion."""
-        texts = [(pieces, int(pieces[0].tokens is None)) for pieces in self._waiting.values()]
-        whole = [(pieces[at].number, at, pieces) for pieces, at in texts if at < len(pieces)]
-        _, at, pieces = min(whole, key=lambda each: each[0])
-        dropped = pieces[at]
-        del pieces[at]
-        if not pieces:
-            del self._waiting[dropped.namespace]
-        self._tokens -= len(dropped)
-        self.lost += len(dropped)
-
     def put_clear(self, namespace: str) -> None:
         """Add the deletion of a namespace, which replaces all that still waits for it."""
         with self._lock:
             self.discard(namespace)
-            self._waiting[namespace] = deque([self._entry(namespace, 0, None, True)])
+            deletion = Entry(self._producer, NO_ENTRY, 0, None, True, namespace)
+            self._waiting[namespace] = deque([deletion])
 
     def discard(self, namespace: str) -> None:
         """Drop a namespace's text that waits."""
@@ -246,7 +228,6 @@ class PublishQueue:
 
 
 MAX_OPEN_DOCUMENTS = 256  # documents that may still continue, per namespace
-MAX_PRODUCERS = 1024
 STALE_MILLISECONDS = 600_000  # that text from before a deletion may take to arrive
 
 
@@ -258,7 +239,6 @@ class Feed:
         self.last: EntryId | None = None  # that was read; None: the stream's tail was not read yet
         self.cleared = NO_ENTRY  # the last deletion of the namespace that is known
         self._documents: OrderedDict[tuple[bytes, int], StoreStream] = OrderedDict()
-        self._numbers: OrderedDict[bytes, int] = OrderedDict()  # each producer's last entry
 
     def add(self, at: EntryId, entry: Entry, own: bytes) -> int | None:
         """Add an entry with the id ``at``; ``own`` is the identity of this process.
@@ -269,14 +249,9 @@ class Feed:
             return self._clear(at, entry.producer == own)
         # Text from before a deletion can arrive after it. An entry cannot name a later deletion.
         late = entry.cleared < self.cleared and at[0] < self.cleared[0] + STALE_MILLISECONDS
-        twice = entry.number <= self._numbers.get(entry.producer, -1)
-        if entry.producer == own or entry.cleared >= at or late or twice:
+        if entry.producer == own or entry.cleared >= at or late:
             return 0
         self.cleared = max(self.cleared, entry.cleared)
-        self._numbers[entry.producer] = entry.number
-        self._numbers.move_to_end(entry.producer)
-        if len(self._numbers) > MAX_PRODUCERS:
-            self._numbers.popitem(last=False)
         self._append(entry, entry.tokens)
         return len(entry.tokens)
 
@@ -318,20 +293,15 @@ EXIT_SECONDS = 1.0  # that the interpreter's end waits for text to be published
 _living: weakref.WeakSet[RedisSync] = weakref.WeakSet()
 
 
-@dataclass(frozen=True, slots=True)
-class SyncStatistics:
-    """Tokens that were exchanged."""
-
-    connected: bool  # whether the last attempt reached Redis
-    published: int
-    received: int  # from other processes, and added
-    lost: int  # not sent, because Redis could not be reached for too long
-
-
 class RedisSync:
     """Synchronizes namespaces with those of other processes. Any number of threads may use it.
 
     Only processes with equal tokenizers exchange text. For ``address`` see ``Address.parse``.
+
+    Attributes:
+        connected: whether the last attempt reached Redis.
+        published: number of tokens that were sent.
+        received: number of tokens from other processes that were added.
     """
 
     def __init__(self, address: str, tokenizer: Any) -> None:
@@ -353,10 +323,8 @@ class RedisSync:
             raise ValueError(f"sync: redis-py refuses the address's options: {error}") from None
         self._documents = itertools.count()
         self._trimmed = 0.0
-        self._published = self._received = 0
-        self._connected = False
-        self._warned = False
-        self._reported: set[str] = set()  # namespaces that were once in _refused
+        self.published = self.received = 0
+        self.connected = self._warned = False
         self._pause = 0.0
         self._closed = False
         self._begin()
@@ -370,7 +338,6 @@ class RedisSync:
         self._wake = threading.Event()
         self._lock = threading.Lock()  # protects _feeds and _thread
         self._feeds: dict[str, Feed] = {}
-        self._refused: set[str] = set()  # namespaces whose key holds another type, see _of
         self._thread: threading.Thread | None = None
 
     def follow(self, namespace: str, ring: StoreRing, conversations: Conversations) -> None:
@@ -408,9 +375,10 @@ class RedisSync:
         self._closed = True
         self._wake.set()
 
-    def statistics(self) -> SyncStatistics:
-        """What was exchanged since this object was made."""
-        return SyncStatistics(self._connected, self._published, self._received, self._queue.lost)
+    @property
+    def lost(self) -> int:
+        """Number of tokens that were dropped because Redis could not be reached for too long."""
+        return self._queue.lost
 
     def _put(self, namespace: str, document: int, tokens: Int32, *, end: bool = False) -> None:
         self._start()
@@ -443,7 +411,7 @@ class RedisSync:
         else:
             if self._warned:
                 logger.info("sync: reached %s again", self.address.shown())
-            self._connected, self._warned, self._pause = True, False, 0.0
+            self.connected, self._warned, self._pause = True, False, 0.0
         return not closed
 
     def _lost_connection(self, error: Exception) -> None:
@@ -456,7 +424,7 @@ class RedisSync:
                 type(error).__name__,
             )
         logger.debug("sync: %s", type(error).__name__)  # its message can quote a text
-        self._connected, self._warned = False, True
+        self.connected, self._warned = False, True
         self._pause = min(max(2 * self._pause, POLL_MILLISECONDS / 1000), MAX_PAUSE_SECONDS)
         if not self._closed:
             self._rest(self._pause)
@@ -464,96 +432,53 @@ class RedisSync:
     def _publish(self) -> None:
         """Send the queued text."""
         while pieces := self._queue.take(MAX_ENTRIES_AT_ONCE):
-            name, tokens = pieces[0].namespace, sum(map(len, pieces))
-            feed, deletion = self._feeds.get(name), pieces[0].tokens is None
-            if name in self._refused and not deletion:
-                self._queue.lost += tokens
-            elif feed is not None and feed.last is None and not deletion:
+            name, deletion = pieces[0].namespace, pieces[0].tokens is None
+            feed = self._feeds.get(name)
+            if feed is not None and feed.last is None and not deletion:
                 return  # its deletions are not known before its tail was read
-            elif feed is not None or deletion:
-                with self._of(name):
-                    if deletion:
-                        self._redis.xtrim(self._keys[name], maxlen=0, approximate=False)
-                    at = self._send(name, pieces, feed)
-                    self._published += tokens
-                    if deletion and feed is not None:
-                        feed.cleared = max(feed.cleared, at)
+            if feed is not None or deletion:
+                self._send(name, pieces, feed)
             self._queue.remove()
 
-    def _send(self, name: str, pieces: list[Entry], feed: Feed | None) -> EntryId:
-        """XADD pieces, with the last deletion that this process knows; the id of the last one."""
-        key, maxlen = self._keys[name], self.address.max_entries
+    def _send(self, name: str, pieces: list[Entry], feed: Feed | None) -> None:
+        """XADD pieces, with the last deletion that this process knows; a deletion empties first."""
+        key, deletion = self._keys[name], pieces[0].tokens is None
         pipeline = self._redis.pipeline(transaction=False)
+        if deletion:
+            pipeline.xtrim(key, maxlen=0, approximate=False)
         for piece in pieces:
             piece.cleared = NO_ENTRY if feed is None else feed.cleared
-            pipeline.xadd(key, piece.fields(), maxlen=maxlen, approximate=True)
+            pipeline.xadd(key, piece.fields(), maxlen=self.address.max_entries, approximate=True)
         pipeline.expire(key, self.address.max_age)
-        return entry_id(pipeline.execute()[-2])
-
-    @contextmanager
-    def _of(self, name: str) -> Iterator[None]:
-        """Commands on one namespace's key. A key that is no stream affects that namespace alone.
-
-        Its text is not exchanged until the next trim, when the key is tried again.
-        """
-        from redis import ResponseError
-
-        try:
-            yield
-        except ResponseError as error:
-            if "WRONGTYPE" not in str(error):
-                raise
-            if name not in self._reported:
-                self._reported.add(name)
-                logger.warning(
-                    "sync: the key %s in Redis is no stream, so one namespace is not shared;"
-                    " delete the key",
-                    self._keys[name].decode(),
-                )
-            self._refused.add(name)
+        at = entry_id(pipeline.execute()[-2])
+        self.published += sum(map(len, pieces))
+        if deletion and feed is not None:
+            feed.cleared = max(feed.cleared, at)
 
     def _read(self) -> None:
         """Add what other processes published; wait for it for a moment if there is nothing."""
         with self._lock:
             feeds = dict(self._feeds)
-        for name, feed in feeds.items():
-            if feed.last is None and name not in self._refused:
-                with self._of(name):
-                    self._read_tail(name, feed)
-        names = {self._keys[name]: name for name in feeds if name not in self._refused}
-        if not names:
+        if not feeds:
             self._rest(POLL_MILLISECONDS / 1000)
-        wait, more = None if self._closed else POLL_MILLISECONDS, bool(names)
+            return
+        for name, feed in feeds.items():
+            if feed.last is None:
+                self._read_tail(name, feed)
+        names = {self._keys[name]: name for name in feeds}
+        wait, more = None if self._closed else POLL_MILLISECONDS, True
         while more:
             ids = {key: feeds[name].last or NO_ENTRY for key, name in names.items()}
             positions = {key: b"%d-%d" % each for key, each in ids.items()}
-            found = self._xread(positions, names, wait)
-            for key, entries in found or ():
+            found = self._redis.xread(positions, MAX_ENTRIES_AT_ONCE, wait) or ()
+            for key, entries in found:
                 self._add_entries(names[key], feeds[names[key]], entries)
-            wait = None
-            more = any(len(entries) == MAX_ENTRIES_AT_ONCE for _, entries in found or ())
-        if feeds:
-            self._trim(feeds)
+            wait, more = None, any(len(entries) == MAX_ENTRIES_AT_ONCE for _, entries in found)
+        self._trim(feeds)
 
     def _rest(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
-
-    def _xread(
-        self, positions: dict[bytes, bytes], names: dict[bytes, str], wait: int | None
-    ) -> Any:
-        """XREAD of several keys, which fails as a whole if one of them is no stream."""
-        from redis import ResponseError
-
-        try:
-            return self._redis.xread(positions, MAX_ENTRIES_AT_ONCE, wait)
-        except ResponseError:
-            for key, name in names.items():
-                with self._of(name):
-                    self._redis.xlen(key)
-            if self._refused.isdisjoint(names.values()):
-                raise
-            return None
 
     def _read_tail(self, name: str, feed: Feed) -> None:
         """Add the latest entries of a stream, at most as many as the ring has room for.
@@ -584,7 +509,7 @@ class RedisSync:
             added = feed.add(feed.last, entry, self._producer)
             if added is None:
                 self._queue.discard(name)
-            self._received += added or 0
+            self.received += added or 0
 
     def _trim(self, feeds: dict[str, Feed]) -> None:
         """Remove entries that are older than ``max_age``, every TRIM_SECONDS."""
@@ -593,10 +518,8 @@ class RedisSync:
         self._trimmed = time.monotonic()
         seconds, _ = self._redis.time()
         oldest = b"%d" % ((seconds - self.address.max_age) * 1000)
-        self._refused.clear()
         for name in feeds:
-            with self._of(name):
-                self._redis.xtrim(self._keys[name], minid=oldest, approximate=False)
+            self._redis.xtrim(self._keys[name], minid=oldest, approximate=False)
 
 
 def _run(sync: weakref.ref[RedisSync]) -> None:

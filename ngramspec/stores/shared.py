@@ -6,23 +6,24 @@ The indexes are rebuilt when a file is loaded. It has two sections:
     names   a line of JSON for each namespace, least recently used first: its name, its number of
             codes, and the counts of its statistics
 
-A file does not decide how much memory is allocated: section sizes are checked before reading,
-sections are read in pieces, and their content is checked before use.
+A file does not decide how much memory is allocated: the sizes of sections are checked before they
+are read, and their content before it is used.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -43,9 +44,9 @@ from ngramspec.stores.files import (
     FileKind,
     StoreFileError,
     check_checksums,
-    chunks_of,
     open_regular,
     read_header,
+    read_section,
     write_file,
 )
 
@@ -399,14 +400,13 @@ class SharedStore(NotCopied):
             ImportError: xxhash is not installed.
         """
         store = cls(max_bytes)
-        with open_regular(path) as file:
-            saved = SavedStore(file, max_bytes)
-            if namespace_bytes is None:
-                namespace_bytes = max(min(saved.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)
-            check_int("namespace_bytes", namespace_bytes, MIN_NAMESPACE_BYTES, max_bytes)
-            store.namespace_bytes, store.tokenizer = namespace_bytes, saved.tokenizer
-            store.write, store.live = WRITES[saved.write], bool(saved.live)
-            saved.restore(store.ring, max_bytes // namespace_bytes)
+        saved = SavedStore(path, max_bytes)
+        if namespace_bytes is None:
+            namespace_bytes = max(min(saved.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)
+        check_int("namespace_bytes", namespace_bytes, MIN_NAMESPACE_BYTES, max_bytes)
+        store.namespace_bytes, store.tokenizer = namespace_bytes, saved.tokenizer
+        store.write, store.live = WRITES[saved.write], bool(saved.live)
+        saved.restore(store.ring, max_bytes // namespace_bytes)
         return store
 
     def sizeof(self) -> int:
@@ -567,53 +567,53 @@ def pieces_of(ring: StoreRing) -> Iterator[Int32]:
 
 
 class SavedStore:
-    """An open file of a shared store. Everything but the names and codes is checked on opening.
+    """The content of a shared store's file, read and checked, except the names and codes.
 
     Sections of more than ``max_bytes`` bytes are refused before they are read. Codes take
     ``MEMORY_PER_FILE_BYTE`` times as many bytes in memory as in the file. So a file can be loaded
     with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved.
     """
 
-    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
-        self._file, self._path, self._max_bytes = file, Path(file.name), max_bytes
-        path, size = self._path, os.fstat(file.fileno()).st_size
-        fields, sections = read_header(path, KIND, file.read(KIND.header_size), size)
-        self.namespace_bytes, self.write, self.live, known = fields  # see SharedStore.save
-        self.tokenizer = known.hex() if any(known) else ""
-        if self.namespace_bytes < 1 or self.write > 2 or self.live > 1:
-            raise StoreFileError(f"{path} has broken settings: {', '.join(map(str, fields[:3]))}")
-        self._text, self._names = sections
-        for name, section in zip(KIND.sections, sections, strict=True):
-            if section.size > max_bytes:
-                raise StoreFileError(
-                    f"{path}: section {name} must have at most max_bytes={max_bytes} bytes, got"
-                    f" {section.size}; pass a larger max_bytes"
-                )
-        if self._text.size % 4:
-            raise StoreFileError(
-                f"{path}: section text has {self._text.size} bytes, no multiple of 4"
-            )
-        check_checksums(path, KIND, sections, partial(chunks_of, file))
+    def __init__(self, path: str | PathLike[str], max_bytes: int) -> None:
+        self._path, self._max_bytes = Path(path), max_bytes
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            fields, sections = read_header(self._path, KIND, file.read(KIND.header_size), size)
+            self.namespace_bytes, self.write, self.live, known = fields  # see SharedStore.save
+            self.tokenizer = known.hex() if any(known) else ""
+            if self.namespace_bytes < 1 or self.write > 2 or self.live > 1:
+                settings = ", ".join(map(str, fields[:3]))
+                raise StoreFileError(f"{path} has broken settings: {settings}")
+            for name, section in zip(KIND.sections, sections, strict=True):
+                if section.size > max_bytes:
+                    raise StoreFileError(
+                        f"{path}: section {name} must have at most max_bytes={max_bytes} bytes,"
+                        f" got {section.size}; pass a larger max_bytes"
+                    )
+            text, self._names = (read_section(file, section) for section in sections)
+        if len(text) % 4:
+            raise StoreFileError(f"{path}: section text has {len(text)} bytes, no multiple of 4")
+        check_checksums(self._path, KIND, sections, (text, self._names))
+        self._codes = np.frombuffer(text, "<i4").astype(np.int32, copy=False)
 
     def restore(self, ring_of: Callable[[str], StoreRing], limit: int) -> None:
         """Add the most recently used namespaces, at most ``limit``, to a store.
 
         Text that does not fit is left out, the oldest first, which is logged.
         """
-        entries, passed_over = self._last_entries(limit)
-        codes = _Codes(chunks_of(self._file, self._text))
-        left_out = _count_tokens(codes.take(passed_over))
+        if self._codes.min(initial=0) < 0:
+            raise StoreFileError(f"{self._path}: section text is broken: a negative token id")
+        left_out = int(np.count_nonzero(self._codes != BORDER))
+        entries = self._last_entries(limit)
+        end = len(self._codes) - sum(entry.codes for entry in entries)
         for entry in entries:
+            begin, end = end, end + entry.codes
             ring = ring_of(entry.name)
-            fitting = min(entry.codes, ring.capacity - 1)
-            left_out += _count_tokens(codes.take(entry.codes - fitting))
             stream = StoreStream(ring)
-            for piece in codes.take(fitting):
-                if int(piece.min()) < 0:
-                    raise StoreFileError(f"{self._path}: section text has a negative token id")
-                stream.append_documents(piece)
+            stream.append_documents(self._codes[begin:end])
             stream.finish()
             ring.count_on(entry.counts)
+            left_out -= StoreStatistics.of(ring).tokens
         if left_out:
             logger.warning(
                 "%s: the oldest text does not fit into the store; tokens left out: %d",
@@ -621,62 +621,31 @@ class SavedStore:
                 left_out,
             )
 
-    def _last_entries(self, limit: int) -> tuple[Sequence[Entry], int]:
-        """The last entries, at most ``limit``, and the number of codes before them."""
+    def _last_entries(self, limit: int) -> Sequence[Entry]:
+        """The last entries, at most ``limit``."""
         entries: deque[Entry] = deque(maxlen=limit)
-        total = self._text.size // 4
         max_known = MEMORY_PER_FILE_BYTE * self._max_bytes // MIN_NAMESPACE_BYTES
-        codes = 0
+        codes, lines = 0, io.BytesIO(self._names)
         try:
-            for count, line in enumerate(self._lines(), 1):
+            for count, line in enumerate(iter(partial(lines.readline, MAX_LINE_BYTES), b""), 1):
                 if count > max_known:
                     raise StoreFileError(
                         f"{self._path} must have at most {max_known} namespaces with max_bytes="
                         f"{self._max_bytes}, got more; pass a larger max_bytes"
                     )
+                if not line.endswith(b"\n"):
+                    raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes, and an end")
                 entries.append(_checked_entry(json.loads(line)))
                 codes += entries[-1].codes
             if len({entry.name for entry in entries}) < len(entries):
                 raise ValueError("it has a name twice")
-            if codes != total:
-                raise ValueError(f"it has {codes} codes, section text has {total}")
+            if codes != len(self._codes):
+                raise ValueError(f"it has {codes} codes, section text has {len(self._codes)}")
         except StoreFileError:
             raise
         except (ValueError, RecursionError) as error:
             raise StoreFileError(f"{self._path}: section names is broken: {error}") from error
-        return entries, total - sum(entry.codes for entry in entries)
-
-    def _lines(self) -> Iterator[bytes]:
-        """The lines of the section of names."""
-        self._file.seek(self._names.offset)
-        left = self._names.size
-        while left:
-            line = self._file.readline(min(left, MAX_LINE_BYTES))
-            if not line.endswith(b"\n"):
-                raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes, and an end")
-            left -= len(line)
-            yield line
-
-
-class _Codes:
-    """Codes that are read one after the other."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._left = np.empty(0, np.int32)
-
-    def take(self, count: int) -> Iterator[Int32]:
-        """The next ``count`` codes, in pieces."""
-        while count:
-            if not len(self._left):
-                self._left = np.frombuffer(next(self._chunks), "<i4").astype(np.int32, copy=False)
-            piece, self._left = self._left[:count], self._left[count:]
-            count -= len(piece)
-            yield piece
-
-
-def _count_tokens(pieces: Iterable[Int32]) -> int:
-    return sum(int(np.count_nonzero(piece != BORDER)) for piece in pieces)
+        return entries
 
 
 def _checked_entry(element: Any) -> Entry:

@@ -90,9 +90,8 @@ def test_a_custom_drafter_below_others_begins_but_does_not_continue():
 A, B, C, D, E = range(5)
 
 
-def chain(*tokens, confidence=None, source=0):
-    p = None if confidence is None else np.array(confidence, np.float32)
-    return Draft(np.array(tokens, np.int32), None, p, None, np.full(len(tokens), source, np.int8))
+def chain(*tokens, source=0):
+    return Draft(ids(*tokens), source=np.full(len(tokens), source, np.int8))
 
 
 def paths(draft):
@@ -118,19 +117,6 @@ def test_without_confidence_the_first_draft_is_followed_deeper():
     assert depth[10] + depth[50] == 30
 
 
-def test_the_budget_keeps_the_nodes_most_likely_reached():
-    chains = [chain(A, B, confidence=[0.5, 0.5]), chain(C, D, confidence=[0.3, 0.9])]
-    assert paths(pack(chains, 9)) == [(A,), (C,), (C, D), (A, B)]
-    assert paths(pack(chains, 3)) == [(A,), (C,), (C, D)]
-    assert pack(chains, 3).confidence == pytest.approx([0.5, 0.3, 0.9])
-
-
-def test_a_node_several_propose_has_the_best_confidence_for_it():
-    tree = pack([chain(A, B, confidence=[0.2, 0.5]), chain(A, confidence=[0.8])], 9)
-    assert paths(tree) == [(A,), (A, B)]
-    assert tree.confidence == pytest.approx([0.8, 0.5])
-
-
 def test_nothing_to_pack():
     assert len(pack([], 4)) == len(pack([chain()], 4)) == len(pack([chain(A)], 0)) == 0
 
@@ -147,18 +133,12 @@ def test_nodes_are_sorted_by_reach():
 
 
 @given(
-    st.lists(
-        st.tuples(st.lists(st.integers(0, 3), max_size=6), st.none() | st.floats(0.05, 1)),
-        max_size=6,
-    ),
+    st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=6),
     st.integers(0, 20),
 )
 def test_a_pack_is_a_tree_of_all_prefixes(chains, limit):
-    drafts = [
-        chain(*tokens, confidence=None if p is None else [p] * len(tokens)) for tokens, p in chains
-    ]
-    tree = check_draft(pack(drafts, limit), limit, 4, tree=True)
-    every = {tuple(tokens[: n + 1]) for tokens, _ in chains for n in range(len(tokens))}
+    tree = check_draft(pack([chain(*tokens) for tokens in chains], limit), limit, 4, tree=True)
+    every = {tuple(tokens[: n + 1]) for tokens in chains for n in range(len(tokens))}
     assert set(paths(tree)) <= every
     assert len(tree) == min(limit, len(every))
     if len(tree):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from abc import ABC, abstractmethod
 from types import ModuleType
@@ -82,15 +81,6 @@ def test_drafts_are_of_the_type_that_is_asked_for(module):
     nothing = draft(np.array([5], np.intc))
     assert nothing.dtype == np.intc
     assert nothing.shape == (0,)
-
-
-def test_another_text_begins_another_session(module):
-    draft = module.NgramspecDraft(4, options={"costs": "none"})
-    for begin in (10, 20, 30):
-        prompt = [begin + at % 5 for at in range(12)]
-        got = draft(np.array(prompt, np.intc)).tolist()
-        assert got == [begin + at % 5 for at in range(12, 16)]
-    assert draft.rows.stats.opened == 3
 
 
 def test_a_conversation_goes_on_in_its_session(module):
@@ -181,24 +171,3 @@ def test_what_a_draft_lost_is_regained_by_and_by(module):
             costs.judged(drafted, 0)
         affordable.append(bool(costs.curve(1)[1] < 10))
     assert affordable == [True, False, False, True]
-
-
-def test_wrong_options_are_refused(module):
-    with pytest.raises(ValueError, match="options: no option slope; known: drafter"):
-        module.NgramspecDraft(options={"slope": 1})
-    with pytest.raises(ValueError, match="k must be >= 1, got 0"):
-        module.NgramspecDraft(0)
-
-
-def test_without_llama_cpp_the_error_says_what_to_install():
-    code = """
-import sys
-sys.modules["llama_cpp"] = None
-try:
-    import ngramspec.engines.llama_cpp
-except ImportError as error:
-    assert "pip install llama-cpp-python" in str(error), error
-else:
-    sys.exit("it was imported")
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

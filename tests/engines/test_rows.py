@@ -124,20 +124,6 @@ def test_rows_beyond_the_bound_go_undrafted_and_the_others_keep_theirs():
     assert engine.rows.stats.crowded == 120
 
 
-def test_texts_unseen_for_long_are_dropped(monkeypatch):
-    monkeypatch.setattr("ngramspec.engines.rows.MAX_IDLE_CALLS", 10)
-    drafter = Recorder()
-    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]])
-    engine.step([[1], [1]])
-    engine.leave(engine.slots[0])
-    for _ in range(9):
-        engine.step([[1]])
-    assert drafter.open == 2
-    for _ in range(3):
-        engine.step([[1]])
-    assert drafter.open == 1
-
-
 def test_an_id_that_is_told_to_have_ended_is_forgotten():
     drafter = Recorder()
     engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]], named=True)
@@ -188,15 +174,3 @@ def test_ids_outside_the_vocabulary_are_kept_from_sessions():
     rows.step([RowState(None, text, 6, [77, 3])])
     assert drafter.asked == [(1, 2), (1, 2, 3)]
     assert drafter.started == 1
-
-
-def test_trees_are_best_first_nodes():
-    rows = Rows("auto", 8, 50, 300, tree=True)
-    text = ids([1, 2, 3, 1, 2, 4, 1, 2, 5, 9, 1, 2])
-    draft = rows.step([RowState("a", text, len(text), [2])])[0]
-    assert draft.parents is not None
-    roots = [t for t, p in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True) if p < 0]
-    assert {3, 4, 5} <= set(roots)
-    grown = np.append(text, ids([4, 1, 7]))
-    rows.step([RowState("a", grown, len(grown), [4, 1, 7])])
-    assert rows.stats.accepted in (1, 2)

@@ -27,12 +27,6 @@ def write(path, content=b"content"):
         file.write(content)
 
 
-def test_a_file_without_a_writer_is_removed(tmp_path):
-    (tmp_path / TEMPORARY).write_bytes(b"half")
-    write(tmp_path / "s.ngs")
-    assert names(tmp_path) == ["s.ngs"]
-
-
 OTHERS = (
     ".s.ngs.0123abcd.new.py",
     ".sxngs.0123abcd.new",
