@@ -167,10 +167,6 @@ class LinearAttention(CacheLayer):
         self._recurrent = recurrent  # its states are rolled back by a Checkpoint
         self.gap_obstacle = "a recurrent state" if recurrent else "convolutions over positions"
 
-    @classmethod
-    def supports(cls, layer: Any) -> bool:
-        return hasattr(layer, "activate_past_recording") and isinstance(layer.conv_states, dict)
-
     def forgets(self, length: int) -> bool:
         return True
 
