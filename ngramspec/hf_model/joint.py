@@ -143,7 +143,7 @@ class JointForward:
         return torch.cat(found, dim=1)
 
 
-# Of each text, tokens in the cache and in the forward, together less than a window.
+# Of each text, tokens in the cache and in the forward: together no more than a window holds.
 PROBE_TEXTS = ((5, 3), (3, 2), (4, 1))
 
 _found: TestResults = WeakKeyDictionary()

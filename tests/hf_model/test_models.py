@@ -135,6 +135,9 @@ def test_models_whose_forwards_mix_their_positions(make, asked, rows, drafts, se
     )
     inputs = padded([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [3, 4, 3, 4, 3], [8, 7, 9, 9]][:rows])
     plain = model.generate(**inputs, **GREEDY, **asked)
+    for each in model.modules():
+        if hasattr(each, "router_ignore_padding_tokens"):
+            each.expert_capacity = 99  # as NLLB-MoE's is after a forward over many tokens
     drafter = parity.HalfRight(plain[:, -40:].tolist())
     drafted = 0
     for gamma, tree in ((6, None), (9, 9)):

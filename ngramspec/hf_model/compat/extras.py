@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ngramspec.hf_model.compat.caches import new_cache
 from ngramspec.hf_model.compat.names import text_config
 
 # Classes of models and of outputs
@@ -190,6 +191,23 @@ class _Alone(TorchFunctionMode):
                     for whole, row in zip(found, own, strict=True):
                         whole[:, at : at + 1] = row
         return found
+
+
+# Caches
+
+
+def new_encoder_decoder_cache(own: Any) -> Any:
+    """Return a cache for an encoder-decoder model, around that of its decoder."""
+    from transformers import EncoderDecoderCache
+
+    return EncoderDecoderCache(own, new_cache())
+
+
+def new_static_layer(capacity: int) -> Any:
+    """Return an empty layer of ``capacity`` positions."""
+    from transformers.cache_utils import StaticLayer
+
+    return StaticLayer(max_cache_len=capacity)
 
 
 # Files, tokenizers and logs

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import transformers
 from doubles import InterruptedStreamer, half_right, oracle
 from layer_states import GREEDY, PROMPT, assert_same_cache, model_of
 from transformers import DynamicCache
 
 import ngramspec
-from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument
@@ -87,18 +85,6 @@ def test_what_cannot_be_rolled_back_is_refused_with_a_remedy():
         ngramspec.generate(model, PROMPT, **static)
     with pytest.raises(UnsupportedError, match=r"width=8 .*convolutions.*use width='fit'"):
         ngramspec.generate(model, PROMPT, speculator=Speculator(width=8), **GREEDY)
-
-
-def test_before_5_17_an_index_is_refused_under_sdpa(monkeypatch):
-    """There a forward under a mask of bools attends to all keys that were not selected."""
-    monkeypatch.setattr("ngramspec.hf_model.facts.has", lambda change: False)
-    model = tiny_models.build(transformers.DeepseekV32ForCausalLM)
-    with pytest.raises(UnsupportedError, match=r"DeepseekV32.*attn_implementation='eager'"):
-        ngramspec.generate(model, PROMPT, **GREEDY)
-    model.set_attn_implementation("eager")
-    text = model.generate(PROMPT, **GREEDY)
-    speculator = Speculator(half_right(text[0].tolist(), tiny_models.VOCAB), 5)
-    assert torch.equal(text, ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY))
 
 
 @pytest.mark.parametrize(
