@@ -87,8 +87,7 @@ COMMON_FIELDS = {
 # Names, ends and parts of names in models' own modules.
 MODEL_NAMES = rows(
     "models",
-    "create_position_ids_from_input_ids expert_capacity moe_eval_capacity_token_fraction"
-    " router_ignore_padding_tokens time_step_limit Indexer Expert Moe",
+    "create_position_ids_from_input_ids expert_capacity time_step_limit Indexer Expert Moe",
 )
 
 # Classes, by the group in ``compat`` that lists them.
@@ -97,7 +96,7 @@ CLASS_MODULES = {
     **dict.fromkeys(("KNOWN_CACHES", "DYNAMIC", "INDEXED", "SLIDING", "STATIC"), CACHES),
     **dict.fromkeys(("STATIC_SLIDING", "LINEAR", "LINEAR_AND_FULL"), CACHES),
     **dict.fromkeys(("LINEAR_AND_SLIDING", "EMPTY"), CACHES),
-    **dict.fromkeys(("BY_SLOT", "WIDENS_MASK", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
+    **dict.fromkeys(("BY_SLOT", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
     **dict.fromkeys(
         (
             "ONE_AT_A_TIME_WITH",
@@ -108,10 +107,10 @@ CLASS_MODULES = {
         ),
         "",
     ),
-    **dict.fromkeys(("PASSES_POSITIONS", "READS_MASKS"), ""),
-    "MIXES_POSITIONS": "models.doge.modeling_doge",
+    "PASSES_POSITIONS": "",
+    "MIXES_POSITIONS": None,  # the classes' own modules
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
-    **dict.fromkeys(("AT_ONCE", "BY_ROW", "PROCESSOR_LIST"), names.PROCESSOR_MODULE),
+    **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), names.PROCESSOR_MODULE),
     **dict.fromkeys(
         ("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME", "STOP_STRING"), names.CRITERION_MODULE
     ),
@@ -143,7 +142,7 @@ def listed_in(group: str) -> Iterable[str]:
 
 
 CLASSES = [
-    Name(name, module, CLASSES_SINCE.get(name))
+    Name(name, modules_of_models()[name] if module is None else module, CLASSES_SINCE.get(name))
     for group, module in CLASS_MODULES.items()
     for name in listed_in(group)
 ]

@@ -22,7 +22,7 @@ from ngramspec.decoding.row import Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.names import device_mesh
+from ngramspec.hf_model.compat.extras import device_mesh
 
 FIRST_MESSAGE_NODES = 64  # nodes of each draft that fit into the first message; not tuned
 CHAIN = -2  # instead of a parent: the draft is a chain

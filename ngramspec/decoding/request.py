@@ -181,9 +181,9 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
     returned = target.facts.states or target.config.return_dict_in_generate
     if sees_all or returned:
         return True
-    from ngramspec.hf_model.compat.processors import BY_ROW, all_stock  # most calls have one row
+    from ngramspec.hf_model.compat.processors import all_by_row  # most calls have one row
 
-    return not all_stock(sampler.processors, BY_ROW)
+    return not all_by_row(sampler.processors)
 
 
 def mtp_head(wanted: Any) -> ModelDrafter | None:

@@ -228,9 +228,9 @@ class CallSetup:
         observed = observer is not None and observer.one_transfer
         known = True
         if call.logits_processor:
-            from ngramspec.hf_model.compat.processors import runs_at_once  # many calls have none
+            from ngramspec.hf_model.compat.processors import all_by_row  # many calls have none
 
-            known = all(map(runs_at_once, call.logits_processor))
+            known = all_by_row(call.logits_processor)
         return TokenSampler(
             processors=call.logits_processor,
             stop=stop,

@@ -59,20 +59,11 @@ class AssistantModel:
                 **given,
             )
         if self._cache is None:
-            self._cache = self._checked(outputs)
+            self._cache = KVCache(cache_of(outputs))
+            self._cache.grow_in_place()
         self.length += len(tokens)
         logits: torch.Tensor = outputs.logits[0, -last:]
         return logits
-
-    def _checked(self, outputs: Any) -> KVCache:
-        cache = KVCache(cache_of(outputs))
-        if cache.slides or cache.convolves or cache.capacity is not None:
-            raise UnsupportedError(
-                f"{type(self.model).__name__} cannot draft: its cache must be a dynamic one of"
-                " attention in every layer"
-            )
-        cache.grow_in_place()
-        return cache
 
     def truncate(self, length: int) -> None:
         """Drop all tokens read except the first ``length``."""
@@ -206,9 +197,8 @@ def _load(model: Any) -> Any:
 class LayerRun:
     """What one MTP layer has computed. Positions count from the first with a known state."""
 
-    cached: int = 0  # positions in its cache
     outputs: torch.Tensor | None = None  # (1, n, d), at the last positions that it has computed
-    end: int = 0  # the position after these
+    end: int = 0  # the position after these, and the length of its cache
 
     def since(self, position: int) -> torch.Tensor:
         """The outputs from a position on."""
@@ -282,16 +272,13 @@ class MtpHead:
 
     def _settle(self, first: int) -> None:
         """Drop what layers from ``first`` on have computed from draft tokens."""
-        for k in range(max(first, 0), self._run_now):
+        for k in range(first, self._run_now):
             run = self._runs[k]
-            final = max(self._known - k, 0)
-            drop = run.cached - final
-            if drop > 0:
+            drop = run.end - max(self._known - k, 0)
+            if drop > 0 and run.outputs is not None:
                 self._cache.layers[k].crop(-drop)
-                run.cached = final
-            if run.outputs is not None and run.end > final:
-                run.outputs = run.outputs[:, : run.outputs.shape[1] - (run.end - final)]
-                run.end = final
+                run.outputs = run.outputs[:, : run.outputs.shape[1] - drop]
+                run.end -= drop
         self._run_now = min(self._run_now, first)
 
     def forward(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
@@ -304,7 +291,7 @@ class MtpHead:
     def _logits(self, k: int) -> torch.Tensor:
         """Run layer ``k`` if it has not run; its logits (1, vocab) after the last position."""
         run, above = self._runs[k], self._states if k == 0 else self._runs[k - 1]
-        if run.cached < self._known:
+        if run.end < self._known:
             self._run(k, run, above)
         self._run_now = max(self._run_now, k + 1)
         logits: torch.Tensor = extras.mtp_logits(self.layers, run.since(self._known - 1))[0]
@@ -312,7 +299,7 @@ class MtpHead:
 
     @torch.no_grad()
     def _run(self, k: int, run: LayerRun, above: LayerRun) -> None:
-        begin, end = run.cached, self._known
+        begin, end = run.end, self._known
         first = self._start + begin + 1 + k
         device = self.layers.layers[k].eh_proj.weight.device
         ids = indices([self._tokens[first : first + end - begin]])(device)
@@ -320,9 +307,8 @@ class MtpHead:
         new = self.layers.forward_layer(
             k, moved(above.since(begin), device), places, self._cache, input_ids=ids
         )
-        kept = run.outputs
-        if kept is not None and k + 1 < self.ahead:  # the next layer may not have read them
-            new = torch.cat((run.since(self._runs[k + 1].cached), new), dim=1)
-        run.outputs, run.end, run.cached = new, end, end
+        if run.outputs is not None and k + 1 < self.ahead:  # the next layer may not have read them
+            new = torch.cat((run.since(self._runs[k + 1].end), new), dim=1)
+        run.outputs, run.end = new, end
         settled = max(end - k, 0)
         above.outputs = above.since(settled).clone()  # all that layer k reads again

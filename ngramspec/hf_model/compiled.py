@@ -17,8 +17,7 @@ from typing import Any
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.compat import names
-from ngramspec.hf_model.compat.extras import compile_settings
+from ngramspec.hf_model.compat.extras import compile_settings, compiles_by_default
 from ngramspec.hf_model.facts import Ability, Facts, why_unsupported
 
 CACHE_SIZE_MULTIPLE = 256  # positions; so many lengths share a graph
@@ -105,7 +104,7 @@ def should_compile(facts: Facts, compiled: bool | None) -> bool:
         raise UnsupportedError(f"compiled=True is not supported with {reason}")
     if compiled or reason is not None:
         return reason is None
-    return names.compiles_by_default(facts.model, facts.kwargs, facts.config)
+    return compiles_by_default(facts.model, facts.kwargs, facts.config)
 
 
 MAX_CACHE_SIZES = 8  # cache sizes that graphs are kept for; dynamo's default recompile limit

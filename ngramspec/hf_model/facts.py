@@ -49,7 +49,6 @@ class Facts:
     own_masks: bool  # whether it defines ``create_masks_for_generate``
     # Of its layers, whose masks hide positions even if its cache keeps them; None: it has none.
     windows: Windows | None
-    alibi: bool  # whether its attention adds biases by distance, computed from the 2D mask
     reads_text: bool  # whether it prepares its inputs itself, and may read all committed tokens
     foreign: bool  # whether that is code outside transformers, which may count these tokens
     takes_positions: bool  # whether it uses the ``position_ids`` that it is given
@@ -102,8 +101,7 @@ class Facts:
     @property
     def takes_masks(self) -> bool:
         """Whether the attention takes a mask of four dimensions, unchanged."""
-        standard = self.standard_masks and not self.own_masks and not self.alibi
-        return self.attention in MASKED_ATTENTIONS and standard
+        return self.attention in MASKED_ATTENTIONS and self.standard_masks and not self.own_masks
 
     @property
     def plain(self) -> bool:
@@ -112,12 +110,6 @@ class Facts:
             name in PLAIN_PREFILL or value is None or value is False
             for name, value in self.kwargs.items()
         )
-
-    @property
-    def masks_positions(self) -> bool:
-        """Whether the attention mask hides a position. It costs one host sync on a device."""
-        mask: torch.Tensor | None = self.kwargs.get("attention_mask")
-        return mask is not None and not bool((mask != 0).all())
 
     @property
     def outgrows_windows(self) -> bool:
@@ -150,22 +142,21 @@ def facts_of(
     if found.pop("passes_positions"):
         placed |= "position_ids" in inspect.signature(model.get_decoder().forward).parameters
     hooks_positions = False
+    left_out = names.mask_length(config)
+    end = prompt_end(input_ids, kwargs, cached=cached, mask_length=left_out, prefix=prefix)
     outside = names.prepares_inputs_outside(model)
     if outside or (placed and found["reads_text"]):
         from ngramspec.hf_model.trials import try_preparation  # most models need no trial
 
         # Phi-3 drops its cache at a length, where the test shows nothing.
         with nullcontext() if outside else suppress(UnsupportedError):
-            length = prompt_end(input_ids, kwargs, prefix=prefix)
-            passes_positions, passes_masks = try_preparation(model, input_ids, kwargs, length)
+            passes_positions, passes_masks = try_preparation(model, input_ids, kwargs, end)
             placed = placed and passes_positions
             found["standard_masks"] &= passes_masks
     if not (placed or outside):
         from ngramspec.hf_model.compat.positions import counting_modules
 
         hooks_positions = any(counting_modules(model))
-    left_out = names.mask_length(config)
-    end = prompt_end(input_ids, kwargs, cached=cached, mask_length=left_out, prefix=prefix)
     unaligned, skips_padding = None, not placed and found["skips_padding"]
     # The baseline runs such a call, so it is run too, without drafts.
     if not encodes and cached > 0 and cached >= end:
@@ -247,7 +238,7 @@ def has_hooks(model: Any) -> bool:
     return any(
         not names.captures_states(hook)
         for module in model.modules()
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())  # noqa: SLF001
         if not str(getattr(hook, "__module__", "")).startswith("ngramspec.hf_model.")
     )
 
@@ -285,15 +276,11 @@ class Fact:
 
 
 def why_unsupported(ability: Ability, facts: Facts) -> str | None:
-    """Return the first of the ``reasons_against``, or None. Later facts are not evaluated."""
-    return next(reasons_against(ability, facts), None)
-
-
-def reasons_against(ability: Ability, facts: Facts) -> Iterator[str]:
-    """Yield the reasons that rule an ability out, in the table's order."""
+    """Return the table's first reason that rules an ability out, or None."""
     for fact in FACTS:
         if ability in fact.cells and fact.holds(facts):
-            yield fact.cells[ability].format(facts)
+            return fact.cells[ability].format(facts)
+    return None
 
 
 def check_facts(facts: Facts) -> None:
@@ -400,7 +387,7 @@ FACTS = (
     Fact(
         "a model that finds tokens by their slots in the cache",
         lambda f: f.names & names.BY_SLOT,
-        (_TREES, _RAGGED, _JOINT, _KEPT, _FIT),
+        (_TREES, _RAGGED, _JOINT, _DRAFT, _KEPT, _FIT),
     ),
     Fact(
         "attentions asked for, whose shape depends on the cache's size",
@@ -415,18 +402,12 @@ FACTS = (
     Fact("unknown modules that count positions", lambda f: not f.placed, (_TREES, _RAGGED, _FIT)),
     Fact("a model that gives no positions to padding", lambda f: f.skips_padding, (_DRAFT,)),
     Fact(
-        "rotary positions that change at a length (longrope, Phi-3)",
-        lambda f: f.thresholds,
-        (_UNCOMPILED,),
-    ),
-    Fact(
         "a prefill whose positions do not match its masks: {0.unaligned}",
         lambda f: f.unaligned is not None,
         (_DRAFTS, _JOINT, _DRAFT, _ONCE, _WIDTH, _COMPILED),
     ),
-    Fact("a model with ALiBi", lambda f: f.alibi, (_TREES, _JOINT, _FIT)),
     Fact(
-        "a model that makes or changes its masks itself",
+        "a model that makes or changes its masks itself, for example with ALiBi",
         lambda f: not f.standard_masks,
         (_TREES, _JOINT, _FIT),
     ),
@@ -434,9 +415,9 @@ FACTS = (
     Fact("a model that overrides create_masks_for_generate", lambda f: f.own_masks, (_JOINT, _FIT)),
     Fact("a static cache", lambda f: f.static, (_RAGGED, _JOINT, _DRAFT, _ONCE)),
     Fact(
-        "rotary positions that change with the length",
+        "rotary positions that change with the length (longrope, Phi-3, dynamic)",
         lambda f: f.thresholds or f.rope_grows,
-        (_RAGGED, _JOINT, _DRAFT, _KEPT, _FIT),
+        (_RAGGED, _JOINT, _DRAFT, _KEPT, _FIT, _UNCOMPILED),
     ),
     Fact(
         "input preparation of a model outside transformers",
@@ -446,11 +427,6 @@ FACTS = (
     Fact("inputs other than text", lambda f: not f.plain, (_JOINT, _DRAFT, _ONCE)),
     Fact("a cache that holds tokens before the prefill", lambda f: f.cached, (_RAGGED, _ONCE)),
     Fact("a cache that the caller may use again", lambda f: f.keeps_cache, (_RAGGED,)),
-    Fact(
-        "a model that widens its masks after the prefill (GIT), with masked positions",
-        lambda f: f.names & names.WIDENS_MASK and f.masks_positions,
-        (_DRAFT,),
-    ),
     Fact("a prefill in chunks", lambda f: f.config.prefill_chunk_size is not None, (_DRAFT,)),
     Fact(
         "experts, whose batch sizes depend on the routing",
@@ -464,19 +440,6 @@ FACTS = (
         (_DRAFTS, _RAGGED, _ONCE),
     ),
     Fact(
-        "experts that read the masks (NLLB-MoE)",
-        lambda f: names.routes_by_masks(f.model),
-        (_TREES, _RAGGED, _ONCE),
-    ),
-    Fact(
-        "experts that read the masks, with a static cache or the decoder's mask",
-        lambda f: (
-            (f.static or f.kwargs.get("decoder_attention_mask") is not None)
-            and names.routes_by_masks(f.model)
-        ),
-        (_DRAFTS,),
-    ),
-    Fact(
         "masks applied to several tokens only (LED), with a decoder's mask",
         lambda f: (
             f.names & names.MASKS_SEVERAL and f.kwargs.get("decoder_attention_mask") is not None
@@ -484,7 +447,7 @@ FACTS = (
         (_DRAFTS, _RAGGED),
     ),
     Fact(
-        "modules that mix the positions of a forward (dynamic int8, Doge's experts)",
+        "modules that mix the positions of a forward (dynamic int8, experts of Doge and NLLB-MoE)",
         lambda f: names.mixes_positions(f.model),
         (_DRAFTS, _RAGGED, _JOINT, _DRAFT, _ONCE, _KEPT, _FIT),
     ),
@@ -554,9 +517,9 @@ def _reasons_against_model(model: Any) -> Iterator[str]:
             )
     elif "input_ids" in parameters and cache_names()[0] not in parameters:
         yield "keeps no key-value cache; speculation needs one"
-    if names.overridden(model, names.UPDATE_METHODS):
+    if names.overridden(type(model), names.UPDATE_METHODS):
         yield "overrides how its inputs are updated between steps"
-    method = names.overridden(model, names.LOOP_METHODS)
+    method = names.overridden(type(model), names.LOOP_METHODS)
     if method is not None:
         yield (
             f"overrides {method}, which speculation would skip; pass"
@@ -586,7 +549,7 @@ def check_adapter(model: Any) -> None:
             )
 
 
-def check_request(config: Any, model: Any = None) -> None:
+def check_request(config: Any, model: Any) -> None:
     """Raise an UnsupportedError that names the settings of ``generate`` that are unsupported."""
     beams = config.num_beams or 1
     if beams > 1 and config.do_sample:
@@ -596,7 +559,7 @@ def check_request(config: Any, model: Any = None) -> None:
         )
     if beams > 1 and config.low_memory:
         raise UnsupportedError("low_memory=True is not supported with beams; pass low_memory=False")
-    if beams > 1 and model is not None and names.overridden(model, names.BEAM_METHODS):
+    if beams > 1 and names.overridden(type(model), names.BEAM_METHODS):
         name = type(model).__name__
         raise UnsupportedError(
             f"num_beams={beams}: {name} has its own beam search; pass num_beams=1"
@@ -655,7 +618,9 @@ def check_prompt(model: Any, input_ids: Int64, model_kwargs: dict[str, Any]) -> 
         cache = cache_of(model_kwargs)
         new = input_ids if cache is None else input_ids[:, int(cache.get_seq_length()) :]
         wrong = set(new[(new < 0) | (new >= vocab)].tolist())
-        for bad in sorted(wrong - names.placeholders(model.config)):
+        from ngramspec.hf_model.compat.extras import placeholders  # most prompts have none
+
+        for bad in sorted(wrong - placeholders(model.config)):
             raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad}")
 
 

@@ -18,17 +18,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.attention import (
-    Attention,
-    attending,
-    available,
-    in_place,
-    tree_mask,
-)
-from ngramspec.hf_model.cache.kv_cache import KVCache
+from ngramspec.hf_model.attention import Attention, attending, available, in_place, tree_mask
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
-from ngramspec.hf_model.facts import Ability, why_unsupported, windows_of
+from ngramspec.hf_model.facts import Ability, why_unsupported
 from ngramspec.hf_model.outputs import head_inputs
 from ngramspec.hf_model.target import Target
 from ngramspec.hf_model.trials import TestResults, alike, tested_once
@@ -150,7 +143,8 @@ class JointForward:
         return torch.cat(found, dim=1)
 
 
-PROBE_TEXTS = ((6, 3), (3, 2), (4, 1))  # of each text, tokens in the cache and in the forward
+# Of each text, tokens in the cache and in the forward: together no more than a window holds.
+PROBE_TEXTS = ((5, 3), (3, 2), (4, 1))
 
 _found: TestResults = WeakKeyDictionary()
 
@@ -180,14 +174,7 @@ def _share(model: Any, before: int, new: int) -> ForwardShare:
     cache = new_cache(model.config)
     model(input_ids=tokens[:, :before], **cache_argument(cache), use_cache=True)
     ids, places = tokens[:, before:], positions[:, before:]
-    inputs = {"input_ids": ids, "position_ids": places} | cache_argument(cache)
-    windows = windows_of(names.text_config(model))
-    if windows is not None and windows.known:
-        mask = tree_mask((), new, None, before, model.device)
-        held = KVCache(cache).held
-        held = None if held is None else held + new
-        inputs["attention_mask"] = windows.masks(mask, positions[:, :before], places, held)
-    return share_of(inputs, windows)
+    return share_of({"input_ids": ids, "position_ids": places} | cache_argument(cache))
 
 
 def _alone(model: Any, share: ForwardShare) -> torch.Tensor:

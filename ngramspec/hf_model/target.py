@@ -369,12 +369,8 @@ class Target:
         """
         block, lengths, trees = forward.block, forward.lengths, forward.trees
         assert block is not None
-        committed, checkpoint, keys = (
-            forward.committed,
-            self.cache.checkpoint,
-            self.cache.key_length,
-        )
-        new = block.shape[1]
+        committed, checkpoint = forward.committed, self.cache.checkpoint
+        keys, new = self.cache.key_length, block.shape[1]
         if self._present is not None:
             block, lengths = self._present.select(block), self._present.of(lengths)
             trees = self._present.of(trees) if trees else ()

@@ -14,12 +14,11 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kinds import states_of
 from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat import names
-from ngramspec.hf_model.compat.caches import (
-    cache_argument,
-    cache_names,
-    new_cache,
+from ngramspec.hf_model.compat.caches import cache_argument, cache_names, new_cache, parameter_of
+from ngramspec.hf_model.compat.extras import (
+    layer_count,
+    least_step_size,
     new_encoder_decoder_cache,
-    parameter_of,
 )
 
 PREFIX_TOKENS = 4  # tokens in the cache before the forwards that are compared
@@ -67,7 +66,7 @@ def tested_once(model: Any, test: Callable[[Any], str | None], found: TestResult
 @torch.no_grad()
 def why_not_continued(model: Any, rows: int = 1) -> str | None:
     """Why a forward over several tokens differs from forwards of single ones; None: it does not."""
-    least = names.least_step_size(model)
+    least = least_step_size(model)
     if least > 0:
         return f"it clamps their step sizes to at least {least}, but not that of a single token"
     decoder = model.get_decoder()
@@ -171,6 +170,6 @@ def _zeros(model: Any, rows: int, length: int) -> Any:
     """Return a cache with keys and values of zeros, (rows, 1, length, 1), for each layer."""
     cache = new_cache()
     states = torch.zeros((rows, 1, length, 1), dtype=model.dtype, device=model.device)
-    for layer in range(names.layer_count(model)):
+    for layer in range(layer_count(model)):
         cache.update(states, states, layer)
     return new_encoder_decoder_cache(cache) if names.is_encoder_decoder(model) else cache

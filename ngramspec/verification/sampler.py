@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from ngramspec.draft import Draft, Int32
 from ngramspec.hf_model.compat.names import (
+    CRITERION_MODULE,
     END_OF_SEQUENCE,
     MAX_LENGTH,
     MAX_TIME,
     STOP_STRING,
-    criterion_name,
+    stock_name,
 )
 from ngramspec.verification.evidence import fetched
 
@@ -183,7 +184,7 @@ class StopRules:
         self.strings: list[Any] = []
         self.custom: list[Any] = []
         for criterion in criteria:
-            name = criterion_name(criterion)
+            name = stock_name(criterion, CRITERION_MODULE)
             if name == END_OF_SEQUENCE:
                 self.eos.update(criterion.eos_token_id.flatten().tolist())
             elif name == MAX_LENGTH:

@@ -13,7 +13,8 @@ from typing import Any
 
 from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.extras import model_class, overrides_generate
+from ngramspec.hf_model.compat.extras import model_class
+from ngramspec.hf_model.compat.names import overridden
 from ngramspec.hf_model.facts import check_model
 from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
@@ -142,7 +143,7 @@ def _check_kind(name: str) -> None:
         return
     if not hasattr(kind, "generate"):
         raise UnsupportedError(f"MODEL_DIR: {name} cannot generate text")
-    if overrides_generate(kind):
+    if overridden(kind, ("generate",)):
         raise UnsupportedError(f"MODEL_DIR: {name} overrides generate")
     try:
         check_model(kind.__new__(kind), {})

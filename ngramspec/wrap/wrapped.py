@@ -11,7 +11,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ngramspec.hf import speculate
-from ngramspec.hf_model.compat.extras import cached_file_or_none, commit_hash, overrides_generate
+from ngramspec.hf_model.compat.extras import cached_file_or_none, commit_hash
+from ngramspec.hf_model.compat.names import overridden
 from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
 
@@ -27,7 +28,7 @@ def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     """``generate`` with speculation if it is supported; nested calls go to the class's own."""
     plain = partial(type(model).generate, model)
     speculator = speculator_of(model)
-    if overrides_generate(type(model)):
+    if overridden(type(model), ("generate",)):
         speculator.log_once(f"{type(model).__name__} overrides generate: not speculative")
         return plain(*args, **kwargs)
     running: set[int] = vars(_thread).setdefault("running", set())

@@ -90,9 +90,8 @@ def switch(capacity):
     return transformers.SwitchTransformersForConditionalGeneration(config)
 
 
-def nllb(**settings):
-    config = tiny.small(transformers.NllbMoeConfig, **settings)
-    return transformers.NllbMoeForConditionalGeneration(config)
+def nllb():
+    return tiny.build(transformers.NllbMoeForConditionalGeneration)
 
 
 def int8(name):
@@ -122,10 +121,8 @@ DYNAMIC, STATIC, BEAMS = {}, {"cache_implementation": "static"}, {"num_beams": 2
         (lambda: switch(2), DYNAMIC, 3, False),
         (lambda: switch(6), DYNAMIC, 3, True),
         (lambda: switch(64), DYNAMIC, 2, True),
-        (nllb, DYNAMIC, 1, True),
-        (nllb, DYNAMIC, 2, True),
+        (nllb, DYNAMIC, 2, False),
         (nllb, STATIC, 1, False),
-        (lambda: nllb(moe_eval_capacity_token_fraction=0.3), DYNAMIC, 2, False),
     ],
 )
 @pytest.mark.parametrize("seed", [4, 8])
@@ -138,6 +135,9 @@ def test_models_whose_forwards_mix_their_positions(make, asked, rows, drafts, se
     )
     inputs = padded([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [3, 4, 3, 4, 3], [8, 7, 9, 9]][:rows])
     plain = model.generate(**inputs, **GREEDY, **asked)
+    for each in model.modules():
+        if hasattr(each, "router_ignore_padding_tokens"):
+            each.expert_capacity = 99  # as NLLB-MoE's is after a forward over many tokens
     drafter = parity.HalfRight(plain[:, -40:].tolist())
     drafted = 0
     for gamma, tree in ((6, None), (9, 9)):

@@ -78,24 +78,20 @@ def test_the_cache_is_dropped_where_plain_decoding_drops_it(phi3, factors, stati
         assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_drafts_are_accepted_on_both_sides_of_the_turn(phi3, right):
+def test_drafts_are_accepted_on_both_sides_of_the_turn(phi3):
     ids = prompt()
-    plain = phi3.generate(ids, **GREEDY)
-    text = plain[0].tolist()
-    drafter = half_right(text, VOCAB) if right else half_right([7] * 80, VOCAB)
+    text = phi3.generate(ids, **GREEDY)[0].tolist()
     events = []
-    speculator = Speculator(drafter, 5, on_step=events.append)
+    speculator = Speculator(half_right(text, VOCAB), 5, on_step=events.append)
     assert ngramspec.generate(phi3, ids, speculator=speculator, **GREEDY).tolist() == [text]
-    if right:
-        where, accepted = ids.shape[1], []
-        for event in events:
-            accepted.append((where, len(event.verdict.accepted)))
-            where += len(event.verdict.emitted)
-        assert any(count for at, count in accepted if at < TURN - 8)
-        kept = cache_of(phi3.generate(ids, return_dict_in_generate=True, **GREEDY))
-        if kept.get_seq_length() == len(text) - 1:  # older transformers forget the text there
-            assert any(count for at, count in accepted if at > TURN + 2)
+    where, accepted = ids.shape[1], []
+    for event in events:
+        accepted.append((where, len(event.verdict.accepted)))
+        where += len(event.verdict.emitted)
+    assert any(count for at, count in accepted if at < TURN - 8)
+    kept = cache_of(phi3.generate(ids, return_dict_in_generate=True, **GREEDY))
+    if kept.get_seq_length() == len(text) - 1:  # older transformers forget the text there
+        assert any(count for at, count in accepted if at > TURN + 2)
 
 
 def test_the_cache_of_the_call_goes_on_behind_the_turn(phi3):
@@ -139,5 +135,5 @@ def test_no_draft_stands_behind_the_last_learned_position():
 
 def test_compiled_forwards_are_refused_where_the_model_drops_its_cache(phi3):
     asked = {"cache_implementation": "static", "max_new_tokens": 4}
-    with pytest.raises(UnsupportedError, match="rotary positions that change at a length"):
+    with pytest.raises(UnsupportedError, match="rotary positions that change"):
         ngramspec.generate(phi3, prompt(), speculator=Speculator(compiled=True), **asked)

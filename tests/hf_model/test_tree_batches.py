@@ -13,7 +13,6 @@ from families import ENCODER_DECODER, FAMILIES, TREES, VARIED, build
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.costs.steps import StepCosts
-from ngramspec.hf_model.attention import tree_mask, tree_positions
 from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.target import Target
 
@@ -170,23 +169,6 @@ def test_where_branches_cost_more_than_they_give_the_likeliest_paths_are_verifie
         seen[surcharge] = {each.parents is not None for each in events if each.drafted}
     assert True in seen[1.0]
     assert seen[50.0] == {False}
-
-
-def test_masks_and_positions_of_a_tree_beside_a_chain_by_hand():
-    """Two rows after two slots of the cache, the first of which is padding in row 1."""
-    tree = np.array([-1, -1, 1], np.int32)
-    positions = tree_positions(torch.tensor([[5], [9]]), [tree, None], [4, 2])
-    assert positions.tolist() == [[5, 6, 6, 7], [9, 10, 10, 10]]
-    past = torch.tensor([[1, 1], [0, 1]])
-    mask = tree_mask([tree, None], 4, past, 2, torch.device("cpu"))
-    assert mask.shape == (2, 1, 4, 6)
-    assert mask[0, 0].int().tolist() == [
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0],
-        [1, 1, 1, 0, 1, 0],
-        [1, 1, 1, 0, 1, 1],
-    ]
-    assert mask[1, 0].int().tolist() == [[0, 1] + [1] * n + [0] * (4 - n) for n in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -31,66 +31,50 @@ class Checkpoint:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = layers
-        self._copies: dict[tuple[int, int, int], torch.Tensor] = {}
-        self._flags: list[list[dict[int, bool]]] = []
-        self._saved: list[tuple[int, int, int]] = []  # keys of the states that existed at ``save``
-
-    @property
-    def nbytes(self) -> int:
-        return sum(each.numel() * each.element_size() for each in self._copies.values())
+        self._memory: dict[tuple[int, int], torch.Tensor] = {}  # by place in ``_saved`` and index
+        self._saved: list[dict[int, Any]] = []  # what ``_dicts`` yielded
 
     def save(self) -> None:
-        self._saved, states = [], []
-        for key, state in self._states():
-            if key not in self._copies or self._copies[key].shape != state.shape:
-                self._copies[key] = torch.empty_like(state)
-            self._saved.append(key)
-            states.append(state)
-        self._flags = [[dict(flags) for flags in _flags_of(each)] for each in self._layers]
+        self._saved, states, copies = [dict(each) for each in self._dicts()], [], []
+        for at, saved in enumerate(self._saved):
+            for index, state in saved.items():
+                if isinstance(state, torch.Tensor):
+                    kept = self._memory.get((at, index))
+                    if kept is None or kept.shape != state.shape:
+                        kept = self._memory[at, index] = torch.empty_like(state)
+                    saved[index] = kept
+                    states.append(state)
+                    copies.append(kept)
         if states:
-            torch._foreach_copy_([self._copies[key] for key in self._saved], states)
+            torch._foreach_copy_(copies, states)
 
     def restore(self) -> bool:
         """Restore the states in place, as they were at ``save``; return whether there is a copy."""
-        if not self._flags:
-            return False
-        there, now = [], dict(self._states())
-        for key in self._saved:
-            at, kind, index = key
-            if key not in now or now[key].shape != self._copies[key].shape:
-                with torch.inference_mode(False):  # calls outside inference mode may write to it
-                    now[key] = torch.empty_like(self._copies[key])
-                states_of(self._layers[at])[kind][index] = now[key]
-            there.append(now.pop(key))
-        for at, kind, index in now:  # the first forward created these
-            states_of(self._layers[at])[kind][index] = None
-        for layer, saved in zip(self._layers, self._flags, strict=True):
-            for flags, values in zip(_flags_of(layer), saved, strict=True):
-                flags.update(values)
-        if there:  # states that an earlier call made in inference mode are written to only in it
-            with torch.inference_mode(any(each.is_inference() for each in there)):
-                torch._foreach_copy_(there, [self._copies[key] for key in self._saved])
-        return True
+        states, copies = [], []
+        for own, saved in zip(self._dicts(), self._saved, strict=False):
+            for index, kept in saved.items():
+                if not isinstance(kept, torch.Tensor):
+                    own[index] = kept
+                    continue
+                if own[index] is None or own[index].shape != kept.shape:
+                    with torch.inference_mode(False):  # calls outside of it may write to it
+                        own[index] = torch.empty_like(kept)
+                states.append(own[index])
+                copies.append(kept)
+        if states:  # those that an earlier call made in inference mode are written to only in it
+            with torch.inference_mode(any(each.is_inference() for each in states)):
+                torch._foreach_copy_(states, copies)
+        return bool(self._saved)
 
     def discard(self) -> None:
-        self._flags = []
+        self._saved = []
 
-    def _states(self) -> Iterator[tuple[tuple[int, int, int], torch.Tensor]]:
-        """Yield all existing states, each with a key of its layer, kind and index."""
-        for at, layer in enumerate(self._layers):
-            for kind, states in enumerate(states_of(layer)):
-                for index, state in states.items():
-                    if state is not None:
-                        yield (at, kind, index), state
-
-
-def _flags_of(layer: Any) -> tuple[dict[int, bool], ...]:
-    """Return the flags that say which states of a linear layer exist."""
-    return (
-        layer.is_conv_states_initialized,
-        layer.is_recurrent_states_initialized,
-        layer.has_previous_state,
-    )
+    def _dicts(self) -> Iterator[dict[int, Any]]:
+        """Yield each layer's states and the flags that say which of them exist, by index."""
+        for each in self._layers:
+            yield from states_of(each)
+            yield from (each.is_conv_states_initialized, each.is_recurrent_states_initialized)
+            yield each.has_previous_state
 
 
 class Pending:

@@ -16,6 +16,7 @@ import torch
 from ngramspec.hf_model.cache.layers import Attention, CacheLayer, Needed
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.compat.caches import kind_of
+from ngramspec.hf_model.compat.extras import new_static_layer
 from ngramspec.hf_model.devices import Indices, indices, on_host
 
 NO_WINDOW = 1 << 40  # positions: longer than any text
@@ -167,10 +168,6 @@ class LinearAttention(CacheLayer):
         self._recurrent = recurrent  # its states are rolled back by a Checkpoint
         self.gap_obstacle = "a recurrent state" if recurrent else "convolutions over positions"
 
-    @classmethod
-    def supports(cls, layer: Any) -> bool:
-        return hasattr(layer, "activate_past_recording") and isinstance(layer.conv_states, dict)
-
     def forgets(self, length: int) -> bool:
         return True
 
@@ -246,7 +243,7 @@ def widen_static(cache: Any, capacity: int) -> None:
     capacity = max(full, default=capacity)
     for at, layer in enumerate(cache.layers):
         if kind_of(layer) == caches.STATIC_SLIDING:
-            cache.layers[at] = caches.new_static_layer(capacity)
+            cache.layers[at] = new_static_layer(capacity)
             _allocate_like(cache.layers[at], layer)
 
 

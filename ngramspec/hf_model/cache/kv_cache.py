@@ -185,19 +185,16 @@ def _check_kinds(cache: Any) -> None:
     names = {caches.kind_of(each) for each in (cache, own)}
     if getattr(own, "offloading", False):  # it moves its layers to the CPU
         names.add("offloading")
-    classes = [(layer, classes_of(caches.kind_of(layer))) for layer in layers]
-    parts = [(part, layer) for layer, each in classes for part in each or ()]
-    mixed = caches.STATIC in kinds and any(part.convolves for part, _ in parts)
-    cropped = all(each is not None for _, each in classes) and all(
-        part.supports(layer) for part, layer in parts
-    )
-    if names <= caches.KNOWN_CACHES and cropped and not mixed:
-        return
-    remedy = "use a model with attention layers and a dynamic or static cache"
+    classes = {kind: classes_of(kind) for kind in kinds}
+    parts = [part for each in classes.values() for part in each or ()]
+    mixed = caches.STATIC in kinds and any(part.convolves for part in parts)
     if not names <= caches.KNOWN_CACHES or mixed:
         remedy = "remove cache_implementation, or pass a DynamicCache"
-    else:
+    elif None in classes.values():
+        remedy = "use a model with attention layers and a dynamic or static cache"
         remedy = next((REMEDIES[kind] for kind in kinds if kind in REMEDIES), remedy)
+    else:
+        return
     raise UnsupportedError(
         f"a {' '.join(sorted(names))} with layers {', '.join(kinds) or 'unknown'} cannot be"
         f" rolled back; {remedy}"

@@ -48,11 +48,6 @@ class CacheLayer:
     def __init__(self, layer: Any, *, recurrent: bool = False) -> None:
         self.layer = layer  # transformers'; keys and values are (batch, heads, positions, size)
 
-    @classmethod
-    def supports(cls, layer: Any) -> bool:
-        """Whether a layer of the installed transformers can be rolled back."""
-        return True
-
     def forgets(self, length: int) -> bool:
         """Whether it does not hold all of a text of ``length`` positions."""
         return False
@@ -106,7 +101,6 @@ class Attention(CacheLayer):
     def __init__(self, layer: Any, *, recurrent: bool = False) -> None:
         super().__init__(layer)
         self._update: tuple[Update | None] | None = None  # what ``replace_update`` returned
-        self._stretched = False
 
     @property
     def length(self) -> int:
@@ -126,7 +120,6 @@ class Attention(CacheLayer):
     def stretch(self, length: int) -> None:
         """Return ``length`` keys and values, padded with zeros at the end, until ``release``."""
         self._replace(_stretching(self.layer.update, length))
-        self._stretched = True
 
     def _replace(self, update: Update) -> None:
         self._update = (replace_update(self.layer, update),)
@@ -177,9 +170,9 @@ class Attention(CacheLayer):
         """See CacheLayer. The spare memory of a cache that outlives the generation is freed."""
         if self._update is not None:
             restore_update(self.layer, *self._update)
-            if outlives and not self._stretched:
+            if outlives:
                 close_up(self.layer)
-        self._update, self._stretched = None, False
+        self._update = None
 
 
 class DynamicAttention(Attention):

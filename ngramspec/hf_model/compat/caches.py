@@ -92,20 +92,6 @@ def new_cache(config: Any = None, *, windows: bool = True) -> Any:
     return cache
 
 
-def new_encoder_decoder_cache(own: Any) -> Any:
-    """Return a cache for an encoder-decoder model, around that of its decoder."""
-    from transformers import EncoderDecoderCache
-
-    return EncoderDecoderCache(own, new_cache())
-
-
-def new_static_layer(capacity: int) -> Any:
-    """Return an empty layer of ``capacity`` positions."""
-    from transformers.cache_utils import StaticLayer
-
-    return StaticLayer(max_cache_len=capacity)
-
-
 def decoder_cache(cache: Any) -> Any:
     """Return the self-attention cache in an encoder-decoder model's cache, or ``cache`` itself."""
     return getattr(cache, "self_attention_cache", cache)

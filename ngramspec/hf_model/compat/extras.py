@@ -1,4 +1,4 @@
-"""What few calls need of transformers: compiled forwards, MTP layers, files, tokenizers."""
+"""What few calls need of transformers: fields of configs, compiled forwards, MTP layers, files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ngramspec.hf_model.compat.caches import new_cache
+from ngramspec.hf_model.compat.names import text_config
+
 # Classes of models and of outputs
 
 
@@ -21,13 +24,6 @@ def model_class(name: str) -> Any:
     import transformers
 
     return getattr(transformers, name, None)
-
-
-def overrides_generate(kind: type) -> bool:
-    """Whether a model's class overrides ``generate``."""
-    from transformers.generation.utils import GenerationMixin
-
-    return getattr(kind, "generate", None) is not GenerationMixin.generate
 
 
 def commit_hash(config: Any) -> str | None:
@@ -44,7 +40,48 @@ def output_class(*, beams: bool, encodes: bool) -> Any:
     return getattr(generation, f"Generate{search}{model}Output")
 
 
+# Models and their configs
+
+
+def least_step_size(model: Any) -> float:
+    """Return the largest lower bound on step sizes among a model's recurrent layers; 0: none."""
+    bounds = (getattr(module, "time_step_limit", (0.0,))[0] for module in model.modules())
+    return max(bounds, default=0.0)
+
+
+def device_mesh(model: Any) -> Any:
+    """Return the torch DeviceMesh that a model was loaded on, or None."""
+    return getattr(model, "_device_mesh", None)
+
+
+def layer_count(model: Any) -> int:
+    """Return the number of layers of a model's decoder, or 1 if its config does not have it."""
+    return int(getattr(text_config(model), "num_hidden_layers", 1))
+
+
+def vocab_size(model: Any) -> int:
+    """Return the number of tokens that a model's config states."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def placeholders(config: Any) -> set[int]:
+    """Token ids of placeholders for an image, audio and the like in a model's configuration."""
+    text = ("bos", "eos", "pad", "decoder_start", "sep", "cls", "mask", "unk")
+    return {
+        value
+        for name, value in vars(config).items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+        if name.removesuffix("_token_id") not in text
+    }
+
+
 # Compiled forwards
+
+
+def compiles_by_default(model: Any, kwargs: dict[str, Any], config: Any) -> bool:
+    """Whether the baseline compiles the forwards of a call."""
+    criteria = getattr(model, "_valid_auto_compile_criteria", None)
+    return criteria is not None and bool(criteria(kwargs, config))
 
 
 def compile_settings(model: Any, config: Any) -> Any:
@@ -154,6 +191,23 @@ class _Alone(TorchFunctionMode):
                     for whole, row in zip(found, own, strict=True):
                         whole[:, at : at + 1] = row
         return found
+
+
+# Caches
+
+
+def new_encoder_decoder_cache(own: Any) -> Any:
+    """Return a cache for an encoder-decoder model, around that of its decoder."""
+    from transformers import EncoderDecoderCache
+
+    return EncoderDecoderCache(own, new_cache())
+
+
+def new_static_layer(capacity: int) -> Any:
+    """Return an empty layer of ``capacity`` positions."""
+    from transformers.cache_utils import StaticLayer
+
+    return StaticLayer(max_cache_len=capacity)
 
 
 # Files, tokenizers and logs

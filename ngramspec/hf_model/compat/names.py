@@ -8,7 +8,6 @@ version (``tests/transformers_names.py``). Models and configs are ``Any``: there
 from __future__ import annotations
 
 import copy
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -57,12 +56,7 @@ def untested() -> str | None:
     """Return the version of the installed transformers if it is newer than NEWEST_TESTED."""
     from transformers import __version__
 
-    return __version__ if _newer(__version__) else None
-
-
-@functools.cache
-def _newer(version: str) -> bool:
-    return Version(version) > Version(NEWEST_TESTED)
+    return __version__ if Version(__version__) > Version(NEWEST_TESTED) else None
 
 
 # Models. For those that are refused, the reason is part of the message.
@@ -70,12 +64,10 @@ def _newer(version: str) -> bool:
 BY_SLOT = frozenset(
     {
         "GPTNeoForCausalLM",  # its windows are counted in slots of the cache
-        "GitForCausalLM",  # its mask leaves out the image before the text
+        "GitForCausalLM",  # its mask leaves out the image before the text until the prefill is over
         "GlmImageForConditionalGeneration",  # it counts positions itself
     }
 )
-# After the prefill, it widens the mask over an image in the cache.
-WIDENS_MASK = frozenset({"GitForCausalLM"})
 # They drop their cache at config.original_max_position_embeddings tokens.
 REREADS = frozenset({"Phi3ForCausalLM", "Phi4MultimodalForCausalLM", "PhimoeForCausalLM"})
 ONE_AT_A_TIME = {
@@ -121,10 +113,10 @@ PASSES_POSITIONS = frozenset(
     }
 )
 
-READS_MASKS = frozenset({"NllbMoeTop2Router"})  # it reads the attention mask as one of padding
 # Modules whose result for a position depends on the others of a forward. Doge's experts mix their
-# routers' logits. torch's dynamic quantization, named by its Python modules, has one scale for all.
-MIXES_POSITIONS = frozenset({"DogeCDMoE"})
+# routers' logits, and NLLB-MoE's routers read the attention mask as one of padding. torch's dynamic
+# quantization, named by its Python modules, has one scale for all.
+MIXES_POSITIONS = frozenset({"DogeCDMoE", "NllbMoeTop2Router"})
 SCALES_TOGETHER = ("torch.ao.nn.intrinsic.quantized.dynamic", "torch.ao.nn.quantized.dynamic")
 WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
 
@@ -157,14 +149,6 @@ def stock_name(each: Any, module: str) -> str:
     return kind.__name__ if kind.__module__ == f"{PACKAGE}.{module}" else ""
 
 
-# Criteria
-
-
-def criterion_name(criterion: Any) -> str:
-    """Return the name of a stopping criterion's class if transformers defines it, or ""."""
-    return stock_name(criterion, CRITERION_MODULE)
-
-
 # Modules of models
 
 
@@ -192,20 +176,6 @@ def mixes_positions(model: Any) -> bool:
     )
 
 
-def routes_by_masks(model: Any) -> bool:
-    """Whether a model's routers skip the tokens that a mask, as they read it, calls padding."""
-    return any(
-        type(each).__name__ in READS_MASKS and not each.router_ignore_padding_tokens
-        for each in model.get_decoder().modules()
-    )
-
-
-def least_step_size(model: Any) -> float:
-    """Return the largest lower bound on step sizes among a model's recurrent layers; 0: none."""
-    bounds = (getattr(module, "time_step_limit", (0.0,))[0] for module in model.modules())
-    return max(bounds, default=0.0)
-
-
 def captures_states(hook: Any) -> bool:
     """Whether a hook is transformers' own, which captures states in calls that ask for them."""
     module = getattr(hook, "__module__", None)
@@ -220,11 +190,10 @@ def is_stateful(model: Any) -> bool:
     return bool(getattr(model, "_is_stateful", False))
 
 
-def overridden(model: Any, names: Sequence[str]) -> str | None:
+def overridden(kind: type, names: Sequence[str]) -> str | None:
     """Return the first of some methods of the baseline that a model's class overrides, or None."""
     from transformers.generation.utils import GenerationMixin
 
-    kind = type(model)
     for name in names:
         if getattr(kind, name, None) is not getattr(GenerationMixin, name):
             return name
@@ -262,11 +231,6 @@ def head_size(model: Any) -> int | None:
     return None
 
 
-def device_mesh(model: Any) -> Any:
-    """Return the torch DeviceMesh that a model was loaded on, or None."""
-    return getattr(model, "_device_mesh", None)
-
-
 # Forwards
 
 
@@ -290,12 +254,6 @@ def decode_context(model: Any) -> AbstractContextManager[Any]:
     context: AbstractContextManager[Any]
     context = getattr(model, "_optimize_model_for_decode", nullcontext)()
     return context
-
-
-def compiles_by_default(model: Any, kwargs: dict[str, Any], config: Any) -> bool:
-    """Whether the baseline compiles the forwards of a call."""
-    criteria = getattr(model, "_valid_auto_compile_criteria", None)
-    return criteria is not None and bool(criteria(kwargs, config))
 
 
 def register_attention(name: str, make: Callable[[Any], Any]) -> bool:
@@ -323,22 +281,22 @@ def model_facts(model: Any) -> dict[str, Any]:
     # Masks are made in the model's own module, or in that of the decoder to which a model of
     # transformers passes its masks. A forward defined elsewhere may change them before.
     makers = (type(model),) if stock is None else (stock, type(model.get_decoder()))
-    alibi = getattr(config, "alibi", False)
-    alibi = alibi or getattr(getattr(config, "attn_config", None), "alibi", False)  # MPT's
+    # ALiBi adds biases by distance, computed from the mask of padding.
+    alibi = getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt")
     at = getattr(model.config, "original_max_position_embeddings", None)
     known = position_limit(model.config)
     if not kinds & REREADS or (known is not None and at is not None and at >= known):
         at = None
+    routers = (each for each in model.get_decoder().modules() if hasattr(each, "expert_capacity"))
+    capacities = [each.expert_capacity or 1 for each in routers]
     return {
         "model": model,
         "names": kinds,
         "encodes": is_encoder_decoder(model),
         "attention": attention_of(model),
-        "standard_masks": any(
-            hasattr(sys.modules.get(kind.__module__), "create_causal_mask") for kind in makers
-        ),
+        "standard_masks": not alibi
+        and any(hasattr(sys.modules.get(kind.__module__), "create_causal_mask") for kind in makers),
         "own_masks": getattr(type(model), "create_masks_for_generate", None) is not None,
-        "alibi": bool(alibi) or config.model_type in ("bloom", "mpt"),
         "reads_text": reads_text,
         "foreign": reads_text and stock is None,
         "passes_positions": stock is not None and bool(kinds & PASSES_POSITIONS),
@@ -351,7 +309,7 @@ def model_facts(model: Any) -> dict[str, Any]:
         "rope_grows": any(each["rope_type"] == "dynamic" for each in _ropes(config)),
         "recurrent": is_stateful(model),
         "rereads_at": None if at is None else int(at),
-        "token_capacity": _least_capacity(model),
+        "token_capacity": min(capacities, default=None),
         "streams_first": hasattr(config, "altup_num_inputs"),
     }
 
@@ -367,16 +325,6 @@ def text_config(model: Any) -> Any:
 def is_encoder_decoder(model: Any) -> bool:
     """Whether a model is an encoder-decoder model."""
     return bool(getattr(model.config, "is_encoder_decoder", False))
-
-
-def layer_count(model: Any) -> int:
-    """Return the number of layers of a model's decoder, or 1 if its config does not have it."""
-    return int(getattr(text_config(model), "num_hidden_layers", 1))
-
-
-def vocab_size(model: Any) -> int:
-    """Return the number of tokens that a model's config states."""
-    return int(model.config.get_text_config().vocab_size)
 
 
 def position_limit(config: Any) -> int | None:
@@ -414,19 +362,6 @@ def attention_limits(config: Any) -> tuple[dict[str, Limits | None], tuple[str, 
     return found, tuple(kinds)
 
 
-def _least_capacity(model: Any) -> int | None:
-    """Return how many of a forward's tokens an expert of a decoder takes at least; None: all."""
-    found = []
-    for each in model.get_decoder().modules():
-        if hasattr(each, "expert_capacity"):
-            share = getattr(each, "moe_eval_capacity_token_fraction", 0)
-            if each.training or share <= 0:
-                found.append(each.expert_capacity or 1)
-            elif share < 1:  # of a single token, all are taken
-                found.append(1)
-    return min(found, default=None)
-
-
 def rope_changes_at(config: Any) -> int | None:
     """Return the length from which on a forward's rotary frequencies are different, or None."""
     thresholds = [
@@ -442,17 +377,6 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
     given = getattr(config, "rope_parameters", None) or {}
     each = [given, *given.values()]
     return [one for one in each if isinstance(one, dict) and "rope_type" in one]
-
-
-def placeholders(config: Any) -> set[int]:
-    """Token ids of placeholders for an image, audio and the like in a model's configuration."""
-    text = ("bos", "eos", "pad", "decoder_start", "sep", "cls", "mask", "unk")
-    return {
-        value
-        for name, value in vars(config).items()
-        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
-        if name.removesuffix("_token_id") not in text
-    }
 
 
 def attention_of(model: Any) -> str:

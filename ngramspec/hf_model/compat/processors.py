@@ -1,14 +1,12 @@
 """transformers' logits processors, applied to many positions and texts of unequal length at once.
 
 Only processors whose result for a row depends on nothing but its scores and its text are applied
-here (``runs_at_once``). Their results are those of one call for each position.
+here (``all_by_row``). Their results are those of one call for each position.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from inspect import signature
 from typing import Any, Protocol
@@ -22,7 +20,8 @@ from ngramspec.hf_model.compat.names import PROCESSOR_MODULE, stock_name
 FormOf = Callable[[Any, "Histories", torch.Tensor], torch.Tensor]
 
 
-# Processors whose result for a row depends only on its scores and its committed tokens.
+# Processors whose result for a row depends only on its scores and its committed tokens. They are
+# applied to all positions of a forward at once.
 BY_ROW = frozenset(
     {
         *("EpsilonLogitsWarper", "EtaLogitsWarper", "ExponentialDecayLengthPenalty"),
@@ -35,11 +34,6 @@ BY_ROW = frozenset(
         *("TopKLogitsWarper", "TopPLogitsWarper", "TypicalLogitsWarper"),
     }
 )
-# Processors that are applied to all positions of a forward at once.
-AT_ONCE = BY_ROW | {
-    *("EncoderNoRepeatNGramLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor"),
-    "WatermarkLogitsProcessor",
-}
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
 
 
@@ -57,9 +51,6 @@ class Text(Protocol):
     def ids(self) -> torch.Tensor:
         """The tokens, int64 or int32 (rows, length), on the device."""
 
-    def ids_on_host(self) -> torch.Tensor:
-        """The tokens, int64 (rows, length), on the host."""
-
 
 def processor_list() -> Any:
     """Return an empty LogitsProcessorList."""
@@ -68,26 +59,14 @@ def processor_list() -> Any:
     return LogitsProcessorList()
 
 
-def all_stock(processors: Iterable[Any] | None, names: Collection[str]) -> bool:
-    """Whether all processors are of the named classes of transformers; True if there are none."""
-    return all(processor_name(each) in names for each in processors or ())
-
-
-def runs_at_once(processor: Any) -> bool:
-    """Whether a processor can be applied to all positions of a forward at once."""
-    if getattr(processor, "seeding_scheme", None) == "selfhash":  # it reads the scores on the host
-        return False
-    return processor_name(processor) in AT_ONCE
-
-
-def processor_name(processor: Any) -> str:
-    """Return the name of a processor's class if transformers defines it, or ""."""
-    return stock_name(processor, PROCESSOR_MODULE)
+def all_by_row(processors: Iterable[Any] | None) -> bool:
+    """Whether all processors are in ``BY_ROW``; True if there are none."""
+    return all(stock_name(each, PROCESSOR_MODULE) in BY_ROW for each in processors or ())
 
 
 def caller_of(processors: Any) -> Callable[..., Any]:
     """Return a function that applies processors without inspecting their signatures each time."""
-    known = processor_name(processors) in PROCESSOR_LIST
+    known = stock_name(processors, PROCESSOR_MODULE) in PROCESSOR_LIST
     if not known or any(len(signature(each.__call__).parameters) > 2 for each in processors):
         call: Callable[..., Any] = processors
         return call
@@ -133,13 +112,6 @@ class Histories:
         """Committed tokens of each text."""
         rows = [text.length for text in self._texts for _ in text.places]
         return [length for length in rows for _ in range(self._positions)]
-
-    def last(self, count: int) -> list[tuple[int, ...]]:
-        """The last ``count`` tokens of each text, or all tokens of a shorter one."""
-        ends = [text.ids_on_host()[:, max(text.length - count, 0) :] for text in self._texts]
-        rows = [row for end in ends for row in end.tolist() for _ in range(self._positions)]
-        both = [[*row, *path] for row, path in zip(rows, self._paths, strict=True)]
-        return [tuple(each[max(len(each) - count, 0) :]) for each in both]
 
     @cached_property
     def _placed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -265,43 +237,7 @@ def _penalty(processor: Any, histories: Histories, scores: torch.Tensor) -> torc
     return padded.scatter_(1, ids, own)[:, :vocab]
 
 
-def _encoder_penalty(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
-    """It changes the scores of the tokens of the encoder's text, one for some rows."""
-    processor, encoded = copy.copy(processor), processor.encoder_input_ids
-    each = len(scores) // len(encoded)
-    processor.encoder_input_ids = encoded.repeat_interleave(each, dim=0)
-    return _call(processor, 0, scores)
-
-
-def _encoder_ngrams(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
-    """It bans the tokens that follow the last n - 1 in the encoder's text, which it looks up."""
-    each = len(scores) // processor.batch_size
-    banned = [
-        (at, token)
-        for at, last in enumerate(histories.last(processor.ngram_size - 1))
-        for token in processor.generated_ngrams[at // each].get(last, ())
-    ]
-    index = torch.tensor(banned, dtype=torch.int64, device="cpu").reshape(-1, 2)
-    found = scores.clone()
-    found[index.to(scores.device, non_blocking=True).unbind(1)] = -math.inf
-    return found
-
-
-def _watermark(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
-    """It prefers tokens that it samples with a seed from the last token, which it waits for."""
-    found, generator = scores.clone(), processor.rng
-    for at, last in enumerate(histories.last(1)):
-        if histories.lengths[at] >= processor.context_width:
-            generator.manual_seed(processor.hash_key * last[0] % (2**64 - 1))
-            order = torch.randperm(processor.vocab_size, device=scores.device, generator=generator)
-            preferred = order[: processor.greenlist_size]
-            found[at, preferred] = found[at, preferred] + processor.bias
-    return found
-
-
 _FORMS: dict[str, FormOf] = {
-    "EncoderNoRepeatNGramLogitsProcessor": _encoder_ngrams,
-    "EncoderRepetitionPenaltyLogitsProcessor": _encoder_penalty,
     "ExponentialDecayLengthPenalty": _by_length(lambda p, n: max(n, p.regulation_start)),
     "ForcedBOSTokenLogitsProcessor": _by_length(lambda p, n: n == 1),
     "ForcedEOSTokenLogitsProcessor": _by_length(lambda p, n: n == p.max_length - 1),
@@ -314,5 +250,4 @@ _FORMS: dict[str, FormOf] = {
     "RepetitionPenaltyLogitsProcessor": _penalty,
     "SequenceBiasLogitsProcessor": _last_tokens,
     "SuppressTokensAtBeginLogitsProcessor": _by_length(lambda p, n: n == p.begin_index),
-    "WatermarkLogitsProcessor": _watermark,
 }

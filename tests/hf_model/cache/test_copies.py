@@ -17,7 +17,6 @@ from ngramspec.hf_model.compat.names import before
 from ngramspec.hf_model.trials import why_not_continued
 
 CLASSES = ("BambaForCausalLM", "Qwen3NextForCausalLM", "ZayaForCausalLM", "Mamba2ForCausalLM")
-STATES = ("conv_states", "recurrent_states")
 TEXT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26, 11, 3, 2, 14, 30, 31, 7, 8]])
 
 
@@ -88,9 +87,6 @@ def test_a_checkpoint_puts_states_back_where_they_were():
     checkpoint.restore()
     assert made.layers[0].recurrent_states[0] is state  # compiled forwards know the address
     assert torch.equal(state, before)
-    kinds = [getattr(layer, kind) for layer in made.layers for kind in STATES]
-    sizes = [each.nbytes for states in kinds for each in states.values()]
-    assert checkpoint.nbytes == sum(sizes)
     fresh.restore()
     assert not made.has_previous_state()
     assert made.layers[0].recurrent_states[0] is None

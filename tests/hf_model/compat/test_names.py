@@ -152,9 +152,9 @@ def test_what_a_version_lacks_has_a_default():
     assert names.mask_length(nothing) is None
     assert names.with_longer_mask(nothing, 3) is nothing
     assert extras.commit_hash(nothing) is None
-    assert names.device_mesh(nothing) is None
+    assert extras.device_mesh(nothing) is None
     assert not names.is_stateful(nothing)
-    assert not names.compiles_by_default(nothing, {}, None)
+    assert not extras.compiles_by_default(nothing, {}, None)
     with names.decode_context(nothing):
         extras.forget_compiled_call(nothing)
 
@@ -165,107 +165,22 @@ def test_settings_that_nobody_set_have_these_values(tiny):
         assert getattr(prepared, name) == value
 
 
-# Private names of others
+# Private names, classes, imports, and fields of layers and of configs
 
-PRIVATE_NAME = re.compile(r"_[A-Za-z]\w*")
-OWNERS = {"self", "cls", "other"}
-# Private names that are not of transformers: (file, name) and whose it is.
-OTHERS = {
-    ("measure/forwards.py", "_forced_targets"): "its own buffer on a model",
-    ("cli/__init__.py", "_SubParsersAction"): "argparse's, the class of a list of commands",
-    ("cli/options.py", "_ArgumentGroup"): "argparse's, a type that has no public name",
-    ("decoding/distributed.py", "_is_fsdp_managed_module"): "torch's mark of a sharded module",
-    ("hf.py", "_orig_mod"): "the model in a torch.compile wrapper",
-    ("hf_model/compiled.py", "_dynamo"): "torch's compiler: its callbacks and its limit of graphs",
-    ("hf_model/facts.py", "_DropoutNd"): "the base class of torch's dropouts",
-    ("hf_model/cache/kinds.py", "_foreach_sub_"): "torch's one launch for all layers",
-    ("hf_model/cache/copies.py", "_foreach_copy_"): "torch's one launch for all states",
-    ("hf_model/facts.py", "_forward_hooks"): "torch's own name of a module's hooks",
-    ("hf_model/facts.py", "_forward_pre_hooks"): "likewise",
-}
-# The same in compat.
-IN_COMPAT = {"_abc_impl", "_token_id", "_token_index"}
-IN_COMPAT |= {f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient")}
+# Private names in compat that are not transformers': torch's, Python's, and endings.
+OTHERS = {"_abc_impl", "_token_id", "_token_index"}
+OTHERS |= {f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient")}
 
 
-def private_uses(tree: ast.Module) -> set[str]:
-    """Private names of others that a module uses.
-
-    A private name is one's own where it is read from ``self``, ``cls`` or ``other``, or where the
-    module itself binds it: as a function, a class, a variable, an attribute of ``self`` or ``cls``,
-    or a slot. Names of transformers (``PRIVATE``) are one's own on ``self``, ``cls`` and ``other``
-    only.
-    Looked at: attributes, imports, keyword arguments, and strings that are a private name.
-    """
-    own = bound_names(tree)
-    parts = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
+def test_every_private_name_in_compat_is_listed():
     used = set()
-    for node in ast.walk(tree):
-        if id(node) in parts:  # the text between the fields of an f-string
-            continue
-        if isinstance(node, ast.Attribute):
-            if not (isinstance(node.value, ast.Name) and node.value.id in OWNERS):
-                used.add(node.attr)
-        elif isinstance(node, ast.Import):
-            used.update(part for each in node.names for part in each.name.split("."))
-        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("ngramspec"):
-            used.update((node.module or "").split("."))
-            used.update(each.name for each in node.names)
-        elif isinstance(node, ast.keyword) and node.arg is not None:
-            used.add(node.arg)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            used.add(node.value)
-    private = {name for name in used if PRIVATE_NAME.fullmatch(name)}
-    return private - (own - PRIVATE.keys())
+    for path in COMPAT.glob("*.py"):
+        nodes = ast.walk(tree_of(path))
+        used |= {each.arg or "" for each in nodes if isinstance(each, ast.keyword)}
+        used |= attributes(tree_of(path), own=False) | literals(tree_of(path))
+    private = {name for name in used if re.fullmatch(r"_[A-Za-z]\w*", name)}
+    assert private - OTHERS == PRIVATE.keys()
 
-
-def bound_names(tree: ast.Module) -> set[str]:
-    """Names that a module binds itself."""
-    bound = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-            bound.update(_slots(node, tree))
-        elif isinstance(node, ast.Attribute) and _is_stored_on_self(node):
-            bound.add(node.attr)
-    return bound
-
-
-def _is_stored_on_self(node: ast.Attribute) -> bool:
-    owner = node.value.id if isinstance(node.value, ast.Name) else None
-    return isinstance(node.ctx, ast.Store) and owner in ("self", "cls")
-
-
-def _slots(name: ast.Name, tree: ast.Module) -> set[str]:
-    """The strings that a module assigns to ``__slots__``, if that is the name."""
-    if name.id != "__slots__":
-        return set()
-    assigned = [each for each in ast.walk(tree) if isinstance(each, ast.Assign)]
-    slots = [each.value for each in assigned if name in each.targets]
-    return {each.value for one in slots for each in ast.walk(one) if isinstance(each, ast.Constant)}
-
-
-@pytest.mark.parametrize("path", FILES, ids=label)
-def test_private_names_of_others_are_used_in_compat_only(path):
-    allowed = {name for file, name in OTHERS if file == label(path)}
-    assert private_uses(tree_of(path)) == allowed, "put what is transformers' into hf_model/compat"
-
-
-def test_every_private_name_is_used_in_compat():
-    used = set().union(*(private_uses(tree_of(path)) for path in COMPAT.glob("*.py")))
-    assert used - IN_COMPAT == PRIVATE.keys()
-    assert [file for file, _ in OTHERS if not (ROOT / file).is_file()] == []
-    assert not {name for _, name in OTHERS} & PRIVATE.keys()
-
-
-# Classes, imports, and fields of layers and of configs
 
 # Other things that have the name of a row, by file.
 HOMONYMS = {
@@ -293,8 +208,10 @@ def literals(tree: ast.AST) -> set[str]:
     }
 
 
-def attributes(tree: ast.AST) -> set[str]:
-    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+def attributes(tree: ast.AST, *, own: bool = True) -> set[str]:
+    """The attributes that a module reads, with or without those of ``self``."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in found if own or getattr(node.value, "id", "") != "self"}
 
 
 def replaced(tree: ast.AST) -> set[str]:
@@ -351,11 +268,12 @@ def is_config(node: ast.AST) -> bool:
 
 def uses(tree: ast.AST, *, fields: bool = True) -> set[str]:
     """Names of the table and fields of models' configs that a module uses, and what it imports."""
-    words = {row.name for row in CLASSES} | MODEL_NAMES.keys()
+    words = {row.name for row in CLASSES}
     words |= positions.POSITION_EMBEDDINGS | positions.POSITION_BIASES
     known = MODEL_NAMES.keys() | (FIELDS.keys() if fields else set())
-    found = (attributes(tree) & known) | (replaced(tree) & REPLACED.keys())
-    found |= literals(tree) & (words | known)
+    found = (attributes(tree) & known) | (attributes(tree, own=False) & PRIVATE.keys())
+    found |= replaced(tree) & REPLACED.keys()
+    found |= literals(tree) & (words | known | PRIVATE.keys())
     modules = (names.PROCESSOR_MODULE, names.CRITERION_MODULE, names.CAPTURE_MODULE, "cache_utils")
     found |= {each for each in modules if f"transformers.{each}" in literals(tree)}
     return found | set(imported(tree)) | config_fields(tree)

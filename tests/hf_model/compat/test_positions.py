@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -94,8 +93,8 @@ def test_an_embedding_gives_a_tree_what_it_gives_single_tokens(name):
     with placed(counting_modules(caller), past, positions):
         found = caller(tokens, 3 * LENGTH)
     torch.testing.assert_close(found, expected)
-    with placed(counting_modules(caller), past[:1], positions[:1]):
-        assert torch.equal(caller(tokens[:1], 3 * LENGTH)[0], found[0])
+    with placed(counting_modules(caller), past[:1], positions[:1]):  # beams share their positions
+        assert torch.equal(caller(tokens, 3 * LENGTH)[0], found[0])
     again = caller(tokens[1:, :1], 3)  # the hooks are gone
     torch.testing.assert_close(again.reshape(SIZE), expected[1, 0])
 
@@ -160,19 +159,6 @@ def test_other_threads_count_for_themselves(name):
     assert not any(each._forward_pre_hooks or each._forward_hooks for each in model.modules())
 
 
-@pytest.mark.parametrize("name", HOOKED)
-def test_the_hooks_matter(name, monkeypatch):
-    """The text is another one where the model counts for itself."""
-    model, inputs = build(name), batch(3)
-    plain = model.generate(**inputs, **GREEDY)
-    texts = row_texts(inputs, plain, encoded=name in ENCODER_DECODER)
-    monkeypatch.setattr("ngramspec.hf_model.compat.positions.placed", lambda *_: nullcontext())
-    speculator = Speculator(RowTrees(texts), 17, tree=17)
-    ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
-    assert not torch.equal(plain, ours)
-    assert not speculator.stats.chains
-
-
 def test_positions_that_a_model_ignores_change_nothing():
     """BART's decoder accepts ``position_ids`` without using them."""
     model, (prompt,) = build("bart decoder"), batch(1)["input_ids"].unbind()
@@ -182,19 +168,3 @@ def test_positions_that_a_model_ignores_change_nothing():
         speculator = Speculator(drafter, 17, tree=17)
         assert torch.equal(model.generate(**call, custom_generate=speculator), plain)
         assert not speculator.stats.chains
-
-
-def test_rows_that_share_their_positions_are_embedded_with_them():
-    """Beams have equal positions, which are given once."""
-    table = transformers.models.pegasus_x.modeling_pegasus_x.PegasusXSinusoidalPositionalEmbedding
-    caller = torch.nn.Module()
-    caller.embed_positions = table(SIZE)
-    caller.get_decoder = lambda: caller
-    hidden, own = torch.zeros(3, 4, SIZE), torch.tensor([[5, 6, 6, 7]])
-    with placed(counting_modules(caller), torch.arange(5)[None], own):
-        found = caller.embed_positions(hidden, 5, torch.arange(5, 9)[:, None])
-    assert found.shape == (3, 4, SIZE)
-    expected = torch.cat(
-        [caller.embed_positions(hidden[:1, :1], 0, n[None]) for n in own[0]], dim=1
-    )
-    assert torch.equal(found, expected.expand(3, -1, -1))

@@ -18,12 +18,7 @@ from transformers.generation import logits_process
 import ngramspec
 from ngramspec import Draft, Speculator
 from ngramspec.hf_model.compat.names import before
-from ngramspec.hf_model.compat.processors import (
-    AT_ONCE,
-    Histories,
-    paths_of,
-    process_at_once,
-)
+from ngramspec.hf_model.compat.processors import BY_ROW, Histories, paths_of, process_at_once
 
 MAX_NEW = 18
 LENGTH = 14  # of the prompts, padding included: batch() with three rows
@@ -92,15 +87,12 @@ def model():
 
 def test_every_class_is_tested_or_listed_with_the_reason():
     assert set(KINDS) == set(CASES) | set(ELSEWHERE)
-    assert set(CASES) >= AT_ONCE
+    assert set(CASES) >= BY_ROW
 
 
 # More settings of those that read the text, at its beginning, within a step and at its end.
 VARIANTS = {
-    **{name: [CASES[name]] for name in AT_ONCE},
-    "EncoderNoRepeatNGramLogitsProcessor": [
-        lambda k, ids, n=n: k(n, ids % 3 + 3) for n in (1, 2, 3, 7)
-    ],
+    **{name: [CASES[name]] for name in BY_ROW},
     "ExponentialDecayLengthPenalty": [
         lambda k, ids, n=n: k((n, 1.2), EOS, LENGTH) for n in (-20, 0, 3, 90)
     ],
@@ -121,9 +113,6 @@ VARIANTS = {
     "SuppressTokensAtBeginLogitsProcessor": [
         lambda k, ids, n=n: k([5, 6, 7], LENGTH + n) for n in (-9, 0, 2, 90)
     ],
-    "WatermarkLogitsProcessor": [
-        lambda k, ids, n=n: k(VOCAB, "cpu", context_width=n) for n in (1, 2, LENGTH)
-    ],
 }
 if not before("5.19"):  # a number for each row
     VARIANTS["RepetitionPenaltyLogitsProcessor"].append(
@@ -142,24 +131,21 @@ class Row:
 
     def __init__(self, row, ids):
         self.places, self.length = (row,), ids.shape[1]
-        self.ids = self.ids_on_host = lambda: ids
+        self.ids = lambda: ids
 
 
 def of_row(processor, row):
     """A processor for a row alone."""
     own = copy.copy(processor)
-    if hasattr(own, "generated_ngrams"):
-        own.generated_ngrams, own.batch_size = own.generated_ngrams[row : row + 1], 1
-    for field in ("prompt_ignore_length", "encoder_input_ids"):
-        value = getattr(own, field, None)
-        if isinstance(value, torch.Tensor):
-            setattr(own, field, value[row : row + 1])
+    ignored = getattr(own, "prompt_ignore_length", None)
+    if isinstance(ignored, torch.Tensor):
+        own.prompt_ignore_length = ignored[row : row + 1]
     return own
 
 
 @pytest.mark.parametrize("lengths", [(LENGTH, LENGTH - 6, LENGTH + 4), (1, 1, 1), (LENGTH,)])
 @pytest.mark.parametrize("drafts", DRAFTS)
-@pytest.mark.parametrize("name", sorted(AT_ONCE))
+@pytest.mark.parametrize("name", sorted(BY_ROW))
 def test_results_at_all_positions_are_those_of_a_call_for_each(name, drafts, lengths):
     """Bit by bit, for rows of unequal length, whose texts have few different tokens."""
     torch.manual_seed(3)
@@ -168,8 +154,7 @@ def test_results_at_all_positions_are_those_of_a_call_for_each(name, drafts, len
     positions = 1 + max(map(len, own))
     scores = 3 * torch.randn(len(texts) * positions, VOCAB)
     for make in VARIANTS[name]:
-        encoded = torch.randint(3, 9, (len(texts), 7))
-        processor = make(KINDS[name], encoded)
+        processor = make(KINDS[name], None)
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, torch.Tensor):
             processor.prompt_ignore_length = ignored[: len(texts)]
@@ -212,7 +197,7 @@ def test_some_rows_of_a_batch_are_processed_by_their_own_settings():
 )
 @pytest.mark.parametrize(
     ("name", "ahead"),
-    [*((each, False) for each in CASES), *((each, True) for each in sorted(AT_ONCE))],
+    [*((each, False) for each in CASES), *((each, True) for each in sorted(BY_ROW))],
 )
 def test_text_is_plain_generate_s(model, name, ahead, sample, rows, monkeypatch):
     monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
