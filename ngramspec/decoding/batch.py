@@ -34,7 +34,6 @@ class Batch(ABC):
         connect: connects the rows, given the vocabulary's size; see ``Row.connect``.
         costs: the forwards' costs. None: unknown, and the prefill verifies no draft.
         prefill_length: how many draft tokens the prefill verifies.
-        max_length: maximum tokens of a row, including the prompt; None: no limit is known.
         section: returns the context of a section, see Observer.
 
     Attributes:
@@ -61,11 +60,10 @@ class Batch(ABC):
         costs: StepCosts | None = None,
         prefill_length: PrefillDraftLength,
         ranks: Ranks | None = None,
-        max_length: int | None = None,
         section: Section = no_section,
     ) -> None:
         self.rows, self.sampler, self.target, self.costs = rows, sampler, target, costs
-        self.ranks, self.max_length, self.section = ranks, max_length, section
+        self.ranks, self.section = ranks, section
         self.pad = 0 if sampler.pad is None else sampler.pad  # after a row's end
         self._connect, self._prefill_length = connect, prefill_length
 
@@ -303,7 +301,8 @@ class LockstepBatch(Batch):
 
     def tokens_left(self) -> int:
         """Maximum tokens that the rows may still generate."""
-        return NO_LIMIT if self.max_length is None else self.max_length - self.length
+        last = self.sampler.stop.max_length
+        return NO_LIMIT if last is None else last - self.length
 
     def draft_limits(self) -> tuple[int, int]:
         room = self.target.room(self.length - self.prompt_length)

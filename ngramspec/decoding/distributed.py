@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -146,3 +147,9 @@ class Follower(NullDrafter):
     """The drafter of ranks that use the first rank's drafts."""
 
     source_names = ("first rank",)
+
+
+@cache
+def follower() -> Follower:
+    """The one Follower of this process."""
+    return Follower()

@@ -26,7 +26,6 @@ from ngramspec.decoding.step import Step
 from ngramspec.draft import Computed
 from ngramspec.hf_model.target import MissingLogitsError, Target
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.verification.evidence import evidence_of_rows, evidence_tensor
 from ngramspec.verification.sampler import SampledTokens, TokenSampler
 
 if TYPE_CHECKING:  # most calls have one process
@@ -212,6 +211,8 @@ class DecodeLoop:
         """The target's tokens at all positions, and the evidence that drafters request."""
         extra = None
         if step.request is not None:
+            from ngramspec.verification.evidence import evidence_tensor  # most drafters have none
+
             extra = evidence_tensor(logits, self.target.hidden, step.request)
         drafts = [row.draft for row in step.rows]
         return self.sampler.sample_all(drafts, logits, self.batch.texts(), extra)
@@ -231,6 +232,8 @@ class DecodeLoop:
                 self.batch.connect(logits.shape[-1])
         computed: list[Computed] | None = None
         if step.request is not None:
+            from ngramspec.verification.evidence import evidence_of_rows
+
             positions = [1 + len(row.draft) for row in step.rows]
             fetched = None if sampled is None else sampled.extra
             hidden = self.target.hidden

@@ -35,16 +35,16 @@ class GenerateCall:
     logits_processor: Any
     stopping_criteria: Any
     generation_config: Any
-    streamer: Any
-    reference_ids: Any
-    stores: Any
-    extra_stores: Any
-    session: Any
-    tools: Any
-    inputs_tensor: Any
-    generator: torch.Generator | None
-    synced_gpus: bool | None
-    num_assistant_tokens: int | None
+    streamer: Any = None
+    reference_ids: Any = None
+    stores: Any = None
+    extra_stores: Any = None
+    session: Any = None
+    tools: Any = None
+    inputs_tensor: Any = None
+    generator: torch.Generator | None = None
+    synced_gpus: bool | None = None
+    num_assistant_tokens: int | None = None
     model_kwargs: dict[str, Any]
 
     def __post_init__(self) -> None:

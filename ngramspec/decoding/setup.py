@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from inspect import signature
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,7 @@ from ngramspec.decoding.observer import Observer, Section, no_section
 from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep
 from ngramspec.decoding.row import Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
-from ngramspec.drafters.call import CallStores
+from ngramspec.drafters.call import CallStores, RowStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.names import (
@@ -199,12 +198,12 @@ class CallSetup:
         kind: Callable[..., Batch] = LockstepBatch
         options: dict[str, Any] = {"prompt": self.call.input_ids, "ids": target.prompt_ids}
         if self.call.beams > 1:
-            from ngramspec.decoding.beams.batch import (
-                BeamBatch,
-                beam_search,
-            )  # most calls have none
+            from ngramspec.decoding.beams.batch import BeamBatch  # most calls have none
+            from ngramspec.decoding.beams.search import BeamSearch
 
-            kind, options["search"] = BeamBatch, beam_search(self.call)
+            config, criteria = self.call.generation_config, self.call.stopping_criteria
+            kind = BeamBatch
+            options["search"] = BeamSearch(self.call.input_ids, config, criteria or ())
         elif target.inputs.ragged:
             from ngramspec.decoding.ragged import RaggedBatch  # most calls have one row
 
@@ -217,7 +216,6 @@ class CallSetup:
             costs=costs,
             prefill_length=self.caller.prefill_length,
             ranks=self.ranks,
-            max_length=sampler.stop.max_length,
             section=section,
             **options,
         )
@@ -312,7 +310,6 @@ class CallSetup:
     def _connect(self) -> Callable[[Sequence[Row], int], None]:
         """The function that lets rows draft for a vocabulary of some size; see ``Batch``."""
         call, target = self.call, self.target
-        beams = call.beams > 1  # whose texts move between rows, and are no outputs yet
         given = call.reference()
         reference: ReferenceCounter | None = None
         if len(given):
@@ -332,34 +329,41 @@ class CallSetup:
         if call.generation_config.do_sample and rows > 1:  # greedy answers would be equal
             tokens = self._stop.max_length or ASSUMED_NEW_TOKENS
             stores.join_equal([history(row) for row in range(rows)], tokens)
-        follower: Drafter | None = None
-        if self.ranks is not None and not self.ranks.drafts:
-            from ngramspec.decoding.distributed import Follower
+        drafts = self.ranks is None or self.ranks.drafts
+        writes = drafts and call.beams == 1  # texts of beams move between rows, and are no outputs
+        current = self.caller.drafter
+        if not drafts:
+            from ngramspec.decoding.distributed import follower
 
-            follower = Follower()
+            current = follower
 
         def connect(connected: Sequence[Row], vocab: int) -> None:
             for at, row in enumerate(connected):
                 own = stores.row(vocab, at)
-                prepared: Callable[[Drafter], Drafter] | None = own.given_to
-                if follower is not None:
-                    prepared = None
-                elif call.logits_processor and not beams:
-                    from ngramspec.decoding.forced import forced_by, with_forced
-
-                    forced = forced_by(call.logits_processor, at, rows)
-                    if forced is not None:
-                        prepared = partial(with_forced, forced, own.given_to)
                 row.connect(
-                    self.caller.drafter if follower is None else partial(next, repeat(follower)),
+                    current,
                     vocab,
                     history(at),
-                    prepared=prepared,
-                    stored=own if follower is None and not beams else None,
+                    prepared=self._prepared(own, at) if drafts else None,
+                    stored=own if writes else None,
                     reference=reference,
                 )
 
         return connect
+
+    def _prepared(self, stores: RowStores, at: int) -> Callable[[Drafter], Drafter]:
+        """What makes a row's own drafter: it adds its stores, and the tokens that a grammar forces.
+
+        Beams have none of these tokens, because a grammar's state does not move with their texts.
+        """
+        call = self.call
+        if call.logits_processor and call.beams == 1:
+            from ngramspec.decoding.forced import forced_by, with_forced
+
+            forced = forced_by(call.logits_processor, at, self.target.prompt.shape[0])
+            if forced is not None:
+                return partial(with_forced, forced, stores.given_to)
+        return stores.given_to
 
     def _open_model(self, drafter: Any, vocab: int, row: int) -> DraftModel:
         """Open a drafter's model for a row's session."""
