@@ -43,10 +43,11 @@ torch.manual_seed(0)
 sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 model = LlamaForCausalLM(LlamaConfig(vocab_size=97, num_hidden_layers=1, **sizes)).eval()
 forward, prompt, types = model.forward, torch.arange(5, 15)[None], set()
+repeats = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 5, 6, 9, 8, 5, 6]])  # some drafts are rejected
 greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
-def calls_by_step(speculator, types=None):
+def calls_by_step(speculator, prompt=prompt, types=None):
     # The Python calls after each forward, and the types that steps after the prefill use.
     counts, since, inside = [], set(), False
 
@@ -84,14 +85,15 @@ def loaded():
 
 model.generate(prompt, custom_generate=Speculator(), max_new_tokens=16, **greedy)
 files = loaded()
-calls_by_step(Speculator(gamma_max=4), types)
+undrafted, baseline = calls_by_step(Speculator("none")), calls_by_step(None)
+calls_by_step(Speculator(gamma_max=4), repeats, types)
 print(json.dumps({
     "modules of a greedy call": len(files),
     "lines of a greedy call": sum(len(file.read_text().splitlines()) for file in files),
     "types of a greedy step": len(types),
     "their names": sorted(types),
-    "calls of an undrafted step": calls_by_step(Speculator("none")),
-    "calls of a step of the baseline": calls_by_step(None),
+    "calls of an undrafted step": undrafted,
+    "calls of a step of the baseline": baseline,
 }))
 """
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -414,12 +413,12 @@ def prefers_one_transfer(device: torch.device) -> bool:
 def version_fault() -> str | None:
     """Why calls under the installed transformers run as the baseline; None: they need not.
 
-    The first call under an untested version checks it; see ``self_check``.
+    The first call under an untested version checks it; see ``baseline.py``.
     """
     version = untested()
     if version is None:
         return None
-    from ngramspec.decoding.self_check import fault_of
+    from ngramspec.decoding.baseline import fault_of
 
     return fault_of(version, _speculate)
 
@@ -432,7 +431,9 @@ def decode_call(caller: Caller, call: GenerateCall) -> Any:
     fault = version_fault()
     if fault is None:
         return _speculate(caller, call)
-    return _decode_plainly(call, fault, synced_gpus=bool(call.synced_gpus))
+    from ngramspec.decoding.baseline import decode_plainly
+
+    return decode_plainly(call, fault, synced_gpus=bool(call.synced_gpus))
 
 
 def _speculate(caller: Caller, call: GenerateCall) -> Any:
@@ -452,13 +453,15 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
             finally:
                 caller.count(setup.stats)
     except (UnsupportedError, *BROKEN) as error:
-        reason = _why_plain(caller, error)
+        from ngramspec.decoding.baseline import decode_plainly, why_plain
+
+        reason = why_plain(caller, error)
         if reason is None or (loop is not None and loop.prefilled):
             raise
         if plain_method(call.generation_config) is None:
             raise
         synced = ranks is not None and ranks.synced
-        return _decode_plainly(call, reason, synced_gpus=synced, log=caller.log_once)
+        return decode_plainly(call, reason, synced_gpus=synced, log=caller.log_once)
     sampler = loop.sampler
     ranking = loop.batch.ranking(scores=sampler.scores is not None)
     output = setup.target.output(sequences, sampler.scores, sampler.logits, ranking)
@@ -473,48 +476,3 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
     if call.streamer is not None:
         call.streamer.end()
     return output
-
-
-def _why_plain(caller: Caller, error: Exception) -> str | None:
-    """Why the baseline may decode a call that failed with an error; None: it may not."""
-    if isinstance(error, UnsupportedError):
-        return None if caller.unsupported == "error" else str(error)
-    version = untested()
-    if version is None:
-        return None
-    return f"{type(error).__name__} under transformers {version}: {error}"
-
-
-def _decode_plainly(
-    call: GenerateCall,
-    reason: str,
-    *,
-    synced_gpus: bool,
-    log: Callable[[str], None] | None = None,
-) -> Any:
-    """Let the baseline decode the call; an UnsupportedError says that it cannot.
-
-    The error itself is not passed, only the ``reason``: a frame that holds an error in whose
-    traceback it is would keep the call's cache alive.
-    """
-    method = plain_method(call.generation_config)
-    if method is None:
-        raise UnsupportedError(reason)
-    plain = getattr(type(call.model), method)
-    own = {"streamer": call.streamer, "generator": call.generator}
-    given = {name: value for name, value in own.items() if value is not None}
-    for name in given:
-        if name not in signature(plain).parameters:
-            raise UnsupportedError(f"{name} cannot be used here: {reason}")
-    if log is not None:
-        log(f"decoding without speculation: {reason}")
-    return plain(
-        call.model,
-        call.input_ids,
-        logits_processor=call.logits_processor,
-        stopping_criteria=call.stopping_criteria,
-        generation_config=call.generation_config,
-        synced_gpus=synced_gpus,
-        **given,
-        **call.model_kwargs,
-    )

@@ -1,7 +1,7 @@
-"""A check, before the first call, of a transformers that is newer than the newest tested one.
+"""Calls that run as the baseline, and the check of a transformers newer than the newest tested one.
 
-A small random Llama decodes a few tokens, with drafts of which parts are wrong. The text must be
-the baseline's.
+Before the first call under such a version, a small random Llama decodes a few tokens, with drafts
+of which parts are wrong. The text must be the baseline's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Caller
 from ngramspec.drafters.known import OracleDrafter
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.extras import small_model
-from ngramspec.hf_model.compat.names import NEWEST_TESTED
+from ngramspec.hf_model.compat.names import NEWEST_TESTED, plain_method, untested
 from ngramspec.options import Options
 from ngramspec.stats import DecodeStats
 
@@ -109,3 +111,48 @@ def _compare(model: Any, decode: Decode) -> str | None:
     if said or not stats.accepted or stats.accepted == stats.drafted:
         return "; ".join(said) or "no draft was verified"
     return None
+
+
+def why_plain(caller: Caller, error: Exception) -> str | None:
+    """Why the baseline may decode a call that failed with an error; None: it may not."""
+    if isinstance(error, UnsupportedError):
+        return None if caller.unsupported == "error" else str(error)
+    version = untested()
+    if version is None:
+        return None
+    return f"{type(error).__name__} under transformers {version}: {error}"
+
+
+def decode_plainly(
+    call: GenerateCall,
+    reason: str,
+    *,
+    synced_gpus: bool,
+    log: Callable[[str], None] | None = None,
+) -> Any:
+    """Let the baseline decode the call; an UnsupportedError says that it cannot.
+
+    The error itself is not passed, only the ``reason``: a frame that holds an error in whose
+    traceback it is would keep the call's cache alive.
+    """
+    method = plain_method(call.generation_config)
+    if method is None:
+        raise UnsupportedError(reason)
+    plain = getattr(type(call.model), method)
+    own = {"streamer": call.streamer, "generator": call.generator}
+    given = {name: value for name, value in own.items() if value is not None}
+    for name in given:
+        if name not in signature(plain).parameters:
+            raise UnsupportedError(f"{name} cannot be used here: {reason}")
+    if log is not None:
+        log(f"decoding without speculation: {reason}")
+    return plain(
+        call.model,
+        call.input_ids,
+        logits_processor=call.logits_processor,
+        stopping_criteria=call.stopping_criteria,
+        generation_config=call.generation_config,
+        synced_gpus=synced_gpus,
+        **given,
+        **call.model_kwargs,
+    )
