@@ -151,7 +151,8 @@ class DecodeLoop:
                 if self.ranks is not None:
                     width = self.ranks.share(batch.rows, width)
             else:
-                batch.propose_for_prefill()
+                if self.ranks is None:  # other ranks would not know the draft
+                    batch.propose_for_prefill(self.prefill_length.limit)
                 width = 1 + len(batch.rows[0].draft)
         request = batch.evidence()
         self.target.keep_hidden = request is not None and request.hidden
@@ -167,7 +168,7 @@ class DecodeLoop:
     def forward(self, step: Step) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
         if step.prefill:
-            draft = self.batch.block(step.width)[:, 1:] if step.longest else None
+            draft = self.batch.block(step.width)[:, 1:] if step.width > 1 else None
             logits = self.target.prefill(draft)
             self.prefilled = True
             return logits
@@ -175,7 +176,7 @@ class DecodeLoop:
             try:
                 return self.target.forward(self.prepared(step))
             except MissingLogitsError as error:
-                if not step.longest:
+                if step.width == 1:
                     raise
                 logger.warning("the following steps have no drafts: %s", error)
                 self.target.without_drafts(str(error))

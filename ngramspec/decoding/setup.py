@@ -24,7 +24,7 @@ from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.loop import DecodeLoop, decode
 from ngramspec.decoding.observer import Observer, Section, no_section
-from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep
+from ngramspec.decoding.request import GenerateCall, history_of
 from ngramspec.decoding.row import Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores, RowStores
@@ -98,33 +98,18 @@ class CallSetup:
         self.stats = DecodeStats()
         self.learns_costs = self.options.planned_gamma == "auto"
         check_request(call.generation_config, call.model)
-        self._check_beams()
+        if call.beams > 1:
+            from ngramspec.decoding.beams.batch import check_beams  # most calls have none
+
+            check_beams(call, self.options)
         check_adapter(call.model)
         self.drafter = caller.drafter()
         if self.drafter.assistants:
             from ngramspec.decoding.assistants import check_models  # most drafters have none
 
             check_models(call.model, self.drafter)
-        self.target = self._target()
-
-    def _check_beams(self) -> None:
-        beams = self.call.beams
-        if beams == 1:
-            return
-        if self.call.streamer is not None:
-            raise UnsupportedError(
-                f"streamer cannot be used with num_beams={beams}, which selects no token before the"
-                " end; pass streamer=None or num_beams=1"
-            )
-        if not self.options.exact:
-            raise UnsupportedError(
-                f"num_beams={beams} is not supported with lenience below 1 or"
-                " verification='typical'; pass num_beams=1, or remove them"
-            )
-
-    def _target(self) -> Target:
-        call, options = self.call, self.options
-        target = Target(
+        options = self.options
+        self.target = Target(
             call.model,
             call.input_ids,
             call.generation_config,
@@ -134,18 +119,8 @@ class CallSetup:
             gamma_max=options.gamma if isinstance(options.gamma, int) else options.longest,
             beams=call.beams,
         )
-        synced = self.ranks is not None and self.ranks.synced
-        if synced and target.cache.capacity is not None:
-            raise UnsupportedError(
-                "synced_gpus is not supported with a static cache, which has no room for further"
-                " forwards; use a dynamic cache"
-            )
-        if synced and target.facts.recurrent:
-            raise UnsupportedError(
-                "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
-                " forward that other processes would not run"
-            )
-        return target
+        if ranks is not None:
+            ranks.check(self.target)
 
     def loop(self) -> DecodeLoop:
         """The loop that decodes the call, before its prefill.
@@ -163,9 +138,11 @@ class CallSetup:
             )
         section = no_section if caller.observer is None else caller.observer.section
         sampler = self._sampler()
-        many = target.prompt.shape[0] > 1 and not must_lockstep(sampler, target)
-        if many and why_unsupported(Ability.RAGGED, target.facts) is None:
-            target.make_ragged()
+        if target.prompt.shape[0] > 1 and why_unsupported(Ability.RAGGED, target.facts) is None:
+            from ngramspec.decoding.ragged import must_lockstep  # most calls have one row
+
+            if not must_lockstep(sampler, target):
+                target.make_ragged()
         if target.no_drafts is not None:
             caller.log_once(f"steps have no drafts: {target.no_drafts}")
         if target.pending is not None and self.learns_costs:
@@ -213,8 +190,6 @@ class CallSetup:
             target,
             self._connect(),
             costs=costs,
-            prefill_length=self.caller.prefill_length,
-            ranks=self.ranks,
             section=section,
             **options,
         )

@@ -19,11 +19,28 @@ from numpy.typing import NDArray
 from ngramspec.costs.policies import worthwhile_nodes
 from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.decoding.beams.search import BeamSearch
+from ngramspec.decoding.request import GenerateCall
 from ngramspec.draft import Computed, Draft, Verdict
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.devices import indices
+from ngramspec.options import Options
 from ngramspec.verification.sampler import SampledTokens
 
 FULL_CONFIDENCE = np.ones(16, np.float32)  # of a hypothetical draft's tokens
+
+
+def check_beams(call: GenerateCall, options: Options) -> None:
+    """Raise an UnsupportedError if a call asks for what beam search cannot do."""
+    if call.streamer is not None:
+        raise UnsupportedError(
+            f"streamer cannot be used with num_beams={call.beams}, which selects no token before"
+            " the end; pass streamer=None or num_beams=1"
+        )
+    if not options.exact:
+        raise UnsupportedError(
+            f"num_beams={call.beams} is not supported with lenience below 1 or"
+            " verification='typical'; pass num_beams=1, or remove them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
