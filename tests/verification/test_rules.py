@@ -124,6 +124,7 @@ def test_siblings_that_state_their_own_become_a_distribution_for_each():
     assert table[:, 1].tolist() == [[0, 0, 0, 0, 0, 1], [0] * 6, [0] * 6]
     assert table[:, 2].abs().sum() == 0
     assert proposal_tensor([(draft, [0, 1]), (draft, [3])], VOCAB, P.device).shape == (2, 2, VOCAB)
+    assert proposal_tensor([(draft, [])], VOCAB, P.device) is None
 
 
 # As warpers leave them: as it is, sharper, and with masked tokens, which must not come out.
