@@ -150,7 +150,7 @@ class CallSetup:
         if any(each.reads_states for each in self.drafter.assistants):
             target.read_states()
         trees = self._may_branch()
-        costs = self.costs = self._step_costs()
+        costs = self._step_costs()
         learned = costs if self.learns_costs else None
         rows = [self._row(costs, trees, at) for at in range(target.prompt.shape[0])]
         return DecodeLoop(
@@ -273,7 +273,12 @@ class CallSetup:
             seed = self._seed
 
         def begin(row: Row, session: DraftSession) -> None:
-            session.begin_models(lambda drafter: self._open_model(drafter, row.vocab, at))
+            def opened(drafter: Any) -> DraftModel:
+                from ngramspec.decoding.assistants import open_model  # most drafters have none
+
+                return open_model(self.target, drafter, row.vocab, at, costs)
+
+            session.begin_models(opened)
             if temperature is not None:
                 session.begin_sampling(temperature, (seed, at, row.count))
 
@@ -338,12 +343,6 @@ class CallSetup:
             if forced is not None:
                 return partial(with_forced, forced, stores.given_to)
         return stores.given_to
-
-    def _open_model(self, drafter: Any, vocab: int, row: int) -> DraftModel:
-        """Open a drafter's model for a row's session."""
-        from ngramspec.decoding.assistants import open_model  # most drafters have none
-
-        return open_model(self.target, drafter, vocab, row, self.costs)
 
     def _step_costs(self) -> StepCosts:
         """The costs of the call's forwards, measured under gamma="auto"."""
