@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature, signature
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.observer import Observer
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 else:
     Arguments = object
 
-T = TypeVar("T")
 logger = logging.getLogger("ngramspec")
 
 # Attributes that a copy does not share with the original.
@@ -196,13 +194,9 @@ class Speculator(Arguments):
             raise ValueError(f"{path}: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state to pickle: the attributes that a copy has, and the arguments."""
-        try:
-            _pickled_as_trial(self.on_step)
-        except Exception as error:
-            remedy = "set on_step to None, or to a module's function"
-            raise TypeError(f"on_step cannot be pickled: {error}; {remedy}") from error
-        return self._state() | {"options": self._arguments(_pickled_as_trial, "pickled")}
+        """The attributes that copies and pickles have, and the arguments."""
+        kept = {name: value for name, value in vars(self).items() if name not in NOT_COPIED}
+        return kept | {"options": self.options.arguments()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rest = dict(state)
@@ -211,31 +205,13 @@ class Speculator(Arguments):
         self._begin(Options(**options))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Speculator:
-        other = type(self).__new__(type(self))
-        memo[id(self)] = other
-        arguments = self._arguments(partial(copy.deepcopy, memo=memo), "copied")
-        other.__setstate__(copy.deepcopy(self._state(), memo) | {"options": arguments})
+        other = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self.on_step)] = self.on_step  # copies share it
+        other.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return other
 
     def __copy__(self) -> Speculator:
         return copy.deepcopy(self)
-
-    def _state(self) -> dict[str, Any]:
-        """The attributes that a copy shares, without the options."""
-        return {name: value for name, value in vars(self).items() if name not in NOT_COPIED}
-
-    def _arguments(self, copied: Callable[[Drafter], Drafter], how: str) -> dict[str, Any]:
-        """The arguments with a copy of the drafter, else its spec; without one a TypeError."""
-        arguments = self.options.arguments()
-        try:
-            arguments["drafter"] = copied(self.drafter)
-        except Exception as error:
-            arguments["drafter"] = self.drafter.spec
-            if self.drafter.spec is None:
-                name = type(self.drafter).__name__
-                message = f"drafter {name} cannot be {how}: {error}; give it a spec"
-                raise TypeError(message) from error
-        return arguments
 
     def __repr__(self) -> str:
         return repr(self.options)
@@ -346,23 +322,6 @@ def _saved_costs(options: Options) -> SavedCosts | None:
     from ngramspec.costs.saved import SavedCosts  # most Speculators have none
 
     return SavedCosts.read(Path(options.costs))
-
-
-_trial = threading.local()  # ``running``: this thread pickles an object only to test that
-
-
-def _pickled_as_trial(value: T) -> T:
-    """The value, after a trial that it can be pickled.
-
-    Inside another trial there is none, because the value refers to the object being pickled.
-    """
-    if not getattr(_trial, "running", False):
-        _trial.running = True
-        try:
-            pickle.dumps(value)
-        finally:
-            _trial.running = False
-    return value
 
 
 def _attribute(name: str) -> property:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,26 +43,29 @@ torch.manual_seed(0)
 sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 model = LlamaForCausalLM(LlamaConfig(vocab_size=97, num_hidden_layers=1, **sizes)).eval()
 forward, prompt, types = model.forward, torch.arange(5, 15)[None], set()
+repeats = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 5, 6, 9, 8, 5, 6]])  # some drafts are rejected
 greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
-def calls_by_step(speculator, types=None):
+def calls_by_step(speculator, prompt=prompt, types=None):
     # The Python calls after each forward, and the types that steps after the prefill use.
-    counts, inside = [], False
+    counts, since, inside = [], set(), False
 
     def count(frame, event, argument):
         if event != "call":
             return
         counts[-1] += not inside
         owner = type(frame.f_locals.get("self"))
-        if types is not None and 2 < len(counts) < 20 and "ngramspec." in str(owner.__module__):
-            types.add(owner.__qualname__)
+        if len(counts) > 2 and "ngramspec." in str(owner.__module__):
+            since.add((owner.__module__, owner.__qualname__))
 
     def counted(*args, **kwargs):
         nonlocal inside
         inside = True
         outputs = forward(*args, **kwargs)
         counts.append(0)
+        if types is not None:  # what follows the last forward is no whole step
+            types.update(since)
         inside = False
         return outputs
 
@@ -80,13 +85,15 @@ def loaded():
 
 model.generate(prompt, custom_generate=Speculator(), max_new_tokens=16, **greedy)
 files = loaded()
-calls_by_step(Speculator(gamma_max=4), types)
+undrafted, baseline = calls_by_step(Speculator("none")), calls_by_step(None)
+calls_by_step(Speculator(gamma_max=4), repeats, types)
 print(json.dumps({
     "modules of a greedy call": len(files),
     "lines of a greedy call": sum(len(file.read_text().splitlines()) for file in files),
     "types of a greedy step": len(types),
-    "calls of an undrafted step": calls_by_step(Speculator("none")),
-    "calls of a step of the baseline": calls_by_step(None),
+    "their names": sorted(types),
+    "calls of an undrafted step": undrafted,
+    "calls of a step of the baseline": baseline,
 }))
 """
 
@@ -100,7 +107,7 @@ def sources(folder: Path) -> list[Path]:
 
 
 @cache
-def greedy_calls() -> dict[str, float]:
+def greedy_calls() -> dict[str, Any]:
     command = [sys.executable, "-c", GREEDY_CALLS]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -169,6 +176,18 @@ def test_measures_of_code_that_runs_see_something():
     assert found["modules of a greedy call"] > 10
     assert found["types of a greedy step"] > 5
     assert 40 < found["calls of a step of the baseline"] < found["calls of an undrafted step"]
+
+
+def test_the_internals_list_the_types_of_a_greedy_step():
+    text = (ROOT / "docs/internals/index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^- `([\w/]+)\.py`: (.*)$", text, re.MULTILINE)  # a file and its types
+    listed = {(place, each) for place, names in rows for each in re.findall(r"`(\w+)`", names)}
+    found = {
+        (module.removeprefix("ngramspec.").replace(".", "/"), name)
+        for module, name in greedy_calls()["their names"]
+        if "._native" not in module
+    }
+    assert found == listed
 
 
 def test_circles_are_found():

@@ -90,37 +90,32 @@ def test_adapters(tiny):
     assert torch.equal(ngramspec.generate(model.merge_and_unload(), PROMPT, **GREEDY), plain)
 
 
-def test_adapters_of_each_row():
-    model = adapted(**LORA)
-    batch, kwargs = PROMPT.repeat(2, 1), GREEDY | {"adapter_names": ["__base__", "default"]}
-    plain = model.generate(input_ids=batch, **kwargs)
-    assert not torch.equal(plain[0], plain[1])
-    for ours in three_ways(model, input_ids=batch, speculator=Speculator(gamma=4), **kwargs):
-        assert torch.equal(ours, plain)
+def recurrent():
+    return tiny_models.build(Qwen3NextForCausalLM)
 
 
-@pytest.mark.parametrize(("name", "task"), [("llama", "CAUSAL_LM"), ("t5", "SEQ_2_SEQ_LM")])
-def test_adapters_of_each_row_s_beams(name, task):
+@pytest.mark.parametrize(
+    ("make", "modules", "asked"),
+    [
+        (tiny_llama, LORA["target_modules"], {}),
+        (tiny_llama, ["q_proj", "v_proj"], {"num_beams": 3}),
+        (lambda: build("t5"), ["q", "v"], {"num_beams": 3}),
+        (recurrent, ["in_proj_qkvz"], {}),  # its trial has one row
+    ],
+    ids=["llama", "beams", "encoder", "recurrent"],
+)
+def test_adapters_of_each_row(make, modules, asked):
     torch.manual_seed(4)
-    modules = ["q", "v"] if name == "t5" else ["q_proj", "v_proj"]
+    base = make()
+    task = "SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM"
     lora = peft.LoraConfig(task_type=task, **(LORA | {"target_modules": modules}))
-    model = peft.get_peft_model(build(name), lora).eval()
+    model = peft.get_peft_model(base, lora).eval()
     names = {"adapter_names": ["__base__", "default"]}
-    kwargs = {"input_ids": PROMPT.repeat(2, 1), "num_beams": 3, **names, **GREEDY}
+    kwargs = {"input_ids": PROMPT.repeat(2, 1), **names, **GREEDY, **asked}
     plain = model.generate(**kwargs)
     assert not torch.equal(plain[0], plain[1])
     for ours in three_ways(model, speculator=Speculator(gamma=4), **kwargs):
         assert torch.equal(ours, plain)
-
-
-def test_a_recurrent_model_is_tested_under_adapters_of_each_row():
-    torch.manual_seed(4)
-    lora = peft.LoraConfig(task_type="CAUSAL_LM", **(LORA | {"target_modules": ["in_proj_qkvz"]}))
-    model = peft.get_peft_model(tiny_models.build(Qwen3NextForCausalLM), lora).eval()
-    kwargs = GREEDY | {"adapter_names": ["__base__", "default"]}
-    plain = model.generate(input_ids=PROMPT.repeat(2, 1), **kwargs)
-    ours = ngramspec.generate(model, input_ids=PROMPT.repeat(2, 1), **kwargs)
-    assert torch.equal(ours, plain)
 
 
 @pytest.mark.skipif(

@@ -95,13 +95,6 @@ def test_stop_strings(where):
         assert kwargs["generation_config"].stop_strings == string  # the user's own is untouched
 
 
-def test_max_time_ends_the_text(tiny):
-    for ours in three_ways(
-        tiny, PROMPT, speculator=Speculator(), max_time=0.0, max_new_tokens=50, do_sample=False
-    ):
-        assert ours.shape[1] == 11  # one token, then the time is up
-
-
 @pytest.mark.parametrize("own", [False, True])
 def test_enabled_puts_back_what_was_there(own):
     """Also an attribute of the object's own, and where the block raises."""

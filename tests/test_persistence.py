@@ -14,7 +14,7 @@ from doubles import draft_of, oracle
 from plain_text import PROMPT
 
 import ngramspec
-from ngramspec import Drafter, Speculator, build_drafter, register_drafter
+from ngramspec import Drafter, Speculator, build_drafter
 from ngramspec.drafters import CalibratedDrafter, NGramDrafter, ValueDrafter
 from ngramspec.drafters.known import NullSession
 
@@ -124,23 +124,7 @@ def test_a_drafter_object_stays_of_its_kind(copied):
         assert other.spec == drafter.spec
 
 
-class Locked(Drafter):
-    """Has what can neither be pickled nor copied."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-
-    def start(self, tokens):
-        return NullSession()
-
-
-class Described(Locked):
-    spec = "tests-described"
-
-
 class Simple(Drafter):
-    """Can be pickled as it is."""
-
     def __init__(self, number):
         self.number = number
 
@@ -148,28 +132,14 @@ class Simple(Drafter):
         return NullSession()
 
 
-def test_drafters_of_users_are_copied_or_built_anew_or_named(copied):
+def test_a_drafter_of_a_user_is_copied(copied):
     other = copied(Speculator(Simple(3)))
     assert (type(other.drafter), other.drafter.number) == (Simple, 3)
-    register_drafter("tests-described", Described)
-    try:
-        speculator = Speculator(Described())
-        other = copied(speculator)
-        assert type(other.drafter) is Described
-        assert other.drafter is not speculator.drafter
-    finally:
-        from ngramspec.drafters import registry
-
-        del registry._factories["tests-described"]
-    with pytest.raises(TypeError, match=r"drafter Locked cannot be (pickled|copied): .*a spec"):
-        copied(Speculator(Locked()))
 
 
-def test_a_callback_that_cannot_be_pickled_is_named_and_copies_keep_it(tiny):
+def test_copies_share_a_callback_that_cannot_be_copied():
     events = []
     speculator = Speculator("copy", on_step=lambda event: events.append(event))
-    with pytest.raises(TypeError, match=r"on_step cannot be pickled: .*lambda.*on_step to None"):
-        pickle.dumps(speculator)
     assert copy.deepcopy([speculator])[0].on_step is speculator.on_step
     reporter = Reporter()
     reporter.lock = threading.Lock()  # nobody could copy it
@@ -192,9 +162,6 @@ def test_a_callback_that_holds_the_speculator():
     assert reporter.speculator.on_step.__self__ is reporter
     other = pickle.loads(pickle.dumps(reporter.speculator))
     assert other.on_step.__self__.speculator is other
-    reporter.lock = threading.Lock()
-    with pytest.raises(TypeError, match=r"on_step cannot be pickled: .*lock"):
-        pickle.dumps(reporter.speculator)
 
 
 class Mine(Speculator):

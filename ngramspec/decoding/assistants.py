@@ -30,46 +30,20 @@ from ngramspec.verification.evidence import leading
 MOST_TIMED_TOKENS = 16  # longer reads catch up with the text and are not timed
 
 
-class HeadCosts:
-    """The cost of a drafting head's forwards, at first ``assumed`` and then measured.
-
-    It is relative to a plain step of the target, whose duration is in ``steps``.
-    """
-
-    def __init__(self, steps: StepCosts, assumed: float) -> None:
-        self._steps, self._assumed = steps, assumed
-        self._seconds: float | None = None
-        self._forwards = 0
-
-    def record(self, seconds: float) -> None:
-        """Record a forward; the first one, in which caches are cold, is ignored."""
-        self._forwards += 1
-        if self._forwards > 1:
-            self._seconds = averaged(self._seconds, seconds)
-
-    def reading_cost(self, tokens: int) -> float:
-        """Cost of reading many tokens at once; infinite until the target's forwards are timed."""
-        steps = self._steps
-        if steps.position_seconds is None or not steps.plain_seconds:
-            return math.inf
-        return self._assumed * tokens * steps.position_seconds / steps.plain_seconds
-
-    @property
-    def cost(self) -> float:
-        """Cost of a forward in the target's plain steps, for one row."""
-        if self._seconds is None or not self._steps.plain_seconds:
-            return self._assumed
-        return self._seconds / self._steps.plain_seconds
-
-
 class DraftingModel(DraftModel):
     """Runs a transformers model, or MTP layers.
 
-    Ids outside the target's vocabulary of ``vocab`` tokens are never drafted.
+    Ids outside the target's vocabulary of ``vocab`` tokens are never drafted. The cost of a forward
+    is relative to a plain step of the target, whose duration is in ``steps``. At first it is
+    ``assumed``, and then measured.
     """
 
-    def __init__(self, model: AssistantModel | MtpHead, vocab: int, costs: HeadCosts) -> None:
-        self._model, self._vocab, self._costs = model, vocab, costs
+    def __init__(
+        self, model: AssistantModel | MtpHead, vocab: int, steps: StepCosts, assumed: float
+    ) -> None:
+        self._model, self._vocab, self._steps, self._assumed = model, vocab, steps, assumed
+        self._seconds: float | None = None  # of a forward of one model or layer
+        self._forwards = 0
         self._layers = model if isinstance(model, MtpHead) else None
         self.room = model.room if isinstance(model, AssistantModel) else None
         own = model.vocab if isinstance(model, AssistantModel) else None
@@ -84,10 +58,23 @@ class DraftingModel(DraftModel):
         return self._layers is None or self._layers.ready
 
     def cost(self, last: int) -> float:
-        return self._costs.cost * self._runs(last)
+        plain = self._steps.plain_seconds
+        known = self._assumed if self._seconds is None or not plain else self._seconds / plain
+        return known * self._runs(last)
 
     def reading_cost(self, tokens: int) -> float:
-        return self._costs.reading_cost(tokens) if tokens > MOST_TIMED_TOKENS else 0.0
+        if tokens <= MOST_TIMED_TOKENS:
+            return 0.0
+        steps = self._steps
+        if steps.position_seconds is None or not steps.plain_seconds:
+            return math.inf
+        return self._assumed * tokens * steps.position_seconds / steps.plain_seconds
+
+    def record(self, seconds: float) -> None:
+        """Record a forward; the first one, in which caches are cold, is ignored."""
+        self._forwards += 1
+        if self._forwards > 1:
+            self._seconds = averaged(self._seconds, seconds)
 
     def _runs(self, last: int) -> int:
         """How many models or MTP layers a forward runs: one layer for each distribution."""
@@ -105,7 +92,7 @@ class DraftingModel(DraftModel):
         both = torch.cat((ids.to(torch.int32), log_probs.view(torch.int32)), dim=1)
         packed = both.to("cpu").numpy()  # one transfer
         if len(tokens) <= MOST_TIMED_TOKENS:
-            self._costs.record((perf_counter() - began) / self._runs(last))
+            self.record((perf_counter() - began) / self._runs(last))
         count = ids.shape[1]
         return packed[:, :count].copy(), packed[:, count:].copy().view(np.float32)
 
@@ -130,8 +117,8 @@ def open_model(
     share = parameters(model) / max(parameters(target.model), 1)
     if isinstance(drafter, MtpDrafter):
         share /= len(model.layers)
-        return DraftingModel(MtpHead(model, target.states, row), vocab, HeadCosts(costs, share))
-    return DraftingModel(AssistantModel(model), vocab, HeadCosts(costs, share))
+        return DraftingModel(MtpHead(model, target.states, row), vocab, costs, share)
+    return DraftingModel(AssistantModel(model), vocab, costs, share)
 
 
 def _model_of(drafter: ModelDrafter, target: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
 from ngramspec.decoding.row import NO_VERDICT, Row
@@ -19,7 +18,6 @@ from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
 
 if TYPE_CHECKING:
-    from ngramspec.decoding.distributed import Ranks  # most calls have one process
     from ngramspec.hf_model.compat.processors import Text
 
 NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
@@ -33,8 +31,6 @@ class Batch(ABC):
         rows: all rows in order.
         connect: connects the rows, given the vocabulary's size; see ``Row.connect``.
         costs: the forwards' costs. None: unknown, and the prefill verifies no draft.
-        prefill_length: how many draft tokens the prefill verifies.
-        max_length: maximum tokens of a row, including the prompt; None: no limit is known.
         section: returns the context of a section, see Observer.
 
     Attributes:
@@ -59,15 +55,11 @@ class Batch(ABC):
         connect: Callable[[Sequence[Row], int], None],
         *,
         costs: StepCosts | None = None,
-        prefill_length: PrefillDraftLength,
-        ranks: Ranks | None = None,
-        max_length: int | None = None,
         section: Section = no_section,
     ) -> None:
         self.rows, self.sampler, self.target, self.costs = rows, sampler, target, costs
-        self.ranks, self.max_length, self.section = ranks, max_length, section
         self.pad = 0 if sampler.pad is None else sampler.pad  # after a row's end
-        self._connect, self._prefill_length = connect, prefill_length
+        self.section, self._connect = section, connect
 
     @abstractmethod
     def texts(self) -> Sequence[Text]:
@@ -124,12 +116,11 @@ class Batch(ABC):
             row.end(completed=False)  # no effect after ``finish``
             row.close()
 
-    def propose_for_prefill(self) -> None:
-        """Draft after the prompt, if the prefill can verify a draft."""
+    def propose_for_prefill(self, limit: int) -> None:
+        """Draft at most ``limit`` tokens after the prompt, if the prefill can verify a draft."""
         costs, vocab = self.costs, self.target.vocab
-        room, learned = self.target.prefill_room(), self._prefill_length.limit
-        limit = min(room, self.draft_limits()[0], learned)
-        if limit < 1 or vocab is None or costs is None or self.ranks is not None:
+        limit = min(limit, self.target.prefill_room(), self.draft_limits()[0])
+        if limit < 1 or vocab is None or costs is None:
             return
         costs.at(self.length, prefill=True)
         self.connect(vocab)
@@ -303,7 +294,8 @@ class LockstepBatch(Batch):
 
     def tokens_left(self) -> int:
         """Maximum tokens that the rows may still generate."""
-        return NO_LIMIT if self.max_length is None else self.max_length - self.length
+        last = self.sampler.stop.max_length
+        return NO_LIMIT if last is None else last - self.length
 
     def draft_limits(self) -> tuple[int, int]:
         room = self.target.room(self.length - self.prompt_length)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.extras import device_mesh
+from ngramspec.hf_model.target import Target
 
 FIRST_MESSAGE_NODES = 64  # nodes of each draft that fit into the first message; not tuned
 CHAIN = -2  # instead of a parent: the draft is a chain
@@ -44,6 +46,19 @@ class Ranks:
     def drafts(self) -> bool:
         """Whether this process drafts: it is the only one, or the first of its group."""
         return self.group is None or dist.get_rank(self.group) == 0
+
+    def check(self, target: Target) -> None:
+        """Raise an UnsupportedError if a process could run no forward after the end of its text."""
+        if self.synced and target.cache.capacity is not None:
+            raise UnsupportedError(
+                "synced_gpus is not supported with a static cache, which has no room for further"
+                " forwards; use a dynamic cache"
+            )
+        if self.synced and target.facts.recurrent:
+            raise UnsupportedError(
+                "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
+                " forward that other processes would not run"
+            )
 
     def share(self, rows: Sequence[Row], width: int) -> int:
         """Give every rank's rows the first rank's drafts; return the width of its forward.
@@ -146,3 +161,9 @@ class Follower(NullDrafter):
     """The drafter of ranks that use the first rank's drafts."""
 
     source_names = ("first rank",)
+
+
+@cache
+def follower() -> Follower:
+    """The one Follower of this process."""
+    return Follower()

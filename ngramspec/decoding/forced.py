@@ -7,7 +7,6 @@ forced continuation. The processor is never called, and its matchers do not chan
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -45,19 +44,11 @@ ALL_BYTES = [bytes((each,)) for each in range(256)]
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 MASK_WORD_BITS = 32  # bits of a word of xgrammar's masks
 Spelling = dict[bytes, int]  # token ids by their text
+# From the last committed token, if there is one, and the number >= 1 of tokens that are needed, to
+# the tokens that have to follow; empty: there is a choice.
+Forced = Callable[[Sequence[int], int], list[int]]
 
 _spellings: dict[int, Spelling] = {}  # by the ``id`` of a live compiled grammar
-
-
-class Forced(ABC):
-    """The tokens that a call's constraints determine."""
-
-    @abstractmethod
-    def after(self, context: Sequence[int], max_tokens: int) -> list[int]:
-        """The tokens that have to follow, of which ``max_tokens`` >= 1 are needed; empty: a choice.
-
-        ``context`` has the last committed token, if there is one.
-        """
 
 
 class ForcedDrafter(Drafter):
@@ -123,7 +114,7 @@ class _ForcedSession(ForwardingSession):
         if max_tokens < 1 or self._broken:
             return []
         try:
-            return self._forced.after(self._context, max_tokens)[:max_tokens]
+            return self._forced(self._context, max_tokens)[:max_tokens]
         except Exception as error:
             self._broken = True
             kind = type(error).__name__  # the message can quote the text
@@ -163,12 +154,12 @@ def forced_by(processors: Iterable[Any] | None, row: int, rows: int) -> Forced |
         kind = type(processor)
         matchers = MATCHERS.get((kind.__module__, kind.__name__))
         if matchers is not None:
-            grammar = _LLGuidance if matchers == "ll_matchers" else _XGrammar
-            return grammar(processor, matchers, row, rows)
+            known = processor, matchers, row, rows
+            return _LLGuidance(*known) if matchers == "ll_matchers" else _XGrammar(*known)
     return None
 
 
-class _Grammar(Forced):
+class _Grammar:
     """Forced tokens by the row's matcher, in the processor's attribute ``matchers``."""
 
     def __init__(self, processor: Any, matchers: str, row: int, rows: int) -> None:
@@ -187,7 +178,7 @@ class _Grammar(Forced):
 class _XGrammar(_Grammar):
     """Forced tokens by xgrammar, which gives bytes: they are split into the longest tokens."""
 
-    def after(self, context: Sequence[int], max_tokens: int) -> list[int]:
+    def __call__(self, context: Sequence[int], max_tokens: int) -> list[int]:
         matcher = self._matcher()
         if matcher is None or not context or matcher.is_terminated():
             return []
@@ -274,7 +265,7 @@ def _only(matcher: Any, vocab: int) -> list[int]:
 class _LLGuidance(_Grammar):
     """Forced tokens by llguidance, which gives tokens."""
 
-    def after(self, context: Sequence[int], max_tokens: int) -> list[int]:
+    def __call__(self, context: Sequence[int], max_tokens: int) -> list[int]:
         matcher = self._matcher()
         if matcher is None or not context or matcher.is_stopped():
             return []

@@ -26,7 +26,6 @@ from ngramspec.decoding.step import Step
 from ngramspec.draft import Computed
 from ngramspec.hf_model.target import MissingLogitsError, Target
 from ngramspec.stats import DecodeStats, StepEvent
-from ngramspec.verification.evidence import evidence_of_rows, evidence_tensor
 from ngramspec.verification.sampler import SampledTokens, TokenSampler
 
 if TYPE_CHECKING:  # most calls have one process
@@ -152,7 +151,8 @@ class DecodeLoop:
                 if self.ranks is not None:
                     width = self.ranks.share(batch.rows, width)
             else:
-                batch.propose_for_prefill()
+                if self.ranks is None:  # other ranks would not know the draft
+                    batch.propose_for_prefill(self.prefill_length.limit)
                 width = 1 + len(batch.rows[0].draft)
         request = batch.evidence()
         self.target.keep_hidden = request is not None and request.hidden
@@ -168,7 +168,7 @@ class DecodeLoop:
     def forward(self, step: Step) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
         if step.prefill:
-            draft = self.batch.block(step.width)[:, 1:] if step.longest else None
+            draft = self.batch.block(step.width)[:, 1:] if step.width > 1 else None
             logits = self.target.prefill(draft)
             self.prefilled = True
             return logits
@@ -176,7 +176,7 @@ class DecodeLoop:
             try:
                 return self.target.forward(self.prepared(step))
             except MissingLogitsError as error:
-                if not step.longest:
+                if step.width == 1:
                     raise
                 logger.warning("the following steps have no drafts: %s", error)
                 self.target.without_drafts(str(error))
@@ -212,6 +212,8 @@ class DecodeLoop:
         """The target's tokens at all positions, and the evidence that drafters request."""
         extra = None
         if step.request is not None:
+            from ngramspec.verification.evidence import evidence_tensor  # most drafters have none
+
             extra = evidence_tensor(logits, self.target.hidden, step.request)
         drafts = [row.draft for row in step.rows]
         return self.sampler.sample_all(drafts, logits, self.batch.texts(), extra)
@@ -231,6 +233,8 @@ class DecodeLoop:
                 self.batch.connect(logits.shape[-1])
         computed: list[Computed] | None = None
         if step.request is not None:
+            from ngramspec.verification.evidence import evidence_of_rows
+
             positions = [1 + len(row.draft) for row in step.rows]
             fetched = None if sampled is None else sampled.extra
             hidden = self.target.hidden

@@ -12,12 +12,28 @@ from ngramspec.costs.row_lengths import common_length, urgencies
 from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.row import Row
 from ngramspec.draft import EMPTY_DRAFT, Draft
-from ngramspec.hf_model.compat.processors import Histories, Text, process_at_once
+from ngramspec.hf_model.compat.processors import Histories, Text, all_by_row, process_at_once
 from ngramspec.hf_model.devices import Int64
-from ngramspec.verification.sampler import SampledTokens, argmax_on_host
+from ngramspec.hf_model.target import Target
+from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
 
 # Ended rows leave the batch once at most this share of its rows has not ended. Not tuned.
 MAX_UNFINISHED_SHARE = 0.75
+
+
+def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
+    """Whether the rows of a batch have to advance in lock-step.
+
+    They do if something sees all rows at once: a streamer, returned scores or logits, custom
+    stopping criteria, or processors that are not known to treat rows separately. They also do if
+    rows go on after their end, or if the cache is returned, as a later call expects it as the
+    baseline would have left it.
+    """
+    stop = sampler.stop
+    goes_on = bool(stop.strings) and sampler.pad is None
+    sees_all = sampler.streamer is not None or sampler.records or stop.custom or goes_on
+    returned = target.facts.states or target.config.return_dict_in_generate
+    return bool(sees_all or returned) or not all_by_row(sampler.processors)
 
 
 class RaggedBatch(Batch):

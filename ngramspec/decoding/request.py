@@ -13,7 +13,6 @@ from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.hf_model.devices import Int64, on_host
 from ngramspec.hf_model.facts import set_by_call
 from ngramspec.hf_model.target import Target
-from ngramspec.verification.sampler import TokenSampler
 
 if TYPE_CHECKING:
     from ngramspec.drafters.model import ModelDrafter
@@ -35,16 +34,16 @@ class GenerateCall:
     logits_processor: Any
     stopping_criteria: Any
     generation_config: Any
-    streamer: Any
-    reference_ids: Any
-    stores: Any
-    extra_stores: Any
-    session: Any
-    tools: Any
-    inputs_tensor: Any
-    generator: torch.Generator | None
-    synced_gpus: bool | None
-    num_assistant_tokens: int | None
+    streamer: Any = None
+    reference_ids: Any = None
+    stores: Any = None
+    extra_stores: Any = None
+    session: Any = None
+    tools: Any = None
+    inputs_tensor: Any = None
+    generator: torch.Generator | None = None
+    synced_gpus: bool | None = None
+    num_assistant_tokens: int | None = None
     model_kwargs: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -165,25 +164,6 @@ def _own(ids: Int64, mask: Int64 | None) -> Int32:
     if mask is not None and mask.ndim == 1 and len(mask) >= len(ids):
         ids = ids[mask[len(mask) - len(ids) :] != 0]
     return ids.astype(np.int32)
-
-
-def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
-    """Whether the rows of a batch have to advance in lock-step.
-
-    They do if something sees all rows at once: a streamer, returned scores or logits, custom
-    stopping criteria, or processors that are not known to treat rows separately. They also do if
-    rows go on after their end, or if the cache is returned, as a later call expects it as the
-    baseline would have left it.
-    """
-    stop = sampler.stop
-    goes_on = bool(stop.strings) and sampler.pad is None
-    sees_all = sampler.streamer is not None or sampler.records or stop.custom or goes_on
-    returned = target.facts.states or target.config.return_dict_in_generate
-    if sees_all or returned:
-        return True
-    from ngramspec.hf_model.compat.processors import all_by_row  # most calls have one row
-
-    return not all_by_row(sampler.processors)
 
 
 def mtp_head(wanted: Any) -> ModelDrafter | None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
-from inspect import signature
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +24,10 @@ from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.loop import DecodeLoop, decode
 from ngramspec.decoding.observer import Observer, Section, no_section
-from ngramspec.decoding.request import GenerateCall, history_of, must_lockstep
+from ngramspec.decoding.request import GenerateCall, history_of
 from ngramspec.decoding.row import Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
-from ngramspec.drafters.call import CallStores
+from ngramspec.drafters.call import CallStores, RowStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.names import (
@@ -100,33 +98,18 @@ class CallSetup:
         self.stats = DecodeStats()
         self.learns_costs = self.options.planned_gamma == "auto"
         check_request(call.generation_config, call.model)
-        self._check_beams()
+        if call.beams > 1:
+            from ngramspec.decoding.beams.batch import check_beams  # most calls have none
+
+            check_beams(call, self.options)
         check_adapter(call.model)
         self.drafter = caller.drafter()
         if self.drafter.assistants:
             from ngramspec.decoding.assistants import check_models  # most drafters have none
 
             check_models(call.model, self.drafter)
-        self.target = self._target()
-
-    def _check_beams(self) -> None:
-        beams = self.call.beams
-        if beams == 1:
-            return
-        if self.call.streamer is not None:
-            raise UnsupportedError(
-                f"streamer cannot be used with num_beams={beams}, which selects no token before the"
-                " end; pass streamer=None or num_beams=1"
-            )
-        if not self.options.exact:
-            raise UnsupportedError(
-                f"num_beams={beams} is not supported with lenience below 1 or"
-                " verification='typical'; pass num_beams=1, or remove them"
-            )
-
-    def _target(self) -> Target:
-        call, options = self.call, self.options
-        target = Target(
+        options = self.options
+        self.target = Target(
             call.model,
             call.input_ids,
             call.generation_config,
@@ -136,18 +119,8 @@ class CallSetup:
             gamma_max=options.gamma if isinstance(options.gamma, int) else options.longest,
             beams=call.beams,
         )
-        synced = self.ranks is not None and self.ranks.synced
-        if synced and target.cache.capacity is not None:
-            raise UnsupportedError(
-                "synced_gpus is not supported with a static cache, which has no room for further"
-                " forwards; use a dynamic cache"
-            )
-        if synced and target.facts.recurrent:
-            raise UnsupportedError(
-                "synced_gpus is not supported with a recurrent state, whose last rollback needs a"
-                " forward that other processes would not run"
-            )
-        return target
+        if ranks is not None:
+            ranks.check(self.target)
 
     def loop(self) -> DecodeLoop:
         """The loop that decodes the call, before its prefill.
@@ -165,9 +138,11 @@ class CallSetup:
             )
         section = no_section if caller.observer is None else caller.observer.section
         sampler = self._sampler()
-        many = target.prompt.shape[0] > 1 and not must_lockstep(sampler, target)
-        if many and why_unsupported(Ability.RAGGED, target.facts) is None:
-            target.make_ragged()
+        if target.prompt.shape[0] > 1 and why_unsupported(Ability.RAGGED, target.facts) is None:
+            from ngramspec.decoding.ragged import must_lockstep  # most calls have one row
+
+            if not must_lockstep(sampler, target):
+                target.make_ragged()
         if target.no_drafts is not None:
             caller.log_once(f"steps have no drafts: {target.no_drafts}")
         if target.pending is not None and self.learns_costs:
@@ -175,7 +150,7 @@ class CallSetup:
         if any(each.reads_states for each in self.drafter.assistants):
             target.read_states()
         trees = self._may_branch()
-        costs = self.costs = self._step_costs()
+        costs = self._step_costs()
         learned = costs if self.learns_costs else None
         rows = [self._row(costs, trees, at) for at in range(target.prompt.shape[0])]
         return DecodeLoop(
@@ -199,12 +174,12 @@ class CallSetup:
         kind: Callable[..., Batch] = LockstepBatch
         options: dict[str, Any] = {"prompt": self.call.input_ids, "ids": target.prompt_ids}
         if self.call.beams > 1:
-            from ngramspec.decoding.beams.batch import (
-                BeamBatch,
-                beam_search,
-            )  # most calls have none
+            from ngramspec.decoding.beams.batch import BeamBatch  # most calls have none
+            from ngramspec.decoding.beams.search import BeamSearch
 
-            kind, options["search"] = BeamBatch, beam_search(self.call)
+            config, criteria = self.call.generation_config, self.call.stopping_criteria
+            kind = BeamBatch
+            options["search"] = BeamSearch(self.call.input_ids, config, criteria or ())
         elif target.inputs.ragged:
             from ngramspec.decoding.ragged import RaggedBatch  # most calls have one row
 
@@ -215,9 +190,6 @@ class CallSetup:
             target,
             self._connect(),
             costs=costs,
-            prefill_length=self.caller.prefill_length,
-            ranks=self.ranks,
-            max_length=sampler.stop.max_length,
             section=section,
             **options,
         )
@@ -301,7 +273,12 @@ class CallSetup:
             seed = self._seed
 
         def begin(row: Row, session: DraftSession) -> None:
-            session.begin_models(lambda drafter: self._open_model(drafter, row.vocab, at))
+            def opened(drafter: Any) -> DraftModel:
+                from ngramspec.decoding.assistants import open_model  # most drafters have none
+
+                return open_model(self.target, drafter, row.vocab, at, costs)
+
+            session.begin_models(opened)
             if temperature is not None:
                 session.begin_sampling(temperature, (seed, at, row.count))
 
@@ -312,7 +289,6 @@ class CallSetup:
     def _connect(self) -> Callable[[Sequence[Row], int], None]:
         """The function that lets rows draft for a vocabulary of some size; see ``Batch``."""
         call, target = self.call, self.target
-        beams = call.beams > 1  # whose texts move between rows, and are no outputs yet
         given = call.reference()
         reference: ReferenceCounter | None = None
         if len(given):
@@ -332,40 +308,41 @@ class CallSetup:
         if call.generation_config.do_sample and rows > 1:  # greedy answers would be equal
             tokens = self._stop.max_length or ASSUMED_NEW_TOKENS
             stores.join_equal([history(row) for row in range(rows)], tokens)
-        follower: Drafter | None = None
-        if self.ranks is not None and not self.ranks.drafts:
-            from ngramspec.decoding.distributed import Follower
+        drafts = self.ranks is None or self.ranks.drafts
+        writes = drafts and call.beams == 1  # texts of beams move between rows, and are no outputs
+        current = self.caller.drafter
+        if not drafts:
+            from ngramspec.decoding.distributed import follower
 
-            follower = Follower()
+            current = follower
 
         def connect(connected: Sequence[Row], vocab: int) -> None:
             for at, row in enumerate(connected):
                 own = stores.row(vocab, at)
-                prepared: Callable[[Drafter], Drafter] | None = own.given_to
-                if follower is not None:
-                    prepared = None
-                elif call.logits_processor and not beams:
-                    from ngramspec.decoding.forced import forced_by, with_forced
-
-                    forced = forced_by(call.logits_processor, at, rows)
-                    if forced is not None:
-                        prepared = partial(with_forced, forced, own.given_to)
                 row.connect(
-                    self.caller.drafter if follower is None else partial(next, repeat(follower)),
+                    current,
                     vocab,
                     history(at),
-                    prepared=prepared,
-                    stored=own if follower is None and not beams else None,
+                    prepared=self._prepared(own, at) if drafts else None,
+                    stored=own if writes else None,
                     reference=reference,
                 )
 
         return connect
 
-    def _open_model(self, drafter: Any, vocab: int, row: int) -> DraftModel:
-        """Open a drafter's model for a row's session."""
-        from ngramspec.decoding.assistants import open_model  # most drafters have none
+    def _prepared(self, stores: RowStores, at: int) -> Callable[[Drafter], Drafter]:
+        """What makes a row's own drafter: it adds its stores, and the tokens that a grammar forces.
 
-        return open_model(self.target, drafter, vocab, row, self.costs)
+        Beams have none of these tokens, because a grammar's state does not move with their texts.
+        """
+        call = self.call
+        if call.logits_processor and call.beams == 1:
+            from ngramspec.decoding.forced import forced_by, with_forced
+
+            forced = forced_by(call.logits_processor, at, self.target.prompt.shape[0])
+            if forced is not None:
+                return partial(with_forced, forced, stores.given_to)
+        return stores.given_to
 
     def _step_costs(self) -> StepCosts:
         """The costs of the call's forwards, measured under gamma="auto"."""
@@ -410,12 +387,12 @@ def prefers_one_transfer(device: torch.device) -> bool:
 def version_fault() -> str | None:
     """Why calls under the installed transformers run as the baseline; None: they need not.
 
-    The first call under an untested version checks it; see ``self_check``.
+    The first call under an untested version checks it; see ``baseline.py``.
     """
     version = untested()
     if version is None:
         return None
-    from ngramspec.decoding.self_check import fault_of
+    from ngramspec.decoding.baseline import fault_of
 
     return fault_of(version, _speculate)
 
@@ -428,7 +405,9 @@ def decode_call(caller: Caller, call: GenerateCall) -> Any:
     fault = version_fault()
     if fault is None:
         return _speculate(caller, call)
-    return _decode_plainly(call, fault, synced_gpus=bool(call.synced_gpus))
+    from ngramspec.decoding.baseline import decode_plainly
+
+    return decode_plainly(call, fault, synced_gpus=bool(call.synced_gpus))
 
 
 def _speculate(caller: Caller, call: GenerateCall) -> Any:
@@ -448,13 +427,15 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
             finally:
                 caller.count(setup.stats)
     except (UnsupportedError, *BROKEN) as error:
-        reason = _why_plain(caller, error)
+        from ngramspec.decoding.baseline import decode_plainly, why_plain
+
+        reason = why_plain(caller, error)
         if reason is None or (loop is not None and loop.prefilled):
             raise
         if plain_method(call.generation_config) is None:
             raise
         synced = ranks is not None and ranks.synced
-        return _decode_plainly(call, reason, synced_gpus=synced, log=caller.log_once)
+        return decode_plainly(call, reason, synced_gpus=synced, log=caller.log_once)
     sampler = loop.sampler
     ranking = loop.batch.ranking(scores=sampler.scores is not None)
     output = setup.target.output(sequences, sampler.scores, sampler.logits, ranking)
@@ -469,48 +450,3 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
     if call.streamer is not None:
         call.streamer.end()
     return output
-
-
-def _why_plain(caller: Caller, error: Exception) -> str | None:
-    """Why the baseline may decode a call that failed with an error; None: it may not."""
-    if isinstance(error, UnsupportedError):
-        return None if caller.unsupported == "error" else str(error)
-    version = untested()
-    if version is None:
-        return None
-    return f"{type(error).__name__} under transformers {version}: {error}"
-
-
-def _decode_plainly(
-    call: GenerateCall,
-    reason: str,
-    *,
-    synced_gpus: bool,
-    log: Callable[[str], None] | None = None,
-) -> Any:
-    """Let the baseline decode the call; an UnsupportedError says that it cannot.
-
-    The error itself is not passed, only the ``reason``: a frame that holds an error in whose
-    traceback it is would keep the call's cache alive.
-    """
-    method = plain_method(call.generation_config)
-    if method is None:
-        raise UnsupportedError(reason)
-    plain = getattr(type(call.model), method)
-    own = {"streamer": call.streamer, "generator": call.generator}
-    given = {name: value for name, value in own.items() if value is not None}
-    for name in given:
-        if name not in signature(plain).parameters:
-            raise UnsupportedError(f"{name} cannot be used here: {reason}")
-    if log is not None:
-        log(f"decoding without speculation: {reason}")
-    return plain(
-        call.model,
-        call.input_ids,
-        logits_processor=call.logits_processor,
-        stopping_criteria=call.stopping_criteria,
-        generation_config=call.generation_config,
-        synced_gpus=synced_gpus,
-        **given,
-        **call.model_kwargs,
-    )

@@ -37,11 +37,6 @@ class Step(Forward):
     ended: float = 0.0
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest draft."""
-        return max([len(row.draft.tokens) for row in self.rows])
-
-    @property
     def forward_seconds(self) -> float:
         """Wall time of the forward. If nothing waited for it, it may end when the step ends."""
         return (self.forwarded if self.waited else self.ended) - self.proposed
@@ -53,7 +48,7 @@ class Step(Forward):
         stats.other_seconds += self.ended - self.forwarded
         if self.prefill:
             stats.runs += 1
-            stats.prefill_drafted += self.longest
+            stats.prefill_drafted += self.width - 1
             stats.prefill_accepted += len(self.rows[0].verdict.accepted)
             stats.prefill_seconds += forward
             return

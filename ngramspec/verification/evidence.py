@@ -10,11 +10,9 @@ positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ngramspec.draft import Computed, EvidenceRequest, Int32
 
@@ -64,36 +62,6 @@ def top_k(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, index.gather(-1, which)
 
 
-def evidence_on_host(
-    logits: torch.Tensor, hidden: torch.Tensor | None, request: EvidenceRequest
-) -> Int32:
-    """``evidence_tensor`` of logits (m, vocab) on a CPU, computed position by position."""
-    rows = [
-        evidence_tensor(logits[at], None if hidden is None else hidden[at], request)
-        for at in range(len(logits))
-    ]
-    packed: Int32 = torch.stack(rows).numpy()
-    return packed
-
-
-def computed(packed: Int32, request: EvidenceRequest, vocab: int) -> Computed:
-    """The parts of a result of ``evidence_tensor``, int32 (m, 2 k + d)."""
-    k = min(request.top_k, vocab)
-    ids, log_probs, hidden = np.split(packed, (k, 2 * k), axis=1)
-    states = np.ascontiguousarray(hidden).view(np.float32) if hidden.shape[1] else None
-    return np.ascontiguousarray(ids), np.ascontiguousarray(log_probs).view(np.float32), states
-
-
-def fetched(
-    tokens: torch.Tensor, extra: torch.Tensor | None
-) -> tuple[NDArray[np.integer[Any]], Int32 | None]:
-    """Transfer tokens and extra data, int64 and int32 (rows, positions, ...), at once."""
-    if extra is None:
-        return tokens.to("cpu").numpy(), None
-    both = torch.cat((tokens.unsqueeze(-1).to(torch.int32), extra), dim=-1).to("cpu").numpy()
-    return both[..., 0], both[..., 1:]
-
-
 def evidence_of_rows(
     request: EvidenceRequest,
     positions: Sequence[int],
@@ -107,12 +75,15 @@ def evidence_of_rows(
     """
     if extra is None and logits.device.type != "cpu":
         extra = evidence_tensor(logits, hidden, request).to("cpu").numpy()
-    found = []
+    k, found = min(request.top_k, logits.shape[-1]), list[Computed]()
     for row, own in enumerate(positions):
-        if extra is not None:
-            packed = extra[row, :own]
+        if extra is None:  # on a CPU, position by position
+            states = [None] * own if hidden is None else hidden[row, :own]
+            pairs = zip(logits[row, :own], states, strict=True)
+            packed = torch.stack([evidence_tensor(*each, request) for each in pairs]).numpy()
         else:
-            states = None if hidden is None else hidden[row, :own]
-            packed = evidence_on_host(logits[row, :own], states, request)
-        found.append(computed(packed, request, logits.shape[-1]))
+            packed = extra[row, :own]
+        ids, log_probs, rest = map(np.ascontiguousarray, np.split(packed, (k, 2 * k), axis=1))
+        values = rest.view(np.float32) if rest.shape[1] else None
+        found.append((ids, log_probs.view(np.float32), values))
     return found

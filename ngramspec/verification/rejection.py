@@ -28,10 +28,10 @@ def speculative_tokens(
     """Algorithm 1 of Leviathan et al. 2023 at m positions, over the children of each.
 
     The first child x, sampled from q, is accepted with probability min(1, p(x) / (l q(x))). After a
-    rejection p becomes the residual, max(0, p/l - q) normalised. q loses x and is normalised, as
-    the children were sampled without replacement, and the next child is tried (iterative sampling:
-    Stratos, section 2; SpecInfer). After the last child the token is sampled from the residual, in
-    which rejected children have probability 0. So the token shows which child was accepted.
+    rejection p becomes the residual, max(0, p/l - q) normalised, and the next child is tried, which
+    was sampled from its own q (iterative sampling: Stratos, section 2; SpecInfer). After the last
+    child the token is sampled from the residual, in which rejected children have probability 0. So
+    the token shows which child was accepted.
 
     With lenience l = 1 the token has exactly the distribution p. With l < 1 no token's probability
     exceeds p/l (Leviathan et al., A.5). For one child: let B be the sum of min(q, p/l), the
@@ -47,22 +47,17 @@ def speculative_tokens(
     Args:
         target_probs: float32 (m, vocab), p.
         children: int64 (m, k), in the order sampled, padded with -1.
-        draft_probs: float32 (m, vocab), the q that the children were sampled from without
-            replacement. Or (k, m, vocab), a q for each child, in which the children before it have
-            probability 0 (several drafters: Stratos, section 2; SpecInfer). None: the children are
-            deterministic, and q is one-hot at each.
+        draft_probs: float32 (k, m, vocab), the q of each child, in which the children before it
+            have probability 0. None: the children are deterministic, and q is one-hot at each.
         lenience: l in (0, 1].
         generator: random generator; None: torch's global one.
 
     Returns:
         int64 (m,): the accepted child or the recovered token; without children a sample of p.
     """
-    p, q = target_probs, draft_probs
-    own = None if q is None or q.ndim == 2 else q.unbind()
-    token = torch.full_like(children[:, 0], -1) if children.shape[1] else None
+    p, token = target_probs, children.new_full(children.shape[:1], -1)
     for which, x in enumerate(children.unbind(dim=1)):
-        assert token is not None
-        q = q if own is None else own[which]
+        q = None if draft_probs is None else draft_probs[which]
         index = x.clamp(min=0)[:, None]
         uniform = torch.rand(index.shape, dtype=p.dtype, device=p.device, generator=generator)
         q_x = 1.0 if q is None else q.gather(1, index)
@@ -71,11 +66,7 @@ def speculative_tokens(
         token = torch.where(accepted, x, token)
         rejected = (open_ & ~accepted)[:, None]
         p = torch.where(rejected, _residual(p, q, index, lenience), p)
-        if q is not None and own is None:
-            rest = q.scatter(1, index, 0.0)
-            q = torch.where(rejected, _normalised(rest, rest), q)
-    sampled = draw(p, generator)
-    return sampled if token is None else torch.where(token < 0, sampled, token)
+    return torch.where(token < 0, draw(p, generator), token)
 
 
 def _residual(
@@ -83,13 +74,8 @@ def _residual(
 ) -> torch.Tensor:
     """max(0, p/l - q), normalised, or p if it has no mass. A one-hot q removes x from p."""
     rest = p.scatter(1, index, 0.0) if q is None else (p / lenience - q).clamp(min=0.0)
-    return _normalised(rest, p)
-
-
-def _normalised(mass: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Each row of ``mass`` divided by its sum; the row of ``otherwise`` if the sum is 0."""
-    total = mass.sum(dim=1, keepdim=True)
-    return torch.where(total > 0, mass / total.clamp(min=torch.finfo(mass.dtype).tiny), otherwise)
+    mass = rest.sum(dim=1, keepdim=True)
+    return torch.where(mass > 0, rest / mass.clamp(min=torch.finfo(rest.dtype).tiny), p)
 
 
 def draw(target_probs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:

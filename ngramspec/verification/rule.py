@@ -156,16 +156,13 @@ def typical_tokens(
 def proposal_tensor(
     drafts: Sequence[tuple[Draft, Sequence[int]]], vocab: int, device: torch.device
 ) -> torch.Tensor | None:
-    """The distributions of m positions' children, float32 (m, vocab); None: deterministic ones.
+    """The distributions of m positions' children, each given those before, float32 (k, m, vocab).
 
-    If siblings have different distributions, it is (k, m, vocab), each given the children before.
+    None: there are no children, or all are deterministic.
     """
-    if all(draft.proposal is None for draft, _ in drafts):
+    longest = max((len(nodes) for _, nodes in drafts), default=0)
+    if not longest or all(draft.proposal is None for draft, _ in drafts):
         return None
-    if not any(_differ(draft, nodes) for draft, nodes in drafts):
-        stated = [_stated(draft, nodes[0]) if nodes else None for draft, nodes in drafts]
-        return _dense(stated, vocab, device)
-    longest = max(len(nodes) for _, nodes in drafts)
     given = [[_given_before(draft, nodes, at) for draft, nodes in drafts] for at in range(longest)]
     return torch.stack([_dense(rows, vocab, device) for rows in given])
 
@@ -191,17 +188,6 @@ def _stated(draft: Draft, node: int) -> Sparse:
     if draft.proposal is None:
         return draft.tokens[node : node + 1], np.ones(1, np.float32)
     return draft.proposal.of(node)
-
-
-def _differ(draft: Draft, nodes: Sequence[int]) -> bool:
-    """Whether siblings have different distributions; deterministic ones do."""
-    if len(nodes) < 2:
-        return False
-    if draft.proposal is None:
-        return True
-    ids, probs = draft.proposal.of(nodes[0])
-    others = (draft.proposal.of(node) for node in nodes[1:])
-    return not all(np.array_equal(ids, i) and np.array_equal(probs, p) for i, p in others)
 
 
 def _given_before(draft: Draft, nodes: Sequence[int], at: int) -> Sparse | None:

@@ -20,7 +20,6 @@ from ngramspec.hf_model.compat.names import (
     STOP_STRING,
     stock_name,
 )
-from ngramspec.verification.evidence import fetched
 
 if TYPE_CHECKING:  # greedy calls have none of these
     from ngramspec.hf_model.compat.processors import Text
@@ -152,6 +151,16 @@ class TokenSampler:
             return [-1] * len(spots)
         tokens: list[int] = rule.choose(scores, spots).tolist()
         return tokens
+
+
+def fetched(
+    tokens: torch.Tensor, extra: torch.Tensor | None
+) -> tuple[NDArray[np.integer[Any]], Int32 | None]:
+    """Transfer tokens and extra data, int64 and int32 (rows, positions, ...), at once."""
+    if extra is None:
+        return tokens.to("cpu").numpy(), None
+    both = torch.cat((tokens.unsqueeze(-1).to(torch.int32), extra), dim=-1).to("cpu").numpy()
+    return both[..., 0], both[..., 1:]
 
 
 def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from ngramspec.costs.model import ForwardKind
 from ngramspec.costs.policies import CostGamma
 from ngramspec.costs.processors import AMX, extended, initial_costs
 from ngramspec.costs.steps import MARGIN, MIN_PREFILL_POSITIONS, required_tokens
-from ngramspec.decoding.assistants import HeadCosts
+from ngramspec.decoding.assistants import DraftingModel
 
 FLAT = ForwardKind("gpu", "bfloat16")
 
@@ -218,8 +218,8 @@ def test_a_plain_step_is_timed_at_first_and_from_time_to_time():
 
 def test_heads_cost_what_their_forwards_take_beside_plain_steps():
     costs = step_costs(kind=FLAT)
-    head = HeadCosts(costs, 0.25)
-    assert head.cost == 0.25
+    head = DraftingModel(None, 97, costs, 0.25)
+    assert head.cost(1) == 0.25
     assert head.reading_cost(100) == math.inf  # a draft for the prefill
     costs.record_prefill(6.0, 300)
     assert head.reading_cost(100) == math.inf  # no other forward has been timed
@@ -227,7 +227,7 @@ def test_heads_cost_what_their_forwards_take_beside_plain_steps():
     assert head.reading_cost(100) == pytest.approx(0.25 * 100 * 0.02 / 0.5)
     for seconds in (9.0, 0.1, 0.1):  # caches are cold in the first
         head.record(seconds)
-    assert head.cost == pytest.approx(0.2)
+    assert head.cost(1) == pytest.approx(0.2)
     costs.record_prefill(0.5, MIN_PREFILL_POSITIONS - 1)  # says nothing about long texts
     assert head.reading_cost(100) == 0.0
 

@@ -13,7 +13,7 @@ import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.costs.model import CostModel
 from ngramspec.costs.steps import StepCosts
-from ngramspec.decoding.assistants import DraftingModel, HeadCosts, check_models
+from ngramspec.decoding.assistants import DraftingModel, check_models
 from ngramspec.drafters import ModelDrafter, model
 from ngramspec.hf_model.assistants import AssistantModel, tokenizer_file
 
@@ -124,7 +124,7 @@ def test_what_the_assistant_has_no_embedding_for_is_never_read(place, drafter):
 @pytest.mark.parametrize("size", [97, 104])
 def test_probabilities_are_over_the_common_ids(size):
     target, assistant = padded((97, size))
-    drafting = DraftingModel(AssistantModel(assistant), 97, HeadCosts(STEPS, 1.0))
+    drafting = DraftingModel(AssistantModel(assistant), 97, STEPS, 1.0)
     with torch.no_grad():
         expected = target(PROMPT).logits[0, -1].log_softmax(-1)
     ids, log_probs = drafting.forward(PROMPT[0].int().numpy(), 1, 1000)

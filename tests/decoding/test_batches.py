@@ -81,10 +81,10 @@ def test_processors_see_and_change_the_batch_as_in_plain_generate(guidance, rows
 
 
 def test_scores_logits_and_streams_of_a_batch_are_plain_generate_s():
-    model, inputs = build("llama"), batch()
-    free, start = model.generate(**inputs, **GREEDY), inputs["input_ids"].shape[1]
+    model, inputs, asked = build("llama"), batch(), GREEDY | {"repetition_penalty": 1.2}
+    free, start = model.generate(**inputs, **asked), inputs["input_ids"].shape[1]
     eos = [int(free[0, start + 9]), int(free[1, start + 17])]
-    kwargs = GREEDY | {"output_scores": True, "output_logits": True, "eos_token_id": eos}
+    kwargs = asked | {"output_scores": True, "output_logits": True, "eos_token_id": eos}
     kwargs |= {"return_dict_in_generate": True, "pad_token_id": 0}
     one, two = Puts(), Puts()
     plain = model.generate(**inputs, streamer=one, **kwargs)
@@ -100,6 +100,21 @@ def test_scores_logits_and_streams_of_a_batch_are_plain_generate_s():
         assert len(plain[key]) == len(ours[key])
         for mine, theirs in zip(ours[key], plain[key], strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_a_padding_token_without_an_embedding_is_never_read():
+    """Plain ``generate`` fails as soon as one row has ended and another has not."""
+    model, inputs = build("llama"), batch()
+    start = inputs["input_ids"].shape[1]
+    eos = int(model.generate(**inputs, **GREEDY)[0, start + 9])
+    kwargs = GREEDY | {"eos_token_id": eos, "return_dict_in_generate": True}  # all advance together
+    expected = model.generate(**inputs, **kwargs, pad_token_id=0).sequences
+    with pytest.raises(IndexError):
+        model.generate(**inputs, **kwargs, pad_token_id=VOCAB)
+    ended = (expected[:, start:] == eos).cumsum(1) - (expected[:, start:] == eos).long() > 0
+    expected[:, start:][ended] = VOCAB
+    ours, _ = run(model, inputs, "auto", **kwargs, pad_token_id=VOCAB)
+    assert torch.equal(ours.sequences, expected)
 
 
 def test_custom_criteria_end_each_row_where_plain_generate_ends_it():

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
+from transformers import Qwen3NextForCausalLM
 
+from benchmarks import tiny as tiny_models
 from ngramspec import Draft, Speculator, UnsupportedError, generate
 from ngramspec.decoding import distributed as ranks
 from ngramspec.decoding import setup
@@ -144,6 +146,25 @@ def test_pipeline_parallelism_is_refused_by_name(monkeypatch):
 def test_synced_gpus_without_processes_is_refused_by_name(tiny):
     with pytest.raises(UnsupportedError, match="synced_gpus=True needs an initialized torch.dist"):
         generate(tiny, PROMPT, synced_gpus=True, max_new_tokens=4, do_sample=False)
+
+
+def recurrent():
+    return tiny_models.build(Qwen3NextForCausalLM)
+
+
+@pytest.mark.parametrize(
+    ("make", "asked", "message"),
+    [
+        (tiny_llama, {"cache_implementation": "static"}, "static cache, which has no room"),
+        (recurrent, {}, "recurrent state, whose last rollback"),
+    ],
+)
+def test_what_leaves_no_further_forward_is_refused_with_synced_gpus(
+    monkeypatch, make, asked, message
+):
+    monkeypatch.setattr(ranks, "dist", Wire())
+    with pytest.raises(UnsupportedError, match=message):
+        generate(make(), PROMPT, synced_gpus=True, max_new_tokens=4, do_sample=False, **asked)
 
 
 @pytest.mark.parametrize(("world", "synced_gpus"), [(1, True), (1, None), (2, False), (2, None)])

@@ -9,7 +9,7 @@ from doubles import ScriptedDrafter, bushy, half_right, ids
 
 import ngramspec
 from ngramspec import Draft, Drafter, DraftSession, EvidenceRequest, Speculator, build_drafter
-from ngramspec.decoding import loop, row
+from ngramspec.decoding import row
 from ngramspec.decoding.observer import Observer
 from ngramspec.draft import Evidence
 from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
@@ -170,10 +170,8 @@ def test_drafters_that_do_not_ask_cost_nothing(tiny, monkeypatch):
     def never(*_, **__):
         raise AssertionError("evidence that nobody asked for")
 
-    for name in ("evidence_tensor", "evidence_on_host", "computed"):
-        monkeypatch.setattr(channel, name, never)
     for name in ("evidence_tensor", "evidence_of_rows"):
-        monkeypatch.setattr(loop, name, never)
+        monkeypatch.setattr(channel, name, never)
     monkeypatch.setattr(row.Evidence, "of", never)
     monkeypatch.setattr(type(tiny.lm_head), "register_forward_pre_hook", never)
     generated(tiny, "copy+ngram+unigram")
@@ -220,9 +218,10 @@ def test_bfloat16_logits_give_float32_probabilities():
     torch.manual_seed(0)
     logits = torch.randn(4, 5000).bfloat16()
     request = EvidenceRequest(top_k=5)
-    packed = channel.evidence_on_host(logits, None, request)
-    assert packed.tolist() == channel.evidence_tensor(logits, None, request).tolist()
-    found, log_probs, hidden = channel.computed(packed, request, 5000)
+    ((found, log_probs, hidden),) = channel.evidence_of_rows(request, [4], logits[None], None, None)
+    at_once = channel.evidence_tensor(logits[None], None, request).numpy()
+    ((ids_at_once, *_),) = channel.evidence_of_rows(request, [4], logits[None], None, at_once)
+    assert found.tolist() == ids_at_once.tolist()
     expected = torch.log_softmax(logits.float(), -1)
     np.testing.assert_allclose(log_probs, expected.gather(1, torch.tensor(found).long()), atol=1e-6)
     np.testing.assert_allclose(log_probs, expected.topk(5).values, atol=1e-6)

@@ -57,7 +57,7 @@ def test_whole_characters_are_forced_where_a_part_of_another_one_is(make):
     counts = []
     for end in range(len(text)):
         processor(torch.tensor([[5, *text[:end]]]), torch.zeros(1, len(tokenizer)))
-        forced = source.after([5, *text[: end + 1]], 8)
+        forced = source([5, *text[: end + 1]], 8)
         assert forced == [*text, 0][end + 1 : end + 1 + len(forced)]  # 0 is the end
         counts.append(len(forced))
     # After a and b come d and the bytes of 日, then those of 本; the last one is a choice.

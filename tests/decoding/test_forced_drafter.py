@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from doubles import ScriptedDrafter, draft_of, ids
 
-from ngramspec.decoding.forced import FORCED_SOURCE, Forced, ForcedDrafter, with_forced
+from ngramspec.decoding.forced import FORCED_SOURCE, ForcedDrafter, with_forced
 from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Proposal
 
 
-class Script(Forced):
+class Script:
     """Forces what follows a token."""
 
     def __init__(self, after):
         self.behind = after
         self.asked = []
 
-    def after(self, context, most):
+    def __call__(self, context, most):
         self.asked.append(tuple(context))
         found = self.behind.get(context[-1], []) if context else []
         if isinstance(found, Exception):

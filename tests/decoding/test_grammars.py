@@ -283,13 +283,13 @@ def test_forced_tokens_are_those_that_must_follow_and_then_the_end(smollm2, rand
     processor = random_words.make(library, "regex", regex)
     text = tokenizer("Berlin is nice.")["input_ids"]
     source = forced_by([processor], 0, 1)
-    assert source.after([5], 8) == []  # before the first call
+    assert source([5], 8) == []  # before the first call
     prompt, found = [1, 5], []
     for end in range(len(text)):
         ids = torch.tensor([[*prompt, *text[:end]]])
         processor(ids, torch.zeros(1, random_words.model.config.vocab_size))
-        found.append(source.after([*prompt, *text[: end + 1]], 8))
-        assert source.after([*prompt, *text[: end + 1]], 8) == found[-1]  # nothing has moved
+        found.append(source([*prompt, *text[: end + 1]], 8))
+        assert source([*prompt, *text[: end + 1]], 8) == found[-1]  # nothing has moved
     assert tokenizer.decode([text[0], *found[0]]).rstrip() == "Berlin is"
     ends = tokenizer.eos_token_id
     assert found[-1] == [ends]

@@ -44,7 +44,7 @@ def drafters(text):
 
 
 @pytest.mark.parametrize("kind", ["right", "wrong", "half", "random"])
-@pytest.mark.parametrize("new", [2, 3, 40])
+@pytest.mark.parametrize("new", [2, 9, 40])  # of 2 and 9, all may be accepted in the prefill
 def test_the_text_and_the_cache_are_plain_generate_s(model, kind, new):
     asked = {"max_new_tokens": new, "return_dict_in_generate": True, "output_scores": True}
     plain = model.generate(IDS, **asked)
@@ -64,11 +64,6 @@ def test_the_text_and_the_cache_are_plain_generate_s(model, kind, new):
     session, tokens = drafter.sessions[0], plain.sequences[0].tolist()
     assert session.tokens == tokens
     assert len(drafter.sessions) == drafter.closed == 1
-
-
-def test_a_whole_text_may_come_from_the_prefill(model):
-    stats = same_text(model, lambda text: Speculator(oracle(text)), max_new_tokens=9)
-    assert (stats.prefill_accepted, stats.target_calls, stats.emitted) == (8, 0, 0)
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])

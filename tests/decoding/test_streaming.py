@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 import pytest
 import torch
 from any_model import tiny_chat
 from doubles import Puts, ScriptedDrafter, oracle
-from transformers import AsyncTextIteratorStreamer, TextIteratorStreamer
+from transformers import TextIteratorStreamer
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
@@ -157,19 +156,3 @@ def test_a_reader_in_another_thread_gets_the_text_and_stops(chatting):
     assert cut
     assert text.startswith(cut)
     assert len(cut) < len(text)
-
-
-def test_async_streamer(chatting):
-    model, tokenizer, text = chatting
-
-    async def read():
-        streamer = AsyncTextIteratorStreamer(
-            tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True
-        )
-        call = asyncio.to_thread(ngramspec.generate, model, PROMPT, **SHORT, streamer=streamer)
-        task = asyncio.create_task(call)
-        pieces = [piece async for piece in streamer]
-        await task
-        return "".join(pieces)
-
-    assert asyncio.run(read()) == text

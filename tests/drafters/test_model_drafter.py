@@ -17,7 +17,7 @@ import ngramspec
 from ngramspec import Speculator, UnsupportedError, build_drafter
 from ngramspec.costs.model import CostModel
 from ngramspec.costs.steps import StepCosts
-from ngramspec.decoding.assistants import DraftingModel, HeadCosts
+from ngramspec.decoding.assistants import DraftingModel
 from ngramspec.drafters import ModelDrafter, OracleDrafter, PriorityDrafter, RandomDrafter
 from ngramspec.drafters.registry import quoted
 from ngramspec.hf_model.assistants import AssistantModel
@@ -48,7 +48,7 @@ def generated(model, drafter, new=60, seed=0, ids=PROMPT, speculator=None, **arg
 
 
 def drafting(model):
-    return DraftingModel(AssistantModel(model), VOCAB, HeadCosts(STEPS, 1.0))
+    return DraftingModel(AssistantModel(model), VOCAB, STEPS, 1.0)
 
 
 def said_by(model, text, new):

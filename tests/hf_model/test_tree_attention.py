@@ -75,8 +75,7 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
             at = accepted[depth] + 1 if depth < len(accepted) else -1
         row = Row(None)
         row.draft = STRATOS
-        given = {"prompt": torch.tensor([[A, B]]), "prefill_length": None}
-        batch = LockstepBatch([row], choosing, None, None, **given)
+        batch = LockstepBatch([row], choosing, None, None, prompt=torch.tensor([[A, B]]))
         batch.verify(logits, None)
         verdict = row.verdict
         assert list(verdict.accepted) == accepted

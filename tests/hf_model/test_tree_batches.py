@@ -186,7 +186,7 @@ def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
     ids = torch.tensor([[1, 2, 3, 1, 2]])
     expected = of_three(model, ids)
     rng = np.random.default_rng(0)
-    q = np.array([0.7, 0.1, 0.1, 0.1], np.float32)
+    q = np.array([0.5, 0.3, 0.15, 0.05], np.float32)
     ids4 = np.arange(4, dtype=np.int32)
 
     def guess(at, gamma):

@@ -44,7 +44,7 @@ def speculate(p, q, k, rows=SAMPLES, lenience=1.0, seed=0):
         draft_probs = None
     else:
         children = without_replacement(q, k, rows, generator)
-        draft_probs = q.expand(rows, -1)
+        draft_probs = given_before(q, children)
     tokens = speculative_tokens(p.expand(rows, -1), children, draft_probs, lenience, generator)
     return children, tokens
 
@@ -62,6 +62,12 @@ def without(q, tokens):
     """Rows of q without the tokens, int64 (rows, n), divided by what is left."""
     left = q.expand(len(tokens), -1).scatter(1, tokens, 0.0)
     return left / left.sum(1, keepdim=True)
+
+
+def given_before(q, children):
+    """The distribution of each of k children given those before it, (k, rows, vocab)."""
+    each = [without(q, children[:, :at]) for at in range(children.shape[1])]
+    return torch.stack(each) if each else None
 
 
 def output_of(p, children, qs):
@@ -117,7 +123,8 @@ def test_siblings_that_state_their_own_become_a_distribution_for_each():
     ]
     assert table[:, 1].tolist() == [[0, 0, 0, 0, 0, 1], [0] * 6, [0] * 6]
     assert table[:, 2].abs().sum() == 0
-    assert proposal_tensor([(draft, [0, 1]), (draft, [3])], VOCAB, P.device).shape == (2, VOCAB)
+    assert proposal_tensor([(draft, [0, 1]), (draft, [3])], VOCAB, P.device).shape == (2, 2, VOCAB)
+    assert proposal_tensor([(draft, [])], VOCAB, P.device) is None
 
 
 # As warpers leave them: as it is, sharper, and with masked tokens, which must not come out.
@@ -140,7 +147,10 @@ def test_a_wrong_residual_is_seen(monkeypatch):
 
 def test_children_drawn_with_replacement_in_mind_are_seen(monkeypatch):
     """Without taking x out of q the second child is judged by a distribution it is not from."""
-    monkeypatch.setattr(sampled, "_normalised", lambda mass, otherwise: otherwise)
+    own = speculative_tokens
+    monkeypatch.setitem(
+        globals(), "speculative_tokens", lambda p, x, q, *more: own(p, x, q[:1].expand_as(q), *more)
+    )
     assert fits(speculate(P, Q, 2)[1], P) < 1e-12
 
 
@@ -183,7 +193,8 @@ def test_chains_and_trees_keep_the_joint_distribution_of_two_tokens():
         else:
             noise = torch.empty((SAMPLES, VOCAB)).exponential_(generator=generator)
             children = (q2[first] / noise).topk(k, dim=1).indices
-            last = speculative_tokens(p_next, children, q2[first], generator=generator)
+            qs = given_before(q2[first], children)
+            last = speculative_tokens(p_next, children, qs, generator=generator)
         joint = (P[:, None] * second).flatten()
         assert fits(VOCAB * first + last, joint) > LEAST
 

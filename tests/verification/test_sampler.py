@@ -16,7 +16,7 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     """The argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
     sampler = TokenSampler(None, StopRules(()), None, None, None)
     prompt = torch.zeros(2, 1, dtype=torch.int64)
-    batch = LockstepBatch([], sampler, None, None, prompt=prompt, prefill_length=None)
+    batch = LockstepBatch([], sampler, None, None, prompt=prompt)
     torch.manual_seed(0)
     logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
     logits[0, 0] = 1.0

@@ -18,14 +18,29 @@ from numpy.typing import NDArray
 
 from ngramspec.costs.policies import worthwhile_nodes
 from ngramspec.decoding.batch import LockstepBatch
-from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
+from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.draft import Computed, Draft, Verdict
-from ngramspec.hf_model.compat.names import eos_tokens, pad_token
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.devices import indices
+from ngramspec.options import Options
 from ngramspec.verification.sampler import SampledTokens
 
 FULL_CONFIDENCE = np.ones(16, np.float32)  # of a hypothetical draft's tokens
+
+
+def check_beams(call: GenerateCall, options: Options) -> None:
+    """Raise an UnsupportedError if a call asks for what beam search cannot do."""
+    if call.streamer is not None:
+        raise UnsupportedError(
+            f"streamer cannot be used with num_beams={call.beams}, which selects no token before"
+            " the end; pass streamer=None or num_beams=1"
+        )
+    if not options.exact:
+        raise UnsupportedError(
+            f"num_beams={call.beams} is not supported with lenience below 1 or"
+            " verification='typical'; pass num_beams=1, or remove them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +130,7 @@ class BeamBatch(LockstepBatch):
         self._kept: list[tuple[int, ...]] = []
         self._continued: list[int] = []  # the beam that each new beam of the last step continues
         self._reached: list[Path] = []  # the beams' paths before each step
-        beams = search.config.beams
-        self._odds = BeamOdds(beams, len(self.rows) // beams)
+        self._odds = BeamOdds(search.beams, len(self.rows) // search.beams)
         self._least: NDArray[np.float32] | None = None  # lowest confidence at each depth
 
     def ids(self) -> torch.Tensor:
@@ -266,18 +280,3 @@ class BeamBatch(LockstepBatch):
                 self._odds.count(whole or not last)
             if least is not None and step < drafted and (whole or not last):
                 self._odds.judge(float(least[step]), right or not last)
-
-
-def beam_search(call: GenerateCall) -> BeamSearch:
-    """The beam search of a call."""
-    config = call.generation_config
-    search = BeamConfig(
-        beams=config.num_beams,
-        returned=config.num_return_sequences or 1,
-        eos=eos_tokens(config),
-        pad=pad_token(config),
-        length_penalty=config.length_penalty,
-        early_stopping=config.early_stopping,
-        max_length=config.max_length,
-    )
-    return BeamSearch(call.input_ids, search, call.stopping_criteria or ())

@@ -12,44 +12,10 @@ from typing import Any
 
 import torch
 
+from ngramspec.hf_model.compat.names import eos_tokens, pad_token
+
 # Added to the score of a sequence that must not be selected, as ``generate`` does.
 EXCLUDED_SCORE = -1.0e9
-
-
-@dataclass(frozen=True, slots=True)
-class BeamConfig:
-    """The settings of one call.
-
-    Attributes:
-        beams: beams of each prompt, >= 2.
-        returned: sequences returned for each prompt.
-        eos: the end-of-sequence tokens; if empty, only other criteria end a sequence.
-        pad: token after a sequence's end. If it is 0 or None, that is the first of ``eos``.
-        length_penalty: a finished sequence's score is divided by its length to this power.
-        early_stopping: True: a prompt is done when ``beams`` sequences are finished. False: when it
-            is estimated that no beam can become better than these. "never": when this is certain.
-        max_length: maximum number of prompt and generated tokens.
-    """
-
-    beams: int
-    returned: int
-    eos: tuple[int, ...]
-    pad: int | None
-    length_penalty: float
-    early_stopping: bool | str
-    max_length: int
-
-    @property
-    def candidates(self) -> int:
-        """Continuations selected for each prompt, enough for ``beams`` of them not to end."""
-        return max(2, 1 + len(self.eos)) * self.beams
-
-    @property
-    def filler(self) -> int:
-        """The token after a sequence's end; -1 without ``eos``."""
-        if not self.eos:
-            return -1
-        return self.pad or self.eos[0]
 
 
 @dataclass(slots=True)
@@ -90,21 +56,27 @@ class BeamSearch:
     Rows are beams, beginning with those of the first prompt. The prompt is (batch * beams, length),
     each prompt once for each beam. All stopping criteria are called once in each step.
 
+    ``config`` is the call's GenerationConfig. If its ``early_stopping`` is True, a prompt is done
+    when ``num_beams`` sequences are finished. False: when it is estimated that no beam can become
+    better than these. "never": when this is certain.
+
     Attributes:
+        beams: beams of each prompt, >= 2.
+        filler: token after a sequence's end; -1 without end-of-sequence tokens.
         stopped: whether the search has ended.
         length: tokens of each beam, including the prompt.
     """
 
-    def __init__(
-        self, prompt: torch.Tensor, config: BeamConfig, criteria: Iterable[Any] = ()
-    ) -> None:
-        self.config = config
+    def __init__(self, prompt: torch.Tensor, config: Any, criteria: Iterable[Any] = ()) -> None:
+        self.beams, eos = config.num_beams, eos_tokens(config)
+        self.filler: int = (pad_token(config) or eos[0]) if eos else -1
         self.stopped = False
+        self._config = config
         self._criteria = tuple(criteria)
         self._prompt = prompt
         self._prompt_length = self.length = prompt.shape[1]
-        batch, device = prompt.shape[0] // config.beams, prompt.device
-        ids = prompt.to(torch.int64).view(batch, config.beams, -1)
+        batch, device = prompt.shape[0] // self.beams, prompt.device
+        ids = prompt.to(torch.int64).view(batch, self.beams, -1)
         nothing = torch.empty((*ids.shape[:2], 0), dtype=torch.int32, device=device)
         excluded = torch.full(ids.shape[:2], EXCLUDED_SCORE, dtype=torch.float32, device=device)
         first = excluded.clone()  # all beams are equal, so only the first may be continued
@@ -113,8 +85,9 @@ class BeamSearch:
         self._finished = Ranked(excluded, ids, nothing)
         self._is_finished = torch.zeros(ids.shape[:2], dtype=torch.bool, device=device)
         self._improvable = torch.ones((batch, 1), dtype=torch.bool, device=device)
-        self._in_front = torch.arange(config.candidates, device=device) < config.beams
-        self._first_row = torch.arange(batch, device=device)[:, None] * config.beams
+        self._candidates = max(2, 1 + len(eos)) * self.beams  # enough for beams that do not end
+        self._in_front = torch.arange(self._candidates, device=device) < self.beams
+        self._first_row = torch.arange(batch, device=device)[:, None] * self.beams
 
     def ids(self) -> torch.Tensor:
         """The beams' tokens, int64 (batch * beams, length); at first in the prompt's dtype."""
@@ -130,14 +103,12 @@ class BeamSearch:
         passed to criteria, as in ``generate``. Returned are, for each new beam, the beam that it
         continues, and its last token.
         """
-        beams = self.config.beams
         best = self._continuations(log_probs)
         self.length += 1
         ended = self._ended(best, scores)
         open_scores = best.scores + ended.to(torch.float32) * EXCLUDED_SCORE
-        self._running = Ranked(open_scores, best.ids, best.origins).take(
-            torch.topk(open_scores, k=beams)[1]
-        )
+        kept = torch.topk(open_scores, k=self.beams)[1]
+        self._running = Ranked(open_scores, best.ids, best.origins).take(kept)
         self._finish(best, ended)
         origins, tokens = self._running.origins[:, :, -1].long(), self._running.ids[:, :, -1]
         stops = self._stops(ended).expand_as(tokens)
@@ -150,7 +121,7 @@ class BeamSearch:
         vocab = log_probs.shape[-1]
         batch, beams = self._running.scores.shape
         scores = log_probs.view(batch, beams, vocab) + self._running.scores[:, :, None]
-        top, places = torch.topk(scores.view(batch, -1), k=self.config.candidates)
+        top, places = torch.topk(scores.view(batch, -1), k=self._candidates)
         beam = places // vocab
         best = self._running.take(beam)
         best.scores = top
@@ -167,23 +138,23 @@ class BeamSearch:
 
     def _finish(self, best: Ranked, ended: torch.Tensor) -> None:
         """Update the best finished sequences with those that have just ended."""
-        config = self.config
+        config = self._config
         new = ended & self._in_front
         scores = best.scores / (self._new_length**config.length_penalty)
         full = self._is_finished.all(dim=-1, keepdim=True) & (config.early_stopping is True)
         scores = scores + full.to(torch.float32) * EXCLUDED_SCORE
         scores = scores + (~self._improvable).to(torch.float32) * EXCLUDED_SCORE
         scores += (~new) * EXCLUDED_SCORE  # the product has the default dtype, as in ``generate``
-        fill = torch.full_like(self._is_finished, config.filler, dtype=torch.int64)
+        fill = torch.full_like(self._is_finished, self.filler, dtype=torch.int64)
         self._finished.followed_by(fill, torch.full_like(fill, -1))
         merged = self._finished.concatenated(Ranked(scores, best.ids, best.origins))
-        kept = torch.topk(merged.scores, k=config.beams)[1]
+        kept = torch.topk(merged.scores, k=self.beams)[1]
         self._finished = merged.take(kept)
         self._is_finished = torch.cat((self._is_finished, new), dim=1).take_along_dim(kept, dim=1)
 
     def _stops(self, ended: torch.Tensor) -> torch.Tensor:
         """Whether no beam can become better than the finished sequences, a bool."""
-        config, length = self.config, self._new_length
+        config, length = self._config, self._new_length
         if config.early_stopping == "never" and config.length_penalty > 0.0:
             length = config.max_length - self._prompt_length
         possible = self._running.scores[:, :1] / (length**config.length_penalty)
@@ -209,7 +180,7 @@ class BeamSearch:
 
         Scores, ids and origins have no batch dimension: (batch * returned, ...).
         """
-        returned = slice(self.config.returned)
+        returned = slice(self._config.num_return_sequences or 1)
         origins = self._finished.origins[:, returned].flatten(0, 1)
         new = int((origins >= 0).sum(dim=1).max())
         ids = self._finished.ids[:, returned].flatten(0, 1)[:, : self._prompt_length + new]

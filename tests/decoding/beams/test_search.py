@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from transformers import GenerationConfig
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from ngramspec.decoding.beams.search import BeamConfig, BeamSearch
+from ngramspec.decoding.beams.search import BeamSearch
 
 EOS = 0
 FIRST = [[0.1, 0.6, 0.3]] * 2  # both beams are the prompt: only the first is continued
@@ -16,10 +17,10 @@ SECOND = [[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]]  # after token 1, after token 2
 
 
 def search(**changes):
-    settings = {"beams": 2, "returned": 2, "eos": (EOS,), "pad": None, "length_penalty": 1.0}
+    settings = {"num_beams": 2, "num_return_sequences": 2, "eos_token_id": EOS, "length_penalty": 1}
     settings |= {"early_stopping": True, "max_length": 9} | changes
     criteria = [MaxLengthCriteria(settings["max_length"]), EosTokenCriteria(EOS)]
-    return BeamSearch(torch.tensor([[9], [9]]), BeamConfig(**settings), criteria)
+    return BeamSearch(torch.tensor([[9], [9]]), GenerationConfig(**settings), criteria)
 
 
 def logs(probs):
@@ -53,11 +54,11 @@ def test_the_search_goes_on_while_a_beam_may_become_better():
 
 
 def test_fillers_follow_a_sequence_s_end():
-    beams = search(early_stopping="never", length_penalty=4.0, max_length=4, pad=7)
+    beams = search(early_stopping="never", length_penalty=4.0, max_length=4, pad_token_id=7)
     for probs in (FIRST, SECOND, FIRST):
         beams.step(logs(probs))
     found = beams.result()
     assert beams.stopped
     assert all(set(row[row.index(EOS) + 1 :]) <= {7} for row in found.ids.tolist() if EOS in row)
-    assert search(eos=()).config.filler == -1
-    assert search(pad=0).config.filler == EOS
+    assert search(eos_token_id=None).filler == -1
+    assert search(pad_token_id=0).filler == EOS

@@ -28,7 +28,6 @@ from transformers_names import (
 )
 
 import ngramspec
-from ngramspec.decoding.beams import search
 from ngramspec.hf_model.compat import caches, extras, names, positions
 from ngramspec.hf_model.compat.names import MARKS_CACHES, Change, has
 from ngramspec.options import Options
@@ -240,8 +239,7 @@ def is_transformers(module: str) -> bool:
 @cache
 def known_fields() -> set[str]:
     """Fields of configs that any module may read: those of ``generate`` and our own."""
-    ours = {name for kind in (Options, search.BeamConfig) for name in dir(kind)}
-    ours |= {name for kind in (Options, search.BeamConfig) for name in kind.__annotations__}
+    ours = {*dir(Options), *Options.__annotations__}
     return {*vars(GenerationConfig()), *dir(GenerationConfig), *ours, *CONFIG_FIELDS}
 
 

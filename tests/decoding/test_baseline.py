@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicLayer
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.decoding import self_check, setup
+from ngramspec.decoding import baseline, setup
 from ngramspec.hf_model.compat import caches, names
 from ngramspec.stepwise import open_generation
 
@@ -21,7 +21,7 @@ GREEDY = {"do_sample": False, "max_new_tokens": 20}
 def unknown(monkeypatch):
     """A version that is not tested, and whose check has not run."""
     monkeypatch.setattr("transformers.__version__", "5.99.0")
-    monkeypatch.setattr(self_check, "_found", {})
+    monkeypatch.setattr(baseline, "_found", {})
 
 
 @pytest.fixture(params=["renamed argument", "removed method", "method without effect"])
@@ -70,21 +70,21 @@ def test_an_unknown_version_that_passes_is_used(tiny, unknown, caplog):
         speculator = Speculator(oracle(plain[0].tolist()), 4)
         assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
         assert speculator.stats.accepted > 0
-    assert self_check._found == {"5.99.0": None}
+    assert baseline._found == {"5.99.0": None}
     assert not warnings_of(caplog)
 
 
 def test_the_check_changes_no_random_state(tiny, unknown):
     before = torch.get_rng_state()
     tiny.generate(PROMPT, custom_generate=Speculator(), **GREEDY)
-    assert self_check._found
+    assert baseline._found
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_tested_version_is_not_checked(tiny, monkeypatch):
-    monkeypatch.setattr(self_check, "_found", {})
+    monkeypatch.setattr(baseline, "_found", {})
     tiny.generate(PROMPT, custom_generate=Speculator(), **GREEDY)
-    assert not self_check._found
+    assert not baseline._found
 
 
 def test_what_fails_for_one_model_only_runs_as_the_baseline(tiny, unknown, monkeypatch, caplog):

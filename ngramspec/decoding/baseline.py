@@ -1,7 +1,7 @@
-"""A check, before the first call, of a transformers that is newer than the newest tested one.
+"""Calls that run as the baseline, and the check of a transformers newer than the newest tested one.
 
-A small random Llama decodes a few tokens, with drafts of which parts are wrong. The text must be
-the baseline's.
+Before the first call under such a version, a small random Llama decodes a few tokens, with drafts
+of which parts are wrong. The text must be the baseline's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,11 +17,10 @@ import torch
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Caller
-from ngramspec.draft import Draft, Int32
-from ngramspec.drafters.base import DraftSession
-from ngramspec.drafters.known import OracleDrafter, OracleSession
+from ngramspec.drafters.known import OracleDrafter
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.extras import small_model
-from ngramspec.hf_model.compat.names import NEWEST_TESTED
+from ngramspec.hf_model.compat.names import NEWEST_TESTED, plain_method, untested
 from ngramspec.options import Options
 from ngramspec.stats import DecodeStats
 
@@ -32,11 +32,7 @@ VOCAB = 61
 PROMPT = (5, 6, 7, 8, 5, 6, 7, 9)
 NEW_TOKENS = 12
 GAMMA = 4
-UNUSED = (  # arguments of a call
-    *("streamer", "reference_ids", "stores", "extra_stores", "session", "tools"),
-    *("inputs_tensor", "generator", "synced_gpus", "num_assistant_tokens"),
-)
-RIGHT = 2  # tokens of each draft that are right; the others are rejected
+RIGHT = 2  # tokens at most of each draft that are right; the others are rejected
 
 _found: dict[str, str | None] = {}  # by version, why it cannot be speculated with
 _lock = threading.Lock()
@@ -78,9 +74,13 @@ def _compare(model: Any, decode: Decode) -> str | None:
     asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS}
     asked |= {"do_sample": False, "num_beams": 1}
     plain = model.generate(ids, **asked)
+    text = plain[0].tolist()
+    wrong = [(token + 1) % VOCAB for token in text]
+    ends = range(len(PROMPT) + RIGHT, len(text), RIGHT)
+    drafter = OracleDrafter([text[:end] + wrong[end:] for end in ends])
     caller = Caller(
         options=Options(gamma=GAMMA, tree=None, compiled=False),
-        drafter=lambda: _HalfRight([plain[0].tolist()]),
+        drafter=lambda: drafter,
         prefill_length=PrefillDraftLength(GAMMA),
         observer=None,
         count=stats.add,
@@ -102,7 +102,6 @@ def _compare(model: Any, decode: Decode) -> str | None:
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             model_kwargs=model_kwargs,
-            **dict.fromkeys(UNUSED),
         )
         return decode(caller, call)
 
@@ -114,15 +113,46 @@ def _compare(model: Any, decode: Decode) -> str | None:
     return None
 
 
-class _HalfRight(OracleDrafter):
-    """Drafts the known text, of which it changes all tokens after the first ones."""
+def why_plain(caller: Caller, error: Exception) -> str | None:
+    """Why the baseline may decode a call that failed with an error; None: it may not."""
+    if isinstance(error, UnsupportedError):
+        return None if caller.unsupported == "error" else str(error)
+    version = untested()
+    if version is None:
+        return None
+    return f"{type(error).__name__} under transformers {version}: {error}"
 
-    def start(self, tokens: Int32) -> DraftSession:
-        return _HalfRightSession(self.texts, tokens)
 
+def decode_plainly(
+    call: GenerateCall,
+    reason: str,
+    *,
+    synced_gpus: bool,
+    log: Callable[[str], None] | None = None,
+) -> Any:
+    """Let the baseline decode the call; an UnsupportedError says that it cannot.
 
-class _HalfRightSession(OracleSession):
-    def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        tokens = super().propose_after(drafted, gamma).tokens.copy()
-        tokens[RIGHT:] = (tokens[RIGHT:] + 1) % VOCAB
-        return Draft(tokens)
+    The error itself is not passed, only the ``reason``: a frame that holds an error in whose
+    traceback it is would keep the call's cache alive.
+    """
+    method = plain_method(call.generation_config)
+    if method is None:
+        raise UnsupportedError(reason)
+    plain = getattr(type(call.model), method)
+    own = {"streamer": call.streamer, "generator": call.generator}
+    given = {name: value for name, value in own.items() if value is not None}
+    for name in given:
+        if name not in signature(plain).parameters:
+            raise UnsupportedError(f"{name} cannot be used here: {reason}")
+    if log is not None:
+        log(f"decoding without speculation: {reason}")
+    return plain(
+        call.model,
+        call.input_ids,
+        logits_processor=call.logits_processor,
+        stopping_criteria=call.stopping_criteria,
+        generation_config=call.generation_config,
+        synced_gpus=synced_gpus,
+        **given,
+        **call.model_kwargs,
+    )
