@@ -180,8 +180,8 @@ class Front:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_bytes:
-                message = f"the body must have at most {self._max_bytes} bytes"
-                raise ApiError(413, message, code="body_too_large")
+                refused = f"the body must have at most {self._max_bytes} bytes"
+                raise ApiError(413, refused, code="body_too_large")
             return message
 
         return limited
