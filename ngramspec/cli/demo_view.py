@@ -19,7 +19,7 @@ from rich.text import Text
 from ngramspec import DecodeStats, StepEvent, __version__
 from ngramspec.cli.options import counted, printable
 from ngramspec.measure.calls import Row
-from ngramspec.server.text import REPLACEMENT_CHARACTER, Detokenizer
+from ngramspec.server.text import REPLACEMENT_CHARACTER, Detokenizer, hidden_ids
 
 ACCEPTED, REJECTED, CORRECTED, PLAIN = "accepted", "rejected", "corrected", "plain"
 STYLES = {ACCEPTED: "bright_blue", REJECTED: "bright_black strike", CORRECTED: "yellow", PLAIN: ""}
@@ -34,7 +34,7 @@ class Pieces:
     """The text of each step's tokens, decoded step by step; a character comes whole."""
 
     def __init__(self, tokenizer: Any, ids: Sequence[int]) -> None:
-        self._text = Detokenizer(tokenizer, ids)
+        self._text = Detokenizer(tokenizer, ids, hidden_ids(tokenizer))
         self._kind = PLAIN  # of the last token
 
     def of(self, event: StepEvent) -> list[Piece]:

@@ -22,7 +22,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec import __version__
@@ -61,25 +60,24 @@ class AllowedHosts:
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        hosts = {name: name if name == ANY_HOST else _host_of(name) for name in names}
-        for name, host in hosts.items():
+        self._hosts: set[str | IPv4Address | IPv6Address] = set()
+        for name in names:
+            host = name if name == ANY_HOST else _host_of(name)
             if host is None:
                 wrong = f"a host must be a name or an address without a port, got {name!r}"
                 raise ValueError(wrong)
-        self._hosts = set(hosts.values())
+            self._hosts.add(host)
         self._any_address = any(getattr(each, "is_unspecified", False) for each in self._hosts)
 
     def allow(self, header: str) -> bool:
         """Whether a request with this ``Host`` is answered; a missing one is like an empty one."""
         found = HOST_HEADER.fullmatch(header)
         host = _host_of(found[1]) if found else None
-        if host is None or ANY_HOST in self._hosts:
-            return ANY_HOST in self._hosts
         if isinstance(host, str):
             local = host == "localhost" or host.endswith(".localhost")
         else:
-            local = host.is_loopback or self._any_address
-        return local or host in self._hosts
+            local = host is not None and (host.is_loopback or self._any_address)
+        return local or host in self._hosts or ANY_HOST in self._hosts
 
 
 def _host_of(text: str) -> str | IPv4Address | IPv6Address | None:
@@ -129,7 +127,6 @@ class Front:
     ) -> None:
         self._app, self._count, self._running = app, count, running
         self._keys, self._max_bytes = settings.keys, settings.limits.body
-        self._too_large = f"the body must have at most {self._max_bytes} bytes"
         self._hosts = AllowedHosts(settings.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,11 +170,7 @@ class Front:
                 refused = f"this server does not answer to the host {host[:200]!r}"
                 raise ApiError(421, f"{refused}; see --allowed-hosts", code="host_not_allowed")
         keys = {} if scope["path"] in PUBLIC_PATHS else self._keys
-        user = authenticate(keys, headers.get("authorization"), headers.get("x-api-key"))
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._max_bytes:
-            raise ApiError(413, self._too_large, code="body_too_large")
-        return user
+        return authenticate(keys, headers.get("authorization"), headers.get("x-api-key"))
 
     def _limited(self, receive: Receive) -> Receive:
         size = 0
@@ -187,7 +180,8 @@ class Front:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._max_bytes:
-                raise HTTPException(413, self._too_large)
+                refused = f"the body must have at most {self._max_bytes} bytes"
+                raise ApiError(413, refused, code="body_too_large")
             return message
 
         return limited
@@ -201,7 +195,8 @@ UNKNOWN = {
 }
 ABOUT = (
     "Completions with speculative decoding, by OpenAI's and llama.cpp's interfaces. Every response"
-    " has the header X-Request-Id."
+    " has the header X-Request-Id. If the server has keys, every route but /health needs one, as a"
+    " bearer token or in the header X-Api-Key."
 )
 RESPONSES: dict[int | str, dict[str, Any]] = {  # of every route
     "4XX": {"description": "The request is refused; `param` names the field", "model": Error},
@@ -213,35 +208,23 @@ SHUTDOWN_GRACE_SECONDS = 1.0  # for clients of cancelled requests to receive the
 def described(route: BodyRoute, unknown_fields: str) -> dict[str, Any]:
     """An operation's body, and its response."""
     schema = {"$ref": REFERENCE.format(model=route.kind.__name__)}
-    content: dict[str, Any] = {"application/json": {"schema": {}}}
-    if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
     body = {
         "description": f"{BODY} {UNKNOWN[unknown_fields]}",
         "required": True,
         "content": {"application/json": {"schema": schema}},
     }
-    also = "; with `stream`, events with parts of it" if route.streams else ""
-    response = {"description": f"The answer{also}", "content": content}
-    return {"requestBody": body, "responses": {"200": response}}
+    streams = isinstance(route.answer, type)  # a ``Reply``
+    also = "; with `stream`, server-sent events with parts of it" if streams else ""
+    return {"requestBody": body, "responses": {"200": {"description": f"The answer{also}"}}}
 
 
-def document(app: FastAPI, settings: ServerSettings) -> dict[str, Any]:
+def document(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI document of an application."""
     found = get_openapi(title=app.title, version=app.version, description=ABOUT, routes=app.routes)
     kinds = sorted({each.kind for each in BODY_ROUTES.values()}, key=lambda each: each.__name__)
     inputs: Any = [(kind, "validation") for kind in kinds]
     _, schemas = models_json_schema(inputs, ref_template=REFERENCE)
-    components = found["components"]
-    components["schemas"] |= schemas["$defs"]
-    if settings.keys:
-        components["securitySchemes"] = {
-            "bearer": {"type": "http", "scheme": "bearer"},
-            "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
-        }
-        found["security"] = [{"bearer": []}, {"key": []}]
-        for path in PUBLIC_PATHS:
-            found["paths"][path]["get"]["security"] = []
+    found["components"]["schemas"] |= schemas["$defs"]
     return found
 
 
@@ -312,7 +295,6 @@ class BodyRoute(NamedTuple):
     kind: type[BaseModel]
     answer: Callable[..., Reply | Response]
     summary: str
-    streams: bool = True
 
 
 _CHAT = BodyRoute(ChatBody, ChatReply, "OpenAI's chat completion")
@@ -324,9 +306,9 @@ BODY_ROUTES = {
     "/infill": BodyRoute(InfillBody, LlamaReply, "Text between a prefix and a suffix"),
     "/completion": _COMPLETION,
     "/completions": _COMPLETION,
-    "/apply-template": BodyRoute(ChatBody, apply_template, "The text of a chat's prompt", False),
-    "/tokenize": BodyRoute(TokenizeBody, llama.tokenize, "The tokens of a text", False),
-    "/detokenize": BodyRoute(DetokenizeBody, llama.detokenize, "The text of tokens", False),
+    "/apply-template": BodyRoute(ChatBody, apply_template, "The text of a chat's prompt"),
+    "/tokenize": BodyRoute(TokenizeBody, llama.tokenize, "The tokens of a text"),
+    "/detokenize": BodyRoute(DetokenizeBody, llama.detokenize, "The text of tokens"),
 }
 
 
@@ -394,4 +376,4 @@ def _add_views(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @view("/openapi.json", shown=False)
     @cache
     def openapi() -> dict[str, Any]:  # in a thread: writing it takes long
-        return document(app, service.settings)
+        return document(app)

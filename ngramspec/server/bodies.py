@@ -18,7 +18,6 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from openai.types.chat import ChatCompletionContentPartTextParam
 from openai.types.chat.chat_completion_function_tool import ChatCompletionFunctionTool
 from openai.types.chat.chat_completion_named_tool_choice_param import (
     ChatCompletionNamedToolChoiceParam,
@@ -63,7 +62,6 @@ PENALTIES = {"repeat_penalty", "repetition_penalty", "presence_penalty", "freque
 
 LARGE_BODY_BYTES = 64 << 10  # reading a larger body can take many milliseconds
 THREADS = {False: 2, True: 1}  # for small and for large bodies
-MAX_DIGITS = 400  # consecutive digits of a number: parsing n of them takes O(n * n)
 MAX_MEMBERS = 4096  # of an object
 MAX_NAMED_FIELDS = 8  # in a warning's header
 # Fields that constrain an answer, in llama.cpp's, vLLM's and SGLang's APIs. Where they are unknown
@@ -91,17 +89,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 MAX_ANSWERS = 128  # per prompt, and prompts per request: OpenAI's limit; Limits.answers is lower
-MIN_TEMPERATURE = 1e-6  # dividing logits by it does not overflow float32
+MIN_TEMPERATURE = 1e-6  # the limit of sampling: dividing logits by less overflows float32
 
 
 def _usable(temperature: float) -> float:
-    if 0 < temperature < MIN_TEMPERATURE:
-        raise PydanticCustomError(
-            "temperature_too_low",
-            "Input should be 0, which is greedy, or at least {least}",
-            {"least": MIN_TEMPERATURE},
-        )
-    return temperature
+    return temperature if temperature >= MIN_TEMPERATURE else 0.0  # greedy
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -118,7 +110,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100)]
 LogitBias = Annotated[
     dict[
-        Annotated[str, StringConstraints(max_length=20)], Annotated[float, Field(ge=-100, le=100)]
+        Annotated[str, StringConstraints(pattern=r"^[0-9]{1,20}$")],
+        Annotated[float, Field(ge=-100, le=100)],
     ],
     Field(max_length=1000),
 ]
@@ -130,9 +123,6 @@ LlamaBias = (
     | Annotated[dict[Stop, Bias], Field(max_length=1000)]
 )
 Tools = Annotated[list[ChatCompletionFunctionTool], Field(max_length=128, fail_fast=True)]
-TextParts = Annotated[
-    list[ChatCompletionContentPartTextParam], Field(max_length=1000, fail_fast=True)
-]
 Objects = Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)]
 
 
@@ -153,10 +143,23 @@ class Given(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
+class TextPart(Given):
+    """A part of a text, the only kind of parts that is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+Text = str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
+
+
+def joined(text: str | list[TextPart] | None) -> str:
+    """The text of a ``Text``; its parts are joined."""
+    return text if isinstance(text, str) else "".join(part.text for part in text or ())
+
+
 class Extras(Given):
     """The field ``ngramspec``, an extension of this server."""
-
-    model_config = ConfigDict(extra="forbid")
 
     stores: Names | None = None  # the server's corpora to draft from; None: all of them
     reference: str | Tokens | None = None  # that the answer will probably resemble
@@ -170,13 +173,7 @@ class Prediction(Given):
     """The field ``prediction``: text that the answer will probably resemble."""
 
     type: Literal["content"]
-    content: str | TextParts
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part["text"] for part in self.content)
+    content: Text
 
 
 class StreamOptions(Given):
@@ -259,7 +256,7 @@ class Message(Given):
     """One message of a chat; its other fields are passed to the model's template."""
 
     role: Role
-    content: str | Objects | None = None
+    content: Text | None = None
 
 
 class ResponseFormat(Given):
@@ -455,13 +452,12 @@ def validated(raw: bytes, kind: type[B], limits: Limits) -> B:
 
 def json_value(raw: bytes, limits: Limits, place: str) -> Any:
     """The value of a JSON text in UTF-8, parsed only if it has few enough values."""
-    values, opened, members, digits = json_shape(raw)
+    values, opened, members = json_shape(raw)
     # Their number is bounded in proportion to the maximum size of a body.
     arrays, scalars, named = (max(limits.body // size, 1024) for size in (128, 16, 64))
     check_count(place, arrays, "JSON arrays and objects", opened)
     check_count(place, scalars, "JSON values", values)
     check_count(place, named, "members of JSON objects", members)
-    check_count(place, MAX_DIGITS, "digits in a row of a number", digits)
     # NaN is not JSON. The cache of strings would make parsing up to seven times slower.
     value = from_json(raw, allow_inf_nan=False, cache_strings="none")
     containers = [value]
@@ -475,19 +471,17 @@ def json_value(raw: bytes, limits: Limits, place: str) -> Any:
     return value
 
 
-def json_shape(raw: bytes) -> tuple[int, int, int, int]:
+def json_shape(raw: bytes) -> tuple[int, int, int]:
     """Bounds of what a parser would create from a JSON text, without holding the GIL for long."""
     text = np.frombuffer(raw, np.uint8)
     plain = np.flatnonzero(text != ord("\\"))
     backslashes = np.diff(plain, prepend=-1) - 1  # before each of these bytes
     text = text[plain]
     quotes = (text == ord('"')) & (backslashes % 2 == 0)
-    text = text[~np.logical_xor.accumulate(quotes)]  # outside strings
-    others = np.flatnonzero((text < ord("0")) | (text > ord("9")))
-    digits = int(np.diff(others, prepend=-1, append=len(text)).max()) - 1
-    counts = np.bincount(text, minlength=256)
+    # Outside strings:
+    counts = np.bincount(text[~np.logical_xor.accumulate(quotes)], minlength=256)
     opened = int(counts[ord("[")] + counts[ord("{")])
-    return int(counts[ord(",")]) + opened + 1, opened, int(counts[ord(":")]), digits
+    return int(counts[ord(",")]) + opened + 1, opened, int(counts[ord(":")])
 
 
 def check_count(place: str, bound: int, things: str, given: int) -> None:

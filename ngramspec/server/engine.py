@@ -49,7 +49,6 @@ class Sampling:
     repetition_penalty: float = 1.0  # transformers' penalty for tokens in prompt and answer
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to scores, by token id
     seed: int | None = None  # None: a new random seed
-    banned: tuple[int, ...] = ()  # ids that are never chosen
     grammar: Any = None  # returns a processor that allows only a grammar's text; None: any text
 
     def arguments(self, prompt: int, device: torch.device) -> dict[str, Any]:
@@ -61,8 +60,6 @@ class Sampling:
         }
         if self.logit_bias:
             given["sequence_bias"] = [[[token], bias] for token, bias in self.logit_bias.items()]
-        if self.banned:
-            given["suppress_tokens"] = list(self.banned)
         if self.temperature > 0:
             generator = torch.Generator(device)
             generator.manual_seed(secrets.randbits(63) if self.seed is None else self.seed)
@@ -127,9 +124,8 @@ class CompletionRequest:
     stops: tuple[str, ...] = ()  # strings that end the answer and are not part of it
     indent: int = 0  # minimum indentation of the lines after the first, see ``StopText``
     eos: tuple[int, ...] = ()
-    hidden: frozenset[int] | None = None  # ids that are not shown; None: the special tokens
+    hidden: frozenset[int] = frozenset()  # ids that are not shown
     top_logprobs: int | None = None  # most probable tokens to report; None: no log-probabilities
-    prompt_logprobs: bool = False  # whether those of the prompt are reported, too
     # The answer ends once it has a whole line and this time has passed since its first token.
     seconds: float | None = None
     reference: Int32 | None = None  # (n,), text to draft from
@@ -151,6 +147,17 @@ class Delta:
     stop: str | None = None  # the stop string that ended it
     error: Exception | None = None  # the error that ended it
     tokens: tuple[int, ...] = ()  # of the turn; their text may come later
+
+    @classmethod
+    def joined(cls, deltas: Sequence[Delta]) -> Delta:
+        """The parts that consecutive turns add, as one."""
+        return cls(
+            text="".join(each.text for each in deltas),
+            logprobs=tuple(row for each in deltas for row in each.logprobs),
+            ended=deltas[-1].ended,
+            stop=deltas[-1].stop,
+            tokens=tuple(token for each in deltas for token in each.tokens),
+        )
 
 
 @dataclass(slots=True)
@@ -182,11 +189,15 @@ class Job:
         self.generation: OpenGeneration | None = None  # from the last chunk of the prompt
         self._text: Detokenizer | None = None
         self._stop = StopText(request.stops, request.indent)
-        self._prompt_logprobs: list[TokenLogprobs] = []
 
     @property
     def ended(self) -> bool:
         return self.end is not None
+
+    @property
+    def has_line(self) -> bool:
+        """Whether the answer has a line end."""
+        return self._stop.has_line
 
     @property
     def ready(self) -> bool:
@@ -227,58 +238,39 @@ class Job:
         request, progress = self.request, self.progress
         if self._lease is None:
             progress.started = time.perf_counter()
-            self._lease = runner.pool.take(
-                request.user, request.prompt, afresh=request.prompt_logprobs
-            )
+            self._lease = runner.pool.take(request.user, request.prompt)
             progress.reused = self._lease.reused
         held, whole = len(self._lease.tokens), len(request.prompt)
-        reads_all = request.prompt_logprobs or not request.max_tokens
         marked = self._lease.last_mark(whole)
         end = min(held + chunk, marked if held < marked else whole - 1)
         apart = runner.keeps and (held < marked or whole - held > chunk)
-        if held < whole - 1 and (reads_all or apart):
-            logits = runner.read(
-                self._lease.cache, request.prompt[held:end], request.prompt_logprobs
-            )
+        if held < whole - 1 and (apart or not request.max_tokens):
+            runner.read(self._lease.cache, request.prompt[held:end])
             self._lease.tokens = request.prompt[:end]
             if runner.keeps:
                 self._lease.mark()
-            if request.prompt_logprobs:
-                tokens = request.prompt[held + 1 : end + 1].tolist()
-                self._prompt_logprobs += logprobs_of(logits, tokens, request.top_logprobs or 0)
         elif not request.max_tokens:
-            self._end(runner, Delta(logprobs=self._first_logprobs(), ended=LENGTH))
+            self._end(runner, Delta(ended=LENGTH))
         else:
             self.generation = runner.open(request, self._lease.cache)
             progress.stats = self.generation.stats
-            self._text = Detokenizer(
-                runner.tokenizer, request.prompt.tolist(), hidden=request.hidden
-            )
+            self._text = Detokenizer(runner.tokenizer, request.prompt.tolist(), request.hidden)
             self._add(runner, self.generation.step())
-
-    def _first_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """The log-probabilities of the prompt, returned only once."""
-        if not self.request.prompt_logprobs:
-            return ()
-        first = TokenLogprobs(int(self.request.prompt[0]), None)
-        found, self._prompt_logprobs = (first, *self._prompt_logprobs), []
-        return found
 
     def _add(self, runner: ModelRunner, tokens: list[int]) -> None:
         generation, progress, request = self.generation, self.progress, self.request
         assert generation is not None
         before = len(progress.tokens)
-        logprobs: tuple[TokenLogprobs, ...] = ()
+        logprobs: list[TokenLogprobs] = []
         if request.top_logprobs is not None:
             logits = torch.cat(generation.take_logits())
-            logprobs = tuple(logprobs_of(logits, tokens, request.top_logprobs))
+            logprobs = logprobs_of(logits, tokens, request.top_logprobs)
         if not before:
             progress.first = time.perf_counter()
             assert self._lease is not None
             self._lease.tokens = request.prompt
             if runner.keeps:
                 self._lease.mark()
-            logprobs = (*self._first_logprobs(), *logprobs)
         assert self._text is not None
         text = ""
         for token in tokens:  # up to the one that completes a stop string
@@ -288,13 +280,13 @@ class Job:
                 text += self._stop.add(self._text.add((), last=True))
             if self._stop.found is not None:
                 break
-        logprobs = logprobs[: len(logprobs) - (before + len(tokens) - len(progress.tokens))]
+        made = progress.tokens[before:]
         limit, since = request.seconds, time.perf_counter() - progress.first
         late = limit is not None and since > limit and self._stop.has_line
         over = generation.finished or late
         if over:
             text += self._stop.add(self._text.add((), last=True), last=True)
-        delta = Delta(text, logprobs, tokens=tuple(progress.tokens[before:]))
+        delta = Delta(text, tuple(logprobs[: len(made)]), tokens=tuple(made))
         if self._stop.found is not None:
             self._end(runner, replace(delta, ended=STOP, stop=self._stop.found))
         elif over:
@@ -346,13 +338,10 @@ class ModelRunner:
         return torch.from_numpy(tokens.astype(np.int64))[None].to(self.model.device)
 
     @torch.no_grad()
-    def read(self, cache: Any, tokens: Int32, all_logits: bool) -> torch.Tensor:
+    def read(self, cache: Any, tokens: Int32) -> None:
         """Read part of a prompt into a cache."""
-        ids = self._ids(tokens)
-        keep = {} if all_logits else {"logits_to_keep": 1}
-        out = self.model(input_ids=ids, **cache_argument(cache), use_cache=True, **keep)
-        logits: torch.Tensor = out.logits[0]
-        return logits
+        kept = {"use_cache": True, "logits_to_keep": 1}
+        self.model(input_ids=self._ids(tokens), **cache_argument(cache), **kept)
 
     def open(self, request: CompletionRequest, cache: Any) -> OpenGeneration:
         """Open the generation of a request over a cache that holds a prefix of its prompt."""
@@ -571,14 +560,14 @@ class Answers:
         finally:
             self.cancel()
 
-    async def whole(self, request: Request) -> list[list[Delta]]:
-        """All deltas of each answer; generation stops when the client disconnects."""
+    async def whole(self, request: Request) -> list[Delta]:
+        """Each whole answer; generation stops when the client disconnects."""
 
-        async def collect() -> list[list[Delta]]:
+        async def collect() -> list[Delta]:
             found: list[list[Delta]] = [[] for _ in self.jobs]
             async for index, delta in self.deltas():
                 found[index].append(delta)
-            return found
+            return list(map(Delta.joined, found))
 
         try:
             return await while_connected(request, collect())

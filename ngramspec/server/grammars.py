@@ -34,10 +34,6 @@ Source = tuple[str, str, str]
 SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*\) is false: )?")
 
 
-class UnusableGrammarError(Exception):
-    """A grammar cannot be compiled, or exceeds the time limit; the message says why."""
-
-
 class GrammarPool:
     """Compiles grammars in processes that can be killed. Used in one event loop.
 
@@ -79,31 +75,26 @@ class GrammarPool:
 
     async def processor(self, user: str, source: Source) -> Callable[[], Any]:
         """The factory of a logits processor; an ApiError names the field. This can take seconds."""
-        param, kind, text = source
-        try:
-            grammar = await self.compile(user, kind, text)
-        except UnusableGrammarError as error:
-            what = "grammar" if kind == "grammar" else "schema"
-            raise bad(param, f"the {what} cannot be used: {error}") from error
+        grammar = await self.compile(user, source)
         import xgrammar
 
         return partial(xgrammar.contrib.hf.LogitsProcessor, grammar)
 
-    async def compile(self, user: str, kind: str, text: str) -> Any:
-        """A grammar compiled for a user, see ``compiled``; or an UnusableGrammarError."""
+    async def compile(self, user: str, source: Source) -> Any:
+        """A grammar compiled for a user, see ``compiled``; or an ApiError."""
         kept = self._kept[user]
-        if (found := kept.get(kind, text)) is not None:
+        if (found := kept.get(source)) is not None:
             return found
         if self._waiting[user] >= self._max_waiting:
             raise ApiError(429, "too many requests wait for a grammar already", code="queue_full")
         self._waiting[user] += 1
         try:
             async with self._turns[user]:
-                found = kept.get(kind, text)  # the previous holder may have compiled it
+                found = kept.get(source)  # the previous holder may have compiled it
                 if found is None:
                     async with self._places:
-                        found = await self._compile(kind, text)
-                    kept.add(kind, text, found)
+                        found = await self._compile(*source)
+                    kept.add(source, found)
                 return found
         finally:
             self._waiting[user] -= 1
@@ -112,9 +103,10 @@ class GrammarPool:
         for worker in list(self.workers):
             await self._end(worker)
 
-    async def _compile(self, kind: str, text: str) -> Any:
+    async def _compile(self, param: str, kind: str, text: str) -> Any:
+        refused = f"the {'grammar' if kind == 'grammar' else 'schema'} cannot be used"
         if self._made is None:
-            raise UnusableGrammarError("xgrammar cannot use the model's tokenizer")
+            raise bad(param, f"{refused}: xgrammar cannot use the model's tokenizer")
         vocabulary, compiler = self._made
         worker = self._idle.pop() if self._idle else _Worker(self._seconds, vocabulary)
         self.workers.add(worker)
@@ -125,10 +117,10 @@ class GrammarPool:
             if not isinstance(error, EOFError | OSError):
                 raise
             limit = f"compiling it takes more than {self._seconds:g} seconds, the limit here"
-            raise UnusableGrammarError(f"{limit}, or the compiler failed on it") from error
+            raise bad(param, f"{refused}: {limit}, or the compiler failed on it") from error
         self._idle.append(worker)
         if fault is not None:
-            raise UnusableGrammarError(fault)
+            raise bad(param, f"{refused}: {fault}")
         return await run_sync(compiled, compiler, kind, text, abandon_on_cancel=True)
 
     async def _end(self, worker: _Worker) -> None:
@@ -171,17 +163,17 @@ class _Kept:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._size = max_bytes, 0
-        self._grammars: OrderedDict[tuple[str, str], tuple[Any, int]] = OrderedDict()
+        self._grammars: OrderedDict[Source, tuple[Any, int]] = OrderedDict()
 
-    def get(self, kind: str, text: str) -> Any:
-        if (kind, text) not in self._grammars:
+    def get(self, source: Source) -> Any:
+        if source not in self._grammars:
             return None
-        self._grammars.move_to_end((kind, text))
-        return self._grammars[kind, text][0]
+        self._grammars.move_to_end(source)
+        return self._grammars[source][0]
 
-    def add(self, kind: str, text: str, grammar: Any) -> None:
-        size = len(text) + int(grammar.memory_size_bytes)
-        self._grammars[kind, text] = grammar, size
+    def add(self, source: Source, grammar: Any) -> None:
+        size = len(source[-1]) + int(grammar.memory_size_bytes)
+        self._grammars[source] = grammar, size
         self._size += size
         while self._size > self._max_bytes:
             _, (_, size) = self._grammars.popitem(last=False)

@@ -93,10 +93,10 @@ class CachePool:
     _caches: list[Lease] = field(default_factory=list)
     _clock: int = 0
 
-    def take(self, user: str, prompt: Int32, *, afresh: bool = False) -> Lease:
+    def take(self, user: str, prompt: Int32) -> Lease:
         """Lend a user's cache that holds a prefix of a prompt, at most all but its last token."""
         self.afresh += self.why_afresh is not None
-        lease = None if afresh or self.why_afresh else self._find(user, prompt)
+        lease = None if self.why_afresh else self._find(user, prompt)
         if lease is None:
             lease = Lease(user, self.make())
             self._caches.append(lease)

@@ -25,9 +25,8 @@ from ngramspec.server.engine import LENGTH, Answers, Delta, Job, Sampling
 from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, Source, bounded_json
 from ngramspec.server.metrics import speculation_of, timings_of
 from ngramspec.server.responses import json_response, refuse_unless
-from ngramspec.server.service import BUILD, Reply, Service
+from ngramspec.server.service import BAN, BUILD, Reply, Service
 from ngramspec.server.settings import Client
-from ngramspec.server.text import TokenLogprobs
 
 DEFAULT_TEMPERATURE = 0.8  # of ``/completion``, as in llama.cpp
 MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``
@@ -38,7 +37,6 @@ SETTINGS = (  # of LlamaBody, in ``generation_settings``
 )
 HIDDEN_SETTINGS = ("n_cmpl", "repetition_penalty", "response_fields")  # no settings of llama.cpp
 SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]
-BAN = -10_000.0  # the bias of a token that is never chosen while another one is allowed
 
 
 def source_of(service: Service, body: LlamaBody) -> Source | None:
@@ -87,17 +85,17 @@ class LlamaReply(Reply):
         prompt = service.check_prompt(encoded(service, body))
         asked = body.n_predict if body.n_predict >= 0 else None
         default = 0.0 if isinstance(body, InfillBody) else DEFAULT_TEMPERATURE
+        banned = service.ends_of(prompt) if body.ignore_eos else ()
         sampling = Sampling(
-            temperature=default if body.temperature is None else max(body.temperature, 0.0),
+            temperature=default if body.temperature is None else body.temperature,
             top_p=body.top_p,
             top_k=max(body.top_k, 0),
             min_p=body.min_p,
             presence_penalty=body.presence_penalty,
             frequency_penalty=body.frequency_penalty,
             repetition_penalty=body.repeat_penalty,
-            logit_bias=biases_of(service, body),
+            logit_bias=service.biases(body.logit_bias) | dict.fromkeys(banned, BAN),
             seed=body.seed if body.seed >= 0 else None,
-            banned=service.ends_of(prompt) if body.ignore_eos else (),
         )
         self.requests = self.ask(
             [prompt],
@@ -109,50 +107,43 @@ class LlamaReply(Reply):
             seconds=body.t_max_predict_ms / 1000 or None,
         )
 
-    def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
-        made = [
-            self._final(job, deltas, any("\n" in delta.text for delta in deltas))
-            for job, deltas in zip(jobs, found, strict=True)
-        ]
+    def whole(self, jobs: Sequence[Job], found: Sequence[Delta]) -> Any:
+        made = list(map(self._final, jobs, found))
         return made[0] if len(made) == 1 else made
 
     async def events(self, answers: Answers) -> AsyncIterator[Any]:
         held: list[Delta] = []  # whose tokens were not sent
-        new_line = False
         async for _, delta in answers.deltas():
             held.append(delta)
-            new_line = new_line or "\n" in delta.text
             if delta.ended is not None:
-                yield self._final(answers.jobs[0], held, new_line)
+                yield self._final(answers.jobs[0], Delta.joined(held))
             elif delta.text:
-                yield {**self._part(held), "stop": False}
+                yield {**self._part(Delta.joined(held)), "stop": False}
                 held = []
 
-    def _part(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """What deltas add to an answer: text, tokens and log-probabilities."""
-        tokens = [token for delta in deltas for token in delta.tokens]
-        found: dict[str, Any] = {
-            "content": "".join(delta.text for delta in deltas),
-            "tokens": tokens if self.body.return_tokens or self.body.stream else [],
-        }
-        rows = [_row(self.service, row) for delta in deltas for row in delta.logprobs]
+    def _part(self, delta: Delta) -> dict[str, Any]:
+        """What a delta adds to an answer: text, tokens and log-probabilities."""
+        shown = self.body.return_tokens or self.body.stream
+        tokens = list(delta.tokens) if shown else []
+        found: dict[str, Any] = {"content": delta.text, "tokens": tokens}
+        rows = [self.service.bytes_of.row(each, self.service.hidden) for each in delta.logprobs]
         return found | ({"completion_probabilities": rows} if rows else {})
 
-    def _final(self, job: Job, deltas: Sequence[Delta], new_line: bool) -> dict[str, Any]:
+    def _final(self, job: Job, answer: Delta) -> dict[str, Any]:
         """llama.cpp's JSON of an answer that has ended, with the fields that were asked for."""
-        body, last, progress, request = self.body, deltas[-1], job.progress, job.request
+        body, progress, request = self.body, job.progress, job.request
         settings = settings_of(self.service, body) | {
             "n_predict": request.max_tokens,
             "max_tokens": request.max_tokens,
             "temperature": request.sampling.temperature,
             "seed": -1 if request.sampling.seed is None else request.sampling.seed,
         }
-        answer = self._part(deltas) | {
+        found = self._part(answer) | {
             "stop": True,
             "model": self.service.settings.name,
-            "stop_type": stop_type(last),
-            "stopping_word": last.stop or "",
-            "has_new_line": new_line,
+            "stop_type": stop_type(answer),
+            "stopping_word": answer.stop or "",
+            "has_new_line": job.has_line,
             "tokens_predicted": len(progress.tokens),
             "tokens_evaluated": len(request.prompt),
             "tokens_cached": len(request.prompt) + max(len(progress.tokens) - 1, 0),
@@ -161,32 +152,8 @@ class LlamaReply(Reply):
             "timings": timings_of([job]),
         }
         if body.ngramspec.usage:
-            answer["ngramspec"] = speculation_of([job])
-        return picked(answer, body.response_fields)
-
-
-def biases_of(service: Service, body: LlamaBody) -> dict[int, float]:
-    """The bias of each token id; the bias of a text applies to each of its tokens."""
-    given, found = body.logit_bias, dict[int, float]()
-    pairs: Any = given.items() if isinstance(given, dict) else given
-    for key, bias in pairs:
-        number = isinstance(given, dict) and key.isascii() and key.isdigit() and len(key) <= 20
-        ids = [int(key)] if number or isinstance(key, int) else service.text.encode(key)
-        service.check_ids(ids, "logit_bias")
-        for token in ids:
-            found[token] = found.get(token, 0.0) + (BAN if bias is False else bias)
-    return {token: bias for token, bias in found.items() if bias}
-
-
-def _row(service: Service, row: TokenLogprobs) -> dict[str, Any]:
-    def named(token: int, logprob: float) -> dict[str, Any]:
-        found, shown = service.bytes_of.text(token), service.bytes_of(token)
-        text = (shown or b"").decode(errors="replace") if found is None else found
-        data = text.encode() if shown is None else shown
-        return {"id": token, "token": text, "bytes": list(data), "logprob": logprob}
-
-    top = [named(token, value) for token, value in row.top]
-    return {**named(row.token, row.logprob or 0.0), "top_logprobs": top}
+            found["ngramspec"] = speculation_of([job])
+        return picked(found, body.response_fields)
 
 
 def settings_of(service: Service, body: LlamaBody) -> dict[str, Any]:
@@ -262,8 +229,9 @@ def tokenize(service: Service, body: TokenizeBody, client: Client) -> Response:
     pieces: list[dict[str, Any]] = []
     for token in ids:
         text = service.bytes_of.text(token)  # None: part of a character, which is sent as bytes
-        data = list(service.bytes_of(token, ()) or b"")
-        pieces.append({"id": token, "piece": data if text is None else text})
+        pieces.append(
+            {"id": token, "piece": list(service.bytes_of(token)) if text is None else text}
+        )
     return json_response({"tokens": pieces})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -32,12 +32,8 @@ class WithoutMessages(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[1] is not None:
             record.exc_text, record.exc_info = outline(record.exc_info[1]), None
-        record.msg = named(record.msg)
-        args = record.args
-        if isinstance(args, Mapping):
-            record.args = {key: named(each) for key, each in args.items()}
-        else:
-            record.args = tuple(map(named, args or ()))
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(named, record.args))
         return True
 
 

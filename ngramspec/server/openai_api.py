@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from abc import abstractmethod
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,7 +18,7 @@ from uuid import uuid4
 from fastapi import Response
 
 from ngramspec.drafters.tool_calls import ToolCalls
-from ngramspec.server.bodies import ChatBody, Common, CompletionBody, Message, json_value
+from ngramspec.server.bodies import ChatBody, Common, CompletionBody, Message, joined, json_value
 from ngramspec.server.engine import STOP, Answers, Delta, Job
 from ngramspec.server.grammars import Source, bounded_json
 from ngramspec.server.metrics import choice_stats_of, ending, timings_of
@@ -29,13 +31,11 @@ from ngramspec.server.prompts import (
     prompt_text,
 )
 from ngramspec.server.responses import ApiError, bad, json_response, refuse_unless
-from ngramspec.server.service import Reply, Service
+from ngramspec.server.service import BUILD, Reply, Service
 from ngramspec.server.settings import Client, Limits
-from ngramspec.server.text import TokenLogprobs, TokenNames
-from ngramspec.server.tools import Parser, Part
+from ngramspec.server.tools import Part, TagParser, TemplateParser
 
 T = TypeVar("T")
-STREAMED_ROWS = 32  # tokens with log-probabilities in one event, so that events stay small
 
 
 class OpenAIReply(Reply):
@@ -47,11 +47,15 @@ class OpenAIReply(Reply):
 
     def __init__(self, service: Service, body: Common, client: Client) -> None:
         super().__init__(service, body, client)
-        self._head = service.head(f"{self.prefix}-{uuid4().hex}")
-        self._names: list[TokenNames] = []  # of each answer, if log-probabilities are wanted
+        self._head = {
+            "id": f"{self.prefix}-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": service.settings.name,
+            "system_fingerprint": BUILD,
+        }
 
     @abstractmethod
-    def choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         """A whole answer."""
 
     @abstractmethod
@@ -62,10 +66,10 @@ class OpenAIReply(Reply):
         """What a stream begins with."""
         return []
 
-    def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
+    def whole(self, jobs: Sequence[Job], found: Sequence[Delta]) -> Any:
         choices = [
-            self.choice(index, deltas) | self._stats(job)
-            for index, (job, deltas) in enumerate(zip(jobs, found, strict=True))
+            self.choice(index, delta) | self._stats(job)
+            for index, (job, delta) in enumerate(zip(jobs, found, strict=True))
         ]
         end = ending(jobs, self.body)
         return {"object": self.kinds[0], "choices": choices, **end, **self._head}
@@ -104,6 +108,8 @@ class CompletionReply(OpenAIReply):
         n = body.n or 1
         refuse_unless(body.best_of in (None, n), "best_of", f"only n={n} is supported")
         refuse_unless(not (body.echo and body.suffix), "echo", "not supported with suffix")
+        given_too = body.echo and body.logprobs is not None
+        refuse_unless(not given_too, "echo", "not supported with logprobs")
         given: Any = body.prompt
         several = isinstance(given, list) and given and not isinstance(given[0], int)
         many: list[Any] = given if several else [given]
@@ -117,54 +123,41 @@ class CompletionReply(OpenAIReply):
             service.sampling(body),
             max_tokens=(body.max_tokens, "max_tokens"),
             logprobs=(body.logprobs, "logprobs"),
-            prompt_logprobs=bool(body.echo) and body.logprobs is not None,
         )
         # The text to repeat before each answer.
         self._echoes = [""] * len(self.requests)
         if body.echo:
             texts = [each if isinstance(each, str) else service.decode(each) for each in many]
             self._echoes = [text for text in texts for _ in range(n)]
-        if body.logprobs is not None:
-            framings = [service.text.framing(each) for each in many for _ in range(n)]
-            self._names = list(map(service.names, self.requests, framings))
-
-    def choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        text = self._echoes[index] + "".join(delta.text for delta in deltas)
-        rows = [row for delta in deltas for row in delta.logprobs]
-        return self._choice(index, text, rows, deltas[-1].ended or STOP)
+        self._offsets = [0] * len(self.requests)  # characters of the tokens with log-probabilities
+        decoder = getincrementaldecoder("utf-8")
+        self._decoders = [decoder("replace") for _ in self.requests]
 
     def chunks(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        if self._echoes[index] or delta.text or delta.ended or delta.logprobs:
+            yield self.choice(index, delta)
+
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         text, self._echoes[index] = self._echoes[index] + delta.text, ""
-        if not text and delta.ended is None and not delta.logprobs:
-            return
-        rows = delta.logprobs
-        while len(rows) > STREAMED_ROWS:
-            yield self._choice(index, "", rows[:STREAMED_ROWS], None)
-            rows = rows[STREAMED_ROWS:]
-        yield self._choice(index, text, rows, delta.ended)
+        logprobs = None if self.body.logprobs is None else self._logprobs(index, delta)
+        found = {"index": index, "text": text, "logprobs": logprobs}
+        return {**found, "finish_reason": delta.ended}
 
-    def _choice(
-        self, index: int, text: str, rows: Sequence[TokenLogprobs], ended: str | None
-    ) -> dict[str, Any]:
-        found: dict[str, Any] = {"index": index, "text": text, "finish_reason": ended}
-        if not self._names:
-            return {**found, "logprobs": None}
-        texts, offsets, top, names = [], [], [], self._names[index]
-        for row, last in ended_rows(rows, ended):
-            offsets.append(names.offset)
-            texts.append(names.add(row.token, last=last))
-            top.append(None if row.logprob is None else names.of(row, texts[-1]))
-        values = [row.logprob for row in rows]
-        lists = {"tokens": texts, "token_logprobs": values, "top_logprobs": top}
-        return {**found, "logprobs": {**lists, "text_offset": offsets}}
-
-
-def ended_rows(
-    rows: Sequence[TokenLogprobs], ended: str | None
-) -> Iterator[tuple[TokenLogprobs, bool]]:
-    """Each token of an answer, and whether it is the last one."""
-    for left, row in enumerate(rows, 1 - len(rows)):
-        yield row, ended is not None and not left
+    def _logprobs(self, index: int, delta: Delta) -> dict[str, Any]:
+        bytes_of, hidden = self.service.bytes_of, self.requests[index].hidden
+        names, offsets, top = [], [], []
+        for row in delta.logprobs:
+            offsets.append(self._offsets[index])
+            data = b"" if row.token in hidden else bytes_of(row.token)
+            self._offsets[index] += len(self._decoders[index].decode(data))
+            names.append(bytes_of.name(row.token))
+            by_name: dict[str, float] = {}
+            for token, value in (*row.top, (row.token, row.logprob)):
+                by_name.setdefault(bytes_of.name(token), value)  # the more probable one
+            top.append(by_name)
+        values = [row.logprob for row in delta.logprobs]
+        lists = {"tokens": names, "token_logprobs": values, "top_logprobs": top}
+        return {**lists, "text_offset": offsets}
 
 
 def completion_ids(service: Service, body: CompletionBody, many: list[Any]) -> list[list[int]]:
@@ -248,7 +241,9 @@ def templated(service: Service, body: ChatBody, apply: Callable[[list[Any], list
 
 def template_message(service: Service, message: Message) -> dict[str, Any]:
     """A message in the form for templates: the arguments of its calls are objects."""
-    given: dict[str, Any] = message.model_dump(exclude_unset=True) | {"content": text_of(message)}
+    given: dict[str, Any] = message.model_dump(exclude_unset=True) | {
+        "content": joined(message.content)
+    }
     if given.get("tool_calls"):
         refuse_unless(service.tool_format is not None, "messages", service.why_no_tools)
         calls, limits = given["tool_calls"], service.settings.limits
@@ -272,17 +267,6 @@ def call_of(call: Any, limits: Limits) -> dict[str, Any]:
     except (LookupError, TypeError, ValueError) as error:
         reason = "a call in tool_calls must have a function with a name and a JSON object"
         raise bad("messages", f"{reason} as its arguments") from error
-
-
-def text_of(message: Message) -> str:
-    """A message's text; its text parts are joined."""
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    for part in message.content:
-        text = part.get("type") == "text" and isinstance(part.get("text"), str)
-        got = f"only parts of text are supported, got {part.get('type')!r}"
-        refuse_unless(text, "messages", got)
-    return "".join(part["text"] for part in message.content)
 
 
 def source_of(service: Service, body: ChatBody) -> Source | None:
@@ -330,7 +314,10 @@ class Reader:
     """Converts the deltas of one answer to content, reasoning and calls."""
 
     def __init__(
-        self, parser: Parser | None, several: bool = True, closing: str | None = None
+        self,
+        parser: TagParser | TemplateParser | None,
+        several: bool = True,
+        closing: str | None = None,
     ) -> None:
         self._parser, self._several, self._closing = parser, several, closing
         self._calls = 0  # calls seen so far
@@ -392,7 +379,7 @@ class ChatReply(OpenAIReply):
             logprobs=((body.top_logprobs or 0) if body.logprobs else None, "top_logprobs"),
             stops=body.stops if closing is None else (*body.stops, closing),
             eos=service.eos,
-            hidden=None if tools is None else tools.hidden.union(service.eos),
+            hidden=service.hidden if tools is None else tools.hidden.union(service.eos),
             tools=predicted,
             first=False,
         )
@@ -403,15 +390,14 @@ class ChatReply(OpenAIReply):
             if tools is not None:
                 parser = tools.parser(service.tokenizer, text, body.offered, body.must_call)
             self._readers.append(Reader(parser, body.several, closing))
-        self._names = [service.names(each) for each in self.requests if body.logprobs]
 
-    def choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         reader = self._readers[index]
         return {
             "index": index,
-            "message": message_of([part for each in deltas for part in reader.read(each)]),
-            "finish_reason": reader.reason(deltas[-1].ended or STOP),
-            "logprobs": self._logprobs(index, deltas),
+            "message": message_of(reader.read(delta)),
+            "finish_reason": reader.reason(delta.ended or STOP),
+            "logprobs": self._logprobs(index, delta),
         }
 
     def first_chunks(self) -> list[dict[str, Any]]:
@@ -426,29 +412,14 @@ class ChatReply(OpenAIReply):
         if delta.ended:
             chunks[-1]["finish_reason"] = reader.reason(delta.ended)
         if chunks:
-            chunks[0]["logprobs"] = self._logprobs(index, [delta])
+            chunks[0]["logprobs"] = self._logprobs(index, delta)
         yield from chunks
 
-    def _logprobs(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any] | None:
-        if not self._names:
+    def _logprobs(self, index: int, delta: Delta) -> dict[str, Any] | None:
+        if not self.body.logprobs:
             return None
-        names, hidden = self._names[index], self.requests[index].hidden
-
-        def named(token: int, name: str, logprob: float | None) -> dict[str, Any]:
-            """A token's text and bytes. The joined bytes of all tokens are the answer's text."""
-            data = self.service.bytes_of(token, hidden)
-            known = None if data is None else list(data)
-            return {"token": name, "bytes": known, "logprob": logprob or 0.0}
-
-        content = []
-        rows = [each for delta in deltas for each in delta.logprobs]
-        for row, last in ended_rows(rows, deltas[-1].ended):
-            name = names.add(row.token, last=last)
-            top = [
-                named(token, name if token == row.token else names.alone(token), value)
-                for token, value in row.top
-            ]
-            content.append({**named(row.token, name, row.logprob), "top_logprobs": top})
+        hidden = self.requests[index].hidden
+        content = [self.service.bytes_of.row(each, hidden) for each in delta.logprobs]
         return {"content": content, "refusal": None}
 
 

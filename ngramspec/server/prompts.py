@@ -200,13 +200,6 @@ class TextEncoder:
             raise TooManyTokensError(len(ids))
         return ids
 
-    def framing(self, prompt: str | list[int]) -> int:
-        """How many of a prompt's first ids ``encode_prompt`` adds, which are not in its text."""
-        if not isinstance(prompt, str) or not self.lead:
-            return 0
-        own = self.tokenizer.decode(self.lead, skip_special_tokens=False)
-        return 0 if prompt.startswith(own) else len(self.lead)
-
     def encode(self, text: str, max_ids: int | None = None) -> list[int]:
         """The ids of a text, without control tokens; see ``encode_with``."""
         if max_ids is not None and len(text) > max_ids * self.longest:
@@ -336,17 +329,16 @@ def random_digits() -> str:
 
 
 class FillInTheMiddle:
-    """Makes prompts in one family's format; ``encode`` reads names of special tokens as text."""
+    """Makes prompts in one family's format; names of special tokens in users' texts are text."""
 
-    def __init__(self, family: Family, tokenizer: Any, encode: Callable[[str], list[int]]) -> None:
-        self.family = family
-        self.encode = encode
-        vocabulary = tokenizer.get_vocab()
+    def __init__(self, family: Family, encoder: TextEncoder) -> None:
+        self.family, self.encode = family, encoder.encode
+        vocabulary = encoder.tokenizer.get_vocab()
         self._ids: dict[str, str | list[int]] = {name: [vocabulary[name]] for name in family.tokens}
         self._pieces = re.compile(rf"({'|'.join(map(re.escape, family.tokens))}|\{{\w+\}})")
         known = (each for each in (*family.ends, *family.tokens) if each in vocabulary)
         self.ends = tuple(vocabulary[each] for each in known)
-        self._lead = leading_tokens(tokenizer)
+        self._lead = encoder.lead
 
     def prompt(
         self,

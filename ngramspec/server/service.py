@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -19,7 +18,15 @@ from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import CallFormat
 from ngramspec.hf_model.compat.extras import vocab_size
 from ngramspec.hf_model.compat.names import embedding_count, position_limit
-from ngramspec.server.bodies import TEMPLATE_FIELDS, Body, Common, Extras, Prediction, Reading
+from ngramspec.server.bodies import (
+    TEMPLATE_FIELDS,
+    Body,
+    Common,
+    Extras,
+    Prediction,
+    Reading,
+    joined,
+)
 from ngramspec.server.engine import (
     Answers,
     CompletionRequest,
@@ -34,18 +41,19 @@ from ngramspec.server.grammars import INSTALL, GrammarPool, Source
 from ngramspec.server.prompts import FillInTheMiddle, TextEncoder, TooManyTokensError, family_of
 from ngramspec.server.responses import ApiError, Stream, bad, json_response, refuse_unless
 from ngramspec.server.settings import ANYONE, Client, ServerSettings, Shelf
-from ngramspec.server.text import Detokenizer, TokenBytes, TokenNames
+from ngramspec.server.text import Detokenizer, TokenBytes, hidden_ids
 from ngramspec.server.tools import find_format
 
 BUILD = f"ngramspec {__version__}"
 MAX_REFERENCE_TOKENS = 1 << 18
 MAX_LOGPROBS = 1 << 19  # of all tokens of a response
 DECODED_TOKENS = 4096  # at once, as decoding holds the GIL
+BAN = -10_000.0  # the bias of a token that is never chosen while another one is allowed
 JOINED_TOKENS = 16  # of a prompt's end, which are repeated before a prediction
-SAMPLING_FIELDS = (  # with OpenAI's names, passed on unless they are null
+SAMPLING_FIELDS = {  # with OpenAI's names, passed on unless they are null
     *("temperature", "top_p", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
+}
 
 
 class Service:
@@ -58,9 +66,9 @@ class Service:
         self.engine, self.settings = engine, settings
         self.corpora = Shelf(settings.corpora)
         self.text = TextEncoder(tokenizer)
-        self.bytes_of = TokenBytes(tokenizer)
+        self.bytes_of, self.hidden = TokenBytes(tokenizer), hidden_ids(tokenizer)
         family = family_of(tokenizer)
-        self.fim = None if family is None else FillInTheMiddle(family, tokenizer, self.text.encode)
+        self.fim = None if family is None else FillInTheMiddle(family, self.text)
         self.tool_format, self.why_no_tools = find_format(model, tokenizer)
         plain = self.tool_format is not None and self.tool_format.template is None
         template = str(getattr(tokenizer, "chat_template", None))
@@ -116,15 +124,6 @@ class Service:
             raise bad(param, f"{missing} the middle; {remedy}")
         return self.fim
 
-    def head(self, key: str) -> dict[str, Any]:
-        """The first fields of an OpenAI response with this id."""
-        return {
-            "id": key,
-            "created": int(time.time()),
-            "model": self.settings.name,
-            "system_fingerprint": BUILD,
-        }
-
     def check_text(self, text: str, param: str = "prompt") -> None:
         """Refuse a text that cannot fit into the context, without encoding it."""
         max_size = self.context * self.text.longest
@@ -146,16 +145,10 @@ class Service:
         if len(ids) <= DECODED_TOKENS:
             text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
             return text
-        decoder = Detokenizer(self.tokenizer, (), hidden=())
+        decoder = Detokenizer(self.tokenizer, ())
         ends = range(0, len(ids), DECODED_TOKENS)
         parts = [decoder.add(ids[at : at + DECODED_TOKENS]) for at in ends]
         return "".join((*parts, decoder.add((), last=True)))
-
-    def names(self, request: CompletionRequest, framing: int = 0) -> TokenNames:
-        prompt, hidden, echoed = request.prompt.tolist(), request.hidden, request.prompt_logprobs
-        return TokenNames(
-            self.tokenizer, self.bytes_of, prompt, hidden, framing=framing, echoed=echoed
-        )
 
     def check_prompt(self, ids: Sequence[int], param: str = "prompt") -> Int32:
         """A prompt as int32 (n,); an ApiError if it is empty, too long, or has an unknown id."""
@@ -206,21 +199,8 @@ class Service:
             refuse_unless(name in corpora, "ngramspec.stores", message)
         return (*own, *(corpora[name] for name in names))
 
-    def reference(self, body: Body) -> Callable[[Int32], Int32 | None]:
-        """A function from a prompt to the text that its answers will probably resemble, or None."""
-        prediction: Prediction | None = getattr(body, "prediction", None)
-        like = self._reference_ids("ngramspec.reference", body.ngramspec.reference)
-        text = None if prediction is None else prediction.text
-        predicted = self._reference_ids("prediction", text)
-
-        def reference_for(prompt: Int32) -> Int32 | None:
-            joined = prompt[-JOINED_TOKENS:] if len(predicted) else predicted
-            whole = np.concatenate((like, joined, predicted))
-            return whole if len(whole) else None
-
-        return reference_for
-
-    def _reference_ids(self, name: str, given: str | list[int] | None) -> Int32:
+    def reference_ids(self, name: str, given: str | list[int] | None) -> Int32:
+        """The ids of text that an answer will probably resemble; none if it is not given."""
         try:
             ids = self.text.encode(given, MAX_REFERENCE_TOKENS) if isinstance(given, str) else given
             count = len(ids or ())
@@ -231,17 +211,23 @@ class Service:
         return np.array(ids or (), np.int32)
 
     def sampling(self, body: Common) -> Sampling:
-        given = {name: getattr(body, name) for name in SAMPLING_FIELDS}
-        biases = body.logit_bias or {}
-        for name in biases:
-            known = name.isascii() and name.isdigit() and int(name) < self.vocabulary
-            refuse_unless(known, "logit_bias", f"{name!r} is no token id below {self.vocabulary}")
         return Sampling(
             top_k=max(body.top_k or 0, 0),
-            logit_bias={int(name): bias for name, bias in biases.items() if bias},
+            logit_bias=self.biases(body.logit_bias or {}),
             seed=None if body.seed is None else body.seed % 2**63,
-            **{name: value for name, value in given.items() if value is not None},
+            **body.model_dump(include=SAMPLING_FIELDS, exclude_none=True),
         )
+
+    def biases(self, given: Any) -> dict[int, float]:
+        """The bias of each token id, see ``LlamaBias``; a text's applies to each of its tokens."""
+        found: dict[int, float] = {}
+        for key, bias in given.items() if isinstance(given, dict) else given:
+            number = isinstance(given, dict) and key.isascii() and key.isdigit() and len(key) <= 20
+            ids = [int(key)] if number or isinstance(key, int) else self.text.encode(key)
+            self.check_ids(ids, "logit_bias")
+            for token in ids:
+                found[token] = found.get(token, 0.0) + (BAN if bias is False else bias)
+        return {token: bias for token, bias in found.items() if bias}
 
 
 class Reply(ABC):
@@ -279,37 +265,37 @@ class Reply(ABC):
         service, body = self.service, self.body
         common = {
             "user": self.client.user,
+            "hidden": service.hidden,
             "stops": body.stops,
             "stores": service.stores(body.ngramspec, self.client),
             "speculate": body.ngramspec.speculate,
             "session": getattr(body, "prompt_cache_key", None) or None,
             "top_logprobs": logprobs[0],
         }
-        reference, found = service.reference(body), list[CompletionRequest]()
+        like = service.reference_ids("ngramspec.reference", body.ngramspec.reference)
+        prediction: Prediction | None = getattr(body, "prediction", None)
+        text = None if prediction is None else joined(prediction.content)
+        predicted = service.reference_ids("prediction", text)
+        found: list[CompletionRequest] = []
         for prompt in prompts:
+            before = prompt[-JOINED_TOKENS:] if len(predicted) else predicted
+            reference = np.concatenate((like, before, predicted))
             own = {
                 "prompt": prompt,
                 "max_tokens": service.max_tokens(*max_tokens, prompt),
                 "eos": service.ends_of(prompt),
-                "reference": reference(prompt),
+                "reference": reference if len(reference) else None,
             }
             found += answers_of(sampling, n, **(common | own | more))
-        count = sum(
-            (each.max_tokens + len(each.prompt) * each.prompt_logprobs) * (each.top_logprobs + 1)
-            for each in found
-            if each.top_logprobs is not None
-        )
-        refuse_unless(
-            count <= MAX_LOGPROBS,
-            logprobs[1],
-            f"a response may have at most {MAX_LOGPROBS} log-probabilities, and this one might have"
-            f" {count}; ask for fewer of each token, fewer tokens or fewer answers",
-        )
+        rows = [each for each in found if each.top_logprobs is not None]
+        count = sum(each.max_tokens * (1 + (each.top_logprobs or 0)) for each in rows)
+        message = f"a response may have at most {MAX_LOGPROBS} log-probabilities, got {count}"
+        refuse_unless(count <= MAX_LOGPROBS, logprobs[1], message)
         return found
 
     @abstractmethod
-    def whole(self, jobs: Sequence[Job], found: Sequence[Sequence[Delta]]) -> Any:
-        """The JSON of all answers' deltas. With log-probabilities this can take seconds."""
+    def whole(self, jobs: Sequence[Job], found: Sequence[Delta]) -> Any:
+        """The JSON of whole answers. With log-probabilities this can take seconds."""
 
     @abstractmethod
     def events(self, answers: Answers) -> AsyncIterator[Any]:

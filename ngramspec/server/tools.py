@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import from_json
 
 from ngramspec.drafters.partial_json import PartialJson
 from ngramspec.server.prompts import CLOSE, OPEN, THINK, THOUGHT, prompt_text
-from ngramspec.server.text import hidden_ids
+from ngramspec.server.text import begun, hidden_ids
 
 MAX_DEPTH = 200  # of nested values, as in ``from_json``
 PROBE_NAME = "ngramspec_probe"
@@ -38,14 +38,6 @@ class Part:
     call: Call | None = None
 
 
-class Parser(Protocol):
-    """Parses one answer."""
-
-    def add(self, text: str, *, last: bool = False) -> list[Part]:
-        """Add text, and return the parts that are decided; nothing is held back if ``last``."""
-        ...
-
-
 class TagParser:
     """Parses ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, or a list of such calls."""
 
@@ -57,6 +49,7 @@ class TagParser:
         self._after_call = False
 
     def add(self, text: str, *, last: bool = False) -> list[Part]:
+        """Add text, and return the parts that are decided; nothing is held back if ``last``."""
         self._held += text
         parts: list[Part] = []
         while self._held and (found := self._next(last)) is not None:
@@ -114,12 +107,6 @@ class TagParser:
         return [Part(text)] if text else None
 
 
-def begun(text: str, tag: str) -> int:
-    """Number of characters at the end of a text that may begin a tag."""
-    sizes = range(min(len(tag) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if tag.startswith(text[-size:])), 0)
-
-
 def calls_of(text: str) -> list[Call]:
     """The calls that a JSON text describes; empty if it does not describe calls."""
     try:
@@ -153,6 +140,7 @@ class TemplateParser:
         self._failed = False
 
     def add(self, text: str, *, last: bool = False) -> list[Part]:
+        """As ``TagParser.add``."""
         parts: list[Part] = []
         for letter in text:  # one by one, so that a call begins where the shown text ends
             self._text += letter
@@ -217,7 +205,7 @@ class ToolFormat:
 
     def parser(
         self, tokenizer: Any, prompt: str, tools: Sequence[dict[str, Any]], forced: bool
-    ) -> Parser:
+    ) -> TagParser | TemplateParser:
         """A parser for one answer to the whole prompt's text, with the tools in the prompt."""
         if self.template is None:
             return TagParser(thinking=not forced and prompt.rfind(THINK) > prompt.rfind(THOUGHT))

@@ -177,10 +177,10 @@ def _mutated(rng: random.Random, ask: Ask) -> None:
         if act < 0.5:
             body[rng.choice(fields_of(ask.path))] = value
             continue
-        places = [*_places(body)]
-        if not places:
+        found = [*places(body)]
+        if not found:
             break
-        holder, name = rng.choice(places)
+        holder, name = rng.choice(found)
         if act < 0.8:
             holder[name] = value
         elif act < 0.87:
@@ -200,7 +200,7 @@ def fields_of(path: str) -> list[str]:
     return [*BODY_ROUTES[path].kind.model_fields, "unknown_field", "max_tokenz"]
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Where the values of a JSON value are."""
     names: Any = ()
     if isinstance(value, dict):
@@ -209,7 +209,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         names = range(len(value))
     for name in [*names][:50]:
         yield value, name
-        yield from _places(value[name])
+        yield from places(value[name])
 
 
 def _nested(rng: random.Random, value: Any) -> Any:

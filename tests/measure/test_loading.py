@@ -13,7 +13,7 @@ from byte_model import ByteTokenizer, tiny_model
 
 from ngramspec.measure import models
 from ngramspec.measure.calls import difference
-from ngramspec.server.prompts import FillInTheMiddle, family_of
+from ngramspec.server.prompts import FillInTheMiddle, TextEncoder, family_of
 
 
 def test_a_model_that_cannot_be_loaded_is_a_usage_error(tmp_path):
@@ -67,7 +67,7 @@ def test_the_tokenizer_of_a_gguf_file_has_its_template_and_its_special_tokens(tm
     assert capfd.readouterr().err == ""
     assert loaded.encode("abc", chat=True) == loaded.tokenizer("abc")["input_ids"]
     assert loaded.tokenizer.decode(loaded.eos_ids) == "<|im_end|>"
-    fim = FillInTheMiddle(family_of(loaded.tokenizer), loaded.tokenizer, loaded.tokenizer.encode)
+    fim = FillInTheMiddle(family_of(loaded.tokenizer), TextEncoder(loaded.tokenizer))
     asked = "<|fim_prefix|>a<|fim_suffix|>c<|fim_middle|>"
     assert loaded.tokenizer.decode(fim.prompt("a", "c")) == asked
     assert "<|endoftext|>" in loaded.tokenizer.decode(fim.ends)

@@ -156,7 +156,7 @@ def test_without_a_key_nothing_is_read_or_told_of_a_body(model, monkeypatch):
         assert parsed == [b"{"]
 
 
-def test_a_key_may_come_as_x_api_key(model):
+def test_a_key_is_a_bearer_token_or_comes_as_x_api_key(model):
     with served(model, keys={"ann": "key of ann", "bob": "key-of-bob"}) as client:
 
         def status(**headers):
@@ -166,6 +166,8 @@ def test_a_key_may_come_as_x_api_key(model):
         assert status(X_Api_Key="key of ann") == 200
         assert status(X_Api_Key="Bearer key-of-bob") == 401
         assert status(X_Api_Key="") == 401
+        for wrong in ("Bearer", "Bearer key", "Basic key-of-bob", "key-of-bob"):
+            assert status(Authorization=wrong) == 401
         assert status(Authorization="Bearer key-of-bob", X_Api_Key="wrong") == 200
         assert status(Authorization="Bearer wrong", X_Api_Key="key-of-bob") == 401
         body = BODIES["/v1/completions"] | {"ngramspec": {"usage": True}, "prompt": "some text"}

@@ -16,19 +16,15 @@ pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'"
 xgrammar = pytest.importorskip("xgrammar", reason="pip install --no-deps xgrammar==0.2.8")
 
 from ngramspec.server import grammars  # noqa: E402
-from ngramspec.server.grammars import (  # noqa: E402
-    GrammarPool,
-    UnusableGrammarError,
-    _Kept,
-    _Worker,
-)
+from ngramspec.server.grammars import GrammarPool, _Kept, _Worker  # noqa: E402
 from ngramspec.server.responses import ApiError  # noqa: E402
 
 ROUTE = "/v1/chat/completions"
 END = 100
 LONG = 600.0  # seconds; no test waits for it
-SIMPLE = "json_schema", json.dumps({"type": "object"})
-ENDLESS = "json_schema", json.dumps({"enum": ["endless"]})  # see stub_grammar_worker
+FIELD = "response_format"
+SIMPLE = FIELD, "json_schema", json.dumps({"type": "object"})
+ENDLESS = FIELD, "json_schema", json.dumps({"enum": ["endless"]})  # see stub_grammar_worker
 NESTED = {"type": "boolean"}
 for _ in range(180):  # more are refused before they are parsed
     NESTED = {"type": "array", "items": NESTED}  # xgrammar compiles it for hours
@@ -149,18 +145,18 @@ def test_compiling_ends_when_the_client_disconnects(model, asked, stub):
 
 def test_a_users_slow_grammar_does_not_stop_another_users(asked, stub):
     async def test(pool):
-        slow = [asyncio.ensure_future(pool.compile("ann", *ENDLESS)) for _ in range(3)]
+        slow = [asyncio.ensure_future(pool.compile("ann", ENDLESS)) for _ in range(3)]
         await until(lambda: asked)
         with pytest.raises(ApiError, match="too many") as error:
-            await pool.compile("ann", *SIMPLE)
+            await pool.compile("ann", SIMPLE)
         assert error.value.status == 429
-        assert await asyncio.wait_for(pool.compile("bob", *SIMPLE), 120)  # against hanging only
+        assert await asyncio.wait_for(pool.compile("bob", SIMPLE), 120)  # against hanging only
         assert len(asked) == 2, "the others of ann wait for their turn"
         for task in slow:
             task.cancel()
         await asyncio.wait(slow)
         assert len(pool.workers) == 1, "bob's stays"
-        assert await pool.compile("ann", *SIMPLE)
+        assert await pool.compile("ann", SIMPLE)
         assert len(pool.workers) == 1
 
     pooled(test, waiting=3)
@@ -177,36 +173,37 @@ def test_a_worker_uses_half_of_the_cores(monkeypatch, cores, threads):
 
 def test_compiled_grammars_are_kept_for_each_user_apart(asked, stub):
     async def test(pool):
-        first, again = [await pool.compile("ann", *SIMPLE) for _ in range(2)]
+        first, again = [await pool.compile("ann", SIMPLE) for _ in range(2)]
         assert first is again
         assert len(asked) == 1
-        await pool.compile("bob", *SIMPLE)
+        await pool.compile("bob", SIMPLE)
         assert len(asked) == 2, "else the time tells bob that ann used it"
-        assert await pool.compile("ann", *SIMPLE) is first
+        assert await pool.compile("ann", SIMPLE) is first
 
     pooled(test)
 
 
 def test_the_least_recently_used_grammar_goes():
     kept = _Kept(300)
+    sources = {text: (FIELD, "json_schema", text) for text in "abcde"}
     for text in "abc":
-        kept.add("json_schema", text, SimpleNamespace(memory_size_bytes=99))
-    kept.get("json_schema", "a")
-    kept.add("json_schema", "d", SimpleNamespace(memory_size_bytes=99))
-    assert [text for text in "abcd" if kept.get("json_schema", text) is None] == ["b"]
-    kept.add("json_schema", "e", SimpleNamespace(memory_size_bytes=999))
-    assert all(kept.get("json_schema", text) is None for text in "abcde")
+        kept.add(sources[text], SimpleNamespace(memory_size_bytes=99))
+    kept.get(sources["a"])
+    kept.add(sources["d"], SimpleNamespace(memory_size_bytes=99))
+    assert [text for text in "abcd" if kept.get(sources[text]) is None] == ["b"]
+    kept.add(sources["e"], SimpleNamespace(memory_size_bytes=999))
+    assert all(kept.get(each) is None for each in sources.values())
 
 
 def test_a_grammar_that_ends_the_compiler_is_refused_and_the_next_one_compiled(asked, stub):
     async def test(pool):
-        broken = asyncio.ensure_future(pool.compile("ann", *ENDLESS))
+        broken = asyncio.ensure_future(pool.compile("ann", ENDLESS))
         await until(lambda: asked)
         (worker,) = pool.workers
         await until(lambda: worker.process.pid)
         worker.process.kill()
-        with pytest.raises(UnusableGrammarError, match="failed"):
+        with pytest.raises(ApiError, match=f"{FIELD}: the schema cannot be used: .* failed"):
             await broken
-        assert await pool.compile("ann", *SIMPLE)
+        assert await pool.compile("ann", SIMPLE)
 
     pooled(test)

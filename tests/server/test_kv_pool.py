@@ -46,6 +46,9 @@ class Letters:
     def decode(self, ids, **kwargs):
         return "a" * len(ids)
 
+    def convert_tokens_to_ids(self, name):
+        return None
+
 
 def fresh(model, prompt, count=4):
     ids = torch.tensor(prompt[None].astype(np.int64))

@@ -410,12 +410,6 @@ def test_a_text_that_begins_with_the_bos_token_gets_no_second_one():
     assert TextEncoder(begun(adds=False)).encode_prompt("##a", True, None) == [bos, bos, a]
 
 
-def test_the_framing_of_a_prompt_is_what_its_text_does_not_have():
-    encoder = TextEncoder(begun())
-    assert [encoder.framing(each) for each in ("a", "#a", [1, 2])] == [1, 0, 0]
-    assert TextEncoder(letters()).framing("a") == 0
-
-
 def test_every_route_reads_a_prompt_with_its_bos_token_as_one_without(model):
     pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
     tokenizer = begun()
@@ -474,7 +468,7 @@ def tokenizer_of(family):
 
 
 def fim_of(family, tokenizer):
-    return FillInTheMiddle(family, tokenizer, TextEncoder(tokenizer).encode)
+    return FillInTheMiddle(family, TextEncoder(tokenizer))
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

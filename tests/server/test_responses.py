@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
 from serving import JSON, ROUTES, ask, events, letters, served
@@ -92,41 +91,12 @@ def test_the_log_probabilities_of_a_response_are_bounded(client, monkeypatch):
     for route, body, more, param in (
         ("/v1/completions", short, {"n": 3}, "logprobs"),
         ("/v1/completions", short, {"max_tokens": 9}, "logprobs"),
-        ("/v1/completions", {**short, "echo": True}, {"logprobs": 3}, "logprobs"),
         ("/v1/chat/completions", chat, {"top_logprobs": 1}, "top_logprobs"),
     ):
         assert client.post(route, json=body).status_code == 200
         error = refused(client.post(route, json=body | more))
         assert error["param"] == param
         assert "at most 24 log-probabilities" in error["message"]
-
-
-def test_log_probabilities_of_a_prompt_are_streamed_in_pieces(client, monkeypatch):
-    from ngramspec.server import openai_api
-
-    body = {"prompt": "the cat sat on the mat", "max_tokens": 4, "echo": True, "logprobs": 2}
-    body |= {"temperature": 0}
-    whole = ask(client, **body)["choices"][0]
-    monkeypatch.setattr(openai_api, "STREAMED_ROWS", 5)
-    answer = client.post("/v1/completions", json={**body, "stream": True})
-    choices = [each["choices"][0] for each in events(answer.text)]
-    assert "".join(each["text"] for each in choices) == whole["text"]
-    found = {}
-    for name in whole["logprobs"]:
-        parts = [each["logprobs"][name] for each in choices]
-        found[name] = [row for part in parts for row in part]
-        assert max(map(len, parts)) <= 5
-    expected = whole["logprobs"]
-    assert [found[name] for name in ("tokens", "text_offset")] == [
-        expected[name] for name in ("tokens", "text_offset")
-    ]
-    # The second request reuses the first one's cache, so its forwards have another width.
-    close = partial(pytest.approx, rel=1e-4, abs=1e-4)
-    assert found["token_logprobs"][1:] == close(expected["token_logprobs"][1:])
-    for mine, theirs in zip(found["top_logprobs"][1:], expected["top_logprobs"][1:], strict=True):
-        assert mine == close(theirs)
-    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
-    assert [each["finish_reason"] for each in choices[:-1]] == [None] * (len(choices) - 1)
 
 
 GREEDY = {"max_tokens": 24, "temperature": 0}

@@ -9,7 +9,7 @@ import pytest
 from conftest import tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import ask, letters, parts_of, served
+from serving import ask, parts_of, served
 from tiny_tokenizers import over_bytes, with_fallback
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -20,7 +20,7 @@ from ngramspec.server.text import (
     StopText,
     TokenBytes,
     TokenLogprobs,
-    TokenNames,
+    hidden_ids,
 )
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
@@ -62,17 +62,12 @@ def tokens_of(tokenizer):
 def test_any_tokens_in_any_pieces_join_to_the_decode_of_all(tokenizer, data):
     tokens = data.draw(tokens_of(tokenizer))
     cuts = data.draw(st.lists(st.integers(1, 60), max_size=6))
-    for hidden in (None, (), frozenset({1, 5})):
-        shown = Detokenizer(tokenizer, (), hidden=hidden)
-        visible = [each for each in tokens if each not in (hidden or ())]
-        whole = tokenizer.decode(visible, skip_special_tokens=hidden is None)
-        assert "".join(pieces_of(shown, tokens, cuts)) == whole
-
-
-def test_a_space_after_a_special_token_is_shown_after_a_byte():
-    tokens = FALLBACK.convert_tokens_to_ids(["<0x00>", "<unk>", "▁"])
-    shown = Detokenizer(FALLBACK, ())
-    assert shown.add(tokens[:1]) + shown.add(tokens[1:], last=True) == "\0 "
+    for hidden in (hidden_ids(tokenizer), (), frozenset({1, 5})):
+        shown = Detokenizer(tokenizer, (), hidden)
+        visible = [each for each in tokens if each not in hidden]
+        assert "".join(pieces_of(shown, tokens, cuts)) == tokenizer.decode(visible)
+    skipped = tokenizer.decode(tokens, skip_special_tokens=True)
+    assert "".join(pieces_of(Detokenizer(tokenizer, (), hidden_ids(tokenizer)), tokens)) == skipped
 
 
 @pytest.mark.parametrize("tokenizer", [OVER_BYTES, FALLBACK], ids=["bytes", "fallback"])
@@ -114,20 +109,20 @@ class Counted:
         (byte_tokens(b"\x80" * 2000), "�" * 2000),
         (byte_tokens(b"\xe6" * 2000), "�" * 2000),
         (byte_tokens("日" * 700), "日" * 700),
-        # The characters that were shown remain.
+        # The characters that were shown remain: all but the last 49 bytes of them.
         (
             byte_tokens("日" * 100 + "\n") + byte_tokens(b"\xff" * 999),
-            "日" * 100 + "\n" + "�" * 999,
+            "日" * 84 + "�" * (49 + 999),
         ),
-        ([1] * 2000, ""),
+        ([1] * 2000, ""),  # hidden
     ],
     ids=["wrong", "begun", "valid", "wrong later", "special"],
 )
 def test_little_is_held_back_and_each_token_takes_constant_time(tokens, text):
     counted = Counted(FALLBACK)
-    pieces = pieces_of(Detokenizer(counted, ()), tokens)
+    pieces = pieces_of(Detokenizer(counted, (), hidden=(1,)), tokens)
     assert "".join(pieces) == text
-    assert len(pieces[-1]) <= 1
+    assert len(pieces[-1]) <= MAX_HELD_BYTES
     assert counted.most < 2 * MAX_HELD_BYTES
     assert counted.count < 2 * MAX_HELD_BYTES * len(tokens)
 
@@ -182,23 +177,6 @@ def test_the_longest_end_that_begins_a_stop_string_is_held_back(stop, text):
         assert shown == text[: at + 1 - held]
 
 
-def test_a_long_stop_string_is_not_compared_at_every_character():
-    class Watched(str):
-        __slots__ = ()
-        compared = 0
-
-        def startswith(self, *given):
-            Watched.compared += 1
-            return super().startswith(*given)
-
-    stop, text = Watched("z" * 999 + "!"), "z" * 500 + "y" + "z" * 500
-    shown = StopText([stop])
-    for letter in text:
-        shown.add(letter)
-    assert shown.add("", last=True) == text[-500:]
-    assert Watched.compared < 3 * len(text)
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -227,6 +205,24 @@ def random_text(rng):
     return "".join(chr(rng.randrange(*rng.choice(kinds))) for _ in range(rng.randrange(1, 40)))
 
 
+def test_an_unknown_decoders_tokens_and_special_ones_have_the_bytes_of_their_text():
+    words = Tokenizer(models.WordPiece({"a": 0, "##b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words.decoder = decoders.WordPiece()
+    bytes_of = TokenBytes(PreTrainedTokenizerFast(tokenizer_object=words))
+    assert [bytes_of(1), bytes_of(0), bytes_of(10**6)] == [b"b", b" a", b""]
+    end, bytes_of = OVER_BYTES.eos_token_id, TokenBytes(OVER_BYTES)
+    assert bytes_of(end) == b"<|end|>"
+    row = bytes_of.row(TokenLogprobs(end, -1.0), {end})
+    shown = {"id": end, "token": "<|end|>", "bytes": [], "logprob": -1.0, "top_logprobs": []}
+    assert row == shown
+
+
+@pytest.mark.parametrize("tokenizer", [OVER_BYTES, FALLBACK], ids=["bytes", "fallback"])
+def test_a_token_is_named_by_its_text_with_spaces_or_its_bytes(tokenizer):
+    ids = tokenizer(" é", add_special_tokens=False)["input_ids"][-3:]
+    assert [*map(TokenBytes(tokenizer).name, ids)] == [" ", "bytes:\\xc3", "bytes:\\xa9"]
+
+
 def joined(tokenizer, text):
     ids, bytes_of = tokenizer(text, add_special_tokens=False)["input_ids"], TokenBytes(tokenizer)
     return b"".join(bytes_of(each) for each in ids)
@@ -250,26 +246,6 @@ def test_the_embedded_models_tokens_have_their_bytes(smollm2):
         parts += any("\ufffd" in tokenizer.decode([id]) for id in ids)
         assert joined(tokenizer, text) == text.encode()
     assert parts > 100
-
-
-def test_special_tokens_add_no_bytes_unless_they_are_shown():
-    tokenizer = over_bytes()
-    bytes_of = TokenBytes(tokenizer)
-    end, tool = tokenizer.convert_tokens_to_ids(["<|end|>", "<tool>é"])
-    assert bytes_of(end) == b""
-    assert bytes_of(end, hidden=frozenset()) == b"<|end|>"
-    assert bytes_of(tool) == "<tool>é".encode()
-    assert bytes_of(tool, hidden={tool}) == b""
-
-
-def test_a_tokenizer_whose_bytes_are_not_known_has_none():
-    words = Tokenizer(models.WordPiece({"a": 0, "##b": 1, "[UNK]": 2}, unk_token="[UNK]"))
-    words.decoder = decoders.WordPiece()
-    assert TokenBytes(PreTrainedTokenizerFast(tokenizer_object=words))(1) is None
-    without = Tokenizer(models.BPE({"a": 0}, []))
-    assert TokenBytes(PreTrainedTokenizerFast(tokenizer_object=without))(0) is None
-    assert TokenBytes(letters())(33) == b"A"
-    assert TokenBytes(over_bytes())(10**6) is None
 
 
 def chat_tokens(client, stream, body):
@@ -297,81 +273,12 @@ def test_a_chats_log_probabilities_have_the_bytes_of_its_text(stream):
 
 
 PROMPT = "日 be"
-SHORT_TEXTS = st.text(alphabet="aé日😀 漢\n", max_size=12)
-
-
-def names_of(tokenizer, prompt=(), **more):
-    return TokenNames(tokenizer, TokenBytes(tokenizer), prompt, **more)
-
-
-@pytest.mark.parametrize("tokenizer", [OVER_BYTES, FALLBACK], ids=["bytes", "fallback"])
-@given(prompt=SHORT_TEXTS, answer=SHORT_TEXTS, data=st.data())
-def test_names_join_to_the_text_and_offsets_are_where_they_begin(tokenizer, prompt, answer, data):
-    ids = tokenizer(prompt + answer)["input_ids"]
-    lead = int(ids[:1] == [tokenizer.bos_token_id])
-    at = data.draw(st.integers(lead, len(ids)))
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    if "�" in tokenizer.decode(ids[:at]):
-        return
-    names, found, offsets = names_of(tokenizer, ids[:at], echoed=True, framing=lead), [], []
-    for number, each in enumerate(ids):
-        offsets.append(names.offset)
-        found.append(names.add(each, last=number == len(ids) - 1))
-    assert "".join(found[lead:]) == text
-    for offset, name in zip(offsets[lead:], found[lead:], strict=True):
-        assert text[offset : offset + len(name)] == name
-
-
-def test_a_word_keeps_its_space_and_a_part_of_a_character_has_no_text():
-    space, word, *parts = FALLBACK.convert_tokens_to_ids(["▁", "a", "<0xC3>", "<0xA9>"])
-    names = names_of(FALLBACK, [word])
-    assert [names.add(each) for each in (space, word, *parts, word)] == [" ", "a", "", "", "éa"]
-    assert [names.alone(each) for each in (space, parts[0])] == [" ", "bytes:\\xc3"]
-    assert [names.add(parts[0]), names.add(parts[1], last=True)] == ["", "é"]
-
-
-def test_hidden_tokens_have_their_names_but_no_place_in_the_text():
-    end = OVER_BYTES.eos_token_id
-    for hidden in (None, frozenset({end})):
-        names = names_of(OVER_BYTES, OVER_BYTES("b")["input_ids"], hidden=hidden)
-        assert names.add(OVER_BYTES.convert_tokens_to_ids("a")) == "a"
-        assert names.add(end) == "<|end|>"
-        assert names.offset == 1
-
-
-def test_probable_tokens_with_one_name_are_all_reported():
-    first, second, byte, letter = FALLBACK.convert_tokens_to_ids(
-        ["<0xC3>", "<0xE6>", "<0x61>", "a"]
-    )
-    names = names_of(FALLBACK)
-    top = ((first, -1.0), (second, -2.0), (letter, -3.0), (byte, -4.0))
-    assert names.of(TokenLogprobs(first, -1.0, top), "") == {
-        "": -1.0,
-        "bytes:\\xe6": -2.0,
-        "a": -3.0,
-        f"token_id:{byte}": -4.0,
-    }
-    assert names.of(TokenLogprobs(letter, -5.0, ((byte, -4.0),)), "a") == {
-        f"token_id:{byte}": -4.0,
-        "a": -5.0,
-    }
-    assert names.of(TokenLogprobs(letter, -5.0), "a") == {"a": -5.0}
 
 
 @pytest.fixture(scope="module")
 def client():
     with served(tiny_llama(vocab=len(FALLBACK)), FALLBACK) as client:
         yield client
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_chats_names_join_to_its_text_with_spaces(client, stream):
-    biased = FALLBACK.convert_tokens_to_ids(["▁", "a", "b", "<0xC3>", "<0xA9>"])
-    body = {"messages": [{"role": "user", "content": "be"}], "max_tokens": 40, "seed": 4}
-    body |= {"logprobs": True, "top_logprobs": 3, "logit_bias": {str(n): 100 for n in biased}}
-    text, tokens = chat_tokens(client, stream, body)
-    assert " " in text
-    assert "".join(each["token"] for each in tokens) == text
 
 
 def test_a_stop_string_in_bytes_that_are_held_back_ends_the_answer_at_once(client):
@@ -382,13 +289,3 @@ def test_a_stop_string_in_bytes_that_are_held_back_ends_the_answer_at_once(clien
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert set(text) == {"a"}
     assert answer["usage"]["completion_tokens"] == len(text) + 1
-
-
-@pytest.mark.parametrize("size", [7, 10, 11])
-def test_long_token_lists_are_decoded_in_pieces_to_the_same_text(client, monkeypatch, size):
-    from ngramspec.server import service
-
-    monkeypatch.setattr(service, "DECODED_TOKENS", size)
-    for text in ("日本é漢😀\n" * 9, "a日b 日日 b" * 9, "日日日日日" * 9, "日日日日日b" * 9):
-        ids = FALLBACK(text)["input_ids"]
-        assert client.app.state.service.decode(ids) == FALLBACK.decode(ids)
