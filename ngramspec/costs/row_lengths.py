@@ -1,4 +1,4 @@
-"""Draft lengths of rows that share a forward: what each is given of its width or its tokens."""
+"""Draft lengths of rows that share a forward by its tokens, and what a token of each is worth."""
 
 from __future__ import annotations
 
