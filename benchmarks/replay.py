@@ -21,7 +21,8 @@ from benchmarks.peers import add_peers, installed, print_skipped
 from ngramspec._native import generous_cost
 from ngramspec.cli import replay
 from ngramspec.cli.options import Options, usable, write_json
-from ngramspec.costs.row_lengths import common_length, urgencies, worthwhile_rows
+from ngramspec.costs.policies import cut_to_one_length
+from ngramspec.costs.row_lengths import urgencies, worthwhile_rows
 from ngramspec.costs.steps import rejections_after, required_tokens, scaled
 from ngramspec.decoding.ragged import MAX_UNFINISHED_SHARE
 from ngramspec.draft import Draft, Float32, Int32
@@ -187,7 +188,7 @@ class GeneratePlayer(BatchPlayer):
                 present = len(rows)
             steps += 1
             drafted, accepted = self._step_together(rows, present, steps, rejections)
-            rejections = rejections_after(rejections, drafted, accepted)
+            rejections = rejections_after(rejections, accepted) if drafted else rejections
         for row in everyone:
             row.session.close()
 
@@ -203,8 +204,7 @@ class GeneratePlayer(BatchPlayer):
             for row in rows
         ]
         weights = urgencies([row.left for row in rows], [row.at for row in rows], steps)
-        length, _ = common_length(drafts, weights, cost)
-        drafts = [draft.first(length) for draft in drafts]
+        drafts = cut_to_one_length(drafts, weights, cost)
         self.tally.cost += float(absolute[1 + max(map(len, drafts))])
         before = self.tally.drafted, self.tally.accepted
         for row, draft in zip(rows, drafts, strict=True):

@@ -92,7 +92,7 @@ class AssumedStepCosts(StepCosts):
 def no_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drafted depends neither on how fast this machine is nor on the tests before."""
     cost_model._models.clear()
-    monkeypatch.setattr(setup, "instruction_set", lambda: AMX)
+    monkeypatch.setattr(setup, "cpu_kind", lambda: AMX)
     if "measured" not in request.keywords:
         for module in (setup, joint):
             monkeypatch.setattr(module, "StepCosts", AssumedStepCosts)

@@ -8,7 +8,7 @@ import numpy as np
 from doubles import draft_of, floats, ids
 
 from ngramspec import DecodeStats, Draft, Drafter, DraftSession, Proposal, Verdict
-from ngramspec.costs.policies import FixedGamma
+from ngramspec.costs.policies import GammaController
 from ngramspec.decoding.row import Row, report_fault
 
 VOCAB = 97
@@ -66,7 +66,7 @@ def drafting_of(drafter, *, tokens=TEXT, controller=None, **more):
     """A Row of a drafter, or of what a function returns, and its statistics."""
     current = drafter if callable(drafter) else lambda: drafter
     stats = DecodeStats()
-    row = Row(partial(report_fault, stats), controller or FixedGamma(8), **more)
+    row = Row(partial(report_fault, stats), controller or GammaController(8), **more)
     row.connect(current, VOCAB, tokens)
     return row, stats
 

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 
 from ngramspec import DecodeStats
-from ngramspec.costs.policies import FixedGamma
+from ngramspec.costs.policies import GammaController
 from ngramspec.decoding.row import Row, report_fault
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.verification.rule import Rule
@@ -35,7 +35,7 @@ def two_tokens(drafter, tokens, gamma=4, samples=2000, controller=None, models=N
     for row in range(samples):
         drafting = Row(
             partial(report_fault, stats),
-            controller or FixedGamma(gamma),
+            controller or GammaController(gamma),
             begin=partial(begin, row),
         )
         drafting.connect(lambda: drafter, VOCAB, tokens)

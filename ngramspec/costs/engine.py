@@ -39,7 +39,7 @@ class LearnedEngineCosts:
             model = CostModel({1: 1.0, 2: 1.0 + row}, ENGINE_TOKEN_COUNT, CPU_SPREAD)
         else:
             model = CostModel(initial_costs(GPU, dtype), spread=GPU_SPREAD)
-        self.steps = StepCosts(model, 1, packed=True, pads=False)
+        self.steps = StepCosts(model, 1, packed=True)
 
     def curve(self, rows: int) -> Float32 | None:
         """Relative costs of steps of ``rows`` rows, or None if this step must have no draft.

@@ -1,6 +1,6 @@
 """What a forward costs: assumed at first, then learned from the times of all forwards.
 
-The one question is ``CostModel.logs(rows, positions, length, branches)``, and the one learner
+The one question is ``CostModel.logs(rows, positions, length)``, and the one learner
 answers it for single sequences, batches, joint steps and engines. The logarithm of a forward's time
 is that of a table (see ``costs.processors``), in which a row and a drafted token count as a number
 of positions that is learned, plus corrections: for the number of positions, for forwards with
@@ -95,6 +95,8 @@ class CostModel:
     Attributes:
         steps: number of steps that were learned from.
         since_plain: the number of these since the last one without a draft.
+        counts: the number of these by (rows, positions).
+        timed: rows -> the numbers of positions that were timed more than once.
     """
 
     def __init__(
@@ -105,57 +107,36 @@ class CostModel:
         saved: SavedCosts | None = None,
     ) -> None:
         self.steps, self.since_plain = 0, MAX_STEPS_WITHOUT_PLAIN
-        self._counts: dict[tuple[int, int], int] = {}  # steps by (rows, positions)
+        self.counts: dict[tuple[int, int], int] = {}
+        self.timed: dict[int, tuple[int, ...]] = {}
         self._table, self._saved, self._token = extended(table), saved, token
         self._corrections = Corrections(_covariance(spread), FORGOTTEN_PER_STEP, REVIVED_SHARE)
         self._lock = threading.Lock()
 
-    def logs(self, rows: int, positions: Int64, length: int = 0, branches: bool = False) -> Float64:
-        """Logarithms of the times of forwards, in any unit, float64 (n,).
+    def logs(self, rows: int, positions: Int64, length: int = 0) -> Float64:
+        """Logarithms of the times of forwards without branches, in any unit, float64 (n,).
 
         Args:
             rows: number of sequences.
             positions: int64 (n,), of all rows together, >= 1.
             length: context length in positions.
-            branches: whether drafts have branches, whose cost is never below that of chains.
         """
         long = positions_weight(length)
         with self._lock:
             mean = self._corrections.mean
             known = mean[:LONG] + long * mean[LONG:DRAFTED]
-            drafted, surcharge = mean[DRAFTED:ROW:2] + long * mean[DRAFTED + 1 : ROW : 2]
+            drafted = mean[DRAFTED] + long * mean[DRAFTED + 1]
             row, token = math.exp(mean[ROW]), self._token * math.exp(mean[TOKEN])
         more = positions - rows
         at = 1.0 + row * (rows - 1) + token * np.maximum(more, 0) + np.minimum(more, 0)
-        logs = np.log(np.interp(at, *self._costs(length)))
+        logs: Float64 = np.log(np.interp(at, *self._costs(length)))
         logs += np.interp(positions, KNOTS, (0.0, *known)) + drafted * (more > 0)
-        found: Float64 = logs + max(surcharge, 0.0) if branches else logs
-        return found
-
-    def count(self, rows: int, positions: int) -> int:
-        """The number of steps of such forwards that were learned from."""
-        return self._counts.get((rows, positions), 0)
-
-    def timed(self, rows: int) -> list[int]:
-        """The numbers of positions of forwards of ``rows`` rows that were timed more than once."""
-        with self._lock:
-            return [at for (of, at), count in self._counts.items() if of == rows and count > 1]
+        return logs
 
     def surcharge(self, length: int) -> float:
         """Factor on the cost of a forward whose draft has branches, >= 1."""
         short, long = self._corrections.mean[BRANCHES : BRANCHES + 2].tolist()
         return math.exp(max(short + positions_weight(length) * long, 0.0))
-
-    def deviation(self, rows: int, positions: int, length: int = 0) -> float:
-        """Posterior standard deviation of the log cost of a forward relative to a plain one."""
-        features = dict(self._features(rows, positions, length, branches=False)[1])
-        for at, value in self._features(rows, rows, length, branches=False)[1]:
-            features[at] = features.get(at, 0.0) - value
-        known = features.items()
-        with self._lock:
-            covariance = self._corrections.covariance
-            variance = sum(a * b * covariance[i, j] for i, a in known for j, b in known)
-        return math.sqrt(max(variance, 0.0))
 
     def learn(
         self,
@@ -165,23 +146,24 @@ class CostModel:
         positions: int,
         length: int = 0,
         branches: bool = False,
-    ) -> float:
+    ) -> None:
         """Learn from a forward's time, compared with the forwards ``before``, and add it to them.
 
-        The forward is described as in ``logs``, by one number of ``positions``. Returned is the
-        probability that the time was not affected by a change of the machine's speed.
+        The forward is described as in ``logs``, by one number of ``positions``. ``branches``:
+        whether its draft has some.
         """
         self.steps += 1
         self.since_plain = self.since_plain + 1 if positions > rows else 0
         with self._lock:
-            self._counts[rows, positions] = self._counts.get((rows, positions), 0) + 1
+            count = self.counts[rows, positions] = self.counts.get((rows, positions), 0) + 1
+            if count == 2:
+                self.timed[rows] = (*self.timed.get(rows, ()), positions)
             self._corrections.revived = max(REVIVED_SHARE, 1.0 / self.steps)
             assumed, features = self._features(rows, positions, length, branches)
             residual = math.log(max(seconds, 1e-9)) - assumed
             likely = self._corrections.learn(before, features, residual)
         if likely < 0.5 and not self.since_plain:
             self.since_plain = MAX_STEPS_WITHOUT_PLAIN - STEPS_AFTER_OUTLIER
-        return likely
 
     def _features(
         self, rows: int, positions: int, length: int, branches: bool
@@ -191,6 +173,8 @@ class CostModel:
         The counts of a row and of a token are not linear in their coefficients. They are linearized
         at the current estimates (an extended Kalman filter).
         """
+        if positions == 1:
+            return 0.0, []  # all costs are relative to this forward's
         long, mean, counts, place = positions_weight(length), self._corrections.mean, [], 1.0
         for at, many in ((ROW, rows - 1), (TOKEN, self._token * (positions - rows))):
             if many:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +10,17 @@ from numpy.typing import NDArray
 from ngramspec.draft import Draft, Float32
 
 Float64 = NDArray[np.float64]
+ONE_ROW = np.ones(1)
 
 
-class GammaController(Protocol):
-    """Chooses gamma in one generation. Not thread-safe."""
+class GammaController:
+    """Chooses gamma in one generation: always the same (Leviathan et al. 2023, Algorithm 1).
+
+    The base of the other policies. Not thread-safe.
+    """
+
+    def __init__(self, gamma: int) -> None:
+        self._gamma = gamma
 
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
         """The length of the next draft.
@@ -26,24 +32,14 @@ class GammaController(Protocol):
         Returns:
             gamma, 0 for no draft; and the ``cost`` argument of ``DraftSession.propose``, or None.
         """
+        return self._gamma, None
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a step that drafted ``drafted`` >= 1 tokens. By default nothing."""
-        return None
 
     def keep(self, draft: Draft) -> Draft:
         """The part of a draft to verify. By default all of it."""
         return draft
-
-
-class FixedGamma(GammaController):
-    """The same gamma at every step (Leviathan et al. 2023, Algorithm 1)."""
-
-    def __init__(self, gamma: int) -> None:
-        self._gamma = gamma
-
-    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
-        return self._gamma, None
 
 
 class HeuristicGamma(GammaController):
@@ -57,11 +53,8 @@ class HeuristicGamma(GammaController):
     INITIAL_GAMMA, MIN_GAMMA = 8, 6  # a narrower forward is hardly cheaper
 
     def __init__(self, gamma_max: int) -> None:
+        super().__init__(min(self.INITIAL_GAMMA, gamma_max))
         self._max = gamma_max
-        self._gamma = min(self.INITIAL_GAMMA, gamma_max)
-
-    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
-        return self._gamma, None
 
     def observe(self, drafted: int, accepted: int) -> None:
         if accepted < drafted:
@@ -169,11 +162,10 @@ class CostGamma(HeuristicGamma):
     def keep(self, draft: Draft) -> Draft:
         if self._surcharge is None or draft.parents is None or draft.confidence is None:
             return draft
-        times = self._surcharge()
-        if times == 1.0 or draft.proposal is not None:
+        surcharge = self._surcharge()
+        if surcharge == 1.0 or draft.proposal is not None:
             return draft
-        nodes = worthwhile_path(draft.parents, draft.confidence, self._cost(), times)
-        return draft if nodes is None else draft.path(nodes)
+        return cut_to_one_length([draft], ONE_ROW, self._cost(), surcharge)[0]
 
 
 class PrefillDraftLength:
@@ -217,12 +209,17 @@ def make_controller(
     CostGamma.
     """
     if isinstance(gamma, int):
-        return FixedGamma(gamma)
+        return GammaController(gamma)
     if gamma == "heuristic":
         return HeuristicGamma(gamma_max)
     if gamma == "threshold":
         return ThresholdGamma(gamma_max)
     return CostGamma(gamma_max, cost, surcharge)
+
+
+def confidence_of(draft: Draft) -> Float32:
+    """P(accepted | the node before is) of each node, float32 (n,); 0.5 if not known."""
+    return np.full(len(draft), 0.5, np.float32) if draft.confidence is None else draft.confidence
 
 
 def reach_of(parents: NDArray[np.int32] | None, confidence: NDArray[np.float32]) -> Float64:
@@ -272,35 +269,44 @@ def worthwhile_nodes(reach: NDArray[np.float64], cost: NDArray[np.float32]) -> i
         >>> worthwhile_nodes(np.array([0.9, 0.09]), np.array([0, 1, 1.2, 1.4], np.float32))
         1
     """
-    return _best(1 + np.cumsum(np.concatenate(([0.0], reach))), cost)
+    value = (1.0 + np.cumsum(np.concatenate(([0.0], reach)))) / cost[1 : len(reach) + 2]
+    return int(len(reach) - value[::-1].argmax())
 
 
-def worthwhile_path(
-    parents: NDArray[np.int32],
-    confidence: NDArray[np.float32],
-    cost: NDArray[np.float32],
-    surcharge: float,
-) -> list[int] | None:
-    """The path of a tree with at least as many expected tokens per cost as the whole tree, if any.
+def cut_to_one_length(
+    drafts: Sequence[Draft], weights: Float64, cost: Float32, surcharge: float = 1.0
+) -> list[Draft]:
+    """Cut the drafts of rows that share a forward of the longest draft's width.
 
-    Only prefixes of ``likeliest_path`` are considered. The empty one means a step without a draft.
+    They get the length with the most expected tokens per cost. A row with a short chain fills that
+    width with branches, if its draft has some. If branches are not worth their surcharge, it is the
+    length of the most probable paths.
 
     Args:
-        parents: int32 (n,), parents[i] < i, -1 for the last committed token.
-        confidence: float32 (n,), see ``reach_of``.
-        cost: float32 (n + 2,) or longer: [k] is the cost of k positions without branches.
+        drafts: one per row, chains or trees. Without confidence each token counts as 0.5.
+        weights: float64 (rows,), value of a token of each row, with a sum of 1.
+        cost: float32 (longest + 2,) or longer: [k] is the cost of a forward of k positions per row,
+            relative to one.
         surcharge: factor on the cost of a forward with branches.
-
-    Returns:
-        Indices of the path's nodes, in order; None if the whole tree is best.
     """
-    reach, path = reach_of(parents, confidence), likeliest_path(parents, confidence)
-    whole = (1.0 + float(reach.sum())) / float(cost[1 + len(reach)]) / surcharge
-    chain = np.cumsum(np.concatenate(([1.0], reach[path])))
-    best = _best(chain, cost)
-    return path[:best] if chain[best] / cost[best + 1] >= whole else None
+    length, value = _best_length(drafts, weights, cost)
+    if surcharge > 1.0 and any(draft.parents is not None for draft in drafts):
+        paths = [
+            draft
+            if draft.parents is None
+            else draft.path(likeliest_path(draft.parents, confidence_of(draft)))
+            for draft in drafts
+        ]
+        longest, best = _best_length(paths, weights, cost)
+        if value / surcharge <= best:
+            drafts, length = paths, longest
+    return [draft.first(length).as_chain() for draft in drafts]
 
 
-def _best(expected: NDArray[np.float64], cost: NDArray[np.float32]) -> int:
-    value = expected / cost[1 : len(expected) + 1]
-    return int(len(value) - 1 - value[::-1].argmax())
+def _best_length(drafts: Sequence[Draft], weights: Float64, cost: Float32) -> tuple[int, float]:
+    """The length with the most expected tokens per cost, and these tokens per cost."""
+    reach = np.zeros(max(map(len, drafts)))
+    for draft, weight in zip(drafts, weights, strict=True):
+        reach[: len(draft)] += weight * reach_of(draft.parents, confidence_of(draft))
+    length = worthwhile_nodes(reach, cost)
+    return length, (1.0 + float(reach[:length].sum())) / float(cost[length + 1])

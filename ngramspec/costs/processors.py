@@ -25,6 +25,7 @@ _FLAGS = {
     AVX512: {"avx512f", "avx512_f"},
     AVX2: {"avx2"},
 }
+AVX512_BF16_AMD = "avx512_bf16_amd"  # costs less than on Intel
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 
 Float64 = NDArray[np.float64]
@@ -36,8 +37,9 @@ GPU_COSTS: Costs = {
     **{1: 1, 2: 1, 3: 1, 5: 1.0, 8: 1.0, 11: 1.0, 16: 1.01, 24: 1.02, 32: 1.03},
     **{48: 1.05, 64: 1.07, 128: 1.15},
 }
-# Measured with two cores of an Intel Xeon with AMX, and of one without. AVX2: one core of an AMD
-# EPYC (benchmarks/results/costs.json). It converts bfloat16, so wide forwards are expensive.
+# Measured with two cores of an Intel Xeon with AMX, of one without, and of an AMD EPYC
+# (benchmarks/results/e2e_bfloat16.json and e2e_float32.json, the medians over its tasks). AVX2: one
+# core of an AMD EPYC (costs.json). It converts bfloat16, so wide forwards are expensive.
 _MEASURED: dict[tuple[str, str], Costs] = {
     (AMX, BFLOAT16): {
         **{1: 1, 2: 1.03, 3: 1.04, 5: 1.05, 8: 1.07, 11: 1.10, 16: 1.14, 24: 1.21, 32: 1.29},
@@ -54,6 +56,14 @@ _MEASURED: dict[tuple[str, str], Costs] = {
     (AVX512_BF16, FLOAT32): {
         **{1: 1, 2: 1.10, 4: 1.49, 8: 1.81, 11: 2.08, 16: 2.03, 24: 2.29, 32: 2.52},
         **{48: 3.06, 65: 3.98},
+    },
+    (AVX512_BF16_AMD, BFLOAT16): {
+        **{1: 1, 2: 0.88, 3: 0.92, 4: 0.97, 5: 0.99, 6: 1.0, 8: 1.07, 11: 1.14, 17: 1.25},
+        **{24: 1.38, 32: 1.59, 65: 2.85},
+    },
+    (AVX512_BF16_AMD, FLOAT32): {
+        **{1: 1, 2: 1.55, 3: 1.9, 4: 1.37, 5: 1.33, 6: 1.37, 8: 1.39, 11: 1.78, 16: 1.56},
+        **{24: 1.96, 32: 2.25, 48: 2.81, 64: 3.76},
     },
     (AVX2, FLOAT32): {
         **{1: 1, 2: 1.59, 3: 1.97, 4: 1.58, 5: 1.79, 6: 1.9, 8: 1.96, 11: 2.53, 16: 2.56},
@@ -78,7 +88,7 @@ def initial_costs(machine: str, dtype: str) -> Costs:
     """The costs of forwards until they are measured.
 
     Args:
-        machine: "gpu", or the instruction set of a CPU.
+        machine: "gpu", or the kind of a CPU, see ``cpu_kind``.
         dtype: name of the model's dtype.
 
     Returns:
@@ -106,8 +116,14 @@ def extended(table: Costs) -> tuple[Float64, Float64]:
 
 
 @cache
+def cpu_kind() -> str:
+    """The kind of this machine's CPU that its initial costs depend on."""
+    name = instruction_set()
+    return AVX512_BF16_AMD if name == AVX512_BF16 and "AMD" in processor() else name
+
+
 def instruction_set() -> str:
-    """The instruction set of this machine's CPU that its initial costs depend on."""
+    """The most capable instruction set of this machine's CPU."""
     return best_set(cpu_flags(), platform.machine())
 
 

@@ -1,4 +1,4 @@
-"""Draft lengths of rows that share a forward: what each is given of its width or its tokens."""
+"""Draft lengths of rows that share a forward by its tokens, and what a token of each is worth."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ngramspec._native import best_prefix_lengths
-from ngramspec.costs.policies import likeliest_path, reach_of, worthwhile_nodes
+from ngramspec.costs.policies import Float64, confidence_of, reach_of
 from ngramspec.draft import Draft, Float32
 
 # Exponent of a row's remaining steps relative to the maximum. On recorded edits in batches of 16 it
 # raised the speedup over the baseline from 1.3 to 1.6, and no other recording got slower.
 URGENCY_POWER = 4.0
 UNREFILLED_MARGIN = 0.4  # if requests start together, a step is saved only for the slowest
-LAG_POWER = 2.5  # exponent of a row's tokens per step, in an engine's batch
+LAG_POWER = 1.5  # the same in an engine's batch if no request waits for a row
 PRIOR_STEPS = 8  # steps of one token each that are added to a row's rate
 
 
@@ -50,7 +49,7 @@ def worthwhile_rows(
         >>> [len(each) for each in worthwhile_rows([sure, rare], steep)]
         [2, 0]
     """
-    probabilities = [_confidence(draft) for draft in drafts]
+    probabilities = [confidence_of(draft) for draft in drafts]
     chains = all(draft.parents is None for draft in drafts)
     if not chains:  # then P(accepted) of each node and its ancestors
         probabilities = [
@@ -62,13 +61,6 @@ def worthwhile_rows(
         draft if n == len(draft.tokens) else draft.first(n)
         for draft, n in zip(drafts, kept, strict=True)
     ]
-
-
-def _confidence(draft: Draft) -> Float32:
-    """P(accepted | the node before is) of each node, float32 (n,); 0.5 if not known."""
-    if draft.confidence is None:
-        return np.full(len(draft), 0.5, np.float32)
-    return draft.confidence
 
 
 class Refills:
@@ -94,31 +86,12 @@ class Refills:
         return 1.0 if rows == 1 else 1.0 + UNREFILLED_MARGIN * (1.0 - self.share)
 
 
-def progress_weights(
-    emitted: Sequence[int], steps: Sequence[int], power: float = LAG_POWER
-) -> list[float]:
-    """Value of a token of each row when remaining lengths are unknown, with a mean of 1.
-
-    Rows with few tokens per step end last and delay the whole batch. So their tokens have a higher
-    value, by a power of the row's tokens per step: 0 if no request waits for a row.
-
-    Args:
-        emitted: number of tokens of each row so far.
-        steps: number of steps that each row has had.
-
-    Example:
-        >>> [round(each, 2) for each in progress_weights([10, 40], [10, 10])]
-        [1.84, 0.16]
-    """
-    slow = [
-        ((n + PRIOR_STEPS) / (got + PRIOR_STEPS)) ** power
-        for got, n in zip(emitted, steps, strict=True)
-    ]
-    mean = sum(slow) / len(slow)
-    return [each / mean for each in slow]
-
-
-def urgencies(left: Sequence[int], new: Sequence[int], steps: int) -> NDArray[np.float64]:
+def urgencies(
+    left: Sequence[int],
+    new: Sequence[int],
+    steps: int | Sequence[int],
+    power: float = URGENCY_POWER,
+) -> Float64:
     """Value of a token of each row, given that a batch ends with its slowest row.
 
     A row's remaining steps are estimated as its remaining tokens divided by its tokens per step so
@@ -126,9 +99,10 @@ def urgencies(left: Sequence[int], new: Sequence[int], steps: int) -> NDArray[np
     other rows count less, by a power of their remaining steps.
 
     Args:
-        left: tokens that each row may still generate.
+        left: tokens that each row may still generate; equal if not known.
         new: tokens that each row has generated in ``steps`` steps.
-        steps: number of steps of the batch so far.
+        steps: number of steps so far, of the batch or of each row.
+        power: exponent of the remaining steps. -1: tokens of all rows have the same value.
 
     Returns:
         Weights, float64 (rows,), with a sum of 1.
@@ -137,50 +111,8 @@ def urgencies(left: Sequence[int], new: Sequence[int], steps: int) -> NDArray[np
         >>> urgencies([80, 40], [20, 20], 20).round(2).tolist()
         [0.94, 0.06]
     """
-    rate = (np.array(new, np.float64) + PRIOR_STEPS) / (steps + PRIOR_STEPS)
+    rate = (np.array(new, np.float64) + PRIOR_STEPS) / (np.array(steps) + PRIOR_STEPS)
     ahead = np.maximum(np.array(left, np.float64), 1.0) / rate
-    urgent = (ahead / ahead.max()) ** URGENCY_POWER / rate
-    weights: NDArray[np.float64] = urgent / urgent.sum()
+    urgent = (ahead / ahead.max()) ** power / rate
+    weights: Float64 = urgent / urgent.sum()
     return weights
-
-
-def common_length(
-    drafts: Sequence[Draft], weights: NDArray[np.float64], cost: Float32, surcharge: float = 1.0
-) -> tuple[int, bool]:
-    """Where to cut the drafts of rows that share a forward of the longest draft's width.
-
-    A row with a short chain fills that width with branches, if its draft has some.
-
-    Args:
-        drafts: one per row, chains or trees, each with confidence or empty.
-        weights: float64 (rows,), value of a token of each row, with a sum of 1.
-        cost: float32 (longest + 2,) or longer: [k] is the cost of a forward of k positions per row,
-            relative to one.
-        surcharge: factor on the cost of a forward with branches.
-
-    Returns:
-        The length with the most expected tokens per cost; and True if it applies to the drafts, or
-        False if it applies to their most probable paths, because branches are not worth the
-        surcharge.
-    """
-    reaches = [reach_of(draft.parents, _confidence(draft)) for draft in drafts]
-    length, value = _best_length(reaches, weights, cost)
-    if surcharge <= 1.0 or all(draft.parents is None for draft in drafts):
-        return length, True
-    paths = [
-        reach if draft.parents is None else reach[likeliest_path(draft.parents, _confidence(draft))]
-        for draft, reach in zip(drafts, reaches, strict=True)
-    ]
-    chain_length, chain_value = _best_length(paths, weights, cost)
-    return (length, True) if value / surcharge > chain_value else (chain_length, False)
-
-
-def _best_length(
-    reaches: Sequence[NDArray[np.float64]], weights: NDArray[np.float64], cost: Float32
-) -> tuple[int, float]:
-    """The length with the most expected tokens per cost, and these tokens per cost."""
-    reach = np.zeros(max((len(each) for each in reaches), default=0))
-    for own, weight in zip(reaches, weights, strict=True):
-        reach[: len(own)] += weight * own
-    length = worthwhile_nodes(reach, cost)
-    return length, (1.0 + float(reach[:length].sum())) / float(cost[length + 1])

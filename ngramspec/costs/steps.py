@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,11 +33,14 @@ class StepCosts:
         limit: maximum width of a forward.
         rows: number of sequences; it may change.
         packed: whether the rows share the drafted tokens of a width, as in joint steps and engines.
-            Otherwise each row has that width.
+            Otherwise each row has that width. Packed forwards are never padded.
         pads: whether forwards may have more positions than are needed.
         sizes: the only widths at which forwards run, ascending. Empty: any width.
 
     Attributes:
+        joint: the costs of the joint step whose forward the next step is a part of, or None. It is
+            timed as a whole, and a drafted token costs what it adds to the joint forward. The unit
+            is this generation's share of a joint step without drafts.
         plain_seconds: average time of a plain step of one row; None: not measured.
         position_seconds: time of a position of the prefill; None: not measured.
     """
@@ -47,6 +48,7 @@ class StepCosts:
     MAX_REJECTED = 8  # drafts in a row, times the timed plain steps, until one more is timed
     MAX_UNTIMED = 6  # steps in a row that are run to be timed and cannot be
     UNDONE = 0.5  # assumed share of drafts that are not accepted whole
+    MAX_TRIED = 1.3  # assumed cost of two positions up to which they are tried in a plain step
 
     def __init__(
         self,
@@ -59,16 +61,16 @@ class StepCosts:
         sizes: Sequence[int] = (),
     ) -> None:
         self.model, self.limit, self.rows = model, limit, rows
+        self.joint: StepCosts | None = None
         self.plain_seconds: float | None = None
         self.position_seconds: float | None = None
-        self._packed, self._pads, self._sizes = packed, pads and not sizes, sizes
+        self._packed, self._pads = packed, pads and not packed and not sizes
         self._widths = np.arange(limit + 1).clip(min=1)  # at which n positions run
         if sizes:
             places = np.searchsorted(sizes, self._widths).clip(max=len(sizes) - 1)
             self._widths = np.minimum(np.array(sizes)[places], limit)
         self._length, self._prefill = 0, False
         self._pending: int | None = None
-        self._joint: tuple[StepCosts, bool] | None = None
         self._rejections = 0  # see ``required_tokens``
         self._before = Comparison()
         self._steps = 0
@@ -91,15 +93,15 @@ class StepCosts:
 
     def plain(self) -> bool:
         """Whether the next step must have no draft and width 1, so that it can be timed."""
-        if self._joint is not None:
-            return self._joint[1]
+        if self.joint is not None:
+            return self.joint._due
         model = self.model
         self._steps += 1
         cold = self._steps < 3 and not self._packed
         wait = MAX_STEPS_WITHOUT_PLAIN
         if self._packed:  # each number of rows has costs of its own
             wait = min(wait, 2 + model.steps // 2)
-        elif self._rejected >= self.MAX_REJECTED * model.count(self.rows, self.rows):
+        elif self._rejected >= self.MAX_REJECTED * model.counts.get((self.rows, self.rows), 0):
             wait = self.MAX_REJECTED  # drafts may only seem to cost nothing
         due = model.since_plain >= wait and self._untimed < self.MAX_UNTIMED
         self._due = due and not cold
@@ -121,9 +123,8 @@ class StepCosts:
 
         [n] is the cost of n or more positions relative to a plain step, with a margin; [1] is 1.
         """
-        if self._joint is not None:
-            joint = self._joint[0]
-            return scaled(joint.cost(), joint.rows)
+        if self.joint is not None:
+            return scaled(self.joint.cost(), self.joint.rows)
         times = self.times()
         key = times, self._prefill, self._pending, self._rejections
         known = self._cached.get("cost")
@@ -146,15 +147,14 @@ class StepCosts:
     def width(self, positions: int, room: int) -> int:
         """The width to run if ``positions`` are needed and at most ``room`` fit."""
         last = min(room, self.limit)
-        if positions >= last or not self._pads or self._joint is not None:
+        if positions >= last or not self._pads or self.joint is not None:
             return positions
-        if positions == 1 and (self._due or self._try_two()):
-            return 1 if self._due else 2
-        step, widths = 1 if self._packed else self.rows, [positions]
-        for timed in self.model.timed(self.rows):
-            width = 1 + (timed - self.rows) // step
-            if positions < width <= last:
-                widths.append(width)
+        if positions == 1 and self._due:
+            return 1
+        rows, timed = self.rows, self.model.timed.get(self.rows, ())
+        if positions == 1 and 2 * rows not in timed and self._try_two():
+            return 2
+        widths = [positions, *[each // rows for each in timed if positions < each // rows <= last]]
         return widths[int(self.times()[widths].argmin())] if len(widths) > 1 else positions
 
     def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
@@ -162,7 +162,7 @@ class StepCosts:
 
         Steps that compiled something must not be recorded.
         """
-        if self._joint is not None or self._steps < 2:  # caches are cold after a prefill
+        if self.joint is not None or self._steps < 2:  # caches are cold after a prefill
             return
         width = int(self._widths[min(width, self.limit)])
         relative = self.rows * (float(self.times()[width]) if width > 1 else 1.0)
@@ -183,64 +183,40 @@ class StepCosts:
 
     def record_acceptance(self, drafted: int, accepted: int) -> None:
         """Record a step's drafted and accepted tokens over all rows."""
-        if self._joint is None:
-            self._rejections = rejections_after(self._rejections, drafted, accepted)
-            if drafted:
-                self._rejected = 0 if accepted else self._rejected + 1
-
-    @contextmanager
-    def sharing(self, joint: StepCosts, plain: bool) -> Iterator[None]:
-        """Answer for one generation of a joint step, which is timed as a whole.
-
-        A drafted token costs what it adds to the joint forward. The unit is one generation's share
-        of a joint step without drafts. ``plain``: the step must have no drafts.
-        """
-        self._joint = joint, plain
-        try:
-            yield
-        finally:
-            self._joint = None
+        if drafted and self.joint is None:
+            self._rejections = rejections_after(self._rejections, accepted)
+            self._rejected = 0 if accepted else self._rejected + 1
 
     def _positions(self, widths: Any) -> Any:
         """The positions of all rows together in forwards of these widths."""
         return self.rows + (widths - 1) * (1 if self._packed else self.rows)
 
     def _try_two(self) -> bool:
-        """Whether two positions are to be timed, because they may cost less than one."""
-        step = 1 if self._packed else self.rows
-        trials = self.model.count(self.rows, self.rows + step)
-        if trials < 2 and trials not in self._tried:
-            two = self.rows, self.rows + step, self._length
-            doubt = 0.0 if trials else self.model.deviation(*two)
-            self._tried[trials] = math.log(self.times()[2]) < doubt
-        return trials < 2 and self._tried[trials]
+        """Whether two positions are to be timed once more, as they may cost less than one."""
+        trials = self.model.counts.get((self.rows, 2 * self.rows), 0)
+        if trials not in self._tried:
+            self._tried[trials] = bool(self.times()[2] < (1.0 if trials else self.MAX_TRIED))
+        return self._tried[trials]
 
     def _required(self, times: Float32) -> Float32:
-        """The minimum cost of n or more positions relative to a plain step, with the margin."""
-        cost = self._priced(times)
-        if not self._prefill:
-            wider = np.minimum.accumulate(cost[::-1])[::-1]
-            cost = wider / wider[1] if self._pads else wider / cost[1]
-        return required_tokens(cost, self._rejections)
-
-    def _priced(self, cost: Float32) -> Float32:
-        """The costs of ``times`` in a prefill, or plus the cost of pending tokens.
+        """The minimum cost of n or more positions relative to a plain step, with the margin.
 
         In a prefill, a position costs what the widest forwards take for a further one.
         Pending tokens widen the forward of any step. A plain step leaves none. A draft that is not
         accepted whole leaves them and its own accepted tokens to the next step.
         """
-        last = len(cost) - 1
+        cost, last, pending = times, len(times) - 1, self._pending
         if self._prefill:
             slope = (cost[last] - cost[(last + 1) // 2]) / max(last // 2, 1)
-            linear: Float32 = (1.0 + slope * np.arange(-1.0, last)).astype(np.float32)
-            return linear
-        if self._pending is None:
-            return cost
-        wider = cost[np.minimum(np.arange(last + 1) + self._pending, last)]
-        left = max(float(cost[min(self._pending + 3, last)]) - float(cost[1]), 0.0)
-        wider[2:] += self.UNDONE * left
-        return wider
+            cost = (1.0 + slope * np.arange(-1.0, last)).astype(np.float32)
+        else:
+            if pending is not None:
+                left = max(float(cost[min(pending + 3, last)]) - float(cost[1]), 0.0)
+                cost = cost[np.minimum(np.arange(last + 1) + pending, last)]
+                cost[2:] += self.UNDONE * left
+            wider = np.minimum.accumulate(cost[::-1])[::-1]
+            cost = wider / (wider if self._pads else cost)[1]
+        return required_tokens(cost, self._rejections)
 
 
 def required_tokens(cost: Float32, rejections: int) -> Float32:
@@ -255,10 +231,8 @@ def required_tokens(cost: Float32, rejections: int) -> Float32:
     return required
 
 
-def rejections_after(rejections: int, drafted: int, accepted: int) -> int:
-    """The ``rejections`` of ``required_tokens`` after one more step."""
-    if not drafted:
-        return rejections
+def rejections_after(rejections: int, accepted: int) -> int:
+    """The ``rejections`` of ``required_tokens`` after one more drafted step."""
     return 0 if accepted else min(rejections + 1, MAX_REJECTIONS)
 
 

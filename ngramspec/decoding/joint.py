@@ -8,7 +8,7 @@ probable draft tokens of all generations are verified first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from statistics import mean
 from time import perf_counter
@@ -301,14 +301,17 @@ class JointSteps:
         model, limit = own[0].model, max(MAX_JOINT_TOKENS, own[0].limit) + 1
         joint = self._costs
         if joint is None or joint.model is not model or joint.limit < limit:
-            joint = self._costs = StepCosts(model, limit, packed=True, pads=False)
+            joint = self._costs = StepCosts(model, limit, packed=True)
         joint.rows = len(turns)
         joint.at(int(mean(turn.generation.length for turn in turns)))
-        plain = joint.plain()
-        with ExitStack() as stack:
-            for each in own:
-                stack.enter_context(each.sharing(joint, plain))
+        joint.plain()
+        for each in own:
+            each.joint = joint
+        try:
             yield joint
+        finally:
+            for each in own:
+                each.joint = None
 
     def _step(self, turns: Sequence[_Turn], tracker: StepCosts | None) -> None:
         for turn in turns:

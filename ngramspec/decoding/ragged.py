@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ngramspec.costs.policies import likeliest_path
-from ngramspec.costs.row_lengths import common_length, urgencies
+from ngramspec.costs.policies import cut_to_one_length
+from ngramspec.costs.row_lengths import urgencies
 from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.row import Row
-from ngramspec.draft import EMPTY_DRAFT, Draft
+from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.hf_model.compat.processors import Histories, Text, all_by_row, process_at_once
 from ngramspec.hf_model.devices import Int64
 from ngramspec.hf_model.target import Target
@@ -116,10 +116,9 @@ class RaggedBatch(Batch):
         left = [part.tokens_left() for part in parts]
         weights = urgencies(left, [part.length - part.prompt_length for part in parts], self._steps)
         surcharge = 1.0 if isinstance(rows[0].tree, int) else costs.surcharge()
-        length, branches = common_length(drafts, weights, costs.cost(), surcharge)
-        for row in rows:
-            draft = row.draft if branches else most_probable_path(row.draft)
-            row.draft = draft.first(length).as_chain()
+        cut = cut_to_one_length(drafts, weights, costs.cost(), surcharge)
+        for row, draft in zip(rows, cut, strict=True):
+            row.draft = draft
 
     def verify(self, logits: torch.Tensor, sampled: SampledTokens | None) -> None:
         """See Batch. Each row walks its own path, and all rows move one position at a time.
@@ -157,10 +156,3 @@ class RaggedBatch(Batch):
             scores = process_at_once(sampler.processors, histories, scores)
         drafts = [part.rows[0].draft for part in walking]
         return sampler.choose_next(scores, [*zip(drafts, (at for _, at in spots), strict=True)])
-
-
-def most_probable_path(draft: Draft) -> Draft:
-    """The most probable path of a deterministic draft, or a chain itself."""
-    if draft.parents is None or draft.confidence is None:
-        return draft
-    return draft.path(likeliest_path(draft.parents, draft.confidence))

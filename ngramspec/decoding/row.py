@@ -211,17 +211,17 @@ class Row:
         assert self.session is not None
         draft = self.session.propose(gamma, cost, tree=tree)
         self._wants_evidence = self._evidence is not None and self.session.wants_evidence
-        if draft is EMPTY_DRAFT or (not copied and is_plain_chain(draft, gamma, self.vocab)):
-            self._count_valid()
-            return draft if len(draft.tokens) else EMPTY_DRAFT
-        sources = len(self.source_names)
-        try:
-            checked = check_draft(draft, gamma, self.vocab, tree=tree, sources=sources)
-        except Exception as error:
-            self.fault(error)
-            return valid_prefix(draft, gamma, self.vocab, tree=tree, sources=sources)
-        self._count_valid()
-        return checked
+        if draft is not EMPTY_DRAFT and (copied or not is_plain_chain(draft, gamma, self.vocab)):
+            sources = len(self.source_names)
+            try:
+                draft = check_draft(draft, gamma, self.vocab, tree=tree, sources=sources)
+            except Exception as error:
+                self.fault(error)
+                return valid_prefix(draft, gamma, self.vocab, tree=tree, sources=sources)
+        self._valid += 1
+        if self._valid >= FORGIVING_DRAFTS:
+            self._faults = 0
+        return draft if len(draft.tokens) else EMPTY_DRAFT
 
     def learn(self, computed: Computed | None = None) -> None:
         """Report the verdict of the draft, and commit the tokens of the verdict."""
@@ -288,11 +288,6 @@ class Row:
         """Count a fault of the drafter and report it."""
         self._faults, self._valid = self._faults + 1, 0
         self._on_fault(self.drafter, error, self._faults == MAX_FAULTS)
-
-    def _count_valid(self) -> None:
-        self._valid += 1
-        if self._valid >= FORGIVING_DRAFTS:
-            self._faults = 0
 
     def _last(self, n: int) -> Int32:
         """The last ``n`` committed tokens, or fewer."""

@@ -19,7 +19,7 @@ from ngramspec.costs.policies import (
     PrefillDraftLength,
     make_controller,
 )
-from ngramspec.costs.processors import GPU, instruction_set
+from ngramspec.costs.processors import GPU, cpu_kind
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.loop import DecodeLoop, decode
@@ -348,7 +348,7 @@ class CallSetup:
         """The costs of the call's forwards, measured under gamma="auto"."""
         target, saved = self.target, self.caller.saved_costs
         kind = ForwardKind(
-            machine=instruction_set() if target.device.type == "cpu" else GPU,
+            machine=cpu_kind() if target.device.type == "cpu" else GPU,
             dtype=str(target.model.dtype).removeprefix("torch."),
             attention=target.facts.attention,
             static=target.cache.capacity is not None,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ngramspec._native import TokenText, agreed, generous_cost, may_pay, text_hash
 from ngramspec.costs.engine import EngineCosts
-from ngramspec.costs.row_lengths import LAG_POWER, Refills, progress_weights, worthwhile_rows
+from ngramspec.costs.row_lengths import LAG_POWER, Refills, urgencies, worthwhile_rows
 from ngramspec.decoding.row import OnFault, Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter
@@ -481,7 +481,9 @@ class Rows:
         if len(rows) > 1:
             emitted = [row.emitted for _, row in rows]
             steps = [row.steps for _, row in rows]
-            weights = progress_weights(emitted, steps, LAG_POWER * (1.0 - self._refills.share))
+            power = LAG_POWER - (LAG_POWER + 1.0) * self._refills.share
+            shares = urgencies([1] * len(rows), emitted, steps, power)
+            weights = (len(rows) * shares).tolist()
         return worthwhile_rows(found, curve, STILL_NEEDED_PROBABILITY, weights, price)
 
     def _ask(self, row: KnownRow, room: int, cost: Float32 | None) -> Draft:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.costs.policies import CostGamma, FixedGamma, GammaController, make_controller
+from ngramspec.costs.policies import CostGamma, GammaController, make_controller
 from ngramspec.costs.processors import GPU_COSTS
 from ngramspec.costs.steps import rejections_after, required_tokens
 from ngramspec.draft import Evidence, Float32
@@ -187,7 +187,7 @@ class Plan:
         if self.gamma != "auto":
             return make_controller(self.gamma, self.gamma_max, lambda: self.cost)
         if self.tree and not estimates:  # most nodes of any tree are rejected
-            return FixedGamma(self.gamma_max)
+            return GammaController(self.gamma_max)
         return CostGamma(self.gamma_max, cost)
 
 
@@ -243,8 +243,8 @@ class Player:
                 call_observe(session, draft, path, None, evidence)
             session.extend(new)
             tally.nanoseconds.append(proposed + perf_counter_ns() - begin)
-            rejections = rejections_after(rejections, count, len(path))
             if count:
+                rejections = rejections_after(rejections, len(path))
                 controller.observe(count, len(path))
             tally.count_step(draft, draft.verdict(path, new.tolist()), drafter.source_names)
             tally.cost += float(plan.cost[count + 1])

@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from ngramspec._native import may_pay
-from ngramspec.costs.policies import likeliest_path, reach_of
-from ngramspec.costs.row_lengths import (
-    common_length,
-    progress_weights,
-    urgencies,
-    worthwhile_rows,
-)
+from ngramspec.costs.policies import cut_to_one_length, likeliest_path, reach_of
+from ngramspec.costs.row_lengths import urgencies, worthwhile_rows
 from ngramspec.draft import EMPTY_DRAFT, Draft
 
 
@@ -51,12 +46,10 @@ def test_tokens_of_rows_that_lag_behind_are_worth_more():
     drafts = [chain(0.3), chain(0.3)]
     curve = (1 + 0.2 * np.arange(3)).astype(np.float32)
     assert [len(each) for each in worthwhile_rows(drafts, curve)] == [0, 0]
-    weights = progress_weights([10, 20], [10, 10], 2.0)
+    weights = 2 * urgencies([1, 1], [10, 20], [10, 10], 1.0)
     assert weights == pytest.approx([2 * 28**2 / (18**2 + 28**2), 2 * 18**2 / (18**2 + 28**2)])
-    assert [len(each) for each in worthwhile_rows(drafts, curve, 1.0, weights)] == [1, 0]
-    assert progress_weights([5, 5, 5], [3, 3, 3]) == [1.0, 1.0, 1.0]
-    assert progress_weights([10, 20], [10, 10])[0] > weights[0]
-    assert progress_weights([10, 20], [10, 10], 0.0) == [1.0, 1.0]
+    assert [len(each) for each in worthwhile_rows(drafts, curve, 1.0, weights.tolist())] == [1, 0]
+    assert urgencies([1, 1], [10, 20], [10, 10], -1.0) == pytest.approx([0.5, 0.5])
 
 
 def test_a_token_must_be_worth_what_its_cost_gives_elsewhere():
@@ -70,6 +63,10 @@ def test_a_token_must_be_worth_what_its_cost_gives_elsewhere():
     assert [len(each) for each in worthwhile_rows(late, curve)] == [3]
     assert may_pay(curve, rows=1, k=3, rate=4.0)
     assert not may_pay(curve, rows=1, k=3, rate=6.0)
+
+
+def lengths(drafts, weights, cost, surcharge=1.0):
+    return [len(each) for each in cut_to_one_length(drafts, weights, cost, surcharge)]
 
 
 def test_the_common_length_is_the_best_of_all():
@@ -86,16 +83,16 @@ def test_the_common_length_is_the_best_of_all():
             return (1 + weights @ gains) / cost[n + 1]
 
         longest = max(len(each) for each in drafts)
-        best, _ = common_length(drafts, weights, cost)
+        best = max(lengths(drafts, weights, cost))
         assert value(best) == pytest.approx(max(value(n) for n in range(longest + 1)))
 
 
 def test_rows_without_a_draft_count_as_such():
     cost = np.array([0, 1, 1.2, 1.4], np.float32)
     sure = chain(0.9, 0.9)
-    assert common_length([sure], np.ones(1), cost) == (2, True)
-    assert common_length([sure, *[EMPTY_DRAFT] * 4], np.full(5, 0.2), cost) == (0, True)
-    assert common_length([EMPTY_DRAFT], np.ones(1), cost) == (0, True)
+    assert lengths([sure], np.ones(1), cost) == [2]
+    assert lengths([sure, *[EMPTY_DRAFT] * 4], np.full(5, 0.2), cost) == [0] * 5
+    assert lengths([EMPTY_DRAFT], np.ones(1), cost) == [0]
 
 
 def test_branches_fill_the_width_of_another_row_s_chain():
@@ -103,12 +100,13 @@ def test_branches_fill_the_width_of_another_row_s_chain():
     branched = tree((-1, -1), (0.5, 0.4))
     cost = np.array([0, 1, 1.2, 1.4], np.float32)
     halves = np.full(2, 0.5)
-    assert common_length([chain(0.9, 0.9), branched], halves, cost) == (2, True)
     # 1 + .7 + .605 = 2.305 tokens with branches for 1.4, without them 2.105; one node 1.7 for 1.2
-    assert common_length([chain(0.9, 0.9), branched], halves, cost, 1.09) == (2, True)
-    assert common_length([chain(0.9, 0.9), branched], halves, cost, 1.10) == (2, False)
-    assert common_length([branched], np.ones(1), cost, 1.01) == (2, True)
-    assert common_length([branched], np.ones(1), cost, 1.09) == (1, False)
+    for surcharge, expected in ((1.0, [2, 2]), (1.09, [2, 2]), (1.10, [2, 1])):
+        assert lengths([chain(0.9, 0.9), branched], halves, cost, surcharge) == expected
+    assert lengths([branched], np.ones(1), cost, 1.01) == [2]
+    (path,) = cut_to_one_length([branched], np.ones(1), cost, 1.09)
+    assert path.tokens.tolist() == [0]
+    assert path.parents is None
 
 
 def test_the_reach_of_a_tree_s_nodes_by_hand():

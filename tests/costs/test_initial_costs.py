@@ -19,6 +19,7 @@ from ngramspec.costs.processors import (
     AVX2,
     AVX512,
     AVX512_BF16,
+    AVX512_BF16_AMD,
     CPU,
     GPU,
     best_set,
@@ -48,18 +49,42 @@ def test_the_most_capable_instruction_set_is_found(flags, architecture, expected
     assert best_set(frozenset(flags.split()), architecture) == expected
 
 
-def test_flags_are_read_from_the_list_of_processors(monkeypatch):
-    text = "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t\t: fpu avx2 amx_bf16\n"
-    monkeypatch.setattr(processors, "_cpuinfo", lambda: text * 2)
-    processors.cpu_flags.cache_clear()
-    try:
-        assert processors.cpu_flags() == {"fpu", "avx2", "amx_bf16"}
-        assert processors.processor() == "Some CPU @ 2 GHz"
-        monkeypatch.setattr(processors, "_cpuinfo", lambda: "")
+@pytest.fixture
+def cpuinfo(monkeypatch):
+    """Replaces the list of processors, and the architecture."""
+
+    def replace(text):
+        monkeypatch.setattr(processors, "_cpuinfo", lambda: text)
+        forget()
+
+    def forget():
         processors.cpu_flags.cache_clear()
-        assert not processors.cpu_flags() & {"cpu_name", "architecture"}  # torch names features
-    finally:
-        processors.cpu_flags.cache_clear()
+        processors.cpu_kind.cache_clear()
+
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    yield replace
+    forget()
+
+
+def test_flags_are_read_from_the_list_of_processors(cpuinfo):
+    cpuinfo("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nflags\t\t: fpu avx2 amx_bf16\n" * 2)
+    assert processors.cpu_flags() == {"fpu", "avx2", "amx_bf16"}
+    assert processors.processor() == "Some CPU @ 2 GHz"
+    cpuinfo("")
+    assert not processors.cpu_flags() & {"cpu_name", "architecture"}  # torch names features
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "kind"),
+    [
+        ("AMD EPYC 9R14", XEON, AVX512_BF16_AMD),
+        ("Intel(R) Xeon(R) Processor", XEON, AVX512_BF16),
+        ("AMD EPYC", "avx avx2", AVX2),
+    ],
+)
+def test_costs_with_avx512_bf16_are_those_of_the_maker(cpuinfo, name, flags, kind):
+    cpuinfo(f"model name\t: {name}\nflags\t\t: {flags}\n")
+    assert processors.cpu_kind() == kind
 
 
 def test_what_is_not_measured_begins_with_the_highest_costs():
@@ -72,7 +97,7 @@ def test_what_is_not_measured_begins_with_the_highest_costs():
     for dtype in ("float32", "bfloat16"):
         widths = np.arange(8, 66)
         highest = np.interp(widths, *extended(initial_costs(AVX2, dtype)))
-        for machine in (AMX, AVX512_BF16, GPU):
+        for machine in (AMX, AVX512_BF16, AVX512_BF16_AMD, GPU):
             assert (np.interp(widths, *extended(initial_costs(machine, dtype))) <= highest).all()
 
 
@@ -98,7 +123,7 @@ def unpredictable(count: int) -> list[tuple[np.ndarray, int]]:
 STARTS = [
     (AMX, "bfloat16"),
     (AVX512_BF16, "bfloat16"),
-    (AVX512_BF16, "float32"),
+    (AVX512_BF16_AMD, "bfloat16"),
     (AVX2, "float32"),
 ]
 

@@ -107,15 +107,11 @@ def chain(*confidence, **fields):
     return Draft(tokens, confidence=np.array(confidence, np.float32), **fields)
 
 
-def test_a_chain_ends_before_the_first_token_below():
+def test_a_chain_ends_before_the_first_token_below_unless_it_may_not_be_cut():
     controller = ThresholdGamma(16)
     assert len(controller.keep(chain(0.9, 0.5, 0.39, 0.9))) == 2
     assert len(controller.keep(chain(0.9, 0.5))) == 2
     assert controller.plan(True) == (16, None)
-
-
-def test_what_may_not_be_cut_is_not():
-    controller = ThresholdGamma(16)
     parents = np.array([-1, -1], np.int32)
     assert len(controller.keep(chain(0.9, 0.1, parents=parents))) == 2
     one = np.ones(2, np.float32)
@@ -137,10 +133,7 @@ def test_the_threshold_follows_failures_within_its_bounds():
 
 
 def test_drafters_without_estimates_get_the_heuristic():
-    controller, heuristic = (
-        make_controller("threshold", 64, None),
-        make_controller("heuristic", 64, None),
-    )
+    controller, heuristic = (make_controller(each, 64, None) for each in ("threshold", "heuristic"))
     for drafted, accepted in ((8, 8), (16, 16), (32, 3)):
         assert controller.plan(False) == heuristic.plan(False)
         controller.observe(drafted, accepted)

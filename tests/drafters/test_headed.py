@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from two_tokens import VOCAB, P, fits, two_tokens
 
 from ngramspec import build_drafter
-from ngramspec.costs.policies import FixedGamma
+from ngramspec.costs.policies import GammaController
 from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
 from ngramspec.drafters.headed import HeadOfCalls, with_head
 from ngramspec.verification.rule import Rule
@@ -53,7 +53,7 @@ def session_of(drafter, tokens, model):
     return session
 
 
-class KnownCosts(FixedGamma):
+class KnownCosts(GammaController):
     """The same costs at every step."""
 
     def plan(self, estimates):
@@ -61,7 +61,7 @@ class KnownCosts(FixedGamma):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("controller", [FixedGamma(4), KnownCosts(4)])
+@pytest.mark.parametrize("controller", [GammaController(4), KnownCosts(4)])
 @pytest.mark.parametrize("samples", [2000, pytest.param(200_000, marks=pytest.mark.slow)])
 def test_mixed_drafts_keep_the_distribution(controller, samples):
     """Two tokens of many generations: chi-square against the target's distribution."""

@@ -24,7 +24,7 @@ def isolated(default_dtype: str) -> Iterator[None]:
     """Nothing that ran before counts, and forwards take what is assumed of them."""
     cost_model._models.clear()
     before = torch.get_default_dtype()
-    fixed = {"StepCosts": AssumedStepCosts, "instruction_set": lambda: AMX}
+    fixed = {"StepCosts": AssumedStepCosts, "cpu_kind": lambda: AMX}
     with warnings.catch_warnings(), mock.patch.multiple(setup, **fixed):
         warnings.simplefilter("ignore")
         torch.set_default_dtype(getattr(torch, default_dtype))
