@@ -132,7 +132,8 @@ def test_branches_have_a_surcharge_which_a_few_trees_teach():
     for width in (5, 7, 12, 9):
         fed(trees, {1: 0.02, width: 0.03 * 1.3}, 1, tree=True)
         fed(trees, {width: 0.03}, 1)
-    assert trees.surcharge() == pytest.approx(1.3, abs=0.1)
+    assert trees.model.surcharge(0) == pytest.approx(1.3, abs=0.1)
+    assert trees.surcharge() - 1 == pytest.approx(1.5 * (trees.model.surcharge(0) - 1))
     assert trees.times()[9] == pytest.approx(1.5, abs=0.15)
 
 
