@@ -3,7 +3,7 @@
     python -m benchmarks models --model FOLDER FOLDER --json models.json
 
 The prompts are those of the public traces, with each model's own template and tokenizer; with
-``--texts long`` summaries and answers about the project's pages, cut to ``--lengths`` tokens. A
+``--texts long`` summaries and answers about Python's own help, cut to ``--lengths`` tokens. A
 model generates greedily without penalties, and as its own generation config samples, from the same
 seed in all ways. A call ends where the model ends it. Each call of ngramspec has a new Speculator.
 Times are of a whole call, prefill included. Results are written after each prompt or batch, and
@@ -18,13 +18,14 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
+from pydoc_data.topics import topics
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from benchmarks.harness import ROOT, counted, padded, prepared_call, show, write
+from benchmarks.harness import counted, padded, prepared_call, show, write
 from benchmarks.traces import Text, texts
 from ngramspec import DecodeStats, Speculator
 from ngramspec.cli.options import DTYPES, Options
@@ -38,7 +39,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 LONG = {
     "summary": "Summarize this text in a few sentences:\n\n{}",
-    "answer": "{}\n\nHow does the text say that drafts are verified? Quote it in your answer.",
+    "answer": "{}\n\nWhat does the text say about {topic}? Quote it in your answer.",
 }
 KEY = ("model", "dtype", "mode", "task", "text")  # of a row
 SEED = 0
@@ -98,15 +99,13 @@ def batched(arguments: argparse.Namespace) -> Iterator[tuple[str, list[Text]]]:
 
 
 def long(lengths: list[int]) -> Iterator[Text]:
-    """Texts of the pages from several places on; ``prompt_of`` cuts them to their lengths."""
-    pages = "\n\n".join(
-        path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "guide").glob("*.md"))
-    )
-    for length in lengths:
-        for task, ask in LONG.items():
-            for number in range(8):
-                at = number * len(pages) // 8
-                yield Text(f"{task} {length}", str(number), (ask,), pages[at:] + pages[:at])
+    """A topic of Python's help and those after it, from 8 places; ``prompt_of`` cuts them."""
+    names = sorted(topics)
+    for length, (task, ask) in product(lengths, LONG.items()):
+        for at in range(0, len(names), -(-len(names) // 8)):
+            parts = [topics[name] for name in names[at:] + names]
+            message = ask.format("{}", topic=parts[0].partition("\n")[0])
+            yield Text(f"{task} {length}", names[at], (message,), "\n\n".join(parts))
 
 
 def prompt_of(loaded: LoadedModel, text: Text) -> list[int]:

@@ -1,8 +1,9 @@
 """Record the terminal of the page on serving: a server, an editor's requests, and its metrics.
 
-The commands are run, and the picture shows their output. From the root of the repository::
+The commands are run, and the picture shows their output. The model is a file of weights that can
+fill in the middle. From the root of the repository::
 
-    python docs/pictures/make_serve.py               # writes docs/pictures/serve.svg
+    python docs/pictures/make_serve.py qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
 """
 
 from __future__ import annotations
@@ -51,25 +52,32 @@ class Rectangle:
     def scaled(self, factor):
         """A rectangle whose sides are some times as long."""
         return Rectangle(self.width * factor, self.height * factor)
+
+
+class Square(Rectangle):
+    """A rectangle with equal sides."""
+
+    def __init__(self, side):
+        super().__init__(side, side)
 '''
 CLIENT = '''\
 from openai import OpenAI
 client = OpenAI(base_url="http://127.0.0.1:{port}/v1", api_key="none")
-text = open("project/shapes.py").read()
+text, square, rest = open("project/shapes.py").read().partition("class Square")
 typed = [
-    '\\n\\nclass Box:\\n    """A box with sides parallel to the axes."""\\n\\n'
+    'class Box:\\n    """A box with sides parallel to the axes."""\\n\\n'
     '    def __init__(self, width',
-    ', height):\\n        self.width = width\\n        self.height = height\\n\\n'
-    '    def area(self):\\n        """The',
-    ' area of the box."""\\n        return self.width * self.height\\n\\n'
-    '    def perimeter(self):\\n        """The',
+    ', height, depth):\\n        self.width = width\\n        self.height = height\\n'
+    '        self.depth = depth\\n\\n    def volume(self):\\n        """The',
+    ' volume of the box."""\\n        return self.width * self.height * self.depth\\n\\n'
+    '    def scaled(self, factor):\\n        """A',
 ]
 for letters in typed:
     text += letters
     shown = ""
     for part in client.completions.create(
-        model="SmolLM2-135M-Instruct", prompt=text, max_tokens=32, temperature=0, stop=["\\n\\n"],
-        stream=True, stream_options={{"include_usage": True}},
+        model="any", prompt=text, suffix="\\n\\n\\n" + square + rest, max_tokens=48,
+        temperature=0, stop=["\\n\\n"], stream=True, stream_options={{"include_usage": True}},
         extra_body={{"ngramspec": {{"usage": True}}}},
     ):
         shown += part.choices[0].text if part.choices else ""
@@ -162,18 +170,17 @@ def served(folder: Path, line: str, port: int) -> Iterator[None]:
             process.wait()
 
 
-def record(folder: Path, port: int) -> Terminal:
+def record(folder: Path, weights: Path, port: int) -> Terminal:
     """The session."""
+    (folder / weights.name).symlink_to(weights.resolve())
     (folder / "project").mkdir()
     (folder / "project" / "shapes.py").write_text(SHAPES)
     (folder / "type.py").write_text(CLIENT.format(port=port))
     python = shlex.quote(sys.executable)
     terminal = Terminal(folder)
-    terminal.run(
-        f"{python} -m ngramspec corpus build project.ngc project",
-        show="ngramspec corpus build project.ngc project",
-    )
-    options = f"--corpus project.ngc --dtype float32 --port {port}"
+    build = f"corpus build project.ngc project --tokenizer {weights.name}"
+    terminal.run(f"{python} -m ngramspec {build}", show=f"ngramspec {build}")
+    options = f"{weights.name} --corpus project.ngc --dtype float32 --port {port}"
     terminal.command(f"ngramspec serve {options} &")
     with served(folder, f"{python} -m ngramspec serve {options}", port):
         log = (folder / "serve.log").read_text()
@@ -192,12 +199,13 @@ def record(folder: Path, port: int) -> Terminal:
 def main() -> None:
     """Run the session and write the picture."""
     parser = argparse.ArgumentParser(description="record the picture of the server")
+    parser.add_argument("weights", type=Path, help="a GGUF file")
     parser.add_argument("--port", type=int, default=8012)
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        terminal = record(Path(folder), arguments.port)
-    svg = terminal.picture("ngramspec serve: SmolLM2-135M-Instruct")
+        terminal = record(Path(folder), arguments.weights, arguments.port)
+    svg = terminal.picture(f"ngramspec serve {arguments.weights.name}")
     arguments.out.write_text(svg + "\n", encoding="utf-8")
 
 
