@@ -77,7 +77,7 @@ class StepCosts:
         self._rejected = 0  # drafted steps without an accepted token since the last plain one
         self._tried: dict[int, bool] = {}  # by the number of trials of two positions: once more?
         self._untimed = 0
-        self._due = False  # whether the current step is run to be timed
+        self.due = False  # whether the current step is run to be timed
         self._cached: dict[str, tuple[Any, Float32]] = {}
 
     def at(self, length: int, pending: int | None = None, *, prefill: bool = False) -> None:
@@ -94,7 +94,7 @@ class StepCosts:
     def plain(self) -> bool:
         """Whether the next step must have no draft and width 1, so that it can be timed."""
         if self.joint is not None:
-            return self.joint._due
+            return self.joint.due
         model = self.model
         self._steps += 1
         cold = self._steps < 3 and not self._packed
@@ -104,9 +104,9 @@ class StepCosts:
         elif self._rejected >= self.MAX_REJECTED * model.counts.get((self.rows, self.rows), 0):
             wait = self.MAX_REJECTED  # drafts may only seem to cost nothing
         due = model.since_plain >= wait and self._untimed < self.MAX_UNTIMED
-        self._due = due and not cold
-        self._untimed += self._due
-        return self._due
+        self.due = due and not cold
+        self._untimed += self.due
+        return self.due
 
     def times(self) -> Float32:
         """Times of chains relative to width 1, float32 (limit + 1,): [n] of width n."""
@@ -141,15 +141,15 @@ class StepCosts:
         return scaled(self.cost(), 1.0 / self.rows)
 
     def surcharge(self) -> float:
-        """Factor on the cost of a forward whose draft has branches, >= 1."""
-        return self.model.surcharge(self._length)
+        """Factor on ``cost`` for a draft with branches, >= 1: what they add must be gained, too."""
+        return 1.0 + FACTOR * (self.model.surcharge(self._length) - 1.0)
 
     def width(self, positions: int, room: int) -> int:
         """The width to run if ``positions`` are needed and at most ``room`` fit."""
         last = min(room, self.limit)
         if positions >= last or not self._pads or self.joint is not None:
             return positions
-        if positions == 1 and self._due:
+        if positions == 1 and self.due:
             return 1
         rows, timed = self.rows, self.model.timed.get(self.rows, ())
         if positions == 1 and 2 * rows not in timed and self._try_two():

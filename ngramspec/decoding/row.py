@@ -167,12 +167,17 @@ class Row:
             if gamma < 1:
                 return EMPTY_DRAFT
             cost = None if cost is None else cost.copy()  # drafters may change it
-            draft = self.ask(gamma, cost, tree=tree)
+            draft = self.ask(gamma, cost, tree=tree).within(limit).as_chain()
+            kept = lengths.keep(draft) if len(draft.tokens) else EMPTY_DRAFT
+            if kept is not draft and draft.parents is not None:
+                # The tree is not worth its mask. A chain of its own can be longer than its path.
+                wanted = self._wants_evidence
+                kept = self.ask(min(limit, gamma), cost, tree=False)
+                self._wants_evidence = wanted
         except Exception as error:
             return self.lose_draft(error)
-        if len(draft.tokens):
-            self.draft = lengths.keep(draft.within(limit).as_chain())
-        return self.draft
+        self.draft = kept
+        return kept
 
     def may_draft(self) -> bool:
         """Take up the current drafter, which starts without faults; whether it may be called."""
