@@ -141,8 +141,8 @@ class StepCosts:
         return scaled(self.cost(), 1.0 / self.rows)
 
     def surcharge(self) -> float:
-        """Factor on ``cost`` for a draft with branches, >= 1: what they add must be gained, too."""
-        return 1.0 + FACTOR * (self.model.surcharge(self._length) - 1.0)
+        """Factor on the cost of a forward whose draft has branches, >= 1."""
+        return self.model.surcharge(self._length)
 
     def width(self, positions: int, room: int) -> int:
         """The width to run if ``positions`` are needed and at most ``room`` fit."""

@@ -167,17 +167,12 @@ class Row:
             if gamma < 1:
                 return EMPTY_DRAFT
             cost = None if cost is None else cost.copy()  # drafters may change it
-            draft = self.ask(gamma, cost, tree=tree).within(limit).as_chain()
-            kept = lengths.keep(draft) if len(draft.tokens) else EMPTY_DRAFT
-            if kept is not draft and draft.parents is not None:
-                # The tree is not worth its mask. A chain of its own can be longer than its path.
-                wanted = self._wants_evidence
-                kept = self.ask(min(limit, gamma), cost, tree=False)
-                self._wants_evidence = wanted
+            draft = self.ask(gamma, cost, tree=tree)
         except Exception as error:
             return self.lose_draft(error)
-        self.draft = kept
-        return kept
+        if len(draft.tokens):
+            self.draft = lengths.keep(draft.within(limit).as_chain())
+        return self.draft
 
     def may_draft(self) -> bool:
         """Take up the current drafter, which starts without faults; whether it may be called."""

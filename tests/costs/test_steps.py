@@ -128,9 +128,7 @@ def test_branches_have_a_surcharge_which_a_few_trees_teach(factor, surcharge):
     for width in (5, 7, 12, 9):
         fed(trees, {1: 0.02, width: 0.03 * factor}, 1, tree=True)
         fed(trees, {width: 0.03}, 1)
-    learned = trees.model.surcharge(0)
-    assert learned == pytest.approx(surcharge, abs=0.1)
-    assert trees.surcharge() - 1 == pytest.approx(1.5 * (learned - 1))
+    assert trees.surcharge() == pytest.approx(surcharge, abs=0.1)
     assert trees.surcharge() >= 1.0
     assert trees.times()[9] == pytest.approx(1.5, abs=0.15)
 

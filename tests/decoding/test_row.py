@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from doubles import ScriptedDrafter, draft_of, floats
+from doubles import ScriptedDrafter, draft_of
 from faulty_drafters import (
     OK,
     VOCAB,
@@ -18,8 +18,8 @@ from faulty_drafters import (
     with_,
 )
 
-from ngramspec import Draft, EvidenceRequest, Verdict
-from ngramspec.costs.policies import CostGamma, make_controller
+from ngramspec import Draft, Verdict
+from ngramspec.costs.policies import make_controller
 
 
 def test_what_should_end_the_generation_ends_it():
@@ -99,35 +99,6 @@ def test_costs_are_not_the_session_s_to_change():
         assert len(step(drafting, stats)) == 2
     assert stats.drafter_faults == 0
     assert cost[0] == 1
-
-
-# Trees whose branches cost more than they give
-
-
-@pytest.mark.parametrize(
-    ("surcharge", "limit", "tokens"),
-    [(1.0, 8, [1, 4, 2]), (1.4, 8, [1, 2, 3]), (1.4, 2, [1, 2])],
-)
-def test_where_a_tree_is_not_worth_its_mask_a_chain_is_drafted_for_itself(surcharge, limit, tokens):
-    class Session(CountingSession):
-        def propose(self, gamma, cost=None, *, tree=False):
-            self.wants_evidence = tree
-            if tree:
-                return Draft(ids(1, 4, 2), ids(-1, -1, 0), floats(0.5, 0.4, 0.5))
-            return Draft(ids(1, 2, 3), None, floats(0.5, 0.5, 0.5)).first(gamma)
-
-        wants_evidence = True
-
-    drafter = with_(estimates=True, branches=True, start=lambda self, tokens: Session(self))
-    drafter.evidence = EvidenceRequest(top_k=2)
-    flat = np.ones(10, np.float32)
-    controller = CostGamma(8, lambda: flat, lambda: surcharge)
-    drafting, stats = drafting_of(drafter, controller=controller, tree="auto")
-    draft = drafting.propose(limit, 8)
-    assert draft.tokens.tolist() == drafting.draft.tokens.tolist() == tokens
-    assert (draft.parents is None) == (surcharge > 1.0)
-    assert drafting.evidence == drafter.evidence  # what the tree asked for
-    assert stats.drafter_faults == 0
 
 
 # Ids that the target has no logits for
