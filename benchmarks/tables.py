@@ -220,15 +220,13 @@ TABLES: dict[str, Table] = {
     ),
     "divergence": table(
         {
-            f"divergence_{dtype}_batch{rows}": f"{_DIVERGENCE} {dtype} --batch {rows}"
-            for dtype, rows in (("float32", "1"), ("float32", "8"), ("bfloat16", "1"))
-        },
-        renderers.divergence,
-    ),
-    "divergence-plain": table(
-        {
-            f"divergence_{dtype}_plain": f"{_DIVERGENCE} {dtype} --plain --batch 8"
-            for dtype in ("float32", "bfloat16")
+            f"divergence_{dtype}_{name}": f"{_DIVERGENCE} {dtype} {given}"
+            for dtype, name, given in (
+                ("float32", "batch1", "--batch 1"),
+                ("float32", "batch8", "--batch 8"),
+                ("bfloat16", "batch1", "--batch 1"),
+                ("bfloat16", "plain", "--plain --batch 8"),
+            )
         },
         renderers.divergence,
     ),
