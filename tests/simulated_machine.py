@@ -45,24 +45,13 @@ class Machine:
 
 WIDTHS = (1, 2, 5, 11, 16, 24, 33, 65)
 # SmolLM2-135M, bfloat16, two cores: measured with 500 and 4000 positions.
-ATTENTION = Machine(
-    WIDTHS,
-    (0.0384, 0.0392, 0.0400, 0.0412, 0.0418, 0.0455, 0.0504, 0.0680),
-    (0.0032, 0.0060, 0.0063, 0.0069, 0.0074, 0.0090, 0.0108, 0.0180),
-)
+BASE = (0.0384, 0.0392, 0.0400, 0.0412, 0.0418, 0.0455, 0.0504, 0.0680)
+ATTENTION = Machine(WIDTHS, BASE, (0.0032, 0.0060, 0.0063, 0.0069, 0.0074, 0.0090, 0.0108, 0.0180))
+GENTLE = (0.0034, 0.0036, 0.0040, 0.0044, 0.0053, 0.0065, 0.0110)  # from two positions on
 # Its shape, but forwards with branches take 15 ms more at 4000 positions.
-COSTLY_TREES = Machine(
-    WIDTHS,
-    (0.0384, 0.0392, 0.0400, 0.0412, 0.0418, 0.0455, 0.0504, 0.0680),
-    (0.0032, 0.0034, 0.0036, 0.0040, 0.0044, 0.0053, 0.0065, 0.0110),
-    (0.0, 0.0037),
-)
+COSTLY_TREES = Machine(WIDTHS, BASE, (0.0032, *GENTLE), (0.0, 0.0037))
 # A forward of one position takes longer than one of two, as with torch's bfloat16 attention.
-SLOW_FIRST = Machine(
-    WIDTHS,
-    (0.0384, 0.0392, 0.0400, 0.0412, 0.0418, 0.0455, 0.0504, 0.0680),
-    (0.0100, 0.0034, 0.0036, 0.0040, 0.0044, 0.0053, 0.0065, 0.0110),
-)
+SLOW_FIRST = Machine(WIDTHS, BASE, (0.0100, *GENTLE))
 FLAT = Machine(WIDTHS, (0.02,) * 8, (0.0001,) * 8)
 STEEP = Machine(WIDTHS, (0.02, 0.03, 0.045, 0.07, 0.09, 0.12, 0.16, 0.3), (0.001, *(0.003,) * 7))
 MACHINES = {

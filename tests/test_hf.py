@@ -15,33 +15,12 @@ import torch
 from any_model import tiny_chat
 from conftest import tiny_llama
 from doubles import half_right, oracle
-from fuzz.watchers import Processor
 from plain_text import PROMPT, three_ways
 from transformers import DynamicCache, GenerationConfig
 
 import ngramspec
 from ngramspec import Speculator, hf
 from ngramspec.hf_model.compat.caches import cache_argument, cache_names, is_callers
-
-PROCESSING = [
-    {"repetition_penalty": 1.3, "bad_words_ids": [[6], [7, 8]], "suppress_tokens": [1, 2, 3]},
-    {"min_new_tokens": 12, "eos_token_id": list(range(50)), "no_repeat_ngram_size": 3},
-    {"exponential_decay_length_penalty": (5, 1.5), "eos_token_id": 9},
-    {"generation_config": GenerationConfig(max_new_tokens=17, repetition_penalty=1.1)},
-    {"eos_token_id": [3, 4, 5, 6], "forced_eos_token_id": 3},
-]
-
-
-@pytest.mark.parametrize("settings", PROCESSING)
-def test_processing_acts_as_in_plain_generate(tiny, settings):
-    kwargs = {"do_sample": False, "pad_token_id": 0} | settings
-    if "generation_config" not in settings:
-        kwargs["max_new_tokens"] = 40
-    plain = tiny.generate(PROMPT, **kwargs)
-    drafters = ["auto", oracle(plain[0].tolist()), half_right(plain[0].tolist(), 97)]
-    for drafter in drafters:
-        for ours in three_ways(tiny, PROMPT, speculator=Speculator(drafter, 6), **kwargs):
-            assert torch.equal(plain, ours)
 
 
 @pytest.mark.parametrize("name", sorted({cache_names()[0], "past_key_values"}))
@@ -122,30 +101,6 @@ def test_enabled_leaves_a_call_with_its_own_custom_generate_alone(tiny):
         ngramspec.generate(tiny, PROMPT, custom_generate=mine)
     with pytest.raises(TypeError, match="speculator must be a Speculator"):
         ngramspec.generate(tiny, PROMPT, speculator="auto")
-
-
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_processors_and_criteria_see_only_committed_tokens_in_order(tiny, dtype, kept):
-    """And, if they are kept, the scores of all of them."""
-    asked = {"max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": kept}
-    logs, text = [], None
-    for drafter in (None, oracle, lambda text: half_right(text, 97)):
-        logs.append([])
-        custom = None if drafter is None else Speculator(drafter(text[0].tolist()), 6)
-
-        def criterion(ids, scores, log=logs[-1], **_):
-            log.append((ids.dtype, ids.tolist(), len(scores) if kept else scores is None))
-            return ids.shape[1] == 33
-
-        own = [Processor("stateful", 0, logs[-1])]
-        asked |= {"output_scores": kept, "logits_processor": own, "stopping_criteria": [criterion]}
-        out = tiny.generate(PROMPT.to(dtype), custom_generate=custom, **asked)
-        out = out.sequences if kept else out
-        text = out if text is None else text
-        assert torch.equal(text, out)
-    assert text.shape[1] == 33
-    assert logs[0] == logs[1] == logs[2]
 
 
 @pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 8}])

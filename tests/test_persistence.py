@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import draft_of, oracle
+from doubles import oracle
 from plain_text import PROMPT
 
 import ngramspec
@@ -94,25 +94,6 @@ def test_a_copy_drafts_as_much_ahead_of_the_prefill_as_a_new_one(tiny, copied):
         tiny.generate(prompt, custom_generate=each, **GREEDY)
         ahead.append(each.stats.prefill_drafted)
     assert ahead[0] == ahead[1] > ahead[2]
-
-
-def test_learning_is_not_shared_with_a_copy(copied):
-    """Neither what draft sources count nor whether a gate is open."""
-    for spec, policy in (("copy+ngram(order=3)", "value"), ("unigram", "priority")):
-        speculator = Speculator(spec, policy=policy)
-        drafter, other = speculator.drafter, copied(speculator).drafter
-        for _ in range(40):
-            if isinstance(drafter, CalibratedDrafter):
-                drafter.learn(draft_of([1, 2, 3]), draft_of([9]).tokens)
-            else:
-                drafter.learn(0, 1)
-        if isinstance(drafter, CalibratedDrafter):
-            assert drafter.confidence(draft_of([1]))[0] < 0.1
-            assert other.confidence(draft_of([1]))[0] == 0.5
-            drafter.forget()
-            assert drafter.confidence(draft_of([1]))[0] == 0.5
-        else:
-            assert (drafter.open(), other.open()) == (False, True)
 
 
 def test_a_drafter_object_stays_of_its_kind(copied):

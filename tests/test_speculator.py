@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 import torch
 from doubles import InterruptedStreamer, half_right, liar, oracle, random_drafter
@@ -138,31 +135,6 @@ def test_hot_swap_between_steps_changes_no_token(tiny, text):
     for drafter in others:  # each began from what was committed
         tokens = drafter.sessions[0].tokens
         assert tokens == text[: len(tokens)]
-
-
-def test_hot_swap_from_another_thread(tiny):
-    kwargs = {"max_new_tokens": 200, "do_sample": False}
-    expected = tiny.generate(PROMPT, **kwargs)
-    speculator = Speculator("none", 3)
-    done = threading.Event()
-
-    def swapper():
-        specs = ["copy", "ngram", "unigram", "none", "auto"]
-        for i in range(10_000):
-            if done.is_set():
-                return
-            speculator.drafter = specs[i % 5]
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=swapper)
-    thread.start()
-    try:
-        out = tiny.generate(PROMPT, custom_generate=speculator, **kwargs)
-    finally:
-        done.set()
-        thread.join()
-    assert torch.equal(expected, out)
-    assert len(speculator.stats.sources) > 1
 
 
 @pytest.mark.parametrize("where", ["propose", "on_step"])

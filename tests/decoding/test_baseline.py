@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from doubles import oracle
+from plain_text import PROMPT, three_ways
 from transformers.cache_utils import DynamicLayer
 
-import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.decoding import baseline, setup
 from ngramspec.hf_model.compat import caches, names
 from ngramspec.stepwise import open_generation
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"do_sample": False, "max_new_tokens": 20}
 
 
@@ -46,13 +45,8 @@ def test_what_the_check_finds_runs_as_the_baseline(tiny, broken, unsupported, ca
     plain = tiny.generate(PROMPT, **GREEDY)
     for _ in range(2):
         speculator = Speculator(oracle(plain[0].tolist()), 4, unsupported=unsupported)
-        assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
-        ours = ngramspec.generate(
-            tiny, PROMPT, speculator=speculator, reference_ids=[1, 2], **GREEDY
-        )
-        assert torch.equal(ours, plain)
-        with ngramspec.enabled(tiny, speculator):
-            assert torch.equal(tiny.generate(PROMPT, **GREEDY), plain)
+        given = {"speculator": speculator, "reference_ids": [1, 2], **GREEDY}
+        assert all(torch.equal(ours, plain) for ours in three_ways(tiny, PROMPT, **given))
         assert not speculator.stats.runs
     (warning,) = warnings_of(caplog)
     assert "transformers 5.99.0" in warning

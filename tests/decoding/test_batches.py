@@ -17,7 +17,6 @@ from benchmarks.harness import padded
 from ngramspec import Speculator
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.batch import LockstepBatch
-from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.ragged import grow_ragged, used_slots
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
@@ -117,21 +116,6 @@ def test_a_padding_token_without_an_embedding_is_never_read():
     assert torch.equal(ours.sequences, expected)
 
 
-def test_custom_criteria_end_each_row_where_plain_generate_ends_it():
-    model, inputs = build("llama"), batch()
-
-    def seen_twice(ids, scores, **kwargs):
-        return torch.tensor([row[:-1].tolist().count(int(row[-1])) >= 3 for row in ids])
-
-    for extra in ({}, {"eos_token_id": 5}):  # without an EOS criterion ended rows go on
-        kwargs = GREEDY | {"stopping_criteria": [seen_twice]} | extra
-        plain = model.generate(**inputs, **kwargs)
-        assert plain.shape[1] < inputs["input_ids"].shape[1] + 40
-        texts = row_texts(inputs, model.generate(**inputs, **GREEDY))
-        for drafter in ("auto", RowOracle(texts, 0.9)):
-            assert torch.equal(plain, run(model, inputs, drafter, **kwargs)[0])
-
-
 @pytest.mark.parametrize("extra", [{}, {"eos_token_id": 96, "pad_token_id": 0}], ids=["", "eos"])
 def test_stop_strings_end_each_row_where_plain_generate_ends_it(extra, monkeypatch):
     """With an EOS token ended rows are padded, so that rows can advance each by its own."""
@@ -154,26 +138,6 @@ def test_stop_strings_end_each_row_where_plain_generate_ends_it(extra, monkeypat
     for drafter in ("auto", RowOracle(row_texts(inputs, free), 0.9)):
         assert torch.equal(plain, run(model, inputs, drafter, **kwargs)[0])
     assert lengths == {1 if extra else 3}
-
-
-def test_a_returned_cache_goes_on_as_plain_generate_s():
-    """Two turns; in the first one rows end at different tokens, and are padded."""
-    model, inputs = build("llama"), batch(3)
-    first = model.generate(**inputs, **GREEDY)
-    asked = GREEDY | {"return_dict_in_generate": True, "pad_token_id": 0}
-    asked["eos_token_id"] = int(first[0, inputs["input_ids"].shape[1] + 7])
-    texts = []
-    for custom in (None, Speculator(RowOracle(row_texts(inputs, first), 0.7), 6)):
-        out = model.generate(**inputs, custom_generate=custom, **asked)
-        ids = torch.cat((out.sequences, inputs["input_ids"][:, -4:]), dim=1)
-        mask = torch.ones_like(ids)
-        mask[:, : inputs["attention_mask"].shape[1]] = inputs["attention_mask"]
-        speculator = None if custom is None else Speculator("unigram", 4)
-        kept = {"attention_mask": mask, **cache_argument(cache_of(out))}
-        new = ids[:, out.sequences.shape[1] - 1 :]  # what the cache does not hold
-        again = model.generate(new, custom_generate=speculator, **kept, **GREEDY)
-        texts.append((out.sequences.tolist(), again.tolist()))
-    assert texts[0] == texts[1]
 
 
 def test_a_forward_wider_than_its_draft_needs_no_padding_token(monkeypatch):

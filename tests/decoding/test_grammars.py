@@ -63,7 +63,7 @@ class Libraries:
             compiler = xgrammar.GrammarCompiler(info, max_threads=1)
             if kind == "regex":
                 return compiler.compile_regex(grammar)
-            return compiler.compile_json_schema(grammar)
+            return compiler.compile_json_schema(grammar, any_whitespace=False)
 
         compiled = self.once(("xgrammar", kind, grammar), compile_grammar)
         return xgrammar.contrib.hf.LogitsProcessor(compiled)
@@ -228,20 +228,6 @@ def test_outlines_own_call(smollm2, real):
     assert len(json.loads(plain)) == 2
 
 
-def forcing(libraries, library):
-    """A processor, of its library's own class, of a grammar that forces keys and punctuation."""
-    if library == "xgrammar":
-        info = xgrammar.TokenizerInfo.from_huggingface(
-            libraries.tokenizer, vocab_size=libraries.model.config.vocab_size
-        )
-        compiler = xgrammar.GrammarCompiler(info, max_threads=1)
-        compiled = libraries.once(
-            "compact", lambda: compiler.compile_json_schema(SCHEMA, any_whitespace=False)
-        )
-        return xgrammar.contrib.hf.LogitsProcessor(compiled)
-    return libraries.outlines(library.partition(" ")[2], "json_schema", SCHEMA)
-
-
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("library", ["xgrammar", "outlines xgrammar", "outlines llguidance"])
 def test_what_a_grammar_forces_is_drafted_from_a_copy(
@@ -249,7 +235,7 @@ def test_what_a_grammar_forces_is_drafted_from_a_copy(
 ):
     """The processor's calls, and so its matchers' states, are plain ``generate``'s."""
     model, inputs = random_words.model, encode(smollm2, rows)
-    kind = type(forcing(random_words, library))
+    kind = type(random_words.make(library, "json_schema", SCHEMA))
     calls, own = [], kind.__call__
 
     def counted(self, input_ids, scores):
@@ -260,7 +246,7 @@ def test_what_a_grammar_forces_is_drafted_from_a_copy(
 
     def run(**more):
         calls.clear()
-        listed = LogitsProcessorList([forcing(random_words, library)])
+        listed = LogitsProcessorList([random_words.make(library, "json_schema", SCHEMA)])
         options = {"max_new_tokens": MAX_NEW, "do_sample": False, "logits_processor": listed}
         return model.generate(**inputs, **options, **more), list(calls)
 

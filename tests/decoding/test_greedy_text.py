@@ -169,13 +169,6 @@ def test_chunked_prefill(tiny):
     assert calls[:6] == [7, 7, 7, 7, 7, 5]
 
 
-def test_inputs_embeds(tiny):
-    embeds = tiny.get_input_embeddings()(IDS).detach()
-    for more in [{}, {"input_ids": IDS}, {"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}]:
-        given = {"inputs_embeds": embeds, "max_new_tokens": 40} | more
-        same_text(tiny, Speculator(gamma=4), None, **given)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_and_ends_alike(dtype):
     model = tiny_llama().to(dtype)

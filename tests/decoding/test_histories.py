@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -124,19 +123,3 @@ def test_settings_may_stand_in_the_generation_config(tiny):
         config = GenerationConfig(**GREEDY, pad_token_id=0, ngramspec=bad)
         with pytest.raises(error, match=message):
             ngramspec.generate(tiny, prompt, generation_config=config)
-
-
-def test_reference_text_may_hold_ids_that_the_model_does_not_know():
-    model = tiny_llama()
-    ids = torch.tensor([[5, 6, 7, 8, 5, 6]])
-    plain = model.generate(ids, **GREEDY)
-    reads = Reads()
-    for drafter in ("auto", reads):
-        speculator = Speculator(drafter, 4)
-        reference = np.array([5, 6, 96, 97, 10**6, 7])
-        ours = ngramspec.generate(
-            model, ids, reference_ids=reference, speculator=speculator, **GREEDY
-        )
-        assert ours.tolist() == plain.tolist()
-        assert speculator.stats.drafter_faults == 0
-    assert reads.texts[0][:4] == [5, 6, 96, 7]

@@ -7,8 +7,6 @@ import threading
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import bushy, half_right
-from families import CAUSAL, VOCAB, build
 from transformers import DynamicCache, StaticCache
 
 import ngramspec
@@ -16,7 +14,7 @@ from ngramspec import Speculator
 from ngramspec.drafters import ModelDrafter
 from ngramspec.hf_model.cache.layers import DynamicAttention
 from ngramspec.hf_model.compat.caches import cache_argument
-from ngramspec.stepwise import JointSteps, open_generation
+from ngramspec.stepwise import open_generation
 
 PROMPT = torch.tensor([[1, 5, 9, 5, 9, 5, 9, 7]])
 PROMPTS = [PROMPT, PROMPT[:, 2:], PROMPT.flip(1), PROMPT[:, :3]]
@@ -49,17 +47,6 @@ def drained(run, inside, close=None):
     with mode(not inside if close is None else close):
         run.close()
     return run.tokens
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_any_model_can_be_opened_and_stepped_in_different_modes(name):
-    model = build(name)
-    text = model.generate(PROMPT, **GREEDY)[0].tolist()
-    for outer, inner in MODES[:2]:
-        speculator = Speculator(half_right(text, VOCAB), 5)
-        run = opened(model, PROMPT, outer, speculator, **GREEDY)
-        assert drained(run, inner) == text[8:]
-        assert run.stats.accepted > 5
 
 
 def test_steps_may_run_in_another_thread(tiny):
@@ -143,37 +130,6 @@ def test_a_cache_serves_generations_of_different_modes(tiny, modes):
         run = opened(tiny, known, inside, **cache_argument(cache), **settings)
         known = torch.tensor([[*known[0].tolist(), *drained(run, not inside)]])
     assert known[0].tolist() == text
-
-
-@pytest.mark.parametrize("inner", [False, True])
-@pytest.mark.parametrize(("name", "tree"), [("llama", 9), ("mistral sliding", None)])
-@pytest.mark.parametrize("opened_in", ["both", "one"])
-def test_joint_steps_of_generations_of_any_mode(name, tree, inner, opened_in):
-    model = build(name)
-    plain = [model.generate(each, **GREEDY)[0].tolist() for each in PROMPTS]
-    runs = []
-    for at, (prompt, text) in enumerate(zip(PROMPTS, plain, strict=True)):
-        drafter = bushy(text, VOCAB) if tree else half_right(text, VOCAB)
-        inside = at % 2 == 0 if opened_in == "both" else not inner
-        run = opened(model, prompt, inside, Speculator(drafter, 6, tree=tree), **GREEDY)
-        with mode(at < 2):
-            run.step()
-        runs.append(run)
-    with mode(not inner):
-        steps = JointSteps(model)
-    for turn in range(40):
-        going = [run for run in runs if not run.finished]
-        if turn % 3 == 2:  # steps of one generation come in between
-            for run in going:
-                with mode(not inner):
-                    run.step()
-        elif going:
-            with mode(inner):
-                added = steps.step(going)
-            assert not any(isinstance(each, Exception) for each in added)
-    assert [run.tokens for run in runs] == [text[-40:] for text in plain]
-    for run in runs:
-        run.close()
 
 
 def test_a_static_cache_from_inference_mode_gives_the_models_own_error(tiny):

@@ -30,23 +30,6 @@ def drained(generation) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 1.3, "top_k": 20}])
-def test_stepping_gives_what_generate_gives(tiny, sampling):
-    settings = GREEDY | sampling
-    torch.manual_seed(4)
-    whole = tiny.generate(PROMPT, **settings)[0, 8:].tolist()
-    speculator = Speculator(half_right([*PROMPT[0].tolist(), *whole], 97), 4)
-    torch.manual_seed(4)
-    with open_generation(tiny, PROMPT, speculator=speculator, **settings) as generation:
-        assert generation.tokens == []
-        found = drained(generation)
-        assert found == generation.tokens == whole
-    assert speculator.stats.runs == 1
-    assert speculator.stats.emitted == 39
-    assert speculator.stats.target_calls < 39
-    assert speculator.drafter.closed == len(speculator.drafter.sessions)
-
-
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_a_cache_is_cut_to_the_committed_tokens(tiny, steps):
     """Whatever it ends after, the cache can be used for a longer text."""

@@ -109,11 +109,17 @@ def test_text_is_plain_generate_s(kind, ids):
             assert speculator.stats.tokens_per_call > 1.5
 
 
-def test_trees_become_chains_where_positions_are_dropped():
-    model = as_kind(DropsPositions)
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (DropsPositions, "unknown modules that count positions"),
+        (Forwards, "a model that makes or changes its masks itself, for example with ALiBi"),
+    ],
+)
+def test_trees_become_chains_where_positions_or_masks_may_be_others(kind, reason):
     speculator = Speculator(tree=6)
-    ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
-    assert speculator.stats.chains == {"unknown modules that count positions": 1}
+    ngramspec.generate(as_kind(kind), IDS, speculator=speculator, **GREEDY)
+    assert speculator.stats.chains == {reason: 1}
 
 
 @pytest.mark.parametrize("kind", [OwnPositions, DropsMask])
@@ -178,14 +184,6 @@ def test_a_subclass_that_changes_no_step_has_trees_and_a_fixed_width():
     assert not stats.chains
     assert stats.accepted
     same_text(model, Speculator(width=16), **GREEDY)
-
-
-def test_a_subclass_with_a_forward_of_its_own_gets_chains():
-    speculator = Speculator(tree=6)
-    ngramspec.generate(as_kind(Forwards), IDS, speculator=speculator, **GREEDY)
-    assert speculator.stats.chains == {
-        "a model that makes or changes its masks itself, for example with ALiBi": 1
-    }
 
 
 def test_a_subclass_is_refused_as_its_base_class_is():

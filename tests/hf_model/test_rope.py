@@ -133,7 +133,9 @@ def test_no_draft_stands_behind_the_last_learned_position():
     same_text(model, farther, prompt(), **asked, **GREEDY)
 
 
-def test_compiled_forwards_are_refused_where_the_model_drops_its_cache(phi3):
+@pytest.mark.parametrize("name", ["phi3", "scaled"])
+def test_compiled_forwards_are_refused_where_positions_change(name, request):
     asked = {"cache_implementation": "static", "max_new_tokens": 4}
+    model, speculator = request.getfixturevalue(name), Speculator(compiled=True)
     with pytest.raises(UnsupportedError, match="rotary positions that change"):
-        ngramspec.generate(phi3, prompt(), speculator=Speculator(compiled=True), **asked)
+        ngramspec.generate(model, prompt(), speculator=speculator, **asked)

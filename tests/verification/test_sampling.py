@@ -97,19 +97,6 @@ def test_nan_scores_are_named(ahead, monkeypatch):
         model.generate(IDS, custom_generate=Speculator(), do_sample=True)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_generator_stands_right_behind_eos(seed):
-    model = tiny_llama(initializer_range=0.15)
-    torch.manual_seed(seed)
-    text = model.generate(IDS, do_sample=True, max_new_tokens=60)[0].tolist()
-    eos = text[10 + 11]
-    kwargs = {"max_new_tokens": 60, "eos_token_id": [eos], "pad_token_id": 0}
-    plain, state, ours, our_state = both(model, IDS, Speculator(oracle(text), 32), seed, **kwargs)
-    assert plain.shape[1] < 70
-    assert torch.equal(plain, ours)
-    assert torch.equal(state, our_state)
-
-
 class Spoils:
     """A processor that leaves no distribution in some rows at its n-th call."""
 
@@ -151,23 +138,6 @@ def test_scores_that_are_no_distribution_draw_nothing(value, rows, at):
     plain = failed(call)
     for drafter in ["none", oracle(text), random_drafter(97)]:
         assert torch.equal(failed(lambda drafter=drafter: call(Speculator(drafter, 4))), plain)
-
-
-def test_a_row_that_has_ended_is_checked_too():
-    """The baseline samples a token for it, and then pads."""
-    model = tiny_llama(initializer_range=0.15)
-    ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [7, 8, 9, 7, 8, 9, 7, 8, 9, 7]])
-    torch.manual_seed(2)
-    text = model.generate(ids, do_sample=True, max_new_tokens=20)[0].tolist()
-    settings = {"do_sample": True, "max_new_tokens": 20, "eos_token_id": text[12]}
-
-    def call(custom=None):
-        processors = [Spoils(math.nan, slice(0, 1))]
-        model.generate(
-            ids, pad_token_id=0, logits_processor=processors, custom_generate=custom, **settings
-        )
-
-    assert torch.equal(failed(call), failed(lambda: call(Speculator(oracle(text), 4))))
 
 
 def nothing_after(model, token):
