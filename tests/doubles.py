@@ -80,6 +80,19 @@ class InterruptedStreamer:
         return None
 
 
+class Failing:
+    """A stopping criterion that raises after some tokens."""
+
+    def __init__(self, error, after=5):
+        self.error, self.left = error, after
+
+    def __call__(self, ids, scores, **kwargs):
+        self.left -= 1
+        if not self.left:
+            raise self.error
+        return False
+
+
 class Puts:
     def __init__(self):
         self.puts, self.ended = [], 0

@@ -12,6 +12,7 @@ import torch
 from conftest import tiny_llama
 from doubles import Puts
 from families import build
+from fuzz.remote import OwnSample
 from transformers import GenerationConfig, LlamaForCausalLM
 
 import ngramspec
@@ -95,14 +96,6 @@ def test_a_cache_that_is_neither_asked_for_nor_refused_is_used(family, rows):
 
 
 # Methods of a model's own
-
-
-class OwnSample(LlamaForCausalLM):
-    """Ends every text with a 3."""
-
-    def _sample(self, *args, **kwargs):
-        ids = super()._sample(*args, **kwargs)
-        return torch.cat((ids, torch.full_like(ids[:, :1], 3)), dim=1)
 
 
 class OwnEnd(LlamaForCausalLM):

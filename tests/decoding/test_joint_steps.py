@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import bushy, half_right, random_drafter
+from doubles import Failing, bushy, half_right, random_drafter
 from families import CAUSAL, VOCAB, build
 from layer_states import assert_same_cache
 from transformers import DynamicCache
@@ -135,19 +135,6 @@ def test_sampled_texts_are_those_of_their_generators(tiny):
         runs[-1].step()
     run_together(tiny, runs)
     assert [run.tokens for run in runs] == alone
-
-
-class Failing:
-    """Raises after some tokens."""
-
-    def __init__(self, error, after=5):
-        self.error, self.left = error, after
-
-    def __call__(self, ids, scores, **kwargs):
-        self.left -= 1
-        if not self.left:
-            raise self.error
-        return torch.zeros(len(ids), dtype=torch.bool)
 
 
 def with_criterion(tiny, error):

@@ -10,8 +10,7 @@ import torch
 import transformers
 from caches_made import made_caches
 from conftest import tiny_llama
-from doubles import InterruptedStreamer
-from transformers import StoppingCriteria
+from doubles import Failing, InterruptedStreamer
 
 import ngramspec
 from benchmarks import tiny as tiny_models
@@ -20,13 +19,6 @@ from ngramspec.stepwise import JointSteps, open_generation
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
-
-
-class StopsWithError(StoppingCriteria):
-    def __call__(self, input_ids, scores, **kwargs):
-        if input_ids.shape[1] > 13:
-            raise ValueError("the criterion raises")
-        return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
 def ours(model, ids=IDS, **kwargs):
@@ -45,7 +37,7 @@ CALLS = {
     "beams": lambda model: ours(model, num_beams=3),
     "assistant": lambda model: ours(model, assistant_model=tiny_llama(seed=1)),
     "interrupted": lambda model: ours(model, streamer=InterruptedStreamer(4)),
-    "failed": lambda model: ours(model, stopping_criteria=[StopsWithError()]),
+    "failed": lambda model: ours(model, stopping_criteria=[Failing(ValueError())]),
     "refused": lambda model: ours(model, num_beams=2, streamer=InterruptedStreamer(99)),
 }
 
@@ -75,7 +67,7 @@ def test_a_generation_that_fails_in_a_joint_step_frees_its_cache(tiny):
         before = caches.alive
         runs = [
             open_generation(tiny, IDS, **GREEDY, stopping_criteria=criteria)
-            for criteria in ([], [StopsWithError()])
+            for criteria in ([], [Failing(ValueError())])
         ]
         for run in runs:
             run.step()

@@ -157,24 +157,3 @@ def test_a_tree_without_branches_runs_as_a_chain(monkeypatch):
     trees = [draft.parents is not None for draft, _, _ in drafter.observed]
     assert trees.count(True) == len(branched)  # the others are observed as chains
     assert speculator.stats.drafter_faults == 0
-
-
-OBSTACLES = [
-    ("llama", {"output_scores": True, "return_dict_in_generate": True}, 2, "advance together"),
-    ("gpt-neo (windows)", {}, 1, "slots"),
-    ("bloom (alibi)", {}, 1, "count positions"),
-]
-
-
-@pytest.mark.parametrize(("name", "kwargs", "rows", "reason"), OBSTACLES)
-def test_what_cannot_take_trees_has_chains_and_says_why(name, kwargs, rows, reason):
-    model = build(name)
-    speculator = Speculator("copy+ngram", tree=8)
-    ids = IDS.expand(rows, -1)
-    plain = model.generate(ids, max_new_tokens=40, **kwargs)
-    ours = model.generate(ids, max_new_tokens=40, custom_generate=speculator, **kwargs)
-    if kwargs:
-        plain, ours = plain.sequences, ours.sequences
-    assert torch.equal(plain, ours)
-    assert [reason in why for why in speculator.stats.chains] == [True]
-    assert list(speculator.stats.chains.values()) == [1]
