@@ -38,6 +38,7 @@ TEXTS: dict[str, Case] = {
         drafter="half",
         options={"max_new_tokens": 16, **DICT},
     ),
+    "rows that a streamer is shown together": Case(prompts=TWO, streamer=True, drafter="half"),
     "rows of embeddings": Case(prompts=TWO, inputs="embeds", drafter="half"),
     "a batch with images": Case(family="git image", prompts=TWO, inputs="image", drafter="half"),
     "most of a prompt inside the cache": Case(cache="begun", drafter="bushy", settings={"tree": 6}),
