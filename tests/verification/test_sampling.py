@@ -97,6 +97,19 @@ def test_nan_scores_are_named(ahead, monkeypatch):
         model.generate(IDS, custom_generate=Speculator(), do_sample=True)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_generator_stands_right_behind_eos(ahead, monkeypatch):
+    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
+    model = tiny_llama(initializer_range=0.15)
+    torch.manual_seed(0)
+    text = model.generate(IDS, do_sample=True, max_new_tokens=60)[0].tolist()
+    kwargs = {"max_new_tokens": 60, "eos_token_id": [text[10 + 11]], "pad_token_id": 0}
+    plain, state, ours, our_state = both(model, IDS, Speculator(oracle(text), 32), 0, **kwargs)
+    assert plain.shape[1] < 70
+    assert torch.equal(plain, ours)
+    assert torch.equal(state, our_state)
+
+
 class Spoils:
     """A processor that leaves no distribution in some rows at its n-th call."""
 
