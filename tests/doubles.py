@@ -81,7 +81,7 @@ class InterruptedStreamer:
 
 
 class Failing:
-    """A stopping criterion that raises after some tokens."""
+    """A stopping criterion that raises an exception, or one of a class, after some tokens."""
 
     def __init__(self, error, after=5):
         self.error, self.left = error, after

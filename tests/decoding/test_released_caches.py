@@ -37,7 +37,7 @@ CALLS = {
     "beams": lambda model: ours(model, num_beams=3),
     "assistant": lambda model: ours(model, assistant_model=tiny_llama(seed=1)),
     "interrupted": lambda model: ours(model, streamer=InterruptedStreamer(4)),
-    "failed": lambda model: ours(model, stopping_criteria=[Failing(ValueError())]),
+    "failed": lambda model: ours(model, stopping_criteria=[Failing(ValueError)]),
     "refused": lambda model: ours(model, num_beams=2, streamer=InterruptedStreamer(99)),
 }
 
@@ -67,7 +67,7 @@ def test_a_generation_that_fails_in_a_joint_step_frees_its_cache(tiny):
         before = caches.alive
         runs = [
             open_generation(tiny, IDS, **GREEDY, stopping_criteria=criteria)
-            for criteria in ([], [Failing(ValueError())])
+            for criteria in ([], [Failing(ValueError)])
         ]
         for run in runs:
             run.step()
