@@ -42,7 +42,7 @@ TEXTS: dict[str, Case] = {
     "rows of embeddings": Case(prompts=TWO, inputs="embeds", drafter="half"),
     "a batch with images": Case(family="git image", prompts=TWO, inputs="image", drafter="half"),
     "most of a prompt inside the cache": Case(cache="begun", drafter="bushy", settings={"tree": 6}),
-    "rows of int32": Case(prompts=TWO, prompt_dtype="int32", drafter="half"),
+    "rows of int32": Case(prompts=TWO, prompt_dtype="int32", drafter="half", processors=("watch",)),
     "embeddings without a weight": Case(family="own embeddings", drafter="half"),
     "placeholders of an image beyond the vocabulary": Case(
         family="gemma3 image, its id beyond", inputs="image"
@@ -53,10 +53,10 @@ TEXTS: dict[str, Case] = {
     "sampled rows that advance together": Case(
         prompts=TWO,
         drafter="half",
+        criteria=("watch",),
         options={
             **{"max_new_tokens": 24, "do_sample": True, "temperature": 0.8},
-            **DICT,
-            **{"output_scores": True},
+            **(DICT | {"output_scores": True}),
         },
     ),
     "a static cache with windows, which is returned": Case(

@@ -24,7 +24,8 @@ class Processor:
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         self.calls += 1
-        self.log.append(("processor", self.kind, input_ids.tolist(), tuple(scores.shape)))
+        seen = str(input_ids.dtype), input_ids.tolist(), tuple(scores.shape)
+        self.log.append(("processor", self.kind, *seen))
         vocab = scores.shape[-1]
         if self.kind == "raises" and self.calls == self.at:
             raise RuntimeError("the processor raises")

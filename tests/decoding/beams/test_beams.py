@@ -113,6 +113,12 @@ def test_the_returned_cache_is_that_of_plain_beam_search(family):
     assert_same_cache(cache_of(ours), cache_of(plain))
 
 
+def test_a_call_that_returns_states_has_no_drafts(tiny):
+    plain, ours, speculator = both(tiny, {"num_beams": 3, "output_hidden_states": True})
+    assert_same(plain, ours)
+    assert speculator.stats.drafted == 0
+
+
 def test_a_criterion_that_fails_leaves_the_cache_where_plain_beam_search_does(tiny):
     oracle, caches = BeamOracle(right=1.0), []
     for speculator in (None, Speculator(oracle, gamma=4)):
