@@ -70,7 +70,7 @@ class CacheLayer:
 
     @classmethod
     def truncate_all(cls, layers: Sequence[Any], count: int, needed: Needed) -> None:
-        """Truncate all layers of this kind in a cache."""
+        """Truncate all layers of this kind in a cache, by default one by one."""
         for each in layers:
             each.truncate(count, needed)
 
