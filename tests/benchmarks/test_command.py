@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from command import exit_code
 
 from benchmarks.__main__ import BENCHMARKS, MODULES, listing, main
-
-ROOT = Path(__file__).parents[2]
+from benchmarks.harness import ROOT
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -8,17 +8,16 @@ import os
 import sys
 import warnings
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import figures
+from benchmarks import chart, figures
 from benchmarks.__main__ import build_parser as benchmark_parser
-from benchmarks.agent_sessions import AGAIN, FIRST
 from benchmarks.figures import MARKED, RESULTS, ROOT, pages, raws, rendered, source_hash, stale
 from benchmarks.renderers import markdown
-from benchmarks.tables import PUBLIC, TABLES, Table
+from benchmarks.tables import TABLES, Table
 from ngramspec.cli import build_parser
-from ngramspec.measure.traces import by_group, read_traces
 
 MARKS = [(found, page) for page, _ in pages() for found in MARKED.finditer(page.read_text("utf-8"))]
 
@@ -161,18 +160,26 @@ class A:
     assert hashed("one = 1", "a.pyx") != hashed("one = 1  # a reason", "a.pyx")
 
 
-def test_the_public_traces_are_small_and_of_several_kinds():
-    path = ROOT / PUBLIC
-    assert path.stat().st_size <= 1_000_000
-    traces = read_traces(path)
-    groups = by_group(each for each in traces if not each.session)
-    assert by_group(each for each in traces if each.session).keys() == {FIRST, AGAIN}
-    assert groups.keys() == {"summary", "answer", "chat", "edit", "code", "tools"}
-    assert all(len(each.prompt) in range(100, 600) for many in groups.values() for each in many)
-    assert all(len(each.output) <= 128 for each in traces)
-
-
 def test_raw_files_name_no_folder_of_the_machine():
     assert "/tmp/" not in "".join(path.read_text() for path in RESULTS.glob("*.json"))
     assert raws(TABLES["demo"]).keys() == {"first_look"}
     assert sys.executable not in str(TABLES)
+
+
+def test_the_chart_shows_models_tasks_means_and_a_dot_for_each_prompt(tmp_path):
+    """Two prompts, one of them in two ways more, and a model that is not shown."""
+    known = {"model": "SmolLM2-135M-Instruct", "dtype": "float32", "mode": "greedy", "task": "edit"}
+    known |= {"tokens_per_call": 2.0, "same_as_plain": {"ours": True}}
+    first = {**known, "tokens_per_second": {"plain": 10, "lookup 3": 10, "lookup": 20, "ours": 40}}
+    last = {**known, "tokens_per_second": {"plain": 10, "lookup 3": 20, "lookup": 5, "ours": 10}}
+    rows = [first, last, {**first, "mode": "sampled"}, {**first, "dtype": "bfloat16"}]
+    raw = {"rows": [*rows, {**first, "model": "another"}], "settings": {"repeats": 1}}
+    path = tmp_path / "chart.svg"
+    chart.draw(path, "the version", raw)
+    root = ElementTree.parse(path).getroot()
+    said = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    for word in ("SmolLM2-135M", "edit code", "greedy", "2.00", "4.00", "1x"):
+        assert said.count(word) == 1 + (word == "1x"), word
+    assert "tool calls" not in said
+    assert "the version" in path.read_text()
+    assert path.read_text().count("#ffffff; stroke: #24292f") == 7  # and one in the legend
