@@ -117,7 +117,10 @@ class DecodeLoop:
         whether there is another step to run.
         """
         if self.ranks is not None and self.prefilled and self.batch.stopped:
-            self.forward_for_other_ranks()
+            # Other ranks need this rank's share of the weights. The result is dropped.
+            self.batch.begin_step()
+            self.forward(Step(rows=self.batch.rows))
+            self.rollback()
         else:
             with self.section(STEP if self.prefilled else PREFILL):
                 self.step()
@@ -276,9 +279,3 @@ class DecodeLoop:
         apart = step.request is not None and (sampled is None or sampled.extra is None)
         evidence = apart and self.device.type != "cpu"
         return (1 if self.sampler.all_at_once else positions) + custom + evidence
-
-    def forward_for_other_ranks(self) -> None:
-        """Run a forward and drop its result: other ranks need this rank's share of the weights."""
-        self.batch.begin_step()
-        self.forward(Step(rows=self.batch.rows))
-        self.rollback()

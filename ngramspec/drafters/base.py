@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec._native import sound_chain
-from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32, Proposal
+from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
@@ -312,8 +312,6 @@ UINT32 = np.dtype(np.uint32)
 largest = np.maximum.reduce
 ONE_BITS = int(np.float32(1.0).view(UINT32))  # bits of 1.0; floats in 0..1 have smaller ones
 MAX_SOURCES = 128  # Draft.source is int8
-SUM_ERROR_PER_ENTRY = 2.0**-23  # allowed error of a float32 sum per probability in it
-MAX_SUM_ERROR = 1e-4  # limit of that error
 
 
 def check_source_names(given: object) -> tuple[str, ...]:
@@ -348,29 +346,31 @@ def check_draft(
     n = len(draft.tokens) if type(draft.tokens) is np.ndarray and draft.tokens.ndim else 0
     if n > limit:
         raise ValueError(f"a draft must have at most gamma = {limit} tokens, got {n}")
-    tokens = _copied("tokens", draft.tokens, INT32, n)
+    tokens = copied_array("tokens", draft.tokens, INT32, n)
     if not n:
         return EMPTY_DRAFT  # other fields are ignored
-    _check_ids("draft tokens", tokens, vocab)
+    check_ids("draft tokens", tokens, vocab)
     parents = confidence = proposal = source = None
     if draft.parents is not None:
         if not tree:
             raise ValueError("draft must be a chain, got one with parents")
-        parents = _copied("parents", draft.parents, INT32, n)
+        parents = copied_array("parents", draft.parents, INT32, n)
         _check_tree(tokens, parents)
     if draft.source is not None:
-        source = _copied("source", draft.source, INT8, n)
+        source = copied_array("source", draft.source, INT8, n)
         if max(source.tobytes()) >= sources:  # as unsigned bytes, negative ones are above 127
             bad = source[(source < 0) | (source >= sources)][0]
             raise ValueError(f"source must lie in 0..{sources - 1}, got {bad}")
     if draft.confidence is not None:
-        confidence = _copied("confidence", draft.confidence, FLOAT32, n)
+        confidence = copied_array("confidence", draft.confidence, FLOAT32, n)
         if largest(confidence.view(UINT32)) > ONE_BITS:  # also true for NaN and negative numbers
             fits = (confidence >= 0) & (confidence <= 1)
             if not fits.all():  # -0.0 fits
                 raise ValueError(f"confidence must lie in 0..1, got {confidence[~fits][0]}")
     if draft.proposal is not None:
-        proposal = _checked_proposal(tokens, parents, draft.proposal, vocab)
+        from ngramspec.drafters.proposals import checked_proposal  # most drafts have none
+
+        proposal = checked_proposal(tokens, parents, draft.proposal, vocab)
     return Draft(tokens, parents, confidence, proposal, source)
 
 
@@ -399,7 +399,7 @@ def valid_prefix(draft: object, limit: int, vocab: int, *, tree: bool, sources: 
     return sound
 
 
-def _copied(name: str, array: object, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+def copied_array(name: str, array: object, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
     """A read-only copy of ``array``, if it is a plain one-dimensional array of this kind."""
     if type(array) is not np.ndarray or array.dtype != dtype or array.ndim != 1:
         got = f"{array.dtype} {array.shape}" if type(array) is np.ndarray else type(array)
@@ -411,7 +411,8 @@ def _copied(name: str, array: object, dtype: np.dtype[Any], size: int) -> NDArra
     return copied
 
 
-def _check_ids(name: str, ids: Int32, vocab: int) -> None:
+def check_ids(name: str, ids: Int32, vocab: int) -> None:
+    """Raise a ValueError, which names the argument, unless all ids lie in the vocabulary."""
     if largest(ids.view(UINT32)) >= vocab:  # as unsigned ints, negative ones are above 2^31
         bad = ids[(ids < 0) | (ids >= vocab)][0]
         raise ValueError(f"{name} must lie in 0..{vocab - 1}, got {bad}")
@@ -426,59 +427,3 @@ def _check_tree(tokens: Int32, parents: Int32) -> None:
     if (edges[1:] == edges[:-1]).any():
         token = int(edges[:-1][edges[1:] == edges[:-1]][0]) & 0x7FFFFFFF
         raise ValueError(f"children of one node must have different tokens, got {token} twice")
-
-
-def _checked_proposal(
-    tokens: Int32, parents: Int32 | None, proposal: object, vocab: int
-) -> Proposal:
-    """A copy of a proposal that Algorithm 1 can use, normalized for each node."""
-    if type(proposal) is not Proposal:
-        raise TypeError(f"proposal must be a Proposal, got {type(proposal).__name__}")
-    n, m = len(tokens), len(proposal.tokens)
-    starts = _copied("proposal.starts", proposal.starts, INT32, n + 1)
-    if starts[0] != 0 or starts[-1] != m or not (starts[1:] > starts[:-1]).all():
-        raise ValueError(f"proposal.starts must rise from 0 to {m}: each node has a distribution")
-    if m > n * vocab:
-        raise ValueError(f"proposal.tokens must hold at most {vocab} ids for each node, got {m}")
-    ids = _copied("proposal.tokens", proposal.tokens, INT32, m)
-    probs = _copied("proposal.probs", proposal.probs, FLOAT32, m)
-    _check_ids("proposal.tokens", ids, vocab)
-    sizes = starts[1:] - starts[:-1]
-    node = np.repeat(np.arange(n), sizes)  # the node of each entry
-    entries = (node << 32) | ids
-    if not (entries[1:] > entries[:-1]).all():  # ascending ids are distinct
-        entries.sort()
-        twice = entries[1:] == entries[:-1]
-        if twice.any():
-            bad = int(entries[1:][twice][0])
-            what = f"node {bad >> 32} has {bad & 0x7FFFFFFF} twice"
-            raise ValueError(f"proposal.tokens of a node must differ, {what}")
-    sums = np.add.reduceat(probs, starts[:-1], dtype=np.float64)
-    allowed = np.minimum(sizes * SUM_ERROR_PER_ENTRY, MAX_SUM_ERROR)
-    wrong = ~(np.abs(sums - 1) <= allowed)  # also true for NaN
-    if wrong.any() or not (probs > 0).all():
-        bad = sums[wrong.argmax()]
-        raise ValueError(f"proposal.probs of a node must be > 0 and sum to 1, got sum {bad:.7g}")
-    holds = np.logical_or.reduceat(ids == tokens[node], starts[:-1])
-    if not holds.all():
-        bad = int(holds.argmin())
-        raise ValueError(f"proposal of node {bad} must hold its token {tokens[bad]}")
-    if parents is not None:
-        _check_siblings(tokens, parents, Proposal(starts, ids, probs))
-    return Proposal(starts, ids, (probs / sums[node]).astype(np.float32))
-
-
-def _check_siblings(tokens: Int32, parents: Int32, proposal: Proposal) -> None:
-    """Check that siblings share a distribution, except for ones without the siblings before."""
-    _, where, which = np.unique(parents, return_index=True, return_inverse=True)
-    first = where[which]
-    for node in range(len(parents)):
-        own, other = proposal.of(node), proposal.of(int(first[node]))
-        before = tokens[:node][parents[:node] == parents[node]]
-        alike = np.array_equal(own[0], other[0]) and np.array_equal(own[1], other[1])
-        if not alike and np.isin(before, own[0]).any():
-            what = f"node {node} states another than its first sibling, node {first[node]},"
-            raise ValueError(
-                f"proposal of siblings must be one distribution, or one without the siblings"
-                f" before: {what} with one of their tokens"
-            )

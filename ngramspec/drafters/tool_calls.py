@@ -21,7 +21,7 @@ from ngramspec.stores import encode, vocabulary_of
 
 logger = logging.getLogger("ngramspec")
 
-OPENS, CLOSES = "<tool_call>", "</tool_call>"  # around the JSON object of a call
+OPEN, CLOSE = "<tool_call>", "</tool_call>"  # around the JSON object of a call
 OPENING_TOKENS = 16  # last tokens in which an opening is searched
 MAX_CALL_TOKENS = 4096  # of a call that is read; a longer one is not predicted
 MAX_READ_TOKENS, MAX_READ_CHARACTERS = 1 << 14, 1 << 16  # of a prompt's end: bound its time
@@ -46,7 +46,7 @@ class CallFormat:
         self.ends = frozenset(  # ids of pieces with which an opening can end
             number
             for piece, number in vocabulary_of(tokenizer).items()
-            if OPENS[-1] in (piece if isinstance(piece, str) else piece.decode("latin-1"))
+            if OPEN[-1] in (piece if isinstance(piece, str) else piece.decode("latin-1"))
         )
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -129,8 +129,8 @@ class CallPredictor:
     def _read_prompt(self, tokens: list[int]) -> None:
         """Learn from the calls in the prompt."""
         text = self._calls.text(tokens)[-MAX_READ_CHARACTERS:]
-        for part in text.split(OPENS)[1:]:
-            call, closes, _ = part.partition(CLOSES)
+        for part in text.split(OPEN)[1:]:
+            call, closes, _ = part.partition(CLOSE)
             reader = PartialJson().read(call + closes)
             if closes and reader.state == "done":
                 self._text.learn(reader)
@@ -143,7 +143,7 @@ class CallPredictor:
             return
         self._recent = [*self._recent, token][-OPENING_TOKENS:]
         if token in self._calls.ends:
-            _, opens, after = self._calls.text(self._recent).rpartition(OPENS)
+            _, opens, after = self._calls.text(self._recent).rpartition(OPEN)
             if opens and len(after) < len(self._calls.text(self._recent[-1:])):
                 self._call, self._known, self._path = list(self._recent), "", []
                 self._reader = PartialJson()
@@ -152,7 +152,7 @@ class CallPredictor:
     def _read_on(self) -> None:
         """Read what the open call has in addition."""
         assert self._reader is not None
-        text = self._calls.text(self._call).rpartition(OPENS)[2]
+        text = self._calls.text(self._call).rpartition(OPEN)[2]
         if text.endswith("\ufffd"):  # the rest of a character is to come
             return
         if not text.startswith(self._known) or len(self._call) > MAX_CALL_TOKENS:
@@ -162,13 +162,13 @@ class CallPredictor:
         self._known = text
         if self._reader.state == "invalid":
             self._reader = None
-        elif self._reader.state == "done" and CLOSES in text:
+        elif self._reader.state == "done" and CLOSE in text:
             self._text.learn(self._reader)
             self._reader, self._recent = None, self._call[-OPENING_TOKENS:]
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of a continuation, as the tokenizer splits it after the call if that fits."""
-        tokenizer, before = self._calls.tokenizer, OPENS + self._known
+        tokenizer, before = self._calls.tokenizer, OPEN + self._known
         if len(self._call) > CONTEXT_TOKENS:
             before = self._calls.text(self._call[-CONTEXT_TOKENS:])
         begun, whole = encode(tokenizer, before), encode(tokenizer, before + text)
@@ -188,7 +188,7 @@ class CallText:
             schema = function.get("parameters") if isinstance(function, Mapping) else None
             if isinstance(name, str) and is_short([name, schema]):
                 self.tools[name] = resolved(schema)
-        self._ending = "\n" + CLOSES
+        self._ending = "\n" + CLOSE
         self._style = {"": "\n", ":": " ", ",": " "}
 
     def learn(self, call: PartialJson) -> None:
@@ -197,7 +197,7 @@ class CallText:
         if tool is None or tool not in self.tools:
             return
         self._style |= call.style
-        space, closes, _ = call.space.partition(CLOSES)
+        space, closes, _ = call.space.partition(CLOSE)
         if closes and not space.strip():
             self._ending = space + closes
         self.tools = {tool: self.tools[tool]} | self.tools

@@ -1,8 +1,4 @@
-"""Attention: masks of trees, and replacements of transformers' functions.
-
-A forward's position 0 is the last committed token, and position i + 1 is node i of the draft. A
-node attends to the committed text, to its ancestors and to itself, and its depth determines its
-position in the text (SpecInfer, Miao et al. 2024, section 4.2).
+"""Attention without copies, in place of transformers' function.
 
 With a mask, transformers' sdpa attention first repeats a layer's keys and values for all query
 heads of their group. Here query heads of a group become further positions of one head, so that
@@ -17,86 +13,15 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import ceil
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ngramspec.draft import Int32
 from ngramspec.hf_model.compat import names
-
-# Trees
-
-
-Trees = Sequence[Int32 | None]  # the parents of each row's draft; None: it is a chain
-
-
-def ancestry(parents: Int32) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return which positions attend to which, bool (n + 1, n + 1), and their depths, (n + 1,)."""
-    n = len(parents)
-    sees = np.eye(n + 1, dtype=np.bool_)
-    depths = np.zeros(n + 1, np.int64)
-    for node, parent in enumerate(parents.tolist(), 1):
-        sees[node] |= sees[parent + 1]
-        depths[node] = depths[parent + 1] + 1
-    return sees, depths
-
-
-def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> torch.Tensor:
-    """Return the text positions of each row's last token, (..., rows, 1), and its draft."""
-    depths = np.zeros((len(trees), max(lengths)), np.int64)
-    for row, parents, length in zip(depths, trees, lengths, strict=True):
-        row[:length] = np.arange(length) if parents is None else ancestry(parents)[1]
-        row[length:] = row[length - 1]
-    return last + torch.from_numpy(depths).to(last.device, non_blocking=True)
-
-
-def tree_mask(
-    trees: Trees,
-    width: int,
-    past: torch.Tensor | None,
-    length: int,
-    device: torch.device,
-    keys: int | None = None,
-) -> torch.Tensor:
-    """Return the mask of a forward of ``width`` after ``length`` positions, (rows, 1, width, keys).
-
-    Positions after a row's draft attend to all before them, so that their scores are finite.
-    ``past``, (rows, length or more), is 0 at masked positions. Columns after its own are masked.
-    """
-    new = torch.ones((1, width, width), dtype=torch.bool, device=device).tril()
-    if trees:
-        sees = np.tri(width, dtype=np.bool_)[None].repeat(len(trees), axis=0)
-        for own, parents in zip(sees, trees, strict=True):
-            if parents is not None:
-                known = len(parents) + 1
-                own[:known, :known] = ancestry(parents)[0]
-        new = torch.from_numpy(sees).to(device, non_blocking=True)
-    there = new.new_ones((1, length)) if past is None else past[:, :length].to(torch.bool)
-    rows = max(len(there), len(new))
-    mask = torch.cat((there[:, None].expand(rows, width, -1), new.expand(rows, -1, -1)), dim=2)
-    if keys is not None:
-        mask = pad(mask, (0, keys - length - width))
-    return mask[:, None]
-
-
-Masks = torch.Tensor | dict[str, torch.Tensor]  # one for all layers, or one for each type of layers
-
-
-def added(masks: Any, dtype: torch.dtype) -> Any:
-    """Return masks of bools as eager attention adds them to its scores: 0 or the lowest value."""
-    if isinstance(masks, dict):
-        return {kind: added(each, dtype) for kind, each in masks.items()}
-    zeros = torch.zeros(masks.shape, dtype=dtype, device=masks.device)
-    return zeros.masked_fill(~masks, torch.finfo(dtype).min)
-
-
-# Attention without copies
 
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 # Attention in a forward over several sequences, see ``JointForward.attend``.
@@ -252,6 +177,14 @@ def _folded_mask(mask: torch.Tensor, dtype: torch.dtype, fold: int) -> torch.Ten
         made = wider.reshape(rows, -1, fold * n, wider.shape[-1])[..., :keys]
         _thread.masks[id(mask), dtype, fold] = mask, made
     return made
+
+
+def added(masks: Any, dtype: torch.dtype) -> Any:
+    """Return masks of bools as eager attention adds them to its scores: 0 or the lowest value."""
+    if isinstance(masks, dict):
+        return {kind: added(each, dtype) for kind, each in masks.items()}
+    zeros = torch.zeros(masks.shape, dtype=dtype, device=masks.device)
+    return zeros.masked_fill(~masks, torch.finfo(dtype).min)
 
 
 def available() -> bool:

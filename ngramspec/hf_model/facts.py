@@ -534,19 +534,11 @@ def check_adapter(model: Any) -> None:
     stores it on a wrapper, which prepares the model's inputs during generation.
     """
     wrapper = getattr(model.prepare_inputs_for_generation, "__self__", model)
-    configs = getattr(wrapper, "peft_config", None) or {}
-    for name, own in configs.items():
-        if getattr(own, "is_prompt_learning", False):
-            kind = str(getattr(own.peft_type, "value", own.peft_type))
-            raise UnsupportedError(
-                f"the adapter {name!r} ({kind}) forwards one token at a time after its own prompt;"
-                " use one that changes weights, such as LoRA"
-            )
-        if getattr(own, "alora_invocation_tokens", None):
-            raise UnsupportedError(
-                f"the adapter {name!r} is an activated LoRA, whose start is counted from the end of"
-                " each forward; use a LoRA without alora_invocation_tokens"
-            )
+    configs = getattr(wrapper, "peft_config", None)
+    if configs:
+        from ngramspec.hf_model.compat.extras import check_adapters  # most models have none
+
+        check_adapters(configs)
 
 
 def check_request(config: Any, model: Any) -> None:

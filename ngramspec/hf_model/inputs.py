@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ngramspec.hf_model.attention import (
-    Masks,
-    Trees,
-    added,
-    tree_mask,
-    tree_positions,
-)
+from ngramspec.hf_model.attention import added
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.devices import changed, indices
 from ngramspec.hf_model.facts import Facts
+
+if TYPE_CHECKING:
+    from ngramspec.hf_model.masks import Masks, Trees
 
 # Positions in the text by cache slot, counted from where the padding ends: kept in ragged batches
 # of models with windows, and not passed to the model.
@@ -140,6 +137,8 @@ class Inputs:
         grown = self.grown(positions - 1, lengths) if positions > 1 else dict(self.kwargs)
         branched = len(trees) > 0 and any(parents is not None for parents in trees)
         if branched:
+            from ngramspec.hf_model.masks import tree_positions  # most forwards have no branches
+
             last = self.kwargs[self._positions_name][..., -1:]
             grown[self._positions_name] = tree_positions(last, trees, lengths)
         if width > positions:
@@ -233,6 +232,8 @@ class Inputs:
         held: int | None,
     ) -> Masks:
         """Return the masks of a forward over ``block``, (batch, width), as the model takes them."""
+        from ngramspec.hf_model.masks import tree_mask  # the model makes those of most forwards
+
         rows, width = block.shape
         past = self.kwargs.get(self.mask_name)
         mask = tree_mask(trees, width, past, slots, block.device, keys).expand(rows, -1, -1, -1)

@@ -18,10 +18,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.attention import Attention, attending, available, in_place, tree_mask
+from ngramspec.hf_model.attention import Attention, attending, available, in_place
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
 from ngramspec.hf_model.facts import Ability, why_unsupported
+from ngramspec.hf_model.masks import tree_mask
 from ngramspec.hf_model.outputs import head_inputs
 from ngramspec.hf_model.target import Target
 from ngramspec.hf_model.trials import TestResults, alike, tested_once

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.attention import Trees, in_place
+from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_of, decoder_cache, is_callers
@@ -30,6 +30,7 @@ from ngramspec.hf_model.inputs import Inputs
 if TYPE_CHECKING:
     from ngramspec.hf_model.cache.copies import Checkpoint, Pending
     from ngramspec.hf_model.compiled import ForwardShapes
+    from ngramspec.hf_model.masks import Trees
     from ngramspec.hf_model.outputs import OutputRecorder, StateChannel
     from ngramspec.hf_model.ragged import PresentRows, RaggedInputs
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from ngramspec.hf_model.attention import Masks, Trees, tree_positions
+from ngramspec.hf_model.masks import Masks, Trees, tree_positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,23 +270,6 @@ def replayed(
     )
 
 
-def replay(
-    make: Callable[[], Drafter],
-    plan: Plan,
-    traces: Iterable[Trace],
-    *,
-    fresh: bool = False,
-    knowledge: Known | None = None,
-) -> dict[str, Tally]:
-    """Replay traces, each through a new drafter if ``fresh``; return the tallies by group."""
-    player = Player(make(), plan, knowledge)
-    for trace in traces:
-        if fresh:
-            player.drafter = make()
-        player.play([trace])
-    return player.groups
-
-
 def compare(
     make: Callable[[], Drafter],
     plan: Plan,
@@ -295,13 +278,18 @@ def compare(
     fresh: bool = False,
     knowledge: Known | None = None,
 ) -> dict[str, Any]:
-    """Replay traces as ``replay`` does, with everything that is reported about the drafter.
+    """Replay traces, each through a new drafter if ``fresh``; return all that is reported.
 
     Returns:
         ``groups``: Tally.to_dict by group; ``mean``: geometric means over groups, and the times of
         all steps; ``sources``: counts of draft tokens by draft source.
     """
-    groups = replay(make, plan, traces, fresh=fresh, knowledge=knowledge)
+    player = Player(make(), plan, knowledge)
+    for trace in traces:
+        if fresh:
+            player.drafter = make()
+        player.play([trace])
+    groups = player.groups
     steps = np.concatenate([tally.nanoseconds for tally in groups.values()]) / 1000
     total = DecodeStats()
     for tally in groups.values():

@@ -17,14 +17,12 @@ from uuid import uuid4
 
 from fastapi import Response
 
-from ngramspec.drafters.tool_calls import ToolCalls
+from ngramspec.drafters.tool_calls import CLOSE, OPEN, ToolCalls
 from ngramspec.server.bodies import ChatBody, Common, CompletionBody, Message, joined, json_value
 from ngramspec.server.engine import STOP, Answers, Delta, Job
 from ngramspec.server.grammars import Source, bounded_json
 from ngramspec.server.metrics import choice_stats_of, ending, timings_of
 from ngramspec.server.prompts import (
-    CLOSE,
-    OPEN,
     NotTextError,
     TooManyTokensError,
     chat_ids,

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ngramspec.draft import Int32
+from ngramspec.drafters.tool_calls import CLOSE, OPEN
 from ngramspec.server.bodies import ExtraFile
 
 PIECE_CHARACTERS = 1 << 15  # of a text in one operation that holds the GIL
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
 TAGS = (OPEN, CLOSE, THINK, THOUGHT)  # earlier answers contain them
 Span = tuple[int, int]

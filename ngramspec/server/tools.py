@@ -11,7 +11,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from ngramspec.drafters.partial_json import PartialJson
-from ngramspec.server.prompts import CLOSE, OPEN, THINK, THOUGHT, prompt_text
+from ngramspec.drafters.tool_calls import CLOSE, OPEN
+from ngramspec.server.prompts import THINK, THOUGHT, prompt_text
 from ngramspec.server.text import begun, hidden_ids
 
 MAX_DEPTH = 200  # of nested values, as in ``from_json``

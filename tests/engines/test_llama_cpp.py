@@ -83,14 +83,6 @@ def test_drafts_are_of_the_type_that_is_asked_for(module):
     assert nothing.shape == (0,)
 
 
-def test_a_conversation_goes_on_in_its_session(module):
-    draft = module.NgramspecDraft(4, options={"costs": "none"})
-    first = list(range(30))
-    draft(np.array(first, np.intc))
-    draft(np.array([*first, 5, 6, 99, 98, 97], np.intc))  # the next turn's prompt
-    assert draft.rows.stats.opened == 1
-
-
 def test_prompts_are_not_counted_as_generated(module):
     """Another and longer prompt, and the same text with a next turn's prompt in it."""
     draft = module.NgramspecDraft(4, options={"costs": "none"})

@@ -210,31 +210,6 @@ def test_a_saved_store_is_begun_with(tmp_path):
     (namespace,) = open_stores(given)
     assert namespace.statistics().tokens == len(SAID)
     assert namespace.store.max_bytes == 1 << 19
-    engine = Engine(Rows(build_drafter("auto", stores=[namespace]), 4, VOCAB, 300))
-    engine.arrive([1, 110, 111])
-    assert engine.step([[112]])[0].tokens.tolist() == [113, 114, 115, 116]
-
-
-@pytest.mark.parametrize(
-    ("stores", "message"),
-    [
-        ("all", "stores must be a list of stores, got str"),
-        ([{"namespace": "a", "bytes": 3}], "may have max_bytes, namespace_bytes, write, live"),
-        (
-            [{"path": "x.ngs"}],
-            "settings must have 'namespace', and may have max_bytes, namespace_bytes, path",
-        ),
-        (
-            [{"path": "x.ngs", "namespace": "a", "write": "all"}],
-            "may have max_bytes, namespace_bytes, path; got",
-        ),
-    ],
-)
-def test_wrong_stores_are_refused(stores, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        EngineOptions.read({"stores": stores}, "options").rows(
-            4, vocab=VOCAB, max_len=300, device="cpu", dtype="float32"
-        )
 
 
 def test_nothing_is_shared_unless_asked():

@@ -46,7 +46,7 @@ class Counts:
 def main() -> int:
     given = _arguments()
     if given.one is not None:
-        return _one(given.one, given.shrink)
+        return _one(given.one)
     started = time.monotonic()
     counts, told = Counts(), started
     for done in _all(given, started):
@@ -74,9 +74,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="processes, of one thread each")
     parser.add_argument("--json", help="a file for the counts")
     parser.add_argument("--one", type=int, metavar="SEED", help="run a single seed, and tell of it")
-    parser.add_argument(
-        "--shrink", action=argparse.BooleanOptionalAction, default=True, help="simplify failures"
-    )
     return parser.parse_args()
 
 
@@ -84,20 +81,15 @@ def _all(given: argparse.Namespace, started: float) -> Iterator[dict[str, Any]]:
     """What came of the cases, as the processes have done them."""
     end = None if given.cases is not None else started + 60 * given.minutes
 
-    def work() -> Iterator[tuple[range, bool]]:
+    def work() -> Iterator[range]:
         at = 0
         while given.cases is None or at < given.cases:
             if end is not None and time.monotonic() > end:
                 return
             more = WITHIN if given.cases is None else min(WITHIN, given.cases - at)
-            yield range(given.seed + at, given.seed + at + more), given.shrink
+            yield range(given.seed + at, given.seed + at + more)
             at += more
 
-    if given.workers == 1:
-        begin()
-        for each in work():
-            yield from some_cases(each)
-        return
     context = multiprocessing.get_context("spawn")
     with context.Pool(given.workers, begin, maxtasksperchild=50) as pool:
         waiting: list[Any] = []
@@ -109,9 +101,9 @@ def _all(given: argparse.Namespace, started: float) -> Iterator[dict[str, Any]]:
             yield from each.get()
 
 
-def _one(seed: int, simplify: bool) -> int:
+def _one(seed: int) -> int:
     begin()
-    done = one_case(seed, simplify)
+    done = one_case(seed)
     print(done["case"])
     if done["outcome"] == "finding":
         _tell(done)

@@ -22,12 +22,11 @@ def begin() -> None:
     gc.freeze()  # cases run collections, which need not look at what was imported
 
 
-def some_cases(work: tuple[range, bool]) -> list[dict[str, Any]]:
-    seeds, simplify = work
-    return [one_case(seed, simplify) for seed in seeds]
+def some_cases(seeds: range) -> list[dict[str, Any]]:
+    return [one_case(seed) for seed in seeds]
 
 
-def one_case(seed: int, simplify: bool) -> dict[str, Any]:
+def one_case(seed: int) -> dict[str, Any]:
     from fuzz.options import draw
     from fuzz.run import Result, run, shrink
 
@@ -37,7 +36,7 @@ def one_case(seed: int, simplify: bool) -> dict[str, Any]:
     except Exception as error:
         result = Result("finding", "harness", f"{type(error).__name__}: {error}")
     smallest = case
-    if result.outcome == "finding" and result.kind != "harness" and simplify:
+    if result.outcome == "finding" and result.kind != "harness":
         smallest, result = shrink(case, result)
     return {
         "seed": seed,

@@ -11,7 +11,8 @@ from doubles import bushy
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.draft import verified_nodes
 from ngramspec.drafters.base import check_draft
-from ngramspec.hf_model.attention import added, ancestry, tree_mask, tree_positions
+from ngramspec.hf_model.attention import added
+from ngramspec.hf_model.masks import ancestry, tree_mask, tree_positions
 
 # The tree of Stratos's note, section 2.1: context (a, b), drafts c e, c f, d g, d h, depth first.
 A, B, C, E, F, D, G, H = 11, 12, 13, 14, 15, 16, 17, 18

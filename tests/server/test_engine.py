@@ -271,24 +271,12 @@ def test_a_prompt_is_read_in_shorter_chunks_while_another_request_takes_turns(en
     assert engine.watched.forwards[:4] == [64, 16, 16, 16]
 
 
-def test_a_newer_request_of_the_session_ends_the_older_one(tiny, engine_of):
-    engine = engine_of(watched=True)
-    older, newer = Heard(), Heard()
-    engine.submit([request_for(TEXT[:40], 200)], older, ("a", "editor"))
-    engine.watched.let(5)
-    assert older.first.wait(LONG)
-    engine.submit([request_for(TEXT[:41])], newer, ("a", "editor"))
-    engine.watched.let()
-    assert older.wait().ends == {0: "cancelled"}
-    assert newer.wait().text() == expected(tiny, TEXT[:41])
-    assert len(older.text()) < 20
-
-
 def test_several_answers_to_one_prompt_read_it_once(tiny, engine_of):
     engine = engine_of()
     heard = Heard(3)
     prompt = TEXT[:200]
-    jobs = engine.submit([request_for(prompt) for _ in range(3)], heard)
+    jobs = engine.submit([request_for(prompt) for _ in range(3)], heard, ("a", "editor"))
+    assert {job.session for job in jobs} == {("a", "editor")}
     heard.wait()
     assert {heard.text(index) for index in range(3)} == {expected(tiny, prompt)}
     assert [job.progress.reused for job in jobs] == [0, 199, 199]
@@ -420,12 +408,13 @@ def test_an_engine_that_closes_says_so():
 
     class Engine(SimpleNamespace):
         def submit(self, requests, put, session):
+            assert session == ("ann", "editor")
             put(0, Delta(ended=CANCELLED))
             return [SimpleNamespace(ended=True)]
 
     async def status(closing):
         try:
-            answers = Answers(Engine(closing=closing), [], Client(""))
+            answers = Answers(Engine(closing=closing), [], Client("ann", "editor"))
             async for _ in answers.deltas():
                 pass
         except ApiError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +30,7 @@ NESTED = {"type": "boolean"}
 for _ in range(180):  # more are refused before they are parsed
     NESTED = {"type": "array", "items": NESTED}  # xgrammar compiles it for hours
 USERS = ["ann", "bob"]
+until = partial(asyncio.to_thread, wait)  # of a condition
 
 
 def vocabulary():
@@ -66,15 +68,6 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(_Worker, "fault_of", fault_of)
     return found
-
-
-async def until(condition):
-    """Wait for a condition; two minutes only against hanging for ever."""
-    for _ in range(12000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 @pytest.fixture

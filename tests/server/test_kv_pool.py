@@ -9,12 +9,13 @@ import torch
 import transformers
 from caches_made import made_caches
 from conftest import tiny_llama
+from test_engine import Letters
 
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.server.engine import CompletionRequest, Job, ModelRunner, Sampling
-from ngramspec.server.kv_pool import CachePool, cache_maker, common_length, why_not_kept
+from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.stepwise import open_generation
 
 BIG = 1 << 30
@@ -38,16 +39,6 @@ def fill(pool, model, user, prompt, count=4, *, give_back=True):
     if give_back:
         pool.give_back(lease, np.concatenate((prompt, tokens)), len(prompt))
     return lease, tokens
-
-
-class Letters:
-    """A tokenizer that shows every token as a letter."""
-
-    def decode(self, ids, **kwargs):
-        return "a" * len(ids)
-
-    def convert_tokens_to_ids(self, name):
-        return None
 
 
 def fresh(model, prompt, count=4):
@@ -103,13 +94,6 @@ def test_a_cache_that_would_lose_most_is_copied_so_that_both_stay(tiny):
     assert again.reused == 150
     short = np.concatenate((TEXT[:10], TEXT[60:70]))
     assert fill(pool, tiny, "a", short)[0].reused == 0  # not worth a copy
-
-
-def test_users_see_their_own_caches_only(tiny):
-    pool = pool_of(tiny)
-    fill(pool, tiny, "a", TEXT[:80])
-    assert fill(pool, tiny, "b", TEXT[:80])[0].reused == 0
-    assert fill(pool, tiny, "a", TEXT[:80])[0].reused == 79
 
 
 def test_idle_caches_stay_within_their_bytes_and_the_oldest_go(tiny):
@@ -203,14 +187,6 @@ def test_rotary_positions_that_follow_the_length_cannot_be_cut(tiny):
     assert why_not_kept(tiny) is None
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert "rotary" in why_not_kept(tiny_llama(rope_parameters=rope))
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "common"),
-    [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1, 9, 3], 1), ([4], [5], 0)],
-)
-def test_common_beginnings(first, second, common):
-    assert common_length(np.array(first, np.int32), np.array(second, np.int32)) == common
 
 
 def test_a_dropped_cache_is_freed_without_the_collector(tiny):

@@ -55,15 +55,6 @@ def test_a_keystroke_reuses_the_cache_and_says_so(client, model, tokenizer):
     assert "speculative_decoding_stats" not in without["choices"][0]
 
 
-def test_a_stream_s_last_event_of_each_answer_has_its_statistics(client):
-    asked = {"prompt": "a stream a stream", "n": 2, "ngramspec": {"usage": True}, **GREEDY}
-    answer = client.post("/v1/completions", json={**asked, "stream": True})
-    choices = [event["choices"][0] for event in events(answer.text)]
-    with_stats = [each for each in choices if "speculative_decoding_stats" in each]
-    assert sorted(each["index"] for each in with_stats) == [0, 1]
-    assert all(each["finish_reason"] == "length" for each in with_stats)
-
-
 def test_several_prompts_and_answers_come_in_order(client, model, tokenizer):
     prompts = ["first prompt", "second one"]
     answer = ask(client, prompt=prompts, n=2, **GREEDY)
@@ -76,19 +67,17 @@ def test_several_prompts_and_answers_come_in_order(client, model, tokenizer):
 
 
 def test_sampled_answers_follow_their_seed(client, model, tokenizer):
-    asked = {
-        "prompt": PROMPT,
-        "max_tokens": 24,
-        "temperature": 1.2,
-        "top_p": 0.9,
-        "seed": 3,
-        "n": 2,
-    }
+    warped = {"temperature": 1.2, "top_p": 0.9}
+    asked = {"prompt": PROMPT, "max_tokens": 24, "seed": 3, "n": 2, "logprobs": 1, **warped}
     first, second = ask(client, **asked), ask(client, **asked)
     texts = [text_of(first, index) for index in range(2)]
     assert texts == [text_of(second, index) for index in range(2)]
     assert texts[0] != texts[1]
-    settings = {"do_sample": True, "temperature": 1.2, "top_p": 0.9, "top_k": 0}
+    for choice in first["choices"]:
+        tops = choice["logprobs"]["top_logprobs"]
+        assert all(map(dict.__contains__, tops, choice["logprobs"]["tokens"]))
+        assert max(map(len, tops)) == 2, "the best token, and the chosen one"
+    settings = {"do_sample": True, "top_k": 0, **warped}
     for index, text in enumerate(texts):
         torch.manual_seed(3 + index)
         assert text == plain(model, tokenizer, PROMPT, 24, **settings)
@@ -256,13 +245,19 @@ def test_one_request_can_do_without_drafts(model, tokenizer):
 
 @pytest.mark.parametrize("with_usage", [False, True])
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
-def test_the_last_event_has_timings(client, route, with_usage):
+def test_the_last_event_has_timings_and_each_answers_last_one_its_statistics(
+    client, route, with_usage
+):
     body = {"n": 2, "stream": True, "stream_options": {"include_usage": with_usage}, **GREEDY}
+    body["ngramspec"] = {"usage": True}
     if "chat" in route:
         body["messages"] = [{"role": "user", "content": "hi"}]
     else:
         body["prompt"] = PROMPT
-    *others, last = events(client.post(route, json=body).text)
+    *others, last = parts = events(client.post(route, json=body).text)
+    ends = [each["choices"][0] for each in parts if "speculative_decoding_stats" in str(each)]
+    assert sorted(each["index"] for each in ends) == [0, 1]
+    assert [each["finish_reason"] for each in ends] == ["length"] * 2
     assert not any("timings" in each for each in others)
     assert last["timings"]["predicted_n"] == 2 * 24
     assert last["timings"]["draft_n"] >= last["timings"]["draft_n_accepted"]
@@ -380,10 +375,15 @@ def test_texts_of_keys_stay_apart(model, tokenizer, caplog):
 
         def reused_by(user):
             body = {"prompt": PROMPT, "ngramspec": {"usage": True}, **GREEDY}
-            headers = {"Authorization": f"Bearer {keys[user]}"}
+            headers = next(headers_of[user])
             answer = client.post("/v1/completions", json=body, headers=headers).json()
             return answer["usage"]["ngramspec"]["reused_tokens"]
 
+        # Either header tells the user.
+        headers_of = {
+            user: iter([{"X-Api-Key": key}, {"Authorization": f"Bearer {key}"}])
+            for user, key in keys.items()
+        }
         reused = [reused_by(user) for user in ("ann", "bob", "ann", "bob")]
         assert reused[:2] == [0, 0]
         assert min(reused[2:]) > 0

@@ -27,7 +27,6 @@ from ngramspec.server.prompts import (
     family_of,
     finder_of,
     fitted,
-    leading_tokens,
     shortened,
     without_gil,
 )
@@ -337,16 +336,12 @@ def test_what_cannot_be_text_is_refused_by_the_fields_name(client, monkeypatch):
 
     monkeypatch.setattr(TextEncoder, "encode_with", refuse)
     body = {"messages": [{"role": "user", "content": "<|fim_prefix|>"}]}
-    answer = client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "messages"
-    assert "special token" in answer.json()["error"]["message"]
+    error = refused(client, "/v1/chat/completions", body, "messages")
+    assert "special token" in error["message"]
 
 
 def test_what_security_md_says_of_parts_of_names():
     """A part in a message stays text; one in a tool or a variable becomes a token; a name never."""
-    from serving import letters
-
     tokenizer = letters()
     tokenizer.chat_template = (
         "{% for m in messages %}<|{{ m.content }}|>{% endfor %}"
@@ -389,12 +384,6 @@ def begun(bos="#", adds=True):
         )
         tokenizer.backend_tokenizer.post_processor = template
     return tokenizer
-
-
-def test_a_beginning_of_sequence_token_leads():
-    tokenizer = begun()
-    assert leading_tokens(tokenizer) == [tokenizer.bos_token_id]
-    assert leading_tokens(begun(adds=False)) == leading_tokens(letters()) == []
 
 
 def test_a_text_that_begins_with_the_bos_token_gets_no_second_one():
@@ -483,16 +472,10 @@ def test_each_family_is_recognized_and_has_its_form(family):
     assert tokenizer.convert_ids_to_tokens(fim.ends) == [*family.ends, *family.tokens]
 
 
-def test_a_model_without_the_tokens_has_no_family():
-    assert family_of(letters(fim=False)) is None
-
-
-@pytest.mark.parametrize("special", [True, False], ids=["special", "added"])
-def test_special_tokens_in_a_users_file_are_text(special):
-    """Also where they are added tokens without that flag, as those of Qwen2.5-Coder."""
-    tokenizer = letters(fim=special)
-    if not special:
-        tokenizer.add_tokens([AddedToken(each, normalized=False) for each in FAMILIES[0].tokens])
+def test_special_tokens_in_a_users_file_are_text():
+    """Added tokens without the flag of special ones, as those of Qwen2.5-Coder."""
+    tokenizer = letters(fim=False)
+    tokenizer.add_tokens([AddedToken(each, normalized=False) for each in FAMILIES[0].tokens])
     fim = fim_of(family_of(tokenizer), tokenizer)
     name = "<|fim_suffix|>"
     ids = fim.prompt(f"x = '{name}'", "S")

@@ -80,13 +80,6 @@ def test_openais_client_gets_plain_generates_text_of_a_real_model(smollm2):
         assert "".join(part.choices[0].text for part in parts) == expected
         again = greedy(client, max_tokens=16, extra_body=extras)
         assert again.usage.ngramspec["reused_tokens"] == answer.usage.prompt_tokens - 1
-        predicted = greedy(
-            client, max_tokens=16, extra_body={"prediction": {"type": "content", "content": CODE}}
-        )
-        details = predicted.usage.completion_tokens_details
-        assert details.accepted_prediction_tokens >= 0
-        assert details.rejected_prediction_tokens >= 0
-        assert predicted.timings["draft_n"] >= predicted.timings["draft_n_accepted"]
 
 
 def test_the_client_of_the_guide_is_answered_by_the_embedded_model(smollm2, capsys):

@@ -115,8 +115,9 @@ class Counted:
             "日" * 84 + "�" * (49 + 999),
         ),
         ([1] * 2000, ""),  # hidden
+        ([BYTE + 128, 0, BYTE], "�<unk>\x00"),
     ],
-    ids=["wrong", "begun", "valid", "wrong later", "special"],
+    ids=["wrong", "begun", "valid", "wrong later", "special", "wrong before another run"],
 )
 def test_little_is_held_back_and_each_token_takes_constant_time(tokens, text):
     counted = Counted(FALLBACK)
@@ -248,15 +249,6 @@ def test_the_embedded_models_tokens_have_their_bytes(smollm2):
     assert parts > 100
 
 
-def chat_tokens(client, stream, body):
-    """A chat's text, and the tokens of its log-probabilities."""
-    parts = parts_of(client, "/v1/chat/completions", stream, **body)
-    choices = [part["choices"][0] for part in parts]
-    texts = [choice["delta" if stream else "message"].get("content") or "" for choice in choices]
-    found = [choice["logprobs"]["content"] for choice in choices if choice.get("logprobs")]
-    return "".join(texts), [token for tokens in found for token in tokens]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chats_log_probabilities_have_the_bytes_of_its_text(stream):
     tokenizer = over_bytes()
@@ -265,7 +257,11 @@ def test_a_chats_log_probabilities_have_the_bytes_of_its_text(stream):
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "seed": 4}
     body |= {"logprobs": True, "top_logprobs": 3, "logit_bias": bias, "temperature": 20}
     with served(tiny_llama(vocab=len(tokenizer)), tokenizer) as client:
-        text, tokens = chat_tokens(client, stream, body)
+        parts = parts_of(client, "/v1/chat/completions", stream, **body)
+    choices = [part["choices"][0] for part in parts]
+    said = [choice["delta" if stream else "message"].get("content") or "" for choice in choices]
+    text, rows = "".join(said), [choice["logprobs"] for choice in choices]
+    tokens = [token for row in rows if row for token in row["content"]]
     assert "é" in text
     whole = bytes(each for token in tokens for each in token["bytes"])
     assert whole.decode(errors="replace") == text

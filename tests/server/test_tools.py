@@ -326,14 +326,7 @@ def test_a_call_that_is_cut_off_stays_text(caller, says, stream):
     assert answer(max_tokens=20) == (whole[:20], 0, "length")
     assert answer(stop="true") == (whole[: whole.index("true")], 0, "stop")
     assert answer(stop="\n<tool") == ("", 1, "tool_calls")
-    assert answer(tool_choice="none") == (whole, 0, "stop")
-
-
-def test_without_tools_the_text_is_as_it_is(caller, says):
-    says(CALL)
-    choice = ask(caller, ROUTE, **HI)["choices"][0]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
-    assert "tool_calls" not in choice["message"]
+    assert answer(tool_choice="none") == answer(tools=None) == (whole, 0, "stop")
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])

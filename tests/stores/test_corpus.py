@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -183,12 +181,6 @@ def test_a_rebuild_leaves_who_has_the_old_one(tmp_path):
     assert after(old, [1, 2]) == [3]
     assert after(new, [1, 2]) == [4]
     assert [each.name for each in tmp_path.iterdir()] == ["c.ngc"]
-
-
-def test_copies_and_pickles_open_the_same_file(tmp_path):
-    corpus = build(tmp_path, [[1, 2, 3]])
-    for other in (copy.copy(corpus), copy.deepcopy(corpus), pickle.loads(pickle.dumps(corpus))):
-        assert after(other, [1, 2]) == [3]
 
 
 def test_threads_read_one_corpus(tmp_path):

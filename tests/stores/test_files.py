@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -143,77 +140,15 @@ def test_without_fcntl_files_are_closed_before_they_are_renamed_or_removed(tmp_p
 
 
 def test_the_file_is_locked_until_it_is_renamed(tmp_path, monkeypatch):
-    path = tmp_path / "s.ngs"
+    path, replace = tmp_path / "s.ngs", Path.replace
 
-    def fsync(descriptor):
+    def renamed(temporary, to):
         remove_stale(path)
+        return replace(temporary, to)
 
-    monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", renamed)
     write(path)
     assert names(tmp_path) == ["s.ngs"]
-
-
-SAVING = """
-import sys
-from pathlib import Path
-import numpy as np
-from ngramspec.stores import SharedStore
-store = SharedStore(1 << 22, namespace_bytes=1 << 19)
-for i in range(8):
-    store[str(i)].add(np.arange(15_000, dtype=np.int32))
-print("ready", flush=True)
-while True:
-    store.save(sys.argv[1])
-"""
-
-
-def saving(path):
-    """A process that saves to a path until it is killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SAVING, os.fspath(path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def kill(process):
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-
-
-def test_a_writer_in_another_process_keeps_its_file(tmp_path):
-    """The other one is stopped, wherever it is, and goes on to save after this one has."""
-    path = tmp_path / "s.ngs"
-    process = saving(path)
-    own = SharedStore(1 << 16)
-    try:
-        for _ in range(40):
-            process.send_signal(signal.SIGSTOP)
-            own.save(path)
-            process.send_signal(signal.SIGCONT)
-            SharedStore.load(path)
-        assert process.poll() is None, "its save failed"
-    finally:
-        kill(process)
-    own.save(path)
-    assert names(tmp_path) == ["s.ngs"]
-
-
-@pytest.mark.slow
-def test_kills_at_many_moments_leave_nothing_after_the_next_save(tmp_path):
-    path, own, left = tmp_path / "s.ngs", SharedStore(1 << 16), 0
-    for _ in range(60):
-        process = saving(path)
-        while not path.exists():
-            pass
-        kill(process)
-        SharedStore.load(path)
-        left += len(names(tmp_path)) - 1
-        own.save(path)
-        assert names(tmp_path) == ["s.ngs"]
-        path.unlink()
-    print(f"{left} of 60 kills left a temporary file")
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "socket", "directory", "link to a device"])

@@ -105,7 +105,7 @@ def test_arguments_copies_and_pickles_keep_the_stores(path):
         pickle.loads(pickle.dumps(speculator)),
     ]
     for other in others:
-        assert [each.path for each in other.stores] == [path]
+        assert [(each.path, len(each)) for each in other.stores] == [(path, 115)]
         assert other.to_dict() == kept
     assert "said.ngc" in repr(speculator)
     assert "stores" not in Speculator().to_dict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import count
@@ -20,6 +20,7 @@ import ngramspec
 from ngramspec import SharedStore, Speculator, build_drafter
 from ngramspec.drafters.call import CallStores
 from ngramspec.stepwise import open_generation
+from ngramspec.stores import shared
 from ngramspec.stores.shared import MAX_ANSWERS_READ, StoreStatistics
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26]])
@@ -188,8 +189,17 @@ def test_a_store_from_settings():
         "own", 1 << 16, "all",
     )  # fmt: skip
     assert Speculator.from_dict(speculator.to_dict()).stores != speculator.stores
-    for wrong in ({"max_bytes": 1 << 16}, {"namespace": "a", "size": 3}):
-        with pytest.raises(ValueError, match="a shared store's settings must have 'namespace'"):
+    path, needs = (
+        {"path": "x.ngs"},
+        "a shared store's settings must have 'namespace', and may have ",
+    )
+    for wrong, more in (
+        ({"max_bytes": 1 << 16}, "max_bytes, namespace_bytes, write, live"),
+        ({"namespace": "a", "size": 3}, "max_bytes, namespace_bytes, write, live"),
+        (path, "max_bytes, namespace_bytes, path"),
+        (path | {"namespace": "a", "write": "all"}, "max_bytes, namespace_bytes, path; got"),
+    ):
+        with pytest.raises(ValueError, match=needs + more):
             Speculator(stores=[wrong])
 
 
@@ -304,28 +314,20 @@ def test_sessions_of_many_threads_draft_only_what_follows():
     assert store["a"].statistics().added == 500 + 4 * 40 * 52
 
 
-def test_namespaces_are_made_once_by_many_threads():
-    store = SharedStore(1 << 20)
-    start = threading.Barrier(8)
-
-    def use(_):
-        start.wait()
-        ring = store.ring("a")
-        store["a"].add(int32([1, 2, 3]))
-        return ring
-
+def test_namespaces_are_made_once_by_many_threads(store, monkeypatch):
+    make = shared.StoreRing
+    monkeypatch.setattr(shared, "StoreRing", lambda size: time.sleep(0.05) or make(size))
     with ThreadPoolExecutor(8) as pool:
-        rings = list(pool.map(use, range(8)))
+        rings = list(pool.map(store.ring, "a" * 8))
     assert len(set(map(id, rings))) == 1
-    assert store["a"].statistics().tokens == 24
 
 
-def rows_of(count, tokens=1000):
+def rows_of(prompts, tokens=1000):
     call = CallStores(lambda: build_drafter("copy+ngram"), None, None, print)
-    call.join_equal([int32([1, 2])] * count, tokens)
-    rows = [call.row(100_000, index) for index in range(count)]
-    for row in rows:
-        row.begin(int32([1, 2]))
+    call.join_equal([*map(int32, prompts)], tokens)
+    rows = [call.row(100_000, index) for index in range(len(prompts))]
+    for row, prompt in zip(rows, prompts, strict=True):
+        row.begin(int32(prompt))
     return rows
 
 
@@ -339,7 +341,7 @@ def drafted(row, tokens, gamma=6):
 
 
 def test_an_answer_is_drafted_from_the_others_at_once():
-    first, second, third = rows_of(3)
+    first, second, third = rows_of([[1, 2]] * 3)
     first.append(int32(range(100, 110)))
     assert drafted(second, [1, 2, 100, 101]) == [102, 103, 104, 105, 106, 107]
     second.append(int32([200, 201, 202]))
@@ -348,23 +350,21 @@ def test_an_answer_is_drafted_from_the_others_at_once():
 
 
 def test_rows_with_other_prompts_see_nothing():
-    call = CallStores(lambda: build_drafter("copy+ngram"), None, None, print)
-    call.join_equal([int32(each) for each in ([1, 2], [1, 3], [1, 2])], 100)
-    rows = [call.row(100_000, index) for index in range(3)]
+    rows = rows_of([[1, 2], [1, 3], [1, 2]])
     rows[0].append(int32(range(100, 110)))
     assert drafted(rows[1], [1, 3, 100, 101]) == []
     assert drafted(rows[2], [1, 2, 100, 101], 2) == [102, 103]
 
 
 def test_other_calls_see_nothing():
-    first, _ = rows_of(2)
+    first, _ = rows_of([[1, 2]] * 2)
     first.append(int32(range(100, 110)))
-    _, other = rows_of(2)
+    _, other = rows_of([[1, 2]] * 2)
     assert drafted(other, [1, 2, 100, 101]) == []
 
 
 def test_the_number_of_texts_and_their_length_are_bounded():
-    rows = rows_of(MAX_ANSWERS_READ + 3, tokens=50)
+    rows = rows_of([[1, 2]] * (MAX_ANSWERS_READ + 3), tokens=50)
     rows[0].append(int32(range(100, 300)))
     assert drafted(rows[-1], [1, 290, 291], 3) == [292, 293, 294]
     assert drafted(rows[-1], [1, 110, 111], 3) == []

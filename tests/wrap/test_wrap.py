@@ -253,7 +253,9 @@ def test_a_streamer_that_raises_ends_the_call_and_no_later_one(plain, model):
 
     with pytest.raises(ConnectionError):
         model.generate(PROMPT, streamer=Gone(), **GREEDY)
+    calls = stats_of(model).target_calls
     assert torch.equal(answer(plain, {}), answer(model, {}))
+    assert stats_of(model).target_calls > calls
 
 
 def test_stop_strings_and_positional_arguments(plain, model):

@@ -87,9 +87,6 @@ class StaticAttention(Attention):
             with torch.inference_mode():
                 torch._foreach_sub_([each.layer.cumulative_length for each in layers], count)
 
-    def truncate(self, count: int, needed: Needed) -> None:
-        self.truncate_all([self], count, needed)
-
     def truncate_to(self, length: int) -> None:
         self.truncate_all([self], max(self.length - length, 0), lambda window: 0)
 

@@ -70,7 +70,7 @@ class CacheLayer:
 
     @classmethod
     def truncate_all(cls, layers: Sequence[Any], count: int, needed: Needed) -> None:
-        """Truncate all layers of this kind in a cache."""
+        """Truncate all layers of this kind in a cache, by default one by one."""
         for each in layers:
             each.truncate(count, needed)
 
@@ -180,8 +180,12 @@ class DynamicAttention(Attention):
 
     croppable = True
 
-    def _drop(self, count: int) -> None:
-        self.layer.crop(-count)
+    @classmethod
+    def truncate_all(cls, layers: Sequence[Attention], count: int, needed: Needed) -> None:
+        """See CacheLayer. It runs in most steps, so each layer costs one call."""
+        for each in layers:
+            if count and each.layer.keys is not None:
+                each.layer.crop(-count)
 
     def grow_in_place(self) -> None:
         """See CacheLayer. A layer that does so already is left as it is, also by ``release``."""

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import new_cache
 from ngramspec.hf_model.compat.names import text_config
 
@@ -24,6 +25,22 @@ def model_class(name: str) -> Any:
     import transformers
 
     return getattr(transformers, name, None)
+
+
+def check_adapters(configs: dict[str, Any]) -> None:
+    """Raise an UnsupportedError if the effect of a PEFT adapter depends on a forward's width."""
+    for name, own in configs.items():
+        if getattr(own, "is_prompt_learning", False):
+            kind = str(getattr(own.peft_type, "value", own.peft_type))
+            raise UnsupportedError(
+                f"the adapter {name!r} ({kind}) forwards one token at a time after its own prompt;"
+                " use one that changes weights, such as LoRA"
+            )
+        if getattr(own, "alora_invocation_tokens", None):
+            raise UnsupportedError(
+                f"the adapter {name!r} is an activated LoRA, whose start is counted from the end of"
+                " each forward; use a LoRA without alora_invocation_tokens"
+            )
 
 
 def commit_hash(config: Any) -> str | None:

@@ -163,16 +163,6 @@ def test_a_faulty_drafter_harms_no_request(answers, smollm2_folder, logs, reques
         assert log.read_text(errors="replace").count("so rows get no draft") == 1
 
 
-def test_an_unknown_option_is_refused_at_the_start(smollm2_folder, logs):
-    log = logs / "refused.log"
-    with (
-        pytest.raises(RuntimeError, match="no server"),
-        serve(smollm2_folder, SPECULATIVE, {"slope": 1}, log=log),
-    ):
-        pass
-    assert "no option slope; known: drafter, policy, costs" in log.read_text(errors="replace")
-
-
 def write_cycling_llama(folder):
     """A random Llama whose text soon repeats itself: its layers add little to the last token's."""
     import torch
