@@ -18,14 +18,14 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (33_000, 36_060),
+    "shipped lines": (33_000, 34_150),
     "shipped files": (160, None),
-    "lines of tests": (41_000, 44_000),
+    "lines of tests": (41_000, None),
     "lines of benchmarks": (7_500, None),
     "modules of a greedy call": (42, None),
-    "lines of a greedy call": (8_500, 9_000),
-    "types of a greedy step": (18, 20),
-    "calls of an undrafted step": (110, None),
+    "lines of a greedy call": (8_500, None),
+    "types of a greedy step": (18, None),
+    "calls of an undrafted step": (90, None),
     "constants that are not tuned": (20, None),
     "import circles": (0, None),
 }
@@ -175,7 +175,8 @@ def test_measures_of_code_that_runs_see_something():
     found = greedy_calls()
     assert found["modules of a greedy call"] > 10
     assert found["types of a greedy step"] > 5
-    assert 40 < found["calls of a step of the baseline"] < found["calls of an undrafted step"]
+    assert 40 < found["calls of an undrafted step"]
+    assert 40 < found["calls of a step of the baseline"]
 
 
 def test_the_internals_list_the_types_of_a_greedy_step():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +80,9 @@ def _room(module: str) -> str:
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_rooms_import_only_what_stands_below_them(path):
     own = _room(".".join(["ngramspec", *path.relative_to(ROOT).with_suffix("").parts]))
-    for node in ast.walk(ast.parse(path.read_text())):
+    source = path.read_text()
+    assert re.search(r"^\s*(from|import) benchmarks\b", source, re.MULTILINE) is None
+    for node in ast.walk(ast.parse(source)):
         for module in _imported(node):
             room = _room(module)
             assert room == own or room in MAY_IMPORT[own], f"{own} imports {module}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from native_strategies import (
@@ -78,40 +77,6 @@ def copied(text: list[int], prefix: list[int], end: int, gamma: int) -> list[int
     for i in range(gamma):
         whole.append(whole[end + i])
     return whole[len(text) + len(prefix) :]
-
-
-@QUICK
-@given(st.lists(st.integers(0, 4), max_size=50), st.lists(st.integers(0, 4), max_size=3), st.data())
-def test_the_documented_occurrence_is_copied(text, prefix, data):
-    """Where no match was longer than 8, every suffix was refreshed: the last two ends are known."""
-    assume(all(longest_repeated_suffix(text[:n])[0] <= 8 for n in range(len(text) + 1)))
-    index = copy_index(text)
-    length, ends = longest_repeated_suffix(text, prefix)
-    matched = [*text, *prefix][len(text) + len(prefix) - length :]
-    known = [*ends, len(text)] if text[len(text) - length :] == matched else ends
-    gamma = data.draw(st.integers(1, len(text) + 1))
-    tokens, found = index.draft(gamma, int32(prefix))
-    assert found == length
-    if length:
-        enough = [end for end in known[-2:] if end + gamma <= len(text)]
-        end = enough[-1] if enough else ends[0]
-        assert tokens.tolist() == copied(text, prefix, end, gamma)
-
-
-@pytest.mark.parametrize("vocabulary", [2, LAST_ID])
-def test_around_each_growth(vocabulary):
-    """Edges double their index at 48, 96, ...; arrays grow at every size: all are passed."""
-    text = np.random.default_rng(vocabulary).integers(0, vocabulary, 500, np.int32)
-    index, twin = CopyIndex(), reference.CopyIndex()
-    for n in range(len(text)):
-        index.extend(text[n : n + 1])
-        twin.extend(text[n : n + 1])
-        index.check_integrity()
-        assert_same_draft(index.draft(9), twin.draft(9))
-        if n % 10 == 0:
-            for start in range(0, n, 3):
-                prefix = text[start : start + 4]
-                assert_same_draft(index.draft(3, prefix), twin.draft(3, prefix))
 
 
 N = 200_000

@@ -76,7 +76,6 @@ KINDS = {
 ARGUMENTS = {"draft": (4,), "draft_tree": (4,), "top_k": (int32([1, 2]), 4)}
 ARGUMENTS |= {"total": (int32([1, 2]),), "copies": (4, 4)}
 EACH = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-DRAFTING = pytest.mark.parametrize("kind", [KINDS["ngram"], KINDS["copy"]], ids=["ngram", "copy"])
 
 
 @EACH
@@ -96,22 +95,21 @@ def test_extend_refuses_negative_ids_and_takes_nothing(kind):
     kind.assert_as_before(structure)
 
 
-@DRAFTING
-@pytest.mark.parametrize(("prefix", "said"), NOT_INT32_ARRAYS)
-def test_draft_refuses_what_is_no_int32_array(kind, prefix, said):
+LOOK_UPS = {
+    "ngram": (KINDS["ngram"], lambda table, given: table.draft(2, given), "prefix"),
+    "copy": (KINDS["copy"], lambda index, given: index.draft(2, given), "prefix"),
+    "top_k": (KINDS["ngram"], lambda table, given: table.top_k(given, 1), "context"),
+    "total": (KINDS["ngram"], lambda table, given: table.total(given), "context"),
+}
+
+
+@pytest.mark.parametrize(("kind", "look_up", "name"), LOOK_UPS.values(), ids=LOOK_UPS)
+@pytest.mark.parametrize(("tokens", "said"), NOT_INT32_ARRAYS)
+def test_a_look_up_refuses_what_is_no_int32_array(kind, look_up, name, tokens, said):
     structure = kind.example()
-    with pytest.raises(TypeError, match=rf"^prefix must .*int32 array, got {said}"):
-        structure.draft(2, prefix)
+    with pytest.raises(TypeError, match=rf"^{name} must .*int32 array, got {said}"):
+        look_up(structure, tokens)
     kind.assert_as_before(structure)
-
-
-@pytest.mark.parametrize(("context", "said"), NOT_TOKENS)
-def test_look_up_refuses_what_is_no_int32_array(context, said):
-    table = KINDS["ngram"].example()
-    for look_up in (lambda: table.top_k(context, 1), lambda: table.total(context)):
-        with pytest.raises(TypeError, match=rf"^context must .*int32 array, got {said}"):
-            look_up()
-    KINDS["ngram"].assert_as_before(table)
 
 
 @EACH
@@ -163,55 +161,46 @@ def test_copies_lets_nobody_in_while_it_makes_arrays():
     index.check_integrity()
 
 
-# Numbers out of their bounds.
+GAMMAS = [(-1, "gamma must be >= 0, got -1")]
+GAMMAS += [
+    (gamma, f"gamma must be <= 65536, got {gamma}") for gamma in (2**16 + 1, 2**31 - 1, 2**40)
+]
+CONTEXTS = [(int32(range(n)), f"context must have 1..3 tokens, got {n}") for n in (0, 4)]
+LEAST = [(n, f"min_match must be >= 1, got {n}") for n in (0, -2)]
+REFUSED = {  # by structure: a method, its arguments, what is said of them
+    "ngram": [
+        *(("draft", (gamma,), said) for gamma, said in GAMMAS),
+        *(("top_k", (int32([1]), k), f"k must be >= 1, got {k}") for k in (0, -2)),
+        *(("top_k", (context, 1), said) for context, said in CONTEXTS),
+        *(("total", (context,), said) for context, said in CONTEXTS),
+    ],
+    "copy": [
+        *(("draft", (gamma,), said) for gamma, said in GAMMAS),
+        *(("copies", (gamma, 2), said) for gamma, said in GAMMAS),
+        ("copies", (2, 0), "most must be >= 1, got 0"),
+        *(("draft", (1, None, n), said) for n, said in LEAST),
+        *(("copies", (1, 2, n), said) for n, said in LEAST),
+    ],
+}
 
 
-def test_numbers_that_no_table_takes_are_named():
+@pytest.mark.parametrize("name", REFUSED)
+def test_numbers_out_of_their_bounds_are_named(name):
+    structure = KINDS[name].example()
+    for method, arguments, said in REFUSED[name]:
+        with pytest.raises(ValueError, match=said):
+            getattr(structure, method)(*arguments)
+    assert len(structure.draft(2**16)[0]) == 2**16
+    KINDS[name].assert_as_before(structure)
+
+
+def test_orders_and_windows_out_of_their_bounds_are_named():
     for order in (9, 0, -3):
         with pytest.raises(ValueError, match=rf"order must be in 1..8, got {order}$"):
             NGramTable(order)
-    for window in (3, 1, 0, -1):
-        with pytest.raises(ValueError, match=rf"window must be .* 4 \(the order\).*, got {window}"):
+    for window in (3, 1, 0, -1, 2**30 + 1):
+        with pytest.raises(ValueError, match=rf"window must be in 4 \(the order\).*, got {window}"):
             NGramTable(4, window)
-    with pytest.raises(ValueError, match=rf"window must be in 4 .*, got {2**30 + 1}"):
-        NGramTable(4, 2**30 + 1)
-    table = NGramTable(4)
-    table.extend(int32([1, 2, 1, 2]))
-    with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
-        table.draft(-1)
-    for gamma in (2**16 + 1, 2**31 - 1, 2**40):
-        with pytest.raises(ValueError, match=rf"gamma must be <= 65536, got {gamma}"):
-            table.draft(gamma)
-    assert table.draft(2**16)[0].tolist() == [1, 2] * 2**15
-    for k in (0, -2):
-        with pytest.raises(ValueError, match=rf"k must be >= 1, got {k}"):
-            table.top_k(int32([1]), k)
-    for context in ([], [1, 2, 3, 4]):
-        said = rf"context must have 1..3 tokens, got {len(context)}"
-        for look_up in (table.total, lambda context: table.top_k(context, 1)):
-            with pytest.raises(ValueError, match=said):
-                look_up(int32(context))
-    table.check_integrity()
-    assert table.top_k(int32([1]), 1) == [(2, 2)]
-
-
-def test_numbers_that_no_index_takes_are_named():
-    index = copy_index(SAMPLE)
-    for draft in (index.draft, lambda gamma: index.copies(gamma, 2)):
-        with pytest.raises(ValueError, match=r"gamma must be >= 0, got -1"):
-            draft(-1)
-        for gamma in (2**16 + 1, 2**31 - 1, 2**40):
-            with pytest.raises(ValueError, match=rf"gamma must be <= 65536, got {gamma}"):
-                draft(gamma)
-    assert len(index.draft(2**16)[0]) == 2**16
-    with pytest.raises(ValueError, match=r"most must be >= 1, got 0"):
-        index.copies(2, 0)
-    for min_match in (0, -2):
-        for draft in (lambda n: index.draft(1, None, n), lambda n: index.copies(1, 2, n)):
-            with pytest.raises(ValueError, match=rf"min_match must be >= 1, got {min_match}"):
-                draft(min_match)
-    index.check_integrity()
-    assert index.draft(1)[1] == 2
 
 
 # Memory is limited to several sizes, so that each array in turn fails to grow.

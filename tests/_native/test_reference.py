@@ -64,12 +64,12 @@ def test_counts_by_definition(text, order, beyond):
 def test_ties_after_forgetting(others, native_place):
     """Token 1 loses a count to ``others`` newer equals: last here, after 64 at most natively."""
     text = [500, 1, 500, 1] + [token for other in range(others) for token in (500, 100 + other)]
-    for table_type, place in ((reference.NGramTable, others), (NGramTable, native_place)):
-        table = table_type(2, window=len(text))
+    native, twin = (each(2, window=len(text)) for each in (NGramTable, reference.NGramTable))
+    for table, place in ((native, native_place), (twin, others)):
         table.extend(int32(text))
         assert table.top_k(int32([500]), 1) == [(1, 2)]
         table.extend(int32([3, 3]))
-        table.check_integrity()
+        native.check_integrity()
         ranked = [token for token, _ in table.top_k(int32([500]), 999)]
         assert ranked.index(1) == place
         ranked.remove(1)

@@ -260,14 +260,3 @@ def test_a_ring_that_was_closed_takes_and_gives_nothing():
     assert len(ring.codes(0)[1]) == 0
     assert ring.sizeof() < 2000
     ring.check_integrity()
-
-
-def test_clearing_erases_the_memory():
-    ring = StoreRing(10_000)
-    writer = StoreStream(ring)
-    writer.append(np.full(7_000, 123, np.int32))
-    writer.finish()
-    ring.clear()
-    writer.append(np.full(64, 55, np.int32))
-    assert set(ring.codes(0)[1].tolist()) == {55, twin_module.BORDER}
-    ring.check_integrity()  # finds text in memory that cannot be read

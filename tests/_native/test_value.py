@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from engine_pair import costs, ids, noisy_repetition, play, play_trees
@@ -127,42 +125,6 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="cost must have 6 entries, got 3"):
         engine.draft(4, costs(1, 0.1))
     assert len(engine.draft(2)[0]) == 2
-
-
-def test_nodes_come_in_order_of_their_reach():
-    text = noisy_repetition(5, 600)
-    *_, trees = play_trees(ValueEngine(Calibration()), text, 60, 24)
-    assert max(len(tree) for tree in trees) == 24
-    for tree in trees:
-        reach = []
-        for p, parent in zip(tree.confidence.tolist(), tree.parents.tolist(), strict=True):
-            reach.append(p * (reach[parent] if parent >= 0 else 1))
-        assert all(b <= a * 1.001 for a, b in pairwise(reach))
-        siblings = np.bincount(tree.parents + 1, tree.confidence)
-        assert len(siblings) == 0 or siblings.max() <= 1.1
-
-
-def test_a_tree_knows_what_a_chain_misses():
-    """After 1 2 came 3 and came 4, each with its own sequel: the tree follows both."""
-    engine = ValueEngine(Calibration())
-    engine.extend(ids([1, 2, 3, 30, 31, 9, 1, 2, 4, 40, 41, 8, 1, 2]))
-    tokens, parents, _, _ = engine.draft_tree(16)
-    paths = {-1: ()}
-    for i, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
-        paths[i] = (*paths[parent], token)
-    assert {(3, 30, 31), (4, 40, 41)} <= set(paths.values())
-    assert engine.draft(16)[0].tolist()[:2] == [4, 40]
-
-
-def test_trees_take_fewer_steps_than_chains():
-    steps = np.zeros(2)
-    for seed in range(6):
-        text = noisy_repetition(seed, 600, noise=0.2)
-        steps += (
-            play(ValueEngine(Calibration()), text, 60, 16)[0],
-            play_trees(ValueEngine(Calibration()), text, 60, 16)[0],
-        )
-    assert steps[1] < 0.9 * steps[0]
 
 
 def test_tokens_used_lately_are_drafted_where_nothing_else_is_known():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from benchmarks.replay import BatchPlan, BatchPlayer, GeneratePlan, GeneratePlayer, flat, measured
 from ngramspec.drafters import build_drafter
@@ -23,16 +24,6 @@ def test_the_curve_by_hand():
     assert BatchPlan(8, gamma_max=1, free=4).curve(8)[[0, 8]].tolist() == [1, 2]
 
 
-def test_one_row_is_the_replay_of_single_traces():
-    traces = [trace(seed) for seed in range(4)]
-    cost = np.ones(10, np.float32)
-    alone = Player(build_drafter("auto"), Plan(cost, gamma_max=8)).play(traces).groups["g"]
-    plan = BatchPlan(1, gamma_max=8, free=9)
-    batch = BatchPlayer(build_drafter("auto"), plan).play(traces).tally
-    for name in ("emitted", "target_calls", "drafted", "accepted"):
-        assert getattr(batch, name) == getattr(alone, name), name
-
-
 def test_costs_by_hand():
     assert flat(4).tolist() == [1, 1, 1, 1, 1, 1.25]
     plan = GeneratePlan(3, flat(4), gamma_max=3)
@@ -43,12 +34,18 @@ def test_costs_by_hand():
     assert GeneratePlan(2, known, gamma_max=1).cost(2).tolist() == [1, 1, 2]
 
 
-def test_one_row_of_generate_is_the_replay_of_single_traces():
+@pytest.mark.parametrize(
+    ("player", "plan", "tree"),
+    [
+        (BatchPlayer, BatchPlan(1, gamma_max=8, free=9), False),
+        (GeneratePlayer, GeneratePlan(1, flat(9), gamma_max=8), False),
+        (GeneratePlayer, GeneratePlan(1, flat(9), gamma_max=8, tree=True), True),
+    ],
+)
+def test_one_row_is_the_replay_of_single_traces(player, plan, tree):
     traces = [trace(seed) for seed in range(4)]
-    for tree in (False, True):
-        plan = Plan(np.ones(10, np.float32), gamma_max=8, tree=tree)
-        alone = Player(build_drafter("auto"), plan).play(traces).groups["g"]
-        own = GeneratePlan(1, flat(9), gamma_max=8, tree=tree)
-        batch = GeneratePlayer(build_drafter("auto"), own).play(traces).tally
-        for name in ("emitted", "target_calls", "drafted", "accepted"):
-            assert getattr(batch, name) == getattr(alone, name), name
+    single = Plan(np.ones(10, np.float32), gamma_max=8, tree=tree)
+    alone = Player(build_drafter("auto"), single).play(traces).groups["g"]
+    batch = player(build_drafter("auto"), plan).play(traces).tally
+    for name in ("emitted", "target_calls", "drafted", "accepted"):
+        assert getattr(batch, name) == getattr(alone, name), name

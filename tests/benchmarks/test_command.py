@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from command import exit_code
 
 from benchmarks.__main__ import BENCHMARKS, MODULES, listing, main
-
-ROOT = Path(__file__).parents[2]
+from benchmarks.harness import ROOT
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -42,9 +39,3 @@ def test_every_module_with_a_command_is_listed():
         if {"add_arguments", "run"} <= names:
             found.add(".".join(path.relative_to(ROOT / "benchmarks").with_suffix("").parts))
     assert found == set(BENCHMARKS)
-
-
-def test_nothing_that_is_shipped_imports_benchmarks():
-    for path in (ROOT / "ngramspec").rglob("*.py"):
-        source = path.read_text(encoding="utf-8")
-        assert re.search(r"^\s*(?:from|import) benchmarks\b", source, re.MULTILINE) is None, path

@@ -8,34 +8,25 @@ import os
 import sys
 import warnings
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import figures
+from benchmarks import chart, figures
 from benchmarks.__main__ import build_parser as benchmark_parser
-from benchmarks.agent_sessions import AGAIN, FIRST
 from benchmarks.figures import MARKED, RESULTS, ROOT, pages, raws, rendered, source_hash, stale
 from benchmarks.renderers import markdown
-from benchmarks.tables import PUBLIC, TABLES, Table
+from benchmarks.tables import TABLES, Table
 from ngramspec.cli import build_parser
-from ngramspec.measure.traces import by_group, read_traces
 
-NAMES = [
-    found["name"] for page, text in pages() for found in MARKED.finditer(page.read_text("utf-8"))
-]
+MARKS = [(found, page) for page, _ in pages() for found in MARKED.finditer(page.read_text("utf-8"))]
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_equals_its_raw_files(name):
-    tables = [
-        (found["table"], rendered(name, page))
-        for page, _ in pages()
-        for found in MARKED.finditer(page.read_text("utf-8"))
-        if found["name"] == name
-    ]
-    assert tables, f"no page has the table {name}"
-    for written, current in tables:
-        assert written == current, "run: python -m benchmarks figures --pages"
+    for found, page in MARKS:
+        if found["name"] == name:
+            assert found["table"] == rendered(name, page), "run: make figures"
 
 
 def test_pictures_show_their_raw_files():
@@ -43,8 +34,8 @@ def test_pictures_show_their_raw_files():
         assert figures.is_drawn(path, version), "run: python -m benchmarks figures --pages"
 
 
-def test_every_marked_table_is_known():
-    assert set(NAMES) == TABLES.keys()
+def test_the_marked_tables_are_those_that_are_known():
+    assert {found["name"] for found, _ in MARKS} == TABLES.keys()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -93,9 +84,12 @@ def small(tmp_path, monkeypatch):
     return table
 
 
-def test_a_table_is_measured_once_until_its_sources_change(small, tmp_path, capfd):
+def test_a_table_is_measured_once_until_its_sources_change(small, tmp_path, monkeypatch, capfd):
+    sentence = replace(small, sentence=True, render=lambda raw: f"{raw['value']} of 9.")
+    monkeypatch.setitem(TABLES, "sentence", sentence)
     assert stale(small)
     assert figures.rendered("small", tmp_path / "page.md") == "Not measured yet."
+    assert figures.rendered("sentence", tmp_path / "page.md") == ""
     assert figures.run(arguments()) == 0
     found = json.loads((tmp_path / "raw.json").read_text())
     assert found["value"] == 3
@@ -103,20 +97,13 @@ def test_a_table_is_measured_once_until_its_sources_change(small, tmp_path, capf
     assert found["figure"]["where"]["instructions"]
     assert "raw.json took 0.0 minutes" in capfd.readouterr().out
     assert figures.rendered("small", tmp_path / "page.md").startswith("| value |\n| --- |\n| 3 |\n")
+    assert figures.rendered("sentence", tmp_path / "page.md") == "3 of 9."
     assert figures.run(arguments()) == 0
     assert "raw.json is up to date" in capfd.readouterr().out
     assert figures.run(arguments(stale=True)) == 0
     (tmp_path / "source.py").write_text("second")
     assert figures.run(arguments(stale=True)) == 1
     assert capfd.readouterr().out == "small: its sources have changed since\n"
-
-
-def test_a_sentence_is_left_out_until_it_is_measured(small, tmp_path, monkeypatch):
-    sentence = replace(small, sentence=True, render=lambda raw: f"{raw['value']} of 9.")
-    monkeypatch.setitem(TABLES, "small", sentence)
-    assert figures.rendered("small", tmp_path / "page.md") == ""
-    (tmp_path / "raw.json").write_text('{"value": 3}')
-    assert figures.rendered("small", tmp_path / "page.md") == "3 of 9."
 
 
 def test_a_picture_is_drawn_once_until_its_raw_files_change(small, tmp_path, monkeypatch):
@@ -137,34 +124,29 @@ def test_a_picture_is_drawn_once_until_its_raw_files_change(small, tmp_path, mon
 
 def test_the_hash_depends_on_names_and_contents_of_source_files(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "ROOT", tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "a.py").write_text("1")
-    (tmp_path / "folder" / "a.so").write_text("1")
-    first = source_hash(["folder"])
-    (tmp_path / "folder" / "a.so").write_text("2")
-    assert source_hash(["folder"]) == first
-    (tmp_path / "folder" / "a.py").rename(tmp_path / "folder" / "b.py")
-    second = source_hash(["folder"])
-    (tmp_path / "folder" / "b.py").write_text("2")
-    assert len({first, second, source_hash(["folder"])}) == 3
+    folder, found = tmp_path / "folder", []
+    folder.mkdir()
+    for name, text in (("a.py", "1"), ("a.so", "1"), ("a.py", "2"), ("b.py", "1")):
+        (folder / name).write_text(text)
+        found.append(source_hash(["folder"]))
+    (folder / "a.py").rename(folder / "c.py")
+    assert found[0] == found[1]
+    assert len({*found, source_hash(["folder"])}) == 4
 
 
 def test_comments_docstrings_and_formatting_do_not_change_the_hash(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "ROOT", tmp_path)
-    file = tmp_path / "a.py"
 
-    def hashed(text: str) -> str:
-        file.write_text(text)
-        return source_hash(["a.py"])
+    def hashed(text: str, name: str = "a.py") -> str:
+        (tmp_path / name).write_text(text)
+        return source_hash([name])
 
     first = hashed("class A:\n    def f(self, x: int = 1):\n        return [x, 'two']\n")
-    documented = """'''Module.'''
+    same = """'Module.'
 class A:
     "Class."
-    limit: int
-    "Attribute."
 
-    async def f(self, x: int = 1):
+    def f(self, x: int = 1):
         # a reason
         "Method."
         return [
@@ -172,29 +154,32 @@ class A:
             "two",
         ]
 """
-    assert hashed(documented) != first
-    same = documented.replace("async ", "").replace("    limit: int\n", "")
     assert hashed(same) == first
-    changed = [same.replace(*pair) for pair in (("= 1", "= 2"), ("two", "2"), (": int", ""))]
-    assert len({first, *map(hashed, changed)}) == 4
-    (tmp_path / "a.pyx").write_text("one = 1")
-    native = source_hash(["a.pyx"])
-    (tmp_path / "a.pyx").write_text("one = 1  # a reason")
-    assert source_hash(["a.pyx"]) != native
-
-
-def test_the_public_traces_are_small_and_of_several_kinds():
-    path = ROOT / PUBLIC
-    assert path.stat().st_size <= 1_000_000
-    traces = read_traces(path)
-    groups = by_group(each for each in traces if not each.session)
-    assert by_group(each for each in traces if each.session).keys() == {FIRST, AGAIN}
-    assert groups.keys() == {"summary", "answer", "chat", "edit", "code", "tools"}
-    assert all(len(each.prompt) in range(100, 600) for many in groups.values() for each in many)
-    assert all(len(each.output) <= 128 for each in traces)
+    changes = ("= 1", "= 2"), ("two", "2"), (": int", ""), ("def", "async def"), ("'M", "a: int #")
+    assert len({first, *(hashed(same.replace(*pair)) for pair in changes)}) == 1 + len(changes)
+    assert hashed("one = 1", "a.pyx") != hashed("one = 1  # a reason", "a.pyx")
 
 
 def test_raw_files_name_no_folder_of_the_machine():
     assert "/tmp/" not in "".join(path.read_text() for path in RESULTS.glob("*.json"))
     assert raws(TABLES["demo"]).keys() == {"first_look"}
     assert sys.executable not in str(TABLES)
+
+
+def test_the_chart_shows_models_tasks_means_and_a_dot_for_each_prompt(tmp_path):
+    """Two prompts, one of them in two ways more, and a model that is not shown."""
+    known = {"model": "SmolLM2-135M-Instruct", "dtype": "float32", "mode": "greedy", "task": "edit"}
+    known |= {"tokens_per_call": 2.0, "same_as_plain": {"ours": True}}
+    first = {**known, "tokens_per_second": {"plain": 10, "lookup 3": 10, "lookup": 20, "ours": 40}}
+    last = {**known, "tokens_per_second": {"plain": 10, "lookup 3": 20, "lookup": 5, "ours": 10}}
+    rows = [first, last, {**first, "mode": "sampled"}, {**first, "dtype": "bfloat16"}]
+    raw = {"rows": [*rows, {**first, "model": "another"}], "settings": {"repeats": 1}}
+    path = tmp_path / "chart.svg"
+    chart.draw(path, "the version", raw)
+    root = ElementTree.parse(path).getroot()
+    said = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    for word in ("SmolLM2-135M", "edit code", "greedy", "2.00", "4.00", "1x"):
+        assert said.count(word) == 1 + (word == "1x"), word
+    assert "tool calls" not in said
+    assert "the version" in path.read_text()
+    assert path.read_text().count("#ffffff; stroke: #24292f") == 7  # and one in the legend

@@ -1,10 +1,11 @@
-"""``python -m benchmarks gpu`` on a CPU, with a tiny model."""
+"""``python -m benchmarks gpu`` on a CPU, with a tiny model, and its parts, which end in time."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from doubles import Clock
 
 from benchmarks import gpu
 from benchmarks.__main__ import main
@@ -40,3 +41,40 @@ def test_without_traces_the_rest_is_measured(tmp_path, capsys):
     assert list(found["failed"]) == ["traces"]
     assert {row["task"] for row in found["contenders"]["summary"]} == {gpu.COPY, gpu.NOTHING}
     assert "failed: traces: FileNotFoundError" in capsys.readouterr().err
+
+
+def units(clock, seconds, count, error=None):
+    """A part whose units take equally long; it may fail at its end."""
+    for done in range(1, count + 1):
+        clock.now += seconds
+        yield done
+    if error is not None:
+        raise error
+
+
+def ran(budget, **parts):
+    clock, saved = Clock(), []
+    running = gpu.Parts(budget, lambda report: saved.append(json.dumps(report)), clock)
+    running.run({name: (share, units(clock, *given)) for name, (share, *given) in parts.items()})
+    assert json.loads(saved[-1]) == running.report
+    return running.report, clock.now, saved
+
+
+def test_unfinished_parts_go_on_at_the_end_in_their_order():
+    report, end, _ = ran(100, first=(20, 10, 4), second=(20, 10, 99), third=(60, 10, 1))
+    assert report["seconds"] == {"first": 40, "second": 50, "third": 10}
+    assert (report["first"], report["unfinished"], end) == (4, ["second"], 100)
+
+
+def test_a_unit_that_would_end_too_late_does_not_begin():
+    report, end, _ = ran(100, only=(1, 30, 99))
+    assert (report["only"], report["seconds"]["only"], end) == (3, 90, 90)
+
+
+def test_a_part_that_fails_keeps_what_it_found_and_the_others_run(capsys):
+    report, _, saved = ran(100, bad=(50, 1, 2, ValueError("broken")), good=(50, 1, 3))
+    assert (report["bad"], report["good"]) == (2, 3)
+    assert list(report["failed"]) == ["bad"]
+    assert "ValueError: broken" in report["failed"]["bad"]
+    assert capsys.readouterr().err == "failed: bad: ValueError: broken\n"
+    assert json.loads(saved[0])["bad"] == 1  # results are saved as they come

@@ -25,14 +25,8 @@ def test_bench_prints_and_writes(loaded, tmp_path, capsys):
     traces.write_text("\n".join(map(json.dumps, lines)))
     command = ["bench", "--prompts", str(traces), "--tasks", "summarization", "nothing"]
     command += ["--lengths", "30", "90", "--repeats", "1", "--max-new-tokens", "24", "--least", "9"]
-    command += [
-        "--lookup",
-        "5",
-        "--speculator",
-        '{"gamma": 3}',
-        "--speculator",
-        '{"drafter": "mtp"}',
-    ]
+    command += ["--lookup", "5", "--speculator", '{"gamma": 3}']
+    command += ["--speculator", '{"drafter": "mtp"}']
     assert main([*command, "--json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "skipped: ngramspec, drafter mtp: " in printed

@@ -53,12 +53,9 @@ def test_a_cut_behind_the_last_accepted_token_rejects_nothing():
 
 def test_a_character_of_several_tokens_comes_whole_and_special_tokens_not_at_all():
     pieces = Pieces(ByteTokenizer(), [*"naïve".encode()] * 5)
-    shown = [pieces.of(event("", 0, "")) for _ in range(1)]
-    for token in "é🦜".encode():
-        verdict = Verdict(range(0), 0, (token,))
-        shown.append(pieces.of(StepEvent(1, (), (), verdict, 0.0, 0.0, 0.0)))
+    tokens = [(), *((token,) for token in "é🦜".encode()), (0,)]
+    shown = [pieces.of(event((), 0, emitted)) for emitted in tokens]
     assert [each for each in shown if each] == [[("plain", "é")], [("plain", "🦜")]]
-    assert pieces.of(StepEvent(2, (), (), Verdict(range(0), 0, (0,)), 0.0, 0.0, 0.0)) == []
 
 
 def test_pieces_of_byte_fallback_join_to_the_decode_of_all_tokens():
@@ -85,10 +82,7 @@ def test_a_rejected_token_has_only_its_own_text():
 def test_a_rejected_token_leaves_the_text_as_it_was():
     """A rejected first byte of a character is not shown, and does not swallow what follows."""
     pieces = Pieces(ByteTokenizer(), [])
-    first = "é".encode()[0]
-    verdict = Verdict(range(0), 1, (ord("e"),), 0)
-    step = StepEvent(1, (first,), ("copy",), verdict, 0.0, 0.0, 0.0)
-    assert pieces.of(step) == [("corrected", "e")]
+    assert pieces.of(event("é".encode()[:1], 0, b"e")) == [("corrected", "e")]
 
 
 def test_printable_keeps_text_and_newlines_and_no_control_characters():

@@ -190,17 +190,31 @@ def on_a_gpu(rows, drafted):
     return 0.01 * max(1.0, (rows + drafted) / 64)
 
 
-def learned(seconds, steps, device="cpu", rows=ROWS, noise=0.06, speed=lambda step: 1.0):
-    """The costs after so many steps, a third of them without a draft."""
-    random = np.random.default_rng(7)
-    costs = LearnedEngineCosts(K, device, "float32")
+def learned(
+    seconds,
+    steps,
+    device="cpu",
+    rows=ROWS,
+    noise=0.06,
+    speed=lambda step: 1.0,
+    costs=None,
+    drafted=None,
+    seed=7,
+):
+    """The costs after so many steps, a third of them without a draft, or each of ``drafted``."""
+    random = np.random.default_rng(seed)
+    costs = costs or LearnedEngineCosts(K, device, "float32")
     for step in range(steps):
         r = int(random.choice(rows))
-        d = int(random.choice((0, random.integers(1, 6), random.integers(1, 6 * r + 2))))
+        some = drafted or (0, random.integers(1, 6), random.integers(1, 6 * r + 2))
+        d = int(random.choice(some))
         costs.record_time(
             r, d, speed(step) * seconds(r, d) * np.exp(noise * random.standard_normal())
         )
     return costs
+
+
+FEW = {"rows": (1,), "noise": 0.04, "drafted": (0, 1, 2, 4)}
 
 
 def off(costs, seconds, rows, most):
@@ -245,26 +259,15 @@ def test_twenty_steps_of_quantized_weights_are_enough_where_tokens_are_dear(toke
     def quantized(rows, drafted):
         return 0.02 + token * drafted + first * (drafted > 0)
 
-    random = np.random.default_rng(5)
     costs = LearnedEngineCosts(K, "cpu", "quantized")
-    for _ in range(20):
-        drafted = int(random.choice((0, 1, 2, 4)))
-        costs.record_time(
-            1, drafted, quantized(1, drafted) * np.exp(0.04 * random.standard_normal())
-        )
-    assert off(costs, quantized, 1, 6) < 1.2
+    assert off(learned(quantized, 20, **FEW, costs=costs, seed=5), quantized, 1, 6) < 1.2
 
 
 def test_dear_tokens_are_soon_believed_though_they_were_taken_to_be_cheap():
     """Weights of which nothing is known, whose drafted tokens cost fifteen times as much."""
     for seed in range(8):
-        random = np.random.default_rng(seed)
-        costs = LearnedEngineCosts(K, "cpu", "float32")
-        for _ in range(20):
-            drafted = int(random.choice((0, 1, 2, 4)))
-            seconds = (0.02 + 0.012 * drafted) * np.exp(0.04 * random.standard_normal())
-            costs.record_time(1, drafted, seconds)
-        price = costs.relative(1, 4)[-1] - 1.0
+        dear = learned(lambda _, d: 0.02 + 0.012 * d, 20, **FEW, seed=seed)
+        price = dear.relative(1, 4)[-1] - 1.0
         assert price == pytest.approx(4 * 0.6, rel=0.25)
 
 
@@ -283,14 +286,7 @@ def test_stalls_of_a_cpu_s_steps_do_not_bend_what_is_known(seed):
 
 def test_other_costs_are_learned_after_those_of_the_past():
     """An engine whose drafted tokens come to cost three times as much, as in long contexts."""
-    random = np.random.default_rng(3)
-    costs = LearnedEngineCosts(K, "cpu", "float32")
-    for step in range(900):
-        rows, seconds = int(random.choice(ROWS)), measured if step < 500 else costlier
-        drafted = int(random.integers(0, 3 * rows))
-        costs.record_time(
-            rows, drafted, seconds(rows, drafted) * np.exp(0.04 * random.standard_normal())
-        )
+    costs = learned(costlier, 400, noise=0.04, costs=learned(measured, 500, noise=0.04))
     for rows in ROWS:
         assert off(costs, costlier, rows, 4) < 1.15
 

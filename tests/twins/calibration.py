@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec._native.value import starting
+from ngramspec._native.value import starting  # type: ignore[import-not-found]
 
 Real = np.float32
 RATE, RATE_STORE, RATE_FURTHER = Real(0.02), Real(0.005), Real(0.00125)

@@ -95,7 +95,9 @@ class Estimator:
         at.votes = Votes() if self.store is None else self.store.vote(at.live, depth)
         earlier = self.store is not None and self.store.earlier
         stored = store_class(max(at.length, orders), at.votes.length, earlier)
-        row = self.find_row(text)
+        row = None  # the target's top-k candidates after the last token, where known
+        if self.top_tokens is not None and text:
+            row = self.top_tokens.rows.get(text[-1])
         at.head = None if self.head is None else self.head.at(at.path)
         for token in self.collect(at, known, row, least):
             situations = self.situations(token, at, known, length)
@@ -150,17 +152,10 @@ class Estimator:
         if votes.others:
             rest = count_bucket(votes.others - other)
             found["store other"] = ("store other", earlier, length, count_bucket(other), rest)
-        return found | self.place_situations(token, votes, length)
-
-    def place_situations(self, token: int, votes: Votes, length: int) -> dict[str, Situation]:
-        """Where in a store a candidate comes next, by input; ``length`` is a bucket."""
-        found: dict[str, Situation] = {}
-        if self.store is None or votes.nearest is None:
-            return found
-        earlier = self.store.earlier
-        shortest = votes.distance[votes.nearest]
-        rank = 2 if votes.distance.get(token) == shortest else int(token in votes.distance)
-        found["nearest"] = ("nearest", earlier, rank, distance_bucket(shortest), length)
+        if votes.nearest is not None:
+            shortest = votes.distance[votes.nearest]
+            rank = 2 if votes.distance.get(token) == shortest else int(token in votes.distance)
+            found["nearest"] = ("nearest", earlier, rank, distance_bucket(shortest), length)
         return found
 
     def standing(self, token: int, at: Position, known: dict[int, Slot]) -> Situation | None:
@@ -202,10 +197,6 @@ class Estimator:
         if self.top_tokens is not None:
             recent = {token for token, _ in self.committed.recent.leaders}
             self.unemitted = self.top_tokens.unemitted(self.committed.text, recent)
-
-    def find_row(self, text: list[int]) -> Row | None:
-        """The target's top-k candidates after the last token, where known."""
-        return self.top_tokens.rows.get(text[-1]) if self.top_tokens is not None and text else None
 
     def top_situation(self, token: int, row: Row) -> Situation:
         """What the target said of a candidate when it last saw the token before."""

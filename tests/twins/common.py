@@ -1,8 +1,9 @@
-"""What the twins share: token input, context keys, and the methods that mean nothing to them.
+"""What the twins share: token input and context keys.
 
 The twins compute what the native structures compute, without how those do it fast. Each has its
 native sibling's name, public methods, arguments and results, and takes any sequence of ints for
-tokens. They are the oracle of the tests and readable documentation; nothing at run time uses them.
+tokens; arguments are not checked. They are the oracle of the tests and readable documentation;
+nothing at run time uses them.
 One thread at a time.
 """
 
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-MOST_DRAFTED = 1 << 16  # tokens per draft
 Tokens = Sequence[int] | npt.NDArray[np.int32]
 Context = tuple[int, ...]
 
@@ -25,23 +25,6 @@ Context = tuple[int, ...]
 def ints(tokens: Tokens | None) -> list[int]:
     """Tokens as a list of plain ints; None: no tokens."""
     return [] if tokens is None else [operator.index(token) for token in tokens]
-
-
-def committed_ids(tokens: Tokens) -> list[int]:
-    """The same, or a ValueError where an id is negative."""
-    ids = ints(tokens)
-    for index, token in enumerate(ids):
-        if token < 0:
-            raise ValueError(f"token ids must be >= 0, got {token} at index {index}")
-    return ids
-
-
-def check_gamma(gamma: int) -> None:
-    """Raise a ValueError unless ``gamma`` is in 0..65536."""
-    if gamma < 0:
-        raise ValueError(f"gamma must be >= 0, got {gamma}")
-    if gamma > MOST_DRAFTED:
-        raise ValueError(f"gamma must be <= {MOST_DRAFTED}, got {gamma}")
 
 
 def context_key(context: Context, salt: int) -> int:
@@ -54,10 +37,3 @@ def context_key(context: Context, salt: int) -> int:
     pad = itertools.cycle(salt.to_bytes(8, "little"))
     salted = bytes(a ^ b for a, b in zip(data, pad, strict=False))
     return xxhash.xxh64_intdigest(salted, seed=(len(context) + 1) ^ salt)
-
-
-class Twin:
-    """A native structure's sibling in plain Python."""
-
-    def check_integrity(self) -> None:
-        """Nothing to check: the counts are plain."""

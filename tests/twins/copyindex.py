@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from tests.twins.common import Tokens, Twin, check_gamma, committed_ids, ints
+from tests.twins.common import Tokens, ints
 
 ANCESTORS = 8  # how many of the longest matching suffixes a new token refreshes
 
@@ -51,7 +51,7 @@ class State:
     after: dict[int, State] = dataclasses.field(default_factory=dict)  # one token longer
 
 
-class CopyIndex(Twin):
+class CopyIndex:
     """Where the end of the text occurred before: a suffix automaton (Blumer et al. 1985).
 
     The match's length is exact (``longest_repeated_suffix`` is the proof in the tests). Which
@@ -68,7 +68,7 @@ class CopyIndex(Twin):
         return len(self._text)
 
     def extend(self, tokens: Tokens) -> None:
-        for token in committed_ids(tokens):
+        for token in ints(tokens):
             self._append(token)
 
     def draft(
@@ -79,9 +79,6 @@ class CopyIndex(Twin):
         Best is the most recent end noted with ``gamma`` tokens after it, else the first one. A
         copy that reaches the end of the text goes on with the prefix and what it has drafted.
         """
-        check_gamma(gamma)
-        if min_match < 1:
-            raise ValueError(f"min_match must be >= 1, got {min_match}")
         state, matched = self._follow(ints(prefix))
         if matched < min_match:
             return np.empty(0, np.int32), 0
@@ -97,11 +94,6 @@ class CopyIndex(Twin):
 
         Longest match first, then its suffixes that occurred elsewhere; of equals the most recent.
         """
-        check_gamma(gamma)
-        if most < 1:
-            raise ValueError(f"most must be >= 1, got {most}")
-        if min_match < 1:
-            raise ValueError(f"min_match must be >= 1, got {min_match}")
         state: State | None = self._follow([])[0]
         ends: list[int] = []
         while state is not None and state.link is not None and state.length >= min_match:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.twins.calibration import Real
 from tests.twins.candidates import Estimator, Position
-from tests.twins.common import Tokens, committed_ids
+from tests.twins.common import Tokens, ints
 from tests.twins.reader import PLACES
 
 LOOKAHEAD, LOOKAHEAD_TOP = 12, 32
@@ -216,7 +216,7 @@ class ValueEngine(DraftSearch):
 
     def rehearse(self, tokens: Tokens) -> None:
         """Append committed tokens and learn of chains drafted along them, as if generated."""
-        new, at = committed_ids(tokens), 0
+        new, at = ints(tokens), 0
         while at < len(new):
             drafted = self.run(min(REHEARSED, len(new) - at - 1), None, tree=False)
             pairs = zip(drafted, new[at:], strict=False)
@@ -226,20 +226,17 @@ class ValueEngine(DraftSearch):
         if self.store is not None:
             self.store.count_anew()
 
-    def credit_store(self, n: int) -> None:
-        """Tell the store that tokens of the last draft were accepted: the twin's keeps no count."""
-
     def recycle(
         self, tokens: Tokens, ids: Any, log_probs: Any, accepted: Sequence[int] = ()
     ) -> None:
         """Keep what the target found most probable after the last token and drafted ones."""
         if self.top_tokens is None:
             return
-        nodes, n = committed_ids(tokens), len(self.committed.text)
+        nodes, n = ints(tokens), len(self.committed.text)
         rows = [(i, n, False) for i in range(len(nodes))]
         rows += [(i, n + depth, True) for depth, i in enumerate(accepted)]
         for i, since, of_text in rows:
-            self.top_tokens.put(nodes[i], committed_ids(ids[i]), log_probs[i], since)
+            self.top_tokens.put(nodes[i], ints(ids[i]), log_probs[i], since)
             if of_text:
                 self.top_tokens.put_latest(nodes[i])
 
