@@ -175,8 +175,8 @@ def test_measures_of_code_that_runs_see_something():
     found = greedy_calls()
     assert found["modules of a greedy call"] > 10
     assert found["types of a greedy step"] > 5
-    assert 40 < found["calls of an undrafted step"]
-    assert 40 < found["calls of a step of the baseline"]
+    assert found["calls of an undrafted step"] > 40
+    assert found["calls of a step of the baseline"] > 40
 
 
 def test_the_internals_list_the_types_of_a_greedy_step():
