@@ -28,7 +28,7 @@ HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
 LEAST = {  # tokens per call that show the effect, of each report
     "agent": [2.5, 5.0],
-    "batch": [4.5],
+    "batch": [5.0],
     "chat": [4.0, 8.0, 15.0],
     "custom_drafter": [3.0],
     "editor_client": [2.0],

@@ -131,8 +131,7 @@ cdef float PRIOR_STORE = 64.0    # the same for a store's cells
 cdef float PRIOR_HEAD = 16.0    # the same for a head's cells
 cdef float PRIOR_SHARE = 100.0  # tokens that the prior of a recent token's cell counts as
 # Initial values: rounded, measured on other texts (library sources in two releases, answers of a
-# small model; for earlier continuations and left copies, recorded answers and summaries of three
-# models). They matter for the first few hundred tokens.
+# small model). They matter for the first few hundred tokens.
 cdef float[INPUTS] WEIGHTS = [
     0.3, 0.3, 0.3, 0.05, 0.3, 0.05, 0.3, 0.1, 0.4, 0.2, 0.25, 0.1, 0.4, 0.45
 ]
@@ -237,8 +236,6 @@ cdef float[12] NO_HEAD = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.1, 0.
 # Factors on its odds by what else suggests the candidate.
 cdef float[4] AGREES = [0.7, 1, 1.5, 3]
 cdef float[4] UNEMITTED_SHARE = [0.015, 0.005, 0.003, 0.002]    # per token, by the positions since
-# P(right) of an earlier continuation of a context, divided by its share of the counts there.
-cdef float[4] EARLIER = [0.55, 0.9, 0.95, 0.9]
 cdef float[4] SURPRISE = [0.4, 0.2, 0.1, 0.4]     # per context that had one continuation so far
 
 
@@ -250,14 +247,6 @@ cdef float newest_prior(int m, int seen, int others):
     if others == 0:
         return 1 - SURPRISE[m] / count
     return max((count - 0.8) / (count + COUNT_OF[others]), 0.18)
-
-
-cdef float earlier_prior(int m, int seen, int others):
-    """P(right) of an earlier continuation of a context, by buckets of counts."""
-    cdef float count = COUNT_OF[seen]
-    if seen == 0:
-        return 0.02
-    return max(EARLIER[m] * count / (count + COUNT_OF[others]), 0.06)
 
 
 cdef float store_prior(int length, int seen, int others):
@@ -304,16 +293,13 @@ cdef class Calibration:
             for seen in range(COUNTS):
                 for others in range(COUNTS):
                     i = ((m * COUNTS + seen) * COUNTS + others) * 2
-                    self.begin(i, earlier_prior(m, seen, others))
+                    self.begin(i, 0.02 if seen == 0 else 0.6 - 0.04 * others)
                     self.begin(i + 1, newest_prior(m, seen, others))
         for i in range(LENGTHS):
             least = LENGTH_OF[i]
             self.begin_pair(MATCH_CELLS + 2 * i, 0.15 / least, 1 - 1.0 / least)
-            self.begin_pair(RESUME_CELLS + 2 * i, 0.15 / least, 1 - 1.0 / least)  # not yet left
-        for i in range(LENGTHS, RESUMED * LENGTHS):
-            self.begin_pair(
-                RESUME_CELLS + 2 * i, 0.13, 0.13 if i < (RESUMED - 1) * LENGTHS else 0.02
-            )
+        for i in range(RESUMED * LENGTHS):
+            self.begin_pair(RESUME_CELLS + 2 * i, 0.25, 0.25)
         for i in range(NEAR_SINCE * NEAR_LENGTHS * DISTANCES):
             least = max(i // DISTANCES % NEAR_LENGTHS, 1)
             self.begin_pair(NEAR_CELLS + 2 * i, 0.06, least / (least + 2.0))
@@ -352,9 +338,6 @@ cdef class Calibration:
             for i in range(INPUTS):
                 self.weights[s][i] = WEIGHTS[i]
             self.weights[s][MATCH_INPUT] += 0.05 * (s // 3)
-            if s // 3 == 1:
-                self.weights[s][0] = 0.75  # only the last token is known
-        self.weights[1][RESUME_INPUT] = self.weights[4][RESUME_INPUT] = 0.6
         for s in range(3 * LENGTHS, HEADLESS_SETS):
             for i in range(FITTED):  # where a store has candidates
                 self.weights[s][i] = (

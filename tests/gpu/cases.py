@@ -211,7 +211,7 @@ CASES = {
     "recurrent, 3 beams": Case("Qwen3NextForCausalLM", args={"num_beams": 3}),
     "encoder-decoder": Case("t5", waits=2),
     "encoder-decoder, batch": Case("t5", FOUR, waits=3),
-    "assistant": Case(args={"assistant_model": None}, waits=4),
+    "assistant": Case(args={"assistant_model": None}),
     "default device": Case(default=True),
     "default device, windows, tree": Case("mistral sliding", LONG, spec={"tree": 12}, default=True),
     "prompt on the CPU": Case(host=True),

@@ -32,8 +32,6 @@ Situation = tuple[Any, ...]
 COUNT_OF = (0, 1, 2, 3, 5, 9, 15)
 LENGTH_OF = (2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60)
 SURPRISE = (0.4, 0.2, 0.1, 0.4)
-# Of an earlier continuation: P(right) / its share of the counts.
-EARLIER = (0.55, 0.9, 0.95, 0.9)
 WEIGHTS = {
     "context 3": 0.05,
     "resume": 0.05,
@@ -209,8 +207,7 @@ class Calibration:
             if seen == 0:
                 return 0.02
             if not newest:
-                share = Real(EARLIER[m]) * Real(count) / Real(count + COUNT_OF[others])
-                return float(max(share, Real(0.06)))
+                return 0.6 - 0.04 * others
             if others == 0:
                 return 1 - float(Real(SURPRISE[m]) / Real(count))
             return float(max((count - 0.8) / (count + COUNT_OF[others]), 0.18))
@@ -232,12 +229,12 @@ class Calibration:
             return float(Real(UNEMITTED_SHARE[rest[0]]) * Real(1 + rest[-1]))
         if kind == "session":
             return 0.1 + 0.08 * min(rest[0], 3) if rest[0] else GUESS
-        if kind == "resume" and rest[0]:
-            return 0.02 if rest[0] == 5 and rest[-1] else 0.13
+        if kind == "resume":
+            return 0.25
         if kind == "near":
             length = max(rest[1], 1)
             return float(length / (length + 2)) if rest[-1] else 0.06
-        least = LENGTH_OF[rest[kind == "resume"]]
+        least = LENGTH_OF[rest[0]]
         return 1 - 1 / least if rest[-1] else 0.15 / least
 
     def weight(self, set: Situation, name: str) -> Real:
@@ -254,10 +251,6 @@ class Calibration:
         begin = Real(WEIGHTS.get(name, 0.3))
         if name == "match":
             begin = Real(float(begin) + 0.05 * set[0])
-        if set[0] == 1 and name == "context 0":
-            begin = Real(0.75)
-        if set[0] <= 1 and set[1] and name == "resume":
-            begin = Real(0.6)
         if set == ALONE and name in ("session", "bias"):
             begin = Real(name == "session")
         return begin
