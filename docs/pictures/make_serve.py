@@ -3,7 +3,7 @@
 The commands are run, and the picture shows their output. The model is a file of weights that can
 fill in the middle. From the root of the repository::
 
-    python docs/pictures/make_serve.py qwen2.5-coder-0.5b-instruct-q4_k_m.gguf
+    python docs/pictures/make_serve.py qwen2.5-coder-0.5b.gguf
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ typed = [
     ', height, depth):\\n        self.width = width\\n        self.height = height\\n'
     '        self.depth = depth\\n\\n    def volume(self):\\n        """The',
     ' volume of the box."""\\n        return self.width * self.height * self.depth\\n\\n'
-    '    def scaled(self, factor):\\n        """A',
+    '    def scaled(self',
 ]
 for letters in typed:
     text += letters
