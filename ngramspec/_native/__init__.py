@@ -18,6 +18,6 @@ __getattr__ = lazy_names(
             *("BYTES_PER_CODE", "LEAST_CODES", "WRITTEN_AGAIN", "StoreRing", "StoreStream"),
         ),
         "store_source": ("BEGINNINGS", "BORDER", "StorePair", "StoreSource"),
-        "value": ("Calibration", "Familiar", "ValueEngine"),
+        "value": ("Calibration", "StorePrior", "ValueEngine"),
     },
 )

@@ -327,7 +327,7 @@ cdef class Estimator(TokenStructure):
     def __cinit__(
         self, Calibration calibration not None, bint copies=True, bint counts=True,
         bint falls_back=True, int min_match=2, StoreSource store=None, bint recycles=False,
-        bint headed=False, Familiar familiar=None,
+        bint headed=False, StorePrior familiar=None,
     ):
         if min_match < 1:
             raise ValueError(f"min_match must be >= 1, got {min_match}")

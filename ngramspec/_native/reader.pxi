@@ -51,7 +51,7 @@ cdef inline int take_lowest(uint64_t* bits) noexcept nogil:
     return i
 
 
-cdef class Familiar:
+cdef class StorePrior:
     """Where the texts of one conversation last copied from a store.
 
     Requests of a conversation may use one at the same time, under the GIL.
@@ -70,7 +70,7 @@ cdef class StoreReader:
     """
 
     cdef StoreSource source
-    cdef Familiar familiar
+    cdef StorePrior familiar
     cdef Followed places[STORE_PLACES]
     cdef uint64_t live          # bits of the places that are followed
     cdef int longest            # length of the longest match, 0 without one
@@ -78,13 +78,13 @@ cdef class StoreReader:
     cdef bint asked             # whether places were looked up for the last draft
     cdef long long look_ups, hits
 
-    def __cinit__(self, StoreSource source not None, Familiar familiar=None):
+    def __cinit__(self, StoreSource source not None, StorePrior familiar=None):
         self.source = source
-        self.familiar = Familiar() if familiar is None else familiar
+        self.familiar = StorePrior() if familiar is None else familiar
 
     def sizeof(self):
         """Bytes allocated."""
-        return sizeof(StoreReader) + sizeof(Familiar)
+        return sizeof(StoreReader) + sizeof(StorePrior)
 
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""

@@ -81,7 +81,7 @@ cdef struct Own:        # ranges of a stream's own text, the newest at ``last``
 
 BYTES_PER_CODE = CODE_BYTES
 LEAST_CODES = 16
-MOST_CODES = <int64_t>1 << 31
+MAX_CODES = <int64_t>1 << 31
 WRITTEN_AGAIN = OVERLAP
 
 
@@ -151,8 +151,8 @@ cdef class StoreRing:
 
     def __cinit__(self, int64_t capacity):
         cdef int level
-        if not LEAST_CODES <= capacity <= MOST_CODES:
-            raise ValueError(f"capacity must be in {LEAST_CODES}..{MOST_CODES}, got {capacity}")
+        if not LEAST_CODES <= capacity <= MAX_CODES:
+            raise ValueError(f"capacity must be in {LEAST_CODES}..{MAX_CODES}, got {capacity}")
         self.lock = PyThread_allocate_lock()
         self.kinds = <uint64_t*>calloc(capacity + GRAIN, CODE_BYTES)
         if self.lock == NULL or self.kinds == NULL:

@@ -27,7 +27,7 @@ from ngramspec.hf_model.assistants import (
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.evidence import leading
 
-MOST_TIMED_TOKENS = 16  # longer reads catch up with the text and are not timed
+MAX_TIMED_TOKENS = 16  # longer reads catch up with the text and are not timed
 
 
 class DraftingModel(DraftModel):
@@ -63,7 +63,7 @@ class DraftingModel(DraftModel):
         return known * self._runs(last)
 
     def reading_cost(self, tokens: int) -> float:
-        if tokens <= MOST_TIMED_TOKENS:
+        if tokens <= MAX_TIMED_TOKENS:
             return 0.0
         steps = self._steps
         if steps.position_seconds is None or not steps.plain_seconds:
@@ -91,7 +91,7 @@ class DraftingModel(DraftModel):
         ids, log_probs = leading(logits.float(), min(top_k, logits.shape[1]))
         both = torch.cat((ids.to(torch.int32), log_probs.view(torch.int32)), dim=1)
         packed = both.to("cpu").numpy()  # one transfer
-        if len(tokens) <= MOST_TIMED_TOKENS:
+        if len(tokens) <= MAX_TIMED_TOKENS:
             self.record((perf_counter() - began) / self._runs(last))
         count = ids.shape[1]
         return packed[:, :count].copy(), packed[:, count:].copy().view(np.float32)

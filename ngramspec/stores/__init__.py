@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from ngramspec.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ngramspec._native import Familiar
+    from ngramspec._native import StorePrior
     from ngramspec.stores.corpus import Corpus
     from ngramspec.stores.files import StoreFileError
     from ngramspec.stores.shared import Namespace, SharedStore, StoreStatistics
@@ -53,7 +53,7 @@ class Source(NotCopied):
 
     index: Any  # a StoreSource
     rehearsed = 0
-    familiar: Familiar | None = None
+    familiar: StorePrior | None = None
 
     def request(self, limit: int = 0, session: str | None = None) -> Source:
         """What a request reads: a separate object if it also adds text, else the store itself.

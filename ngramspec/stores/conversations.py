@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec._native import Familiar, StoreStream, salt
+from ngramspec._native import StorePrior, StoreStream, salt
 from ngramspec.draft import Int32
 
 BLOCK = 64  # tokens of a prompt that are recognized together
@@ -49,7 +49,7 @@ class Conversation:
     """A conversation after one of its requests."""
 
     stream: StoreStream  # the request's, which knows where the conversation's text is
-    familiar: Familiar  # what its requests learned about the store
+    familiar: StorePrior  # what its requests learned about the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Begun:
 
     end: tuple[int, int] | None  # length and hash of the prefix that ends an earlier request
     earlier: Conversation | None  # which this request continues
-    familiar: Familiar  # what earlier requests of the session learned
+    familiar: StorePrior  # what earlier requests of the session learned
     known: int  # tokens at the prompt's beginning that an earlier request of the namespace had
     clears: int  # how often the namespace was cleared before
 
@@ -82,7 +82,7 @@ class Conversations:
         """Forget all conversations."""
         with self._lock:
             self._ends: OrderedDict[tuple[int, int], Conversation] = OrderedDict()
-            self._sessions: OrderedDict[str, Familiar] = OrderedDict()
+            self._sessions: OrderedDict[str, StorePrior] = OrderedDict()
             self._marks = np.zeros(self.max_kept * MARKS_EACH, np.uint64)
             self._clears += 1
 
@@ -99,7 +99,7 @@ class Conversations:
             ends = (end for end in self._ends if 0 < end[0] <= len(hashes))
             same = (end for end in ends if int(hashes[end[0] - 1]) == end[1])
             end = max(same, default=None)
-            earlier, familiar = None, Familiar()
+            earlier, familiar = None, StorePrior()
             if end is not None:
                 self._ends.move_to_end(end)
                 earlier = self._ends[end]

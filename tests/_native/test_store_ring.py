@@ -13,10 +13,10 @@ from native_strategies import CHUNKS, QUICK, int32, salted
 from ngramspec._native import common
 from ngramspec._native.store_ring import StoreRing, StoreStream
 from ngramspec._native.store_source import StorePair
-from ngramspec._native.value import Calibration, Familiar, ValueEngine
+from ngramspec._native.value import Calibration, StorePrior, ValueEngine
 from tests.twins import store_ring as twin_module
 from tests.twins.calibration import Calibration as CalibrationTwin
-from tests.twins.reader import Familiar as FamiliarTwin
+from tests.twins.reader import StorePrior as StorePriorTwin
 from tests.twins.store_ring import StoreRing as RingTwin
 from tests.twins.store_ring import StoreStream as StreamTwin
 
@@ -122,7 +122,7 @@ TestRingMachine.settings = settings(QUICK, max_examples=60)
 def test_engines_of_one_conversation_equal_their_twins():
     """What the first one learned about the store, the second one knows."""
     text = noisy_repetition(3, 400, 30).tolist()
-    familiar, calibrations = (Familiar(), FamiliarTwin()), (Calibration(), CalibrationTwin())
+    familiar, calibrations = (StorePrior(), StorePriorTwin()), (Calibration(), CalibrationTwin())
     confidences = []
     for known in (familiar, familiar, (None, None)):
         with salted(0):  # contexts that share a bucket of the ring end a look-up earlier

@@ -15,7 +15,7 @@ from tests.twins.calibration import (
     distance_bucket,
     length_bucket,
 )
-from tests.twins.reader import Familiar, Followed, StoreReader, Votes
+from tests.twins.reader import Followed, StorePrior, StoreReader, Votes
 from tests.twins.text import ORDERS, SKIP, CommittedText, Place, Slot
 from tests.twins.top_tokens import (
     FAINT,
@@ -68,7 +68,7 @@ class Estimator:
         store: Any = None,
         recycles: bool = False,
         headed: bool = False,
-        familiar: Familiar | None = None,
+        familiar: StorePrior | None = None,
     ) -> None:
         self.calibration = calibration
         self.counts, self.falls_back = counts, falls_back

@@ -56,7 +56,7 @@ class Votes:
         return min(self.distance, key=lambda token: self.distance[token], default=None)
 
 
-class Familiar:
+class StorePrior:
     """What a conversation's requests learn about a store, one after another."""
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ class Familiar:
 class StoreReader:
     """What one sequence follows in a store."""
 
-    def __init__(self, source: Any, familiar: Familiar | None = None) -> None:
+    def __init__(self, source: Any, familiar: StorePrior | None = None) -> None:
         self.source = source
-        self.familiar = familiar or Familiar()
+        self.familiar = familiar or StorePrior()
         self.places: list[Followed] = []
         self.longest = 0
         self.earlier = False  # of the longest match
