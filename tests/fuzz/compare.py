@@ -138,19 +138,24 @@ def written_in_the_mode(error: Any) -> bool:
 
 
 def _without_padding(case: Case, states: Any) -> Any:
-    """Hidden states with those of the prompts' padding set to 0: what they are depends on masks."""
+    """Hidden states with those of the prompts' padding set to 0: what they are depends on masks.
+
+    Forwards over the whole text have them: the prefill, and one in which a model reads it again.
+    """
     lengths = [len(each) for each in case.prompts]
     if not states or states[0] is None or len(set(lengths)) == 1:
         return states
-    prefill = []
-    for each in states[0]:
-        if each.dim() >= 3 and each.shape[-2] == max(lengths):
-            each = each.clone()
-            copies = each.shape[-3] // len(lengths)
-            for row in range(len(lengths) * copies):
-                each[..., row, : max(lengths) - lengths[row // copies], :] = 0
-        prefill.append(each)
-    return (tuple(prefill), *states[1:])
+    return tuple(tuple(_cleared(each, lengths) for each in layers) for layers in states)
+
+
+def _cleared(states: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    if states.dim() < 3 or states.shape[-2] < max(lengths):
+        return states
+    states = states.clone()
+    copies = states.shape[-3] // len(lengths)
+    for row in range(len(lengths) * copies):
+        states[..., row, : max(lengths) - lengths[row // copies], :] = 0
+    return states
 
 
 def _compare_states(kind: str, first: Any, second: Any, where: str) -> None:

@@ -91,7 +91,7 @@ KEPT: dict[str, Case] = {
     ),
     "states of the forward that reads all anew": Case(
         family="phi3 longrope",
-        prompts=((47, 50, 52, 32, 36, 51, 20, 42, 51, 47, 6, 11, 45, 17),),
+        prompts=((47, 50, 52, 32, 36, 51, 20, 42, 51, 47, 6, 11, 45, 17), (51, 18)),
         options={"max_new_tokens": 8, **STATES},
     ),
     "a turn by positions, which gaps in the mask keep below the slots": Case(
