@@ -266,9 +266,9 @@ def test_the_picture_of_the_readme_is_one_of_the_script():
 
 
 def test_the_picture_of_the_server_shows_its_effect():
-    """At least three tokens per call in each request, or no call after the prefill at all."""
+    """At least three tokens per call in the last request, whose answer resembles the file."""
     picture = DOCS / "pictures" / "serve.svg"
     said = "".join(ElementTree.parse(picture).getroot().itertext()).replace("\xa0", " ")
     shown = [float(number) for number in re.findall(r"(\d+\.\d) tokens per call", said)]
-    assert len(shown) + said.count("all drafted with the prompt") == 3
-    assert min(shown) >= 3
+    assert len(shown) == 3
+    assert shown[-1] >= 3
