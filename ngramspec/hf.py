@@ -441,7 +441,10 @@ def enable(model: Any, speculator: Speculator | None = None) -> Enabled:
     Example:
         ``handle = ngramspec.enable(model); model.generate(**inputs); print(handle.stats)``
     """
-    return Enabled(getattr(model, "_orig_mod", model), checked(speculator))  # in torch.compile's
+    model = getattr(model, "_orig_mod", model)  # in torch.compile's
+    if not (hasattr(model, "generate") and hasattr(model, "__dict__")):
+        raise TypeError(f"model must be a transformers model, got {type(model).__name__}")
+    return Enabled(model, checked(speculator))
 
 
 @contextmanager

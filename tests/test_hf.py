@@ -342,3 +342,8 @@ def test_a_forgotten_block_may_end_while_another_is_entered():
     thread.join(60)
     assert not thread.is_alive()
     assert "generate" not in vars(model)
+
+
+def test_only_a_model_can_be_enabled():
+    with pytest.raises(TypeError, match="model must be a transformers model, got int"):
+        ngramspec.enable(3)

@@ -207,7 +207,8 @@ def ladder(run: Run) -> list[Rung]:
     if plain < (1 - run.noise) * one:
         rest = (
             f"overhead and prefill are not resolved: plain calls leave {plain:.2f} ms a step after"
-            f" the prefill, but a forward alone took {one:.2f} ms; repeat on an idle machine"
+            f" the prefill, but a forward alone took {one:.2f} ms; run it again"
+            " on an idle machine"
         )
     else:
         overhead_says = (

@@ -201,7 +201,7 @@ def learned(
     drafted=None,
     seed=7,
 ):
-    """The costs after so many steps, a third of them without a draft, or each of ``drafted``."""
+    """The costs after ``steps`` steps; by default, a third of them has no draft."""
     random = np.random.default_rng(seed)
     costs = costs or LearnedEngineCosts(K, device, "float32")
     for step in range(steps):
@@ -253,7 +253,7 @@ def test_some_steps_are_enough(seconds, steps, how, rows, most, factor):
 
 @pytest.mark.parametrize("token", [0.004, 0.012])
 @pytest.mark.parametrize("first", [0.0, 0.004])
-def test_twenty_steps_of_quantized_weights_are_enough_where_tokens_are_dear(token, first):
+def test_twenty_steps_of_quantized_weights_are_enough_where_tokens_are_expensive(token, first):
     """llama.cpp: 0.2 or 0.6 of a step for each drafted token, and more for the first one."""
 
     def quantized(rows, drafted):
@@ -266,8 +266,8 @@ def test_twenty_steps_of_quantized_weights_are_enough_where_tokens_are_dear(toke
 def test_dear_tokens_are_soon_believed_though_they_were_taken_to_be_cheap():
     """Weights of which nothing is known, whose drafted tokens cost fifteen times as much."""
     for seed in range(8):
-        dear = learned(lambda _, d: 0.02 + 0.012 * d, 20, **FEW, seed=seed)
-        price = dear.relative(1, 4)[-1] - 1.0
+        expensive = learned(lambda _, d: 0.02 + 0.012 * d, 20, **FEW, seed=seed)
+        price = expensive.relative(1, 4)[-1] - 1.0
         assert price == pytest.approx(4 * 0.6, rel=0.25)
 
 

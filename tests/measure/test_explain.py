@@ -76,7 +76,7 @@ def test_where_the_assumptions_hold_all_predictions_are_the_measurement():
     run = ideal_run()
     speeds = [rung.speed for rung in ladder(run)]
     assert speeds[1:] == pytest.approx([run.speedup] * (len(speeds) - 1))
-    assert speeds[0] == pytest.approx(run.speedup, rel=0.1)  # one alpha for 40 steps' luck
+    assert speeds[0] == pytest.approx(run.speedup, rel=0.1)  # alpha is an estimate from 40 steps
     assert speeds[0] == pytest.approx(float(improvement(run.stats.alpha, GAMMA)))
 
 

@@ -102,7 +102,7 @@ class FailingCalls:
         except BaseException:
             self.failures.disarm()
             raise
-        assert self.failures.disarm() == 0, f"an allocation failed in {name}, and nobody was told"
+        assert self.failures.disarm() == 0, f"{name} did not report a failed allocation"
         return result
 
     def extend_spare(self, engine: type, tokens: Any) -> None:
