@@ -15,7 +15,7 @@ the text after the function follows, in the format of Qwen2.5-Coder. Every few c
 a request for the rest of the line, or with ``--until block`` up to an empty one; each is sent to
 one server after the other, by the ``openai`` client, greedy, as a stream that ends there. Under
 ``--mode pauses`` there is a pause between two requests and each is answered; under ``undo`` each
-second one repeats the request before; under ``typing`` all requests of a burst but its last are
+second one goes back to the place before; under ``typing`` all requests of a burst but its last are
 cancelled by the next. Times are of the requests that were answered, from sending to the first
 text, and to the end. ``right`` counts those that are equal to the rest of the file's line.
 Functions that the file of results has already are left out, so a run can be continued.
@@ -28,7 +28,6 @@ import ast
 import json
 import random
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,6 +47,7 @@ import rich
 import torch
 
 from benchmarks.harness import write
+from benchmarks.renderers import editor
 from ngramspec.cli.options import Options, UsageError
 from ngramspec.measure.calls import take_turns
 from ngramspec.server.prompts import FIM
@@ -147,7 +147,8 @@ def choose(arguments: argparse.Namespace) -> list[Function]:
             own = "".join(lines[node.lineno - 1 : node.end_lineno])
             if 8 <= own.count("\n") <= 30 and len(before) > 3 * arguments.context:
                 after = "".join(lines[node.end_lineno :])
-                found.append(Function(str(path), node.name, before, own, after))
+                name = f"{path.relative_to(arguments.repository)}:{node.name}"
+                found.append(Function(str(path), name, before, own, after))
     random.Random(arguments.seed).shuffle(found)
     others: dict[str, Function] = {}
     for each in found:
@@ -345,24 +346,11 @@ def ask(
 
 
 def report(arguments: argparse.Namespace, answers: Sequence[Answer]) -> None:
-    """Print medians, 95th percentiles and their ratios; write all of it."""
-    result: dict[str, Any] = {}
-    for what in ("first", "line"):
-        times: dict[str, list[float]] = {}
-        for each in answers:
-            times.setdefault(each.server, []).append(getattr(each, what))
-        found = {
-            name: {"median": statistics.median(several), "p95": p95(several)}
-            for name, several in times.items()
-        }
-        result |= {f"{what}_{name}": figures for name, figures in found.items()}
-        ours = found.pop(OURS)
-        for name, theirs in found.items():
-            result[f"{what}_ratio_{name}"] = {key: theirs[key] / ours[key] for key in ours}
-    result["right"] = Counter(each.server for each in answers if each.right)
-    result["different_texts"] = differences(answers)
-    print(json.dumps(result, indent=1))
-    write(arguments, {**result, "answers": [asdict(each) for each in answers]})
+    """Write all answers, what was right, and the texts that differ; print the table."""
+    right = Counter(each.server for each in answers if each.right)
+    found = {"right": right, "different_texts": differences(answers)}
+    write(arguments, {**found, "answers": [asdict(each) for each in answers]})
+    print(editor(json.loads(arguments.json.read_text(encoding="utf-8"))))
 
 
 def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:
@@ -371,8 +359,3 @@ def differences(answers: Sequence[Answer]) -> list[dict[str, str]]:
     for each in answers:
         texts.setdefault((each.function, each.cursor), {})[each.server] = each.text
     return [each for each in texts.values() if len(set(each.values())) > 1]
-
-
-def p95(found: Sequence[float]) -> float:
-    """The 95th percentile: the time that one in twenty exceeds."""
-    return sorted(found)[min(int(0.95 * len(found)), len(found) - 1)]

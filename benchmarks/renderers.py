@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean
+from itertools import product
+from statistics import geometric_mean, median
 from typing import Any
 
 Raw = dict[str, Any]
@@ -592,17 +593,33 @@ def editor(*files: Raw) -> str:
     names |= {"ngramspec, no drafts": "no drafts", "transformers": "transformers serve"}
     names |= {"llama_cpp": "llama_cpp.server"}
     modes = {"typing": "every 0.3 s, 3 of 4 cancelled", "pauses": "after pauses"}
-    modes |= {"undo": "after pauses, each twice"}
-    shown = [name for name in names if any(f"first_{name}" in raw for raw in files)]
+    modes |= {"undo": "after pauses and undo"}
+    asked = {each["server"] for raw in files for each in raw["answers"]}
+    shown = [name for name in names if name in asked]
     rows = []
     for raw in files:
         settings = raw.get("settings") or raw["arguments"]  # of an older version
         what = (settings["model"].removesuffix("-greedy"), settings["dtype"])
         mode = modes[settings["mode"]] + ", fill in the middle" * settings.get("infill", False)
-        for part, key in (("first token", "first"), (settings.get("until", "line"), "line")):
-            found = (raw.get(f"{key}_{name}") for name in shown)
-            times = (f"{each['median']:.2f} ({each['p95']:.2f})" if each else "" for each in found)
-            rows.append((*what, mode, f"seconds to the {part}", *times))
+        times: dict[tuple[bool, str, str], list[float]] = {}
+        begun = set()
+        for each in raw["answers"]:
+            server, file = each["server"], (each["server"], each["function"])
+            for part in ("first", "line"):
+                times.setdefault((file in begun, part, server), []).append(each[part])
+            begun.add(file)
+        last = settings.get("until", "line")
+        for later, part in product((False, True), ("first", "line")):
+            which = "next requests" if later else "first request in a file"
+            end = "first token" if part == "first" else last
+            cells = (times.get((later, part, name)) for name in shown)
+            found = (f"{median(each):.2f} ({p95(each):.2f})" if each else "" for each in cells)
+            rows.append((*what, mode, f"{which}: seconds to the {end}", *found))
         if right := raw.get("right"):
             rows.append((*what, mode, "right lines", *(right.get(name, "") for name in shown)))
     return markdown(("model", "dtype", "requests", "", *(names[name] for name in shown)), rows)
+
+
+def p95(found: Sequence[float]) -> float:
+    """The 95th percentile: the time that one in twenty exceeds."""
+    return sorted(found)[min(int(0.95 * len(found)), len(found) - 1)]

@@ -85,6 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         with usable("--assistant"):
             check_folder(arguments.assistant)
     loaded = load_model(arguments, option="MODEL")
+    if not (arguments.assistant or arguments.mtp):  # their costs are relative to its parameters
+        from ngramspec.hf_model.compat.packed import pack_linear_layers
+
+        pack_linear_layers(loaded.model)
     with usable("--corpus"):
         for corpus in corpora.values():
             corpus.check_tokenizer(loaded.tokenizer)

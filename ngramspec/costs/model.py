@@ -168,11 +168,7 @@ class CostModel:
     def _features(
         self, rows: int, positions: int, length: int, branches: bool
     ) -> tuple[float, list[tuple[int, float]]]:
-        """A forward's assumed log time and sparse features (index, value).
-
-        The counts of a row and of a token are not linear in their coefficients. They are linearized
-        at the current estimates (an extended Kalman filter).
-        """
+        """A forward's assumed log time, linearized, and its features (index, value)."""
         if positions == 1:
             return 0.0, []  # all costs are relative to this forward's
         long, mean, counts, place = positions_weight(length), self._corrections.mean, [], 1.0

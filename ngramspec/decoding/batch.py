@@ -386,11 +386,7 @@ class LockstepBatch(Batch):
         self.position = node + 1 if agreed and node is not None else None
 
     def _padded(self, tokens: list[int]) -> list[int]:
-        """The tokens to commit: padding in rows that have ended, if they are padded.
-
-        Raises:
-            RuntimeError: a row's scores are no distribution.
-        """
+        """The tokens to commit, with padding in ended rows if they are padded."""
         if min(tokens) < 0:
             raise RuntimeError(
                 "the target's scores are no distribution: NaN, or -inf for every token, at"

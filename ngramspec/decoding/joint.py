@@ -348,11 +348,7 @@ def _without_errors(turns: Sequence[_Turn]) -> list[_Turn]:
 
 
 def _cut(turns: Sequence[_Turn], tracker: StepCosts) -> None:
-    """Cut the drafts to the lengths that maximize the expected tokens per cost.
-
-    No draft is cut if one of them is sampled, because no sampled token may decide how many tokens
-    are verified. None is cut either if a generation has a fixed gamma.
-    """
+    """Maximize the expected tokens per cost, unless a draft is sampled or a gamma is fixed."""
     drafts = [turn.draft for turn in turns]
     by_cost = all(turn.generation.step_costs is not None for turn in turns)
     if not by_cost or any(draft.proposal is not None for draft in drafts):

@@ -147,11 +147,7 @@ class NgramspecDraft(LlamaDraftModel):  # type: ignore[misc]
         return draft.tokens.astype(np.intc)
 
     def _generated(self, tokens: Int32) -> int:
-        """Number of tokens, int32 (n,), generated since the last call.
-
-        0 for another text or another prompt: if the tokens do not begin with the text of the last
-        call, or are longer by more than its draft and one token.
-        """
+        """Number of tokens, int32 (n,), generated since the last call; 0: another text."""
         known = len(self._last)
         new = len(tokens) - known
         if 0 < new <= self._drafted + 1 and np.array_equal(tokens[:known], self._last):

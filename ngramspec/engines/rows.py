@@ -402,11 +402,7 @@ class Rows:
         return drafts
 
     def _advance(self, states: Sequence[RowState]) -> tuple[list[tuple[int, KnownRow]], int, bool]:
-        """Update the rows.
-
-        Return (place, row) of each row with new tokens; the number of tokens drafted for them in
-        the engine's last step; and whether that step did nothing else, such as a prefill.
-        """
+        """Update the rows: (place, row) of each, tokens drafted, and whether the step was timed."""
         known = self._known
         known.begin_call()
         rows: list[tuple[int, KnownRow]] = []

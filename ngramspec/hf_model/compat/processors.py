@@ -210,21 +210,14 @@ def _last_tokens(processor: Any, histories: Histories, scores: torch.Tensor) -> 
 
 
 def _ngrams(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
-    """It bans the tokens that follow earlier occurrences of the last n - 1.
-
-    No n - 1 tokens of a text match a filler. With n = 1 all tokens are banned, and the filler is
-    the index after the vocabulary, which the processor drops.
-    """
-    filler = -1 if processor.ngram_size > 1 else scores.shape[-1]
+    """It bans the tokens that follow earlier occurrences of the last n - 1."""
+    filler = -1 if processor.ngram_size > 1 else scores.shape[-1]  # n = 1 bans all tokens of a text
     result: torch.Tensor = processor(histories.ids(filler), scores)
     return result
 
 
 def _penalty(processor: Any, histories: Histories, scores: torch.Tensor) -> torch.Tensor:
-    """It changes the scores of all tokens of the text except ignored ones at its beginning.
-
-    The processor itself has no filler for texts of unequal length, so this is its computation.
-    """
+    """It changes scores of the text's tokens. The processor has no filler, so this computes it."""
     ignored, vocab = processor.prompt_ignore_length, scores.shape[-1]
     if isinstance(ignored, torch.Tensor):
         if len(ignored) != histories.batch:  # an error of the processor
