@@ -12,8 +12,8 @@ import torch
 
 def can_pack() -> bool:
     """Return whether this torch can multiply by packed bfloat16 weights here: an x86 processor."""
-    built = machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
-    return built and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    x86, built = machine() in ("x86_64", "AMD64"), torch._C._has_mkldnn
+    return x86 and built and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_linear_layers(model: Any) -> None:
@@ -32,7 +32,8 @@ def pack_linear_layers(model: Any) -> None:
     for module in modules:
         if type(module) is torch.nn.Linear and module.weight.dtype == torch.bfloat16:
             weight = operators._reorder_linear_weight(module.weight.detach(), 1)
-            module.forward = partial(_multiply, operators._linear_pointwise, weight, module.bias)
+            multiply = partial(_multiply, operators._linear_pointwise, weight, module.bias)
+            vars(module)["forward"] = multiply
             packed[module] = weight
             if module is not head and users[id(module.weight)] == 1:
                 del module.weight
