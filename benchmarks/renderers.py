@@ -612,7 +612,8 @@ def editor(*files: Raw) -> str:
         for later, part in product((False, True), ("first", "line")):
             which = "next requests" if later else "first request in a file"
             end = "first token" if part == "first" else last
-            cells = (times.get((later, part, name)) for name in shown)
+            cells = [times.get((later, part, name)) for name in shown]
+            which += f" ({len(next(filter(None, cells)))})"
             found = (f"{median(each):.2f} ({p95(each):.2f})" if each else "" for each in cells)
             rows.append((*what, mode, f"{which}: seconds to the {end}", *found))
         if right := raw.get("right"):

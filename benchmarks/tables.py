@@ -310,6 +310,6 @@ TABLES: dict[str, Table] = {
         },
         renderers.editor,
         (*LOOP, "ngramspec/server"),
-        earlier=("editor_llama", "editor_typing", "editor_pauses"),
+        earlier=("editor_llama", "editor_typing"),
     ),
 }
