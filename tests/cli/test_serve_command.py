@@ -8,11 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import tiny_llama
 
 from ngramspec import build_drafter
-from ngramspec.cli import build_parser, main
+from ngramspec.cli import build_parser, main, serve
 from ngramspec.cli.options import UsageError, load_model
 from ngramspec.cli.serve import read_keys, settings_of
+from ngramspec.hf_model.compat.packed import can_pack
+from ngramspec.measure.models import LoadedModel
 from ngramspec.server.settings import Limits, ServerSettings
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
@@ -84,6 +87,16 @@ def test_the_device_is_a_gpu_if_there_is_one(monkeypatch, gpu, device):
     load_model(arguments, option="MODEL")
     assert moved == [device]
     assert arguments.device == device
+
+
+@pytest.mark.skipif(not can_pack(), reason="torch cannot pack bfloat16 weights here")
+@pytest.mark.parametrize(("options", "packs"), [([], True), (["--mtp"], False)])
+def test_weights_are_packed_unless_heads_draft(monkeypatch, options, packs):
+    model = tiny_llama().bfloat16()
+    monkeypatch.setattr(serve, "load_model", lambda *_, **__: LoadedModel(model, None, "tiny"))
+    monkeypatch.setattr(serve, "listen", lambda *_: 0)
+    assert main(["serve", "--port", "0", "--shared", "0", "--device", "cpu", *options]) == 0
+    assert hasattr(model.model.layers[0].mlp.up_proj, "weight") is not packs
 
 
 def test_a_port_is_checked_before_a_model_is_loaded(capsys):

@@ -24,7 +24,8 @@ needs_packing = pytest.mark.skipif(
 @needs_packing
 @pytest.mark.parametrize("tied", [True, False])
 def test_packed_layers_compute_the_same_and_release_their_weights(tied):
-    model = tiny_llama(tie_word_embeddings=tied).bfloat16()
+    model = tiny_llama(tie_word_embeddings=tied, attention_bias=True).bfloat16()
+    torch.nn.init.normal_(model.model.layers[0].self_attn.v_proj.bias)
     ids = torch.arange(1, 12)[None]
     with torch.inference_mode():
         before = [model(ids[:, :width]).logits for width in (1, 3, 11)]
@@ -48,6 +49,7 @@ def test_a_model_that_reads_its_weights_itself_is_not_packed():
         before = model(ids).logits
         pack_linear_layers(model)
         assert torch.equal(model(ids).logits, before)
+    assert not any("forward" in vars(each) for each in model.modules())
     assert {name: each.tolist() for name, each in model.named_parameters()} == {
         name: each.tolist() for name, each in weights.items()
     }
