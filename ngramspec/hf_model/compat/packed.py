@@ -37,7 +37,7 @@ def pack_linear_layers(model: Any) -> None:
             packed[module] = weight
             if module is not head and users[id(module.weight)] == 1:
                 del module.weight
-    ids = torch.zeros(1, 1, dtype=torch.long)
+    ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     try:
         with torch.inference_mode():
             model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1)
