@@ -263,7 +263,7 @@ def test_twenty_steps_of_quantized_weights_are_enough_where_tokens_are_expensive
     assert off(learned(quantized, 20, **FEW, costs=costs, seed=5), quantized, 1, 6) < 1.2
 
 
-def test_dear_tokens_are_soon_believed_though_they_were_taken_to_be_cheap():
+def test_expensive_tokens_are_learned_soon_though_they_were_assumed_cheap():
     """Weights of which nothing is known, whose drafted tokens cost fifteen times as much."""
     for seed in range(8):
         expensive = learned(lambda _, d: 0.02 + 0.012 * d, 20, **FEW, seed=seed)
