@@ -264,7 +264,8 @@ class Bench(EndToEnd):
 
 def contenders(scene: Scene) -> Iterator[dict[str, Any]]:
     """Whole calls."""
-    return Bench(scene, usual_configurations(lookups=(10,), chains=True), scene.prompts).units()
+    ways = usual_configurations(lookups=(10,), speculators=[{"tree": None}])
+    return Bench(scene, ways, scene.prompts).units()
 
 
 def other_kernel(scene: Scene) -> Iterator[dict[str, Any]]:

@@ -170,17 +170,16 @@ def nothing(*files: Raw) -> str:
 def lengths(*files: Raw) -> str:
     """Speedup after the prefill by the prompt's length and task."""
     cells: dict[tuple[int, str], dict[str, float]] = {}
-    for row in (row for raw in files for row in raw["summary"] if row["way"] != "plain"):
+    for row in (row for raw in files for row in raw["summary"] if "ngramspec" in row["way"]):
         cells.setdefault((row["length"], row["task"]), {})[row["way"]] = row["decode_ratio"]
     rows = []
     for cell, speed in cells.items():
-        lookup, ours = speed.pop("prompt lookup 10"), speed.pop("ngramspec")
+        ours = speed.pop("ngramspec")
         best = max(speed, key=lambda way: speed[way])
         fixed = f"{speed[best]:.2f} ({best.removeprefix('ngramspec, ')})"
-        figures = (_speed(lookup), _speed(ours), _speed(ours / lookup), fixed)
-        rows.append((*cell, *figures, _speed(ours / speed[best], 3)))
-    header = ("prompt tokens", "task", "prompt lookup (10)", "ngramspec", "over lookup")
-    return markdown((*header, "best fixed setting", "relative to it"), rows)
+        rows.append((*cell, _speed(ours), fixed, _speed(ours / speed[best], 3)))
+    header = ("prompt tokens", "task", "ngramspec", "best fixed setting", "relative to it")
+    return markdown(header, rows)
 
 
 def compiled(raw: Raw) -> str:

@@ -66,7 +66,9 @@ _DEMO = "ngramspec bench --tasks summarization context_qa code_completion code_e
 _DEMO += " --dtype bfloat16 --lookup 10"
 _TASKS = "--tasks summary answer chat edit tools --lookup 10 --prompts-per-task 6 --repeats 1"
 _RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 3"
-_CHAINS = " ".join(f'--speculator {{"gamma":{gamma},"tree":null}}' for gamma in (5, 10, 20))
+_TREES = [f'--speculator {{"tree":{nodes}}}' for nodes in ("null", 8, 16, 32)]
+_CHAINS = [f'--speculator {{"gamma":{gamma},"tree":null}}' for gamma in (5, 10, 20)]
+_FIXED = " ".join(_TREES + _CHAINS)
 
 
 def table(
@@ -86,8 +88,9 @@ RANDOM = {
     "e2e_nothing": f"{BENCH} --dtype bfloat16 {_RANDOM}",
     "e2e_nothing_float32": f"{BENCH} --dtype float32 {_RANDOM}",
 }
-_MODELS = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
-_MODELS += " build/models/SmolLM2-135M-Instruct"
+_LONG = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
+_MODELS = f"{_LONG} build/models/SmolLM2-135M-Instruct"
+_LONG += " --texts long --dtype float32 --mode greedy --prompts-per-task"
 _EDITOR = "benchmarks editor --model build/models/qwen2.5-coder-0.5b-greedy --repository ngramspec"
 _EDITOR += " --infill --dtype bfloat16 --context 500 --llama-python .venv-llama/bin/python"
 _EDITOR += " --llama-gguf build/models/gguf/qwen2.5-coder-0.5b-bf16.gguf"
@@ -113,11 +116,11 @@ TABLES: dict[str, Table] = {
         draw=chart.draw,
     ),
     **{
-        name: table({name.replace("-", "_"): _MODELS + more}, renderers.models, WHOLE_CALLS)
-        for name, more in (
-            ("models", ""),
-            ("models-long", " --texts long"),
-            ("models-batch4", " --batch 4"),
+        name: table({name.replace("-", "_"): command}, renderers.models, WHOLE_CALLS)
+        for name, command in (
+            ("models", _MODELS),
+            ("models-long", f"{_LONG} 2"),
+            ("models-batch4", f"{_LONG} 1 --batch 4 --lengths 4000"),
         )
     },
     "whole-calls": table(
@@ -130,8 +133,8 @@ TABLES: dict[str, Table] = {
     "lengths": table(
         {
             f"lengths_{length}": f"ngramspec bench --prompts {PUBLIC} --dtype bfloat16 --tasks"
-            f" summary answer edit --lengths {length} --prompts-per-task 3 --max-new-tokens 48"
-            f" --least 2 --repeats 2 --same-text --lookup 10 --chains --tree 8 16 32 {_CHAINS}"
+            f" summary answer edit --lengths {length} --prompts-per-task 6 --max-new-tokens 48"
+            f" --least 2 --repeats 1 --same-text --cached --lookup {_FIXED}"
             for length in (500, 2000, 8000)
         },
         renderers.lengths,
@@ -306,7 +309,7 @@ TABLES: dict[str, Table] = {
     "editor": table(
         {
             "editor_line": f"{_EDITOR} --requests 2 --mode undo --functions 60",
-            "editor_block": f"{_EDITOR} --requests 2 --until block --tokens 96 --functions 20",
+            "editor_block": f"{_EDITOR} --requests 2 --until block --tokens 96 --functions 8",
         },
         renderers.editor,
         (*LOOP, "ngramspec/server"),

@@ -60,8 +60,6 @@ def add_arguments(options: Options) -> None:
     help = "prompt lookup with drafts of N tokens (default: 3 10)"
     ways.text("--lookup", "N", help, nargs="*", type=int, default=[3, 10])
     ways.numbers("--width", [], "also with fixed widths")
-    ways.numbers("--tree", [], "also with trees of N nodes")
-    ways.flag("--chains", "also without branches")
     help = "also with these arguments of Speculator, such as '{\"gamma\": 8}'"
     ways.repeated("--speculator", "JSON", help, type=_fields)
     ways.flag("--compiled", "also with compiled static forwards")
@@ -75,6 +73,7 @@ def add_arguments(options: Options) -> None:
         "make the model's logits prefer the baseline's text, because texts in bfloat16 can diverge"
         " at near ties",
     )
+    plan.flag("--cached", "begin with a cache of all but 64 tokens of the prompt")
     options.json()
 
 
@@ -91,13 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
     plan = Plan(
         new=arguments.max_new_tokens,
         prompts=arguments.prompts_per_task,
-        **{name: getattr(arguments, name) for name in ("repeats", "least", "same_text")},
+        **{name: getattr(arguments, name) for name in ("repeats", "least", "same_text", "cached")},
     )
     configurations = usual_configurations(
         lookups=arguments.lookup,
         widths=arguments.width,
-        trees=arguments.tree,
-        chains=arguments.chains,
         speculators=arguments.speculator,
         compiled=arguments.compiled,
     )

@@ -55,7 +55,7 @@ class Plan:
     """How to measure.
 
     ``same_text``: the baseline's text is forced in all configurations. Otherwise texts diverge at
-    near ties, and then contain other repetitions to draft from.
+    near ties, and then contain other repetitions to draft from. ``cached``: see ``Caller.keep``.
     """
 
     repeats: int = 3  # timed calls of each configuration and prompt
@@ -64,6 +64,7 @@ class Plan:
     prompts: int = 8  # most of a task and length
     cost_repeats: int = 7  # timed forwards for each cost(n)
     same_text: bool = False
+    cached: bool = False
 
 
 @dataclass(slots=True)
@@ -132,6 +133,8 @@ class EndToEnd:
 
     def probe(self, prompt: Prompt) -> None:
         """Try and warm up all configurations on the longest prompt; skip those that fail."""
+        if self.plan.cached:
+            self.caller.keep(prompt.ids)
         for configuration in self.configurations[:]:
             self.progress(f"warming up: {configuration.name}")
             self.try_out(configuration, prompt)
@@ -162,6 +165,8 @@ class EndToEnd:
         for prompt in candidates:
             if count == self.plan.prompts:
                 break
+            if self.plan.cached:
+                self.caller.keep(prompt.ids)
             plain = self.call(self.configurations[0], prompt, self.plan.new).tokens
             if prompt.text is not None and plain != [*prompt.text[: len(plain)]]:
                 raise RuntimeError(f"{task} {prompt.id}: the forced text was not generated")
@@ -252,14 +257,7 @@ def to_dict(measured: Measured) -> dict[str, Any]:
     }
 
 
-MEANS = (
-    "ratio",
-    "decode_ratio",
-    "limit_share",
-    "tokens_per_second",
-    "tokens_per_call",
-    "mean_cost",
-)
+MEANS = "ratio", "decode_ratio", "limit_share", "tokens_per_second", "tokens_per_call", "mean_cost"
 
 
 def summarize(measured: Measured) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ngramspec import DecodeStats, Speculator, StepEvent, generate
+from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.compat.extras import compile_config
 from ngramspec.measure.forwards import forwards_of
 from ngramspec.measure.machine import PeakMemory, synchronize
@@ -25,6 +26,7 @@ Result = TypeVar("Result")
 
 PLAIN = "plain"  # the name of the baseline, ``generate`` without speculation
 WARM_UP_TOKENS = 8
+OWN_POSITIONS = 64  # of a prompt whose other positions are in a kept cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +116,13 @@ def usual_configurations(
     *,
     lookups: Sequence[int] = (3, 10),
     widths: Sequence[int] = (),
-    trees: Sequence[int] = (),
-    chains: bool = False,
     speculators: Sequence[dict[str, Any]] = (),
     compiled: bool = False,
 ) -> list[Configuration]:
     """The baseline, transformers' prompt lookup, and ngramspec with these settings.
 
-    ``widths`` are fixed widths of a verify forward, each with a static cache, and ``trees`` sizes
-    of a draft tree in nodes. ``compiled`` adds the baseline, the default and each width with a
-    static cache and a compiled forward.
+    ``widths`` are fixed widths of a verify forward, each with a static cache. ``compiled`` adds
+    the baseline, the default and each width with a static cache and a compiled forward.
     """
     static = {"cache_implementation": "static"}
     found = [Configuration(PLAIN)]
@@ -132,9 +131,7 @@ def usual_configurations(
         found.append(Configuration("plain, compiled", static, compiled=True))
     found += [Configuration(f"prompt lookup {n}", {"prompt_lookup_num_tokens": n}) for n in lookups]
     found.append(Configuration("ngramspec", {}, {}))
-    found += [Configuration("ngramspec, chains", {}, {"tree": None})] if chains else []
     found += [Configuration(f"ngramspec, width {n}", static, {"width": n}) for n in widths]
-    found += [Configuration(f"ngramspec, tree {n}", {}, {"tree": n}) for n in trees]
     for each in speculators:
         named = ", ".join(f"{name} {value}" for name, value in each.items())
         found.append(Configuration(f"ngramspec, {named}", {}, dict(each)))
@@ -160,6 +157,14 @@ class Caller:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.memory = PeakMemory(model.device)
+        self.kept: tuple[Sequence[int], Any] = ((), None)
+
+    def keep(self, ids: Sequence[int]) -> None:
+        """Run a prompt but ``OWN_POSITIONS``. Its next calls begin with copies of this cache."""
+        begin = {**inputs_of(self.model, ids[:-OWN_POSITIONS]), "max_new_tokens": 1}
+        if len(ids) > OWN_POSITIONS:
+            output = self.model.generate(**begin, do_sample=False, return_dict_in_generate=True)
+            self.kept = ids, cache_of(output)
 
     def call(
         self,
@@ -171,6 +176,10 @@ class Caller:
         """Generate at most ``new`` tokens after a prompt, greedily unless configured otherwise."""
         arguments = {"do_sample": False, "max_new_tokens": new, **inputs_of(self.model, ids)}
         arguments |= {**configuration.arguments, **self._compiling(configuration)}
+        if ids == self.kept[0]:
+            if "prompt_lookup_num_tokens" in arguments:
+                raise ValueError("transformers' lookup generates another text from a given cache")
+            arguments |= cache_argument(deepcopy(self.kept[1]))
         events: list[StepEvent] = []
 
         def note(event: StepEvent) -> None:

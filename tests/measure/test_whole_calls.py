@@ -13,7 +13,14 @@ from forced_text import IDS, TEXT, VOCAB, prompt
 
 from ngramspec import Speculator, generate
 from ngramspec.measure.bench import EndToEnd, Plan, forced_texts, summarize, to_dict
-from ngramspec.measure.calls import PLAIN, Caller, Configuration, forwards_of, usual_configurations
+from ngramspec.measure.calls import (
+    OWN_POSITIONS,
+    PLAIN,
+    Caller,
+    Configuration,
+    forwards_of,
+    usual_configurations,
+)
 from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.tasks import NOTHING, Prompt
 
@@ -102,11 +109,23 @@ def test_a_call_counts_only_itself(model):
         assert [caller.call(way, IDS, 5).stats.runs for _ in range(2)] == [1, 1]
 
 
+def test_calls_begin_with_a_copy_of_the_kept_cache(model):
+    ids, ways = IDS * 3, usual_configurations(lookups=[4])
+    bench = EndToEnd(model, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1, cached=True))
+    whole = [bench.call(way, Prompt("t", "0", ids), 9).tokens for way in ways]
+    assert bench.run([Prompt("t", "0", ids)]).skipped.keys() == {"prompt lookup 4"}
+    assert whole[0] == whole[2]
+    for way, tokens in zip(bench.configurations, whole[::2], strict=True):
+        with forwards_of(model, watch=True) as seen:
+            assert bench.call(way, Prompt("t", "0", ids), 9).tokens == tokens
+        assert seen[0][0] == OWN_POSITIONS < len(ids)
+
+
 def test_ways_are_named_for_what_their_speculator_is_given():
     named = {"ngramspec": {}, "ngramspec, tree 4": {"tree": 4}, "ngramspec, gamma 8": {"gamma": 8}}
-    named |= {"ngramspec, chains": {"tree": None}, "ngramspec, width 8": {"width": 8}}
+    named |= {"ngramspec, tree None": {"tree": None}, "ngramspec, width 8": {"width": 8}}
     ways = usual_configurations(
-        lookups=[], widths=[8], trees=[4], chains=True, speculators=[{"gamma": 8}]
+        lookups=[], widths=[8], speculators=[{"tree": 4}, {"tree": None}, {"gamma": 8}]
     )
     assert {way.name: way.speculator for way in ways[1:]} == named
 
@@ -125,7 +144,7 @@ def test_compiling_that_did_not_happen_is_no_figure(model):
 def test_trees_that_were_none_are_no_figure():
     ids = tuple(1 + each % 60 for each in IDS)
     alibi = build("bloom (alibi)")
-    ways = usual_configurations(lookups=[], trees=[4])
+    ways = usual_configurations(lookups=[], speculators=[{"tree": 4}])
     bench = EndToEnd(alibi, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
     measured = bench.run([Prompt("t", "0", ids)])
     assert "its drafts were no trees: " in measured.skipped["ngramspec, tree 4"]
