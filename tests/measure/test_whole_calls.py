@@ -118,7 +118,7 @@ def test_calls_begin_with_a_copy_of_the_kept_cache(model):
     for way, tokens in zip(bench.configurations, whole[::2], strict=True):
         with forwards_of(model, watch=True) as seen:
             assert bench.call(way, Prompt("t", "0", ids), 9).tokens == tokens
-        assert seen[0][0] == OWN_POSITIONS < len(ids)
+        assert OWN_POSITIONS <= seen[0][0] < len(ids)  # ngramspec drafts in the prefill, too
 
 
 def test_ways_are_named_for_what_their_speculator_is_given():
