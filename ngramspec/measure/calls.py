@@ -157,7 +157,7 @@ class Caller:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.memory = PeakMemory(model.device)
-        self.kept: tuple[Sequence[int], Any] = ((), None)
+        self.kept: tuple[Sequence[int] | None, Any] = (None, None)
 
     def keep(self, ids: Sequence[int]) -> None:
         """Run a prompt but ``OWN_POSITIONS``. Its next calls begin with copies of this cache."""
