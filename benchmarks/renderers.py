@@ -94,14 +94,14 @@ def speedups(raw: Raw) -> dict[Cell, Speedups]:
     return found
 
 
-def models(raw: Raw) -> str:
+def models(*files: Raw) -> str:
     """Speedups over the baseline by model, dtype, mode and task, the worst prompts in brackets."""
 
     def shown(values: Sequence[float]) -> str:
         return f"{_mean(values)} ({min(values):.2f})" if values else ""
 
-    rows = []
-    for (model, *plan, task), each in speedups(raw).items():
+    rows, measured = [], {"rows": [row for raw in files for row in raw["rows"]]}
+    for (model, *plan, task), each in speedups(measured).items():
         same = f"{each.same} of {len(each.ours)}"
         calls = _mean(each.tokens_per_call)
         rows.append((MODELS[model], *plan, task, shown(each.lookup), shown(each.ours), same, calls))
@@ -168,18 +168,22 @@ def nothing(*files: Raw) -> str:
 
 
 def lengths(*files: Raw) -> str:
-    """Speedup after the prefill by the prompt's length and task."""
-    cells: dict[tuple[int, str], dict[str, float]] = {}
+    """Speedup after the prefill by the prompt's length and task, and what the forwards allow."""
+    cells: dict[tuple[int, str], dict[str, tuple[float, float]]] = {}
     for row in (row for raw in files for row in raw["summary"] if "ngramspec" in row["way"]):
-        cells.setdefault((row["length"], row["task"]), {})[row["way"]] = row["decode_ratio"]
+        speed = row["decode_ratio"], row["decode_ratio"] / row["limit_share"]
+        cells.setdefault((row["length"], row["task"]), {})[row["way"]] = speed
     rows = []
-    for cell, speed in cells.items():
-        ours = speed.pop("ngramspec")
-        best = max(speed, key=lambda way: speed[way])
-        fixed = f"{speed[best]:.2f} ({best.removeprefix('ngramspec, ')})"
-        rows.append((*cell, _speed(ours), fixed, _speed(ours / speed[best], 3)))
-    header = ("prompt tokens", "task", "ngramspec", "best fixed setting", "relative to it")
-    return markdown(header, rows)
+    for cell, speeds in cells.items():
+        ours, figures = speeds.pop("ngramspec"), list[str]()
+        for own, fixed in zip(ours, zip(*speeds.values(), strict=True), strict=True):
+            best, way = max(zip(fixed, speeds, strict=True))
+            named = f"{best:.2f} ({way.removeprefix('ngramspec, ')})"
+            figures += [_speed(own), named, _speed(own / best, 3)]
+        rows.append((*cell, *figures))
+    header = ("ngramspec", "best fixed setting", "relative to it")
+    more = (f"{column}, by forwards" for column in header)
+    return markdown(("prompt tokens", "task", *header, *more), rows)
 
 
 def compiled(raw: Raw) -> str:
@@ -519,16 +523,10 @@ def stores(corpus: Raw, shared: Raw) -> str:
         ("corpus", corpus["tokens"], corpus["build_us_a_token"], corpus["bytes_a_token"], corpus),
         ("namespace of a shared store", held, added, shared["bytes"] / held, shared),
     ]
-    cells = [
-        (
-            name,
-            f"{tokens:,}",
-            _speed(build),
-            _speed(size, 1),
-            *(_speed(raw["look_up"][each], 1) for each in ("us_median", "us_p99")),
-        )
-        for name, tokens, build, size, raw in rows
-    ]
+    cells = []
+    for name, tokens, build, size, raw in rows:
+        times = (_speed(raw["look_up"][each], 1) for each in ("us_median", "us_p99"))
+        cells.append((name, f"{tokens:,}", _speed(build), _speed(size, 1), *times))
     header = ("structure", "tokens", "build, µs per token", "bytes per token")
     return markdown((*header, "look-up, µs", "99th percentile"), cells)
 

@@ -90,7 +90,10 @@ RANDOM = {
 }
 _LONG = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
 _MODELS = f"{_LONG} build/models/SmolLM2-135M-Instruct"
+_BFLOAT16 = f"{_MODELS} build/models/qwen2.5-coder-1.5b --dtype bfloat16 --prompts-per-task 1"
+_MODELS += " --dtype float32"
 _LONG += " --texts long --dtype float32 --mode greedy --prompts-per-task"
+_BATCH = f"{_LONG} 1 --batch 4 --lengths"
 _EDITOR = "benchmarks editor --model build/models/qwen2.5-coder-0.5b-greedy --repository ngramspec"
 _EDITOR += " --infill --dtype bfloat16 --context 500 --llama-python .venv-llama/bin/python"
 _EDITOR += " --llama-gguf build/models/gguf/qwen2.5-coder-0.5b-bf16.gguf"
@@ -115,14 +118,15 @@ TABLES: dict[str, Table] = {
         WHOLE_CALLS,
         draw=chart.draw,
     ),
-    **{
-        name: table({name.replace("-", "_"): command}, renderers.models, WHOLE_CALLS)
-        for name, command in (
-            ("models", _MODELS),
-            ("models-long", f"{_LONG} 2"),
-            ("models-batch4", f"{_LONG} 1 --batch 4 --lengths 4000"),
-        )
-    },
+    "models": table(
+        {"models": _MODELS, "models_bfloat16": _BFLOAT16}, renderers.models, WHOLE_CALLS
+    ),
+    "models-long": table({"models_long": f"{_LONG} 2"}, renderers.models, WHOLE_CALLS),
+    "models-batch4": table(
+        {"models_batch4": f"{_BATCH} 4000", "models_batch4_8000": f"{_BATCH} 8000"},
+        renderers.models,
+        WHOLE_CALLS,
+    ),
     "whole-calls": table(
         {f"e2e_{dtype}": f"{BENCH} --dtype {dtype} {_TASKS}" for dtype in ("bfloat16", "float32")},
         renderers.whole_calls,
@@ -172,9 +176,7 @@ TABLES: dict[str, Table] = {
         DRAFTERS,
     ),
     "agents": table(
-        {"agents": "benchmarks agents --peers"},
-        renderers.agents,
-        (*REPLAYED, "ngramspec/stores"),
+        {"agents": "benchmarks agents --peers"}, renderers.agents, (*REPLAYED, "ngramspec/stores")
     ),
     "costs": Table(
         {},

@@ -252,13 +252,7 @@ class Evidence:
     hidden: Float32 | None = None
 
     @classmethod
-    def of(
-        cls,
-        draft: Draft,
-        accepted: Sequence[int],
-        last: int,
-        computed: Computed,
-    ) -> Evidence:
+    def of(cls, draft: Draft, accepted: Sequence[int], last: int, computed: Computed) -> Evidence:
         """The evidence of one row with a verified draft, after its committed token ``last``.
 
         ``computed`` are ids, log_probs and hidden as above, at n + 1 positions or more.

@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, dataclass_transform, get_args
 
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.registry import (
-    CALIBRATIONS,
-    POLICIES,
-    Calibrated,
-    Policy,
-    build_drafter,
-)
+from ngramspec.drafters.registry import CALIBRATIONS, POLICIES, Calibrated, Policy, build_drafter
 from ngramspec.errors import check_choice, check_int, check_real
 from ngramspec.stats import StepEvent
 from ngramspec.stores import Store, open_stores

@@ -18,14 +18,7 @@ from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.observer import Observer
 from ngramspec.drafters.base import Drafter
 from ngramspec.errors import check_choice
-from ngramspec.options import (
-    NAMES,
-    PRESETS,
-    Options,
-    documentation,
-    find_options,
-    options_file,
-)
+from ngramspec.options import NAMES, PRESETS, Options, documentation, find_options, options_file
 from ngramspec.stats import DecodeStats
 from ngramspec.stores import OpenStore, Store, open_stores
 
@@ -95,6 +88,8 @@ class Speculator(Arguments):
         changes: dict[str, Any] = {name: value}
         if name == "drafter" and isinstance(value, Drafter):
             changes["stores"] = ()  # it has its own
+        if name == "policy" and self.drafter.spec is not None:  # it is built again
+            changes["drafter"] = self.drafter.spec
         options = replace(self.options, **changes)
         if name == "costs":
             self._saved_costs = _saved_costs(options)

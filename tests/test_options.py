@@ -88,6 +88,8 @@ def test_an_assigned_setting_is_checked_and_used_by_the_next_call(tiny):
         most.append(max(len(event.drafted) for event in events))
     assert most == [4, 2]
     assert before.gamma == 4
+    (speculator := Speculator("copy+ngram")).policy = "priority"
+    assert type(speculator.drafter) is type(Speculator("copy+ngram", policy="priority").drafter)
 
 
 def test_drafts_of_the_prefill_stay_below_an_assigned_gamma_max(tiny):

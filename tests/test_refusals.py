@@ -357,10 +357,7 @@ def test_two_heads_and_healing_beside_a_speculator(tiny):
         with pytest.raises(UnsupportedError, match=name):
             ngramspec.generate(tiny, PROMPT, **kwargs, **extra)
         speculator = Speculator(unsupported="error")
-        with (
-            ngramspec.enabled(tiny, speculator),
-            pytest.raises(UnsupportedError, match=name),
-        ):
+        with ngramspec.enabled(tiny, speculator), pytest.raises(UnsupportedError, match=name):
             tiny.generate(PROMPT, **kwargs, **extra)
     plain = tiny.generate(PROMPT, **kwargs, assistant_model=other)
     speculator = Speculator(unsupported="plain")

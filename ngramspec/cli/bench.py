@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.measure.bench import Plan, summarize, to_dict
     from ngramspec.measure.calls import usual_configurations
 
-    check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2)
+    check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2, lengths=1)
     _check_given(arguments)
     screen = console()
     loaded = load_model(arguments)
@@ -132,6 +133,9 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
             pool = tasks.sample_prompts(loaded)
         else:
             pool = tasks.read_prompts(arguments.prompts, partial(loaded.encode, chat=True))
+        (task, name), count = Counter((each.task, each.id) for each in pool).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"{count} prompts of {task} have the id {name}")
     with usable("--tasks"):
         wanted = tasks.known_tasks(pool, arguments.tasks or ())
     sets = [pool]

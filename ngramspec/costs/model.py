@@ -27,13 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec._native import Comparison, Corrections
-from ngramspec.costs.processors import (
-    BFLOAT16,
-    Costs,
-    Float64,
-    extended,
-    initial_costs,
-)
+from ngramspec.costs.processors import BFLOAT16, Costs, Float64, extended, initial_costs
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts
@@ -100,11 +94,7 @@ class CostModel:
     """
 
     def __init__(
-        self,
-        table: Costs,
-        token: float = 1.0,
-        spread: float = 1.0,
-        saved: SavedCosts | None = None,
+        self, table: Costs, token: float = 1.0, spread: float = 1.0, saved: SavedCosts | None = None
     ) -> None:
         self.steps, self.since_plain = 0, MAX_STEPS_WITHOUT_PLAIN
         self.counts: dict[tuple[int, int], int] = {}

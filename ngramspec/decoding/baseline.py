@@ -124,11 +124,7 @@ def why_plain(caller: Caller, error: Exception) -> str | None:
 
 
 def decode_plainly(
-    call: GenerateCall,
-    reason: str,
-    *,
-    synced_gpus: bool,
-    log: Callable[[str], None] | None = None,
+    call: GenerateCall, reason: str, *, synced_gpus: bool, log: Callable[[str], None] | None = None
 ) -> Any:
     """Let the baseline decode the call; an UnsupportedError says that it cannot.
 

@@ -30,7 +30,7 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
     baseline would have left it.
     """
     stop = sampler.stop
-    goes_on = bool(stop.strings) and sampler.pad is None
+    goes_on = bool(stop.strings or stop.timers) and sampler.pad is None
     sees_all = sampler.streamer is not None or sampler.records or stop.custom or goes_on
     returned = target.facts.states or target.config.return_dict_in_generate
     return bool(sees_all or returned) or not all_by_row(sampler.processors)

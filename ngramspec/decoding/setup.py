@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -13,12 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ngramspec.costs.model import ForwardKind, model_of
-from ngramspec.costs.policies import (
-    CostGamma,
-    GammaController,
-    PrefillDraftLength,
-    make_controller,
-)
+from ngramspec.costs.policies import CostGamma, GammaController, PrefillDraftLength, make_controller
 from ngramspec.costs.processors import GPU, cpu_kind
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.batch import Batch, LockstepBatch
@@ -30,11 +26,7 @@ from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores, RowStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
-from ngramspec.hf_model.compat.names import (
-    pad_token,
-    plain_method,
-    untested,
-)
+from ngramspec.hf_model.compat.names import pad_token, plain_method, untested
 from ngramspec.hf_model.devices import input_device
 from ngramspec.hf_model.facts import (
     Ability,
@@ -108,11 +100,14 @@ class CallSetup:
             from ngramspec.decoding.assistants import check_models  # most drafters have none
 
             check_models(call.model, self.drafter)
-        options = self.options
+        options, config = self.options, call.generation_config
+        if (self._stop.max_length or 0) > config.max_length:  # of a caller's criterion
+            config = copy(config)
+            config.max_length = self._stop.max_length
         self.target = Target(
             call.model,
             call.input_ids,
-            call.generation_config,
+            config,
             call.model_kwargs,
             width=options.fixed_width,
             compiled=options.compiled,
@@ -184,15 +179,7 @@ class CallSetup:
             from ngramspec.decoding.ragged import RaggedBatch  # most calls have one row
 
             kind = RaggedBatch
-        return kind(
-            rows,
-            sampler,
-            target,
-            self._connect(),
-            costs=costs,
-            section=section,
-            **options,
-        )
+        return kind(rows, sampler, target, self._connect(), costs=costs, section=section, **options)
 
     def _sampler(self) -> TokenSampler:
         call, config, observer = self.call, self.call.generation_config, self.caller.observer

@@ -343,24 +343,28 @@ def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:
     return CalibratedDrafter(PriorityDrafter((head, drafter)))
 
 
-class HeadOfCalls:
-    """The head that the calls of a Speculator bring, with its drafter. Threads may share it.
+HEADS_KEPT = 4
 
-    It keeps what was learned about the last head, but does not keep the head's model alive.
+
+class HeadOfCalls:
+    """The heads that the calls of a Speculator bring, with their drafters. Threads may share it.
+
+    It keeps what was learned about the last HEADS_KEPT heads, but not their models alive.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: tuple[Drafter, ModelDrafter, Drafter] | None = None
+        self._made: list[tuple[Drafter, ModelDrafter, Drafter]] = []
 
     def drafter(self, own: Drafter, head: ModelDrafter) -> Drafter:
         """The Speculator's drafter ``own`` with a call's head."""
         with self._lock:
-            last = self._last
-            if last is None or last[0] is not own or not last[1].same_as(head):
-                head = head.held_weakly()
-                made = with_head(own, head).with_calibration(
-                    by_request=getattr(own, "by_request", False)
-                )
-                last = self._last = own, head, made
-            return last[2]
+            for tables, known, made in self._made:
+                if tables is own and known.same_as(head):
+                    return made
+            head = head.held_weakly()
+            made = with_head(own, head).with_calibration(
+                by_request=getattr(own, "by_request", False)
+            )
+            self._made = [*self._made[1 - HEADS_KEPT :], (own, head, made)]
+            return made

@@ -25,7 +25,7 @@ except ImportError as error:
         "ngramspec.engines.llama_cpp needs llama-cpp-python: pip install llama-cpp-python"
     ) from error
 
-MAX_ID = (1 << 31) - 1
+MAX_ID = (1 << 31) - 2  # stores reserve the largest int32
 
 
 class LlamaCosts(LearnedEngineCosts):

@@ -77,6 +77,9 @@ class EngineOptions:
     def batch_costs(self, k: int, device: str, dtype: str) -> EngineCosts | None:
         """The step costs that ``costs`` selects, or None; a ValueError if it is wrong."""
         if isinstance(self.costs, Mapping):
+            for rows, points in self.costs.items():
+                if not isinstance(points, Mapping):
+                    raise TypeError(f"costs of {rows} rows must be a table, got {points!r}")
             return GivenEngineCosts(self.costs)
         if self.costs not in ("learned", "none"):
             raise ValueError(f"costs must be 'learned', 'none' or a table, got {self.costs!r}")

@@ -59,7 +59,7 @@ class ForwardShapes:
             return
         widest, capacity, fixed = self.widths[-1], cache.capacity, width is not None
         # The last forward begins with the second-to-last token.
-        needed = facts.end + int(config.max_length) - facts.prompt - 2 + widest
+        needed = facts.longest - 2 + widest
         if capacity is None:
             self.keys = needed
         elif config.cache_implementation is not None:  # generate made it

@@ -112,12 +112,16 @@ class Facts:
         )
 
     @property
+    def longest(self) -> int:
+        """Positions of a row, with all new tokens."""
+        return self.end + int(self.config.max_length) - self.prompt
+
+    @property
     def outgrows_windows(self) -> bool:
         """Whether the text, with all new tokens, may become longer than a window or chunk."""
         if self.windows is None:
             return False
-        end = self.end + int(self.config.max_length) - self.prompt
-        return not self.windows.known or end > self.windows.shortest
+        return not self.windows.known or self.longest > self.windows.shortest
 
     @property
     def asks_attentions(self) -> bool:
@@ -390,6 +394,12 @@ FACTS = (
         (_TREES, _RAGGED, _JOINT, _DRAFT, _KEPT, _FIT),
     ),
     Fact(
+        "attention that is scaled by slots of the cache (Llama 4)",
+        lambda f: 2 * f.longest >= names.scaled_from(f.model),  # half of the slots may be gaps
+        (_TREES, _RAGGED, _JOINT),
+    ),
+    Fact("router logits in the config", lambda f: names.reports_routing(f.model), (_JOINT,)),
+    Fact(
         "attentions asked for, whose shape depends on the cache's size",
         lambda f: f.asks_attentions,
         ((_WIDTH, _NO_ATTENTIONS),),
@@ -447,7 +457,8 @@ FACTS = (
         (_DRAFTS, _RAGGED),
     ),
     Fact(
-        "modules that mix the positions of a forward (dynamic int8, experts of Doge and NLLB-MoE)",
+        "positions of a forward that are mixed: bidirectional attention, dynamic int8, Doge,"
+        " NLLB-MoE",
         lambda f: names.mixes_positions(f.model),
         (_DRAFTS, _RAGGED, _JOINT, _DRAFT, _ONCE, _KEPT, _FIT),
     ),

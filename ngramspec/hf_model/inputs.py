@@ -41,6 +41,8 @@ class Inputs:
     def __init__(self, facts: Facts) -> None:
         # What ``generate`` would pass to the forward over the last committed token.
         self.kwargs = dict(facts.kwargs)
+        if names.ROUTER_LOGITS in self.kwargs or names.reports_routing(facts.model):
+            self.kwargs[names.ROUTER_LOGITS] = False  # nothing of the output needs them
         self._model = facts.model
         self._facts = facts
         self._per_token = PER_DECODER_TOKEN if facts.encodes else PER_TOKEN
@@ -274,6 +276,15 @@ class Inputs:
 def given(kwargs: dict[str, Any], names: Sequence[str]) -> list[tuple[str, Any]]:
     """Return the arguments of these names that are not None."""
     return [(name, kwargs[name]) for name in names if kwargs.get(name) is not None]
+
+
+def for_rows(kwargs: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Return the arguments with a value for each token that hold one row for all, in ``rows``."""
+    return {
+        name: value.expand(*value.shape[:-2], rows, -1)
+        for name, value in given(kwargs, (*ONE_PER_TOKEN, *PER_DECODER_TOKEN))
+        if 1 < value.ndim < 4 and value.shape[-2] == 1 < rows
+    }
 
 
 def grow(name: str, value: torch.Tensor, count: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ from ngramspec.hf_model.facts import (
     why_unsupported,
     windows_of,
 )
-from ngramspec.hf_model.inputs import Inputs
+from ngramspec.hf_model.inputs import Inputs, for_rows
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.cache.copies import Checkpoint, Pending
@@ -104,6 +104,7 @@ class Target:
         self.device = device = input_device(model, input_ids.device)
         if device != input_ids.device:
             input_ids, model_kwargs = moved(input_ids, device), moved(model_kwargs, device)
+        model_kwargs = model_kwargs | for_rows(model_kwargs, len(input_ids))
         self.model, self.config, self.prompt = model, config, input_ids
         if config.cache_implementation is not None and windows_of(names.text_config(model)):
             end = prompt_end(input_ids, model_kwargs, mask_length=names.mask_length(config))

@@ -15,11 +15,7 @@ from ngramspec.hf_model.cache.kinds import states_of
 from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_names, new_cache, parameter_of
-from ngramspec.hf_model.compat.extras import (
-    layer_count,
-    least_step_size,
-    new_encoder_decoder_cache,
-)
+from ngramspec.hf_model.compat.extras import layer_count, least_step_size, new_encoder_decoder_cache
 
 PREFIX_TOKENS = 4  # tokens in the cache before the forwards that are compared
 PROBE_TOKENS = 3  # tokens of these forwards

@@ -325,9 +325,9 @@ def _add_answer(app: FastAPI, service: Service, path: str) -> None:
     async def answered(
         request: Request, x_session: Annotated[str | None, Header(max_length=200)] = None
     ) -> Response:
+        client = Client(request.state.user, x_session or None)
         body = await service.reading.body(request, route.kind)
         check_fields(body, request, mode, service.idle_fields)
-        client = Client(request.state.user, x_session or None)
         found = await service.reading.run(request, route.answer, service, body, client)
         return await found.respond(request) if isinstance(found, Reply) else found
 

@@ -18,6 +18,7 @@ from fastapi import Request
 
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import ToolCalls
+from ngramspec.drafters.value import ValueDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.server.kv_pool import CachePool, Lease
@@ -181,7 +182,7 @@ class Job:
     ) -> None:
         self.request, self._put = request, put
         self._after = after  # a job with the same prompt, whose cache is copied after its prefill
-        self.session: tuple[str, str] | None = None  # the user's and the session's name
+        self.session: Client | None = None  # of whose requests only the latest one runs
         self.cancelled = False  # the only attribute that any thread may set
         self.progress = Progress()
         self.end: str | None = None  # "stop", "length", "cancelled" or "error"
@@ -347,17 +348,19 @@ class ModelRunner:
         """Open the generation of a request over a cache that holds a prefix of its prompt."""
         ids = self._ids(request.prompt)
         reports = request.top_logprobs is not None
+        speculator = self._speculator(request.user) if request.speculate else self._plain
+        stores = isinstance(speculator.drafter, ValueDrafter)  # others take none
         kept = {"return_dict_in_generate": True, "output_logits": True} if reports else {}
         return open_generation(
             self.model,
             ids,
-            speculator=self._speculator(request.user) if request.speculate else self._plain,
+            speculator=speculator,
             attention_mask=torch.ones_like(ids),  # a prompt may hold the padding token
             **cache_argument(cache),
             max_new_tokens=request.max_tokens,
             eos_token_id=list(request.eos) or None,
             reference_ids=request.reference,
-            extra_stores=[*request.stores, *request.siblings] if request.speculate else None,
+            extra_stores=[*request.stores, *request.siblings] if stores else None,
             session=request.session,
             tools=request.tools if request.speculate else None,
             **request.sampling.arguments(ids.shape[1], self.model.device),
@@ -396,15 +399,17 @@ class Scheduler:
         """Numbers of jobs that take turns, and that wait."""
         return len(self._active), len(self._waiting)
 
-    def add(self, jobs: Sequence[Job], session: tuple[str, str] | None = None) -> None:
-        """Add a request's jobs, all or none, and cancel older ones of the user's session."""
-        known = [*self._waiting, *self._active]
+    def add(self, jobs: Sequence[Job], session: Client | None = None) -> None:
+        """Add a request's jobs, all or none. Of a session, only the latest request runs."""
+        known, late = [*self._waiting, *self._active], False
         for job in known:
-            job.cancelled = job.cancelled or (session is not None and job.session == session)
+            if job.session is not None and job.session == session:
+                newer = job.session.arrived > session.arrived
+                job.cancelled, late = job.cancelled or not newer, late or newer
         if sum(not job.cancelled for job in known) + len(jobs) > self._max_jobs:
             raise queue_full()
         for job in jobs:
-            job.session = session
+            job.session, job.cancelled = session, late
         self._waiting += jobs
 
     def next(self) -> list[Job]:
@@ -455,7 +460,7 @@ class Engine:
         self,
         requests: Sequence[CompletionRequest],
         put: Callable[[int, Delta], None],
-        session: tuple[str, str] | None = None,
+        session: Client | None = None,
     ) -> list[Job]:
         """Start the answers of one client request; an ApiError if they are refused."""
         jobs: list[Job] = []
@@ -526,12 +531,11 @@ class Answers:
         self._engine = engine
         deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         self._deltas = deltas
-        session = None if client.session is None else (client.user, client.session)
 
         def put(index: int, delta: Delta) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, (index, delta))  # no cycle through self
 
-        self.jobs = engine.submit(requests, put, session)
+        self.jobs = engine.submit(requests, put, None if client.session is None else client)
         self._left = len(self.jobs)  # answers whose last delta was not read
 
     def cancel(self) -> None:

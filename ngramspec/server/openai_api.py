@@ -22,12 +22,7 @@ from ngramspec.server.bodies import ChatBody, Common, CompletionBody, Message, j
 from ngramspec.server.engine import STOP, Answers, Delta, Job
 from ngramspec.server.grammars import Source, bounded_json
 from ngramspec.server.metrics import choice_stats_of, ending, timings_of
-from ngramspec.server.prompts import (
-    NotTextError,
-    TooManyTokensError,
-    chat_ids,
-    prompt_text,
-)
+from ngramspec.server.prompts import NotTextError, TooManyTokensError, chat_ids, prompt_text
 from ngramspec.server.responses import ApiError, bad, json_response, refuse_unless
 from ngramspec.server.service import BUILD, Reply, Service
 from ngramspec.server.settings import Client, Limits

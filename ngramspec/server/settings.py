@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ngramspec.drafters.registry import build_drafter
 from ngramspec.errors import check_choice, check_int
 from ngramspec.stores import Corpus, SharedStore
 from ngramspec.stores.redis import RedisSync
@@ -19,6 +21,7 @@ logger = logging.getLogger("ngramspec.server")
 watch_logger = logging.getLogger("ngramspec.watch")
 ANYONE = ""  # the only user of a server without keys
 ANYONE_NAMESPACE = "anyone"
+MAX_USER = 55  # characters: a namespace USER/NAME has at most 256, 200 of them in NAME
 MIB = 1 << 20
 QUIET_MS = 2000  # without a change before a rebuild
 POLL_MS = 500  # between checks of ``stop``
@@ -26,10 +29,11 @@ POLL_MS = 500  # between checks of ``stop``
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request: the name of the API key, and the value of the header X-Session."""
+    """Who sent a request, and when: the name of the API key, and the header X-Session."""
 
     user: str
     session: str | None = None
+    arrived: float = field(default_factory=time.perf_counter, compare=False)
 
     def namespace(self, name: str | None) -> str:
         """The client's namespace of shared text, or the named one inside it."""
@@ -102,9 +106,13 @@ class ServerSettings:
         check_int("max_tokens", self.max_tokens, 1)
         check_choice("unknown_fields", self.unknown_fields, ("refuse", "warn"))
         check_choice("other_models", self.other_models, ("answer", "refuse"))
+        build_drafter(self.drafter).with_stores(list(self.corpora.values()))  # may refuse them
         for user, key in self.keys.items():
-            if not user or "/" in user:  # namespaces have the form USER/NAME
-                raise ValueError(f"a user must have a name without slashes, got {user!r}")
+            if not 1 <= len(user) <= MAX_USER or "/" in user:
+                raise ValueError(
+                    f"a user must have a name of 1..{MAX_USER} characters without slashes, got"
+                    f" {user!r}"
+                )
             if not key or not key.isascii() or key != key.strip():
                 raise ValueError(f"the key of {user!r} must be ASCII text without spaces around it")
 

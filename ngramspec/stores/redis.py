@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -140,7 +141,7 @@ def entry_id(given: bytes) -> EntryId:
     return int(milliseconds), int(order)
 
 
-MAX_QUEUED_TOKENS = 1 << 20
+MAX_QUEUED = 1 << 20  # tokens and entries, see ``_size``
 
 
 class PublishQueue:
@@ -156,7 +157,7 @@ class PublishQueue:
         self._lock = threading.RLock()
         self._waiting: dict[str, deque[Entry]] = {}  # by namespace, none of them empty
         self._taken: list[Entry] = []
-        self._tokens = 0
+        self._size = 0  # of the texts that wait
 
     def __bool__(self) -> bool:
         return bool(self._waiting or self._taken)
@@ -167,7 +168,7 @@ class PublishQueue:
             for at in range(0, max(len(tokens), 1), MAX_ENTRY_TOKENS):
                 after = at + MAX_ENTRY_TOKENS
                 piece = np.array(tokens[at:after], np.int32)
-                if self._tokens + len(piece) > MAX_QUEUED_TOKENS:
+                if self._size + len(piece) >= MAX_QUEUED:
                     self.lost += len(piece)
                 else:
                     ends = end and after >= len(tokens)
@@ -188,7 +189,8 @@ class PublishQueue:
             last.end = piece.end
         else:
             pieces.append(piece)
-        self._tokens += len(piece)
+            self._size += 1
+        self._size += len(piece)
 
     def put_clear(self, namespace: str) -> None:
         """Add the deletion of a namespace, which replaces all that still waits for it."""
@@ -201,7 +203,7 @@ class PublishQueue:
         """Drop a namespace's text that waits."""
         with self._lock:
             pieces = self._waiting.pop(namespace, deque())
-            self._tokens -= sum(map(len, pieces))
+            self._size -= _size(pieces)
             if pieces and pieces[0].tokens is None:
                 self._waiting[namespace] = deque([pieces[0]])
             self._taken = [
@@ -216,7 +218,7 @@ class PublishQueue:
                 pieces = self._waiting.pop(namespace)
                 count = 1 if pieces[0].tokens is None else min(limit, len(pieces))
                 self._taken = [pieces.popleft() for _ in range(count)]
-                self._tokens -= sum(map(len, self._taken))
+                self._size -= _size(self._taken)
                 if pieces:
                     self._waiting[namespace] = pieces  # last, so that the others are next
             return self._taken
@@ -225,6 +227,11 @@ class PublishQueue:
         """Remove the pieces that were taken."""
         with self._lock:
             self._taken = []
+
+
+def _size(entries: Iterable[Entry]) -> int:
+    """The entries of texts, and their tokens."""
+    return sum(1 + len(each) for each in entries if each.tokens is not None)
 
 
 MAX_OPEN_DOCUMENTS = 256  # documents that may still continue, per namespace

@@ -148,6 +148,8 @@ class SharedRequest(Source):
 
     def finish(self) -> None:
         """End the request normally: all text is added."""
+        if self._ended:
+            return
         self._ended = True
         kept, self._kept = self._kept, []
         for tokens in kept:

@@ -29,9 +29,7 @@ class CopyMachine(TwinMachine):
         self.begin(ids, CopyIndex(), reference.CopyIndex())
 
     @rule(
-        gamma=st.integers(0, 40),
-        prefix=st.lists(INDICES, max_size=10),
-        min_match=st.integers(1, 4),
+        gamma=st.integers(0, 40), prefix=st.lists(INDICES, max_size=10), min_match=st.integers(1, 4)
     )
     def draft(self, gamma, prefix, min_match):
         self.compare(gamma, self.tokens(prefix), min_match)

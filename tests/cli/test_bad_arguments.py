@@ -50,6 +50,7 @@ CASES = [
     ("bench --speculator {{", "not JSON: {{"),
     ("bench --speculator []", "not a JSON object: []"),
     ('bench --speculator {{"gama":8}}', "--speculator {{"),
+    ("bench --lengths 8 0", "--lengths must be >= 1, got 0"),
     ("bench --prompt-tokens 300 700", "--prompt-tokens needs --prompts"),
     ("bench --prompts x --prompt-tokens 700 300", "--prompt-tokens MAX must be >= 700, got 300"),
     ("bench --json {nothing}/found.json", "--json: cannot write {nothing}/found.json: there is no"),

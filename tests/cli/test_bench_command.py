@@ -50,10 +50,13 @@ def test_bench_has_texts_of_its_own(loaded, capsys):
     assert "code_edit: 1 prompt left out" in capsys.readouterr().out
 
 
-def test_prompts_of_a_length_are_chosen(loaded, tmp_path):
+def test_prompts_of_a_length_are_chosen(loaded, tmp_path, capsys):
     path, out = tmp_path / "p.jsonl", tmp_path / "o.json"
     path.write_text(f"[1, 2, 3]\n{[*IDS]}\n")
     command = ["bench", "--prompts", str(path), "--tasks", "p", "--prompt-tokens", "9", "99"]
     command += ["--max-new-tokens", "4", "--least", "2", "--lookup", "--json", str(out)]
     assert main(command) == 0
+    path.write_text('{"id": 3, "prompt": [1, 2]}\n[3]\n{"id": 3, "prompt": [4]}\n')
+    assert main(command) == 2
+    assert "--prompts: 2 prompts of p have the id 3" in capsys.readouterr().err
     assert {each["prompt"] for each in json.loads(out.read_text())["calls"]} == {"2"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from any_model import tiny_chat
@@ -41,6 +43,34 @@ def test_rows_are_plain_generate_s(name):
     ours, stats = run(model, inputs, "auto", **GREEDY)
     assert torch.equal(plain, ours)
     assert stats.target_calls <= 3 * 39
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "rows", "given"),
+    [
+        ("llama", {}, 2, {"position_ids": torch.arange(9)[None]}),
+        ("llama", {}, 2, {"attention_mask": torch.ones((1, 9), dtype=torch.int64)}),
+        ("mixtral (experts)", {"output_router_logits": True}, 2, {}),  # a loss reads the mask
+        ("llama", {"is_causal": False}, 1, {}),  # tokens attend to later ones
+    ],
+)
+def test_calls_with_which_drafts_need_care_are_plain_generate_s(name, changes, rows, given):
+    model, ids = build(name, **changes), torch.arange(18).reshape(2, 9)[:rows] % 7 + 4
+    inputs = {"input_ids": ids} | given
+    plain, read = model.generate(**inputs, **GREEDY), {"attention_mask": torch.ones_like(ids)}
+    for drafter in ("auto", RowOracle(row_texts({"input_ids": ids} | read, plain), 0.7)):
+        assert torch.equal(plain, run(model, inputs, drafter, **GREEDY)[0])
+
+
+def test_a_time_limit_without_eos_ends_all_rows_at_once(monkeypatch):
+    model, inputs, times = build("llama"), batch(), iter(range(10**6))
+    plain = model.generate(**inputs, **GREEDY)
+    clock = SimpleNamespace(time=lambda: next(times))
+    monkeypatch.setattr("transformers.generation.stopping_criteria.time", clock)
+    drafter = RowOracle(row_texts(inputs, plain), 0.7)
+    ours, _ = run(model, inputs, drafter, **GREEDY, max_time=20)
+    assert inputs["input_ids"].shape[1] + 4 < ours.shape[1] < plain.shape[1]
+    assert torch.equal(ours, plain[:, : ours.shape[1]])
 
 
 def test_no_row_waits_for_the_shortest():

@@ -7,9 +7,7 @@ import torch
 from conftest import tiny_llama
 from tiny_tokenizers import over_bytes, with_fallback
 from transformers import LogitsProcessorList
-from transformers.generation.logits_process import (
-    SuppressTokensLogitsProcessor,
-)
+from transformers.generation.logits_process import SuppressTokensLogitsProcessor
 
 from ngramspec import Speculator
 from ngramspec.decoding.forced import forced_by, spelled, spelling_of

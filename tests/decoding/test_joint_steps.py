@@ -230,10 +230,7 @@ def attend_to_copies(model):
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [
-        (mix_positions, "other logits"),
-        (attend_to_copies, "attend to its cache"),
-    ],
+    [(mix_positions, "other logits"), (attend_to_copies, "attend to its cache")],
 )
 def test_a_model_that_cannot_is_found_out(change, reason):
     model = tiny_llama(seed=3)

@@ -6,12 +6,7 @@ import pytest
 from doubles import ids
 
 from ngramspec import build_drafter
-from ngramspec.drafters import (
-    CopyDrafter,
-    NGramDrafter,
-    PriorityDrafter,
-    UnigramDrafter,
-)
+from ngramspec.drafters import CopyDrafter, NGramDrafter, PriorityDrafter, UnigramDrafter
 from ngramspec.drafters.base import check_draft
 
 

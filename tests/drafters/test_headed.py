@@ -199,6 +199,7 @@ def test_what_is_learned_of_a_calls_head_is_kept():
     first = heads.drafter(own, MtpDrafter(2))
     assert heads.drafter(own, MtpDrafter(2)) is first
     assert heads.drafter(own, MtpDrafter(1)) is not first
+    assert heads.drafter(own, MtpDrafter(2)) is first
     alone = with_head(build_drafter("none"), MtpDrafter())
     assert alone.sources == ()
     assert len(alone.start(TEXT).propose(4)) == 0  # without its model

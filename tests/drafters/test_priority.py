@@ -132,10 +132,7 @@ def test_nodes_are_sorted_by_reach():
     assert ordered.confidence == pytest.approx([0.5, 0.8, 0.5, 0.4])
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=6),
-    st.integers(0, 20),
-)
+@given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=6), st.integers(0, 20))
 def test_a_pack_is_a_tree_of_all_prefixes(chains, limit):
     tree = check_draft(pack([chain(*tokens) for tokens in chains], limit), limit, 4, tree=True)
     every = {tuple(tokens[: n + 1]) for tokens in chains for n in range(len(tokens))}

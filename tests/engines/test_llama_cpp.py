@@ -62,8 +62,9 @@ def wild(text):
     return (text[-1] * 7919 + len(text) * 104729) % 1009
 
 
-def test_what_repeats_is_drafted_and_accepted(module):
-    draft = module.NgramspecDraft(10, options={"costs": "none"})
+@pytest.mark.parametrize("stores", [[], [{"namespace": "x"}]])
+def test_what_repeats_is_drafted_and_accepted(module, stores):
+    draft = module.NgramspecDraft(10, options={"costs": "none", "stores": stores})
     text, _ = generate(draft, range(1, 8), period, 20)
     assert text[7:] == [1 + at % 7 for at in range(len(text) - 7)]
     assert len(text) > 7 + 3 * 20

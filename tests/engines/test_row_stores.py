@@ -189,6 +189,8 @@ def test_requests_that_end_with_a_notice_add_all():
 def test_settings_make_a_store_and_paths_open_corpora(tmp_path):
     path = str(tmp_path / "known.ngc")
     Corpus.build([np.arange(20, 40, dtype=np.int32)], path)
+    with pytest.raises(TypeError, match="options: costs of 8 rows must be a table, got 1.2"):
+        EngineOptions.read({"costs": {"8": 1.2}}, "options")
     rows = EngineOptions.read({"stores": [path, MADE], "costs": "none"}, "options").rows(
         4, vocab=VOCAB, max_len=300, device="cpu", dtype="float32"
     )

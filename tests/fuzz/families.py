@@ -62,10 +62,7 @@ FAMILIES: dict[str, Family] = {
     "llama yarn": _llama(**rope("yarn", original_max_position_embeddings=16)),
     "llama3 rope": _llama(
         **rope(
-            "llama3",
-            original_max_position_embeddings=16,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
+            "llama3", original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0
         )
     ),
     "llama dynamic": _llama(**rope("dynamic", 20)),

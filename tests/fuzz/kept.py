@@ -294,11 +294,7 @@ KEPT: dict[str, Case] = {
     ),
     "scores of beams under another default dtype": Case(
         default_dtype="float64",
-        options={
-            **{"max_new_tokens": 1, "num_beams": 3},
-            **DICT,
-            **{"output_scores": True},
-        },
+        options={**{"max_new_tokens": 1, "num_beams": 3}, **DICT, **{"output_scores": True}},
     ),
     "convolutions of hybrid layers with windows that inference mode continues": Case(
         family="ZayaForCausalLM", turns=2, options={"max_new_tokens": 16, **DICT}, mode="turns"

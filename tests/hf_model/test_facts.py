@@ -11,17 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import tiny_llama
+from transformers import LlamaConfig
 
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, new_cache
-from ngramspec.hf_model.facts import (
-    FACTS,
-    Ability,
-    Facts,
-    facts_of,
-    prompt_end,
-    why_unsupported,
-)
+from ngramspec.hf_model.facts import FACTS, Ability, Facts, facts_of, prompt_end, why_unsupported
 from ngramspec.hf_model.target import MAX_PREFILL_DRAFT_TOKENS, Target
 from ngramspec.hf_model.windows import Reach, Windows
 
@@ -34,12 +28,14 @@ PLAIN = {**cache_argument(object()), "use_cache": True, "attention_mask": MASK}
 
 
 class Routed(torch.nn.Module):
-    """A model with experts, and one that is quantized."""
+    """A model with experts, one that is quantized, or one with other settings."""
 
     def __init__(
-        self, *, experts: bool = False, quantizer: str = "", dynamic: bool = False
+        self, *, experts: bool = False, quantizer: str = "", dynamic: bool = False, **settings
     ) -> None:
         super().__init__()
+        self.config = LlamaConfig(**settings)
+        self.forward = lambda output_router_logits=None: None
         if dynamic:
             self.linear = torch.ao.nn.quantized.dynamic.Linear(1, 1)
         if experts:
@@ -90,6 +86,10 @@ CASES = {
     "a model that finds tokens by their slots in the cache": {
         "names": frozenset({"GlmImageForConditionalGeneration"})
     },
+    "attention that is scaled by slots of the cache (Llama 4)": {
+        "model": Routed(attn_temperature_tuning=True, floor_scale=20)
+    },
+    "router logits in the config": {"model": Routed(output_router_logits=True)},
     "attentions asked for, whose shape depends on the cache's size": {"states": ("attentions",)},
     "a model that counts its positions itself": {"takes_positions": False, "hooks_positions": True},
     "unknown modules that count positions": {"takes_positions": False},
@@ -115,9 +115,8 @@ CASES = {
         "names": frozenset({"LEDForConditionalGeneration"}),
         "kwargs": PLAIN | {"decoder_attention_mask": MASK},
     },
-    "modules that mix the positions of a forward (dynamic int8, experts of Doge and NLLB-MoE)": {
-        "model": Routed(dynamic=True)
-    },
+    "positions of a forward that are mixed: bidirectional attention, dynamic int8, Doge,"
+    " NLLB-MoE": {"model": Routed(dynamic=True)},
     "a quantized model, whose scales may depend on all positions": {
         "model": Routed(quantizer="Bnb")
     },

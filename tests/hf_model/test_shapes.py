@@ -9,6 +9,7 @@ from doubles import half_right, liar, oracle, random_drafter
 from families import build
 from layer_states import assert_same_cache
 from prompts import PROMPTS
+from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
@@ -110,6 +111,15 @@ def test_a_wide_draft_costs_nothing_so_drafts_are_as_long_as_they_can_be():
         speculator = Speculator(oracle(text), gamma, width=16)
         model.generate(IDS, max_new_tokens=65, custom_generate=speculator, **STATIC)
         assert speculator.stats.target_calls == 4
+
+
+def test_a_callers_criterion_may_exceed_the_configs_length():
+    model = model_of(torch.float32, "eager")
+    asked = {"do_sample": False, "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(90)])}
+    plain = model.generate(IDS, **asked)
+    ours = model.generate(IDS, **asked, custom_generate=Speculator(width=16))
+    assert plain.shape == (1, 90)
+    assert torch.equal(ours, plain)
 
 
 def test_sampled_text_does_not_depend_on_the_drafter_either():

@@ -7,6 +7,7 @@ from serving import JSON, ROUTES, VOCAB, letters, refused, served, settings_of
 
 from ngramspec.cli import main
 from ngramspec.server.app import AllowedHosts
+from ngramspec.server.settings import MIB, SharedText
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
@@ -225,6 +226,8 @@ def test_another_models_name_is_answered_by_the_served_model_or_refused(client, 
         assert answer.status_code == 200
         assert answer.json()["model"] == "tiny", "it tells which model answered"
     assert client.get("/v1/models/gpt-4").status_code == 404
+    with served(model, drafter="none", shared=SharedText(MIB, (), None)) as plain:  # no stores
+        assert plain.post("/v1/completions", json=PROMPT | {"n": 2}).status_code == 200
     with served(model, other_models="refuse") as strict:
         for route, body in ROUTES.items():
             for name, status in (("gpt-4", 404), ("tiny", 200), ("", 200), (None, 200)):

@@ -90,14 +90,16 @@ def test_a_cancelled_job_has_the_next_turn_even_if_it_waits():
 
 def test_a_newer_request_of_a_session_cancels_the_older_one():
     scheduler = Scheduler(4, 4)
-    older, newer, other = FakeJob("a"), FakeJob("b"), FakeJob("c")
-    scheduler.add([older], ("u", "s"))
-    scheduler.add([other], ("v", "s"))
-    scheduler.add([newer], ("u", "s"))
-    assert [job.cancelled for job in (older, newer, other)] == [True, False, False]
+    older, newer, other, late = map(FakeJob, "abcd")
+    first, second, third = Client("u", "s"), Client("u", "s"), Client("u", "s")
+    scheduler.add([older], first)
+    scheduler.add([other], Client("v", "s"))
+    scheduler.add([newer], third)
+    scheduler.add([late], second)  # it arrived before, but was longer in the reading
+    assert [job.cancelled for job in (older, newer, other, late)] == [True, False, False, True]
     older.ended = True
     scheduler.remove(older)
-    scheduler.add([FakeJob("d")], ("u", "s"))
+    scheduler.add([FakeJob("e")], Client("u", "s"))
     assert newer.cancelled
 
 
@@ -275,8 +277,8 @@ def test_several_answers_to_one_prompt_read_it_once(tiny, engine_of):
     engine = engine_of()
     heard = Heard(3)
     prompt = TEXT[:200]
-    jobs = engine.submit([request_for(prompt) for _ in range(3)], heard, ("a", "editor"))
-    assert {job.session for job in jobs} == {("a", "editor")}
+    jobs = engine.submit([request_for(prompt) for _ in range(3)], heard, Client("a", "editor"))
+    assert {job.session for job in jobs} == {Client("a", "editor")}
     heard.wait()
     assert {heard.text(index) for index in range(3)} == {expected(tiny, prompt)}
     assert [job.progress.reused for job in jobs] == [0, 199, 199]
@@ -408,7 +410,7 @@ def test_an_engine_that_closes_says_so():
 
     class Engine(SimpleNamespace):
         def submit(self, requests, put, session):
-            assert session == ("ann", "editor")
+            assert session == Client("ann", "editor")
             put(0, Delta(ended=CANCELLED))
             return [SimpleNamespace(ended=True)]
 

@@ -110,10 +110,7 @@ class Counted:
         (byte_tokens(b"\xe6" * 2000), "�" * 2000),
         (byte_tokens("日" * 700), "日" * 700),
         # The characters that were shown remain: all but the last 49 bytes of them.
-        (
-            byte_tokens("日" * 100 + "\n") + byte_tokens(b"\xff" * 999),
-            "日" * 84 + "�" * (49 + 999),
-        ),
+        (byte_tokens("日" * 100 + "\n") + byte_tokens(b"\xff" * 999), "日" * 84 + "�" * (49 + 999)),
         ([1] * 2000, ""),  # hidden
         ([BYTE + 128, 0, BYTE], "�<unk>\x00"),
     ],

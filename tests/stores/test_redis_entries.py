@@ -11,7 +11,7 @@ from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.redis import (
     MAX_ENTRY_TOKENS,
     MAX_PRODUCER_BYTES,
-    MAX_QUEUED_TOKENS,
+    MAX_QUEUED,
     NO_ENTRY,
     STALE_MILLISECONDS,
     Address,
@@ -149,14 +149,18 @@ def test_a_full_queue_loses_new_text_but_no_deletion():
     queue = PublishQueue()
     queue.put("a", 0, np.array([7], np.int32), end=True)
     queue.put_clear("a")
-    for i in range(MAX_QUEUED_TOKENS // 1000 + 2):
-        queue.put("b", i, np.zeros(1000, np.int32), end=True)
+    for i in range(MAX_QUEUED // 1000 + 2):
+        queue.put("b", i, np.zeros(999, np.int32), end=True)
+    for i in range(1000):  # ends of texts take room, too
+        queue.put("b", i, np.zeros(0, np.int32), end=True)
     queue.put_clear("c")
     assert [each.tokens for each in queue.take(10**6)] == [None]
     queue.remove()
     taken = queue.take(10**6)
-    assert [each.document for each in taken] == list(range(MAX_QUEUED_TOKENS // 1000))
-    assert sum(map(len, taken)) + queue.lost == 1000 * (MAX_QUEUED_TOKENS // 1000 + 2)
+    held = MAX_QUEUED // 1000
+    assert [each.document for each in taken[:held]] == list(range(held))
+    assert len(taken) + sum(map(len, taken)) == MAX_QUEUED
+    assert sum(map(len, taken)) + queue.lost == 999 * (held + 2)
     queue.put_clear("a")
     queue.discard("b")
     assert [each.namespace for each in queue.take(10**6)] == ["c"]

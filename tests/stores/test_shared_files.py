@@ -93,8 +93,7 @@ def save_and_die(path, step, count):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize(
-    ("step", "count", "new"),
-    [("write", 2, False), ("replace", 1, False), ("fsync", 2, True)],
+    ("step", "count", "new"), [("write", 2, False), ("replace", 1, False), ("fsync", 2, True)]
 )
 def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, step, count, new):
     path = tmp_path / "s.ngs"

@@ -16,12 +16,7 @@ from ngramspec.verification.rejection import (
     draw_at_depths,
     speculative_tokens,
 )
-from ngramspec.verification.rule import (
-    Rule,
-    lenient_tokens,
-    proposal_tensor,
-    typical_tokens,
-)
+from ngramspec.verification.rule import Rule, lenient_tokens, proposal_tensor, typical_tokens
 
 SAMPLES = 1_000_000
 LEAST = 1e-7  # p-value: a right implementation fails less than once in a million runs of the suite

@@ -8,6 +8,8 @@ version (``tests/transformers_names.py``). Models and configs are ``Any``: there
 from __future__ import annotations
 
 import copy
+import inspect
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +89,7 @@ ONE_AT_A_TIME_WITH = {
         "last_loop",
         "in earlier loops a token attends to states of these loops for the tokens of its forward"
         " only; use recurrent_kv_cache_mode='per_loop'",
-    ),
+    )
 }
 OWN_CACHE = {
     "DeepseekV4ForCausalLM": "its compressors merge several tokens into one entry of the cache,"
@@ -131,6 +133,7 @@ STEP_METHODS = (
     *("__call__", "_prefill", "_update_model_kwargs_for_generation", "create_masks_for_generate"),
     *("forward", "get_decoder", "prepare_inputs_for_generation"),
 )
+ROUTER_LOGITS = "output_router_logits"  # an argument of forwards, and the field of a config
 ATTENTION_NAME = "_attn_implementation_internal"  # the field of a config
 # Methods of the baseline that the decode loop, its beam search and ``carried_kwargs`` replace.
 LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
@@ -168,12 +171,31 @@ def quantizes_activations(model: Any) -> bool:
 
 
 def mixes_positions(model: Any) -> bool:
-    """Whether a model has modules that mix the positions of a forward, of the listed classes."""
+    """Whether a token may attend to later ones, or modules of the listed classes mix positions."""
+    config = text_config(model)
+    ahead = getattr(config, "use_bidirectional_attention", None) in (True, "all")
     kinds = {type(each) for each in model.modules()}
-    return any(
-        kind.__name__ in MIXES_POSITIONS or kind.__module__.startswith(SCALES_TOGETHER)
-        for kind in kinds
+    return (
+        ahead
+        or getattr(config, "is_causal", True) is False
+        or any(
+            kind.__name__ in MIXES_POSITIONS or kind.__module__.startswith(SCALES_TOGETHER)
+            for kind in kinds
+        )
     )
+
+
+def scaled_from(model: Any) -> float:
+    """Return the slots of the cache from which on they scale attention (Llama 4), or infinity."""
+    config = text_config(model)
+    tuned = getattr(config, "attn_temperature_tuning", False)
+    return float(getattr(config, "floor_scale", math.inf)) if tuned else math.inf
+
+
+def reports_routing(model: Any) -> bool:
+    """Whether forwards return routers' logits, and so compute a loss from the attention mask."""
+    asked = getattr(text_config(model), ROUTER_LOGITS, False)
+    return bool(asked) and ROUTER_LOGITS in inspect.signature(model.forward).parameters
 
 
 def captures_states(hook: Any) -> bool:
