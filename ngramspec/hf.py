@@ -236,11 +236,17 @@ class Arguments:
         """Take the arguments that name a head out of the call, so that transformers uses none."""
         use_mtp = self.setting("use_mtp")
         head = requested_head(self.setting("assistant_model"), use_mtp)
-        own = self.kwargs.get("tokenizer")
-        same = check_tokenizers(own, self.kwargs.pop("assistant_tokenizer", None))
+        own, weight = self.kwargs.get("tokenizer"), self.setting("assistant_ensemble_weight")
+        same = check_tokenizers(own, self.kwargs.get("assistant_tokenizer"))
         if head is not None:
             head.same_tokenizer = same
-        self.kwargs.pop("assistant_model", None)
+            if weight is not None:
+                raise UnsupportedError(
+                    f"assistant_ensemble_weight={weight} mixes in the assistant's probabilities;"
+                    " remove it"
+                )
+        for name in ("assistant_model", "assistant_tokenizer"):
+            self.kwargs.pop(name, None)
         if use_mtp is not None:
             self.kwargs["use_mtp"] = False  # the argument overrides the configs
         return head

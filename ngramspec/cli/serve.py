@@ -56,7 +56,7 @@ def add_arguments(options: Options) -> None:
     limits.count("--max-body", 4, "maximum MiB of a request's body")
     limits.count("--cache", 2048, "MiB of key-value caches kept between requests")
     limits.count("--cache-of-key", 1024, "MiB of key-value caches kept for one API key")
-    limits.count("--shared", 64, "MiB of answers that later requests of a user draft from")
+    limits.count("--shared", 64, "MiB of all users' answers, which their later requests draft from")
     help = "redis://HOST:PORT, to share these answers between servers; also from NGRAMSPEC_SYNC"
     limits.text("--sync", "ADDRESS", help)
     limits.count("--active", 8, "maximum answers that are generated at the same time")

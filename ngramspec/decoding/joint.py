@@ -21,7 +21,7 @@ from ngramspec.costs.steps import MAX_JOINT_TOKENS, StepCosts
 from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.setup import Caller, CallSetup
+from ngramspec.decoding.setup import Caller, CallSetup, ranks_for
 from ngramspec.decoding.step import Step
 from ngramspec.draft import Draft
 from ngramspec.errors import UnsupportedError
@@ -191,6 +191,9 @@ def open_call(caller: Caller, call: GenerateCall) -> OpenGeneration:
         )
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
+    ranks = ranks_for(call)
+    if ranks is not None and (ranks.group is not None or ranks.synced):
+        raise UnsupportedError("several processes cannot decode step by step; use generate")
     return OpenGeneration(CallSetup(caller, call).loop(), caller.count, call.streamer)
 
 

@@ -116,6 +116,10 @@ class CallSetup:
         )
         if ranks is not None:
             ranks.check(self.target)
+            if any(each.reads_states for each in self.drafter.assistants):
+                raise UnsupportedError(
+                    "MTP layers are not supported in several processes, of which only one drafts"
+                )
 
     def loop(self) -> DecodeLoop:
         """The loop that decodes the call, before its prefill.
@@ -397,15 +401,21 @@ def decode_call(caller: Caller, call: GenerateCall) -> Any:
     return decode_plainly(call, fault, synced_gpus=bool(call.synced_gpus))
 
 
+def ranks_for(call: GenerateCall) -> Ranks | None:
+    """The processes that decode a call together; None: only this one."""
+    if not call.synced_gpus and not (dist.is_available() and dist.is_initialized()):
+        return None
+    from ngramspec.decoding.distributed import ranks_of  # most calls have one process
+
+    device = input_device(call.model, call.input_ids.device)
+    return ranks_of(call.model, device, call.synced_gpus)
+
+
 def _speculate(caller: Caller, call: GenerateCall) -> Any:
     """Decode with speculation. Until the prefill has run, a failure may become a plain call."""
     ranks = loop = None
     try:
-        if call.synced_gpus or (dist.is_available() and dist.is_initialized()):
-            from ngramspec.decoding.distributed import ranks_of  # most calls have one process
-
-            device = input_device(call.model, call.input_ids.device)
-            ranks = ranks_of(call.model, device, call.synced_gpus)
+        ranks = ranks_for(call)
         with layers_restored(given_cache(call.model_kwargs)):
             setup = CallSetup(caller, call, ranks)
             loop = setup.loop()

@@ -156,7 +156,7 @@ def _joinable(sources: list[tuple[re.Match[str], dict[str, object]]]) -> bool:
     names = [match["name"] for match, _ in sources]
     return len(set(names)) == len(names) and all(
         name in JOINABLE
-        and all(JOINABLE[name].get(key, key) in (value, ...) for key, value in given.items())
+        and all(JOINABLE[name].get(key, JOINABLE) in (value, ...) for key, value in given.items())
         for name, given in zip(names, (given for _, given in sources), strict=True)
     )
 

@@ -441,9 +441,13 @@ class Rows:
             if earlier is not None:
                 self._drop(earlier)  # the engine withdrew tokens, or reuses the id
             row = self._known.add(state.key, self._report_fault)
-            stored = None if self._stores is None else self._stores.row(self.vocab)
-            prepared = None if stored is None else stored.given_to
-            row.connect(self._own, self.vocab, prepared=prepared, stored=stored)
+            try:
+                stored = None if self._stores is None else self._stores.row(self.vocab)
+                prepared = None if stored is None else stored.given_to
+                row.connect(self._own, self.vocab, prepared=prepared, stored=stored)
+            except Exception:
+                self._drop(row)
+                raise
         begin = row.text.count
         new = self._known.take(place, row, state)
         self.stats.emitted += len(state.new)
@@ -453,8 +457,8 @@ class Rows:
         if row.session is not None:
             self.stats.accepted += row.learn_step(state, begin, new)
             self._settle(row)
-            if state.length // TOKENS_BETWEEN_MEASUREMENTS != begin // TOKENS_BETWEEN_MEASUREMENTS:
-                self._known.measure(row)
+        if state.length // TOKENS_BETWEEN_MEASUREMENTS != begin // TOKENS_BETWEEN_MEASUREMENTS:
+            self._known.measure(row)
         row.draft = EMPTY_DRAFT
         return row
 

@@ -97,6 +97,7 @@ class SharedRequest(Source):
 
     def begin(self, prompt: Int32, reference: Int32 = NO_TOKENS) -> None:
         """Record the prompt, of which only what is new is added, and the reference before it."""
+        self._ended = False  # an engine's row begins again with each turn
         self.index.begin(prompt)
         self._begun, self._text = self._conversations.begin(prompt, self._session)
         self.familiar, known = self._begun.familiar, self._begun.known

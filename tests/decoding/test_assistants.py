@@ -87,6 +87,16 @@ def test_equal_tokenizers_with_other_padding_draft(place, kind, sizes):
     assert stats.sources["model"].accepted > 5
 
 
+def test_a_call_that_runs_plainly_keeps_its_assistant():
+    (target, assistant), calls = padded((104, 97)), []
+    target.generate = lambda *args, **kwargs: calls.append(kwargs)
+    given = {"assistant_model": assistant, "tokenizer": tokenizer("abc")}
+    for more in ({"assistant_tokenizer": tokenizer("abd")}, {"assistant_ensemble_weight": 0.5}):
+        with ngramspec.enabled(target):
+            target.generate(PROMPT, **given, **more)
+        assert calls.pop() == given | more
+
+
 def test_equal_tokenizers_of_the_call_are_believed():
     target, assistant = padded((104, 97))
     words = tokenizer("abc")

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec.decoding.distributed import Ranks
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.stepwise import open_generation
 
@@ -102,11 +103,14 @@ def test_logits_that_are_not_asked_for_are_not_kept(tiny):
         assert run.take_logits() == []
 
 
-def test_what_cannot_be_stepped_is_refused():
+def test_what_cannot_be_stepped_is_refused(tiny, monkeypatch):
     model = tiny_llama()
     with pytest.raises(ValueError, match="input_ids must have one row"):
         open_generation(model, PROMPT.repeat(2, 1), **GREEDY)
     with pytest.raises(ngramspec.UnsupportedError, match="num_beams"):
         open_generation(model, PROMPT, num_beams=2, **GREEDY)
+    monkeypatch.setattr("ngramspec.decoding.joint.ranks_for", lambda call: Ranks(synced=True))
+    with pytest.raises(ngramspec.UnsupportedError, match="several processes"):
+        open_generation(tiny, PROMPT, **GREEDY)
     with pytest.raises(TypeError, match="speculator must be"):
         open_generation(model, PROMPT, speculator="copy")

@@ -116,10 +116,11 @@ def test_errors_show_the_bad_part_of_the_string(spec, part):
         ("copy(min_match=1073741825)", r"min_match must be in 1\.\.1073741824, got 1073741825"),
         ("ngram(window=2000000000)", r"window must be in 4\.\.1073741824, got 2000000000"),
         ("ngram(order=3,window=2)", r"window must be in 3\.\.1073741824, got 2"),
+        ("ngram(sample=sample)+copy", r"sample must be .* got 'sample'"),
     ],
 )
-def test_numbers_no_structure_takes_are_refused_when_the_drafter_is_built(spec, said, policy):
-    with pytest.raises(ValueError, match=said):
+def test_values_no_drafter_takes_are_refused_when_it_is_built(spec, said, policy):
+    with pytest.raises((TypeError, ValueError), match=said):
         build_drafter(spec, policy=policy)
 
 

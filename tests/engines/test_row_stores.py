@@ -90,15 +90,17 @@ def test_a_text_that_was_away_goes_on_where_it_was():
     assert 7 not in said
 
 
-def test_the_next_turn_of_a_conversation_is_a_prompt():
+@pytest.mark.parametrize("live", [True, False])
+def test_the_next_turn_of_a_conversation_is_a_prompt(live):
     """It begins with all of the last one's text; what the user says next is not added."""
-    store = SharedStore(1 << 20)
+    store = SharedStore(1 << 20, live=live)
     engine = sharing(store)
     answer(engine, [1, 2, 3], [100, 101])
     answer(engine, [1, 2, 3, 100, 101, 50, 51], [102, 103])
     answer(engine, [9], [60])
     assert engine.rows.stats.opened == 2
-    assert held(store) == [-1, 100, 101, -1, 102, 103]
+    engine.rows.close()
+    assert held(store) == [-1, 100, 101, -1, 102, 103, -1, 60]
 
 
 @pytest.mark.parametrize("between", [False, True])

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec.decoding.distributed import Ranks
 from ngramspec.hf_model.assistants import MtpHead, StateChannel, mtp_layers
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
@@ -28,6 +29,12 @@ GREEDY = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
 def test_a_version_without_single_layers_is_refused(model, monkeypatch):
     monkeypatch.delattr(MTP, "forward_layer")
     with pytest.raises(ngramspec.UnsupportedError, match=r"use_mtp=True .* transformers 5\.20"):
+        ngramspec.generate(model, PROMPT, use_mtp=True, **GREEDY)
+
+
+def test_only_one_process_may_draft_with_mtp_layers(model, monkeypatch):
+    monkeypatch.setattr("ngramspec.decoding.setup.ranks_for", lambda call: Ranks())
+    with pytest.raises(ngramspec.UnsupportedError, match="in several processes"):
         ngramspec.generate(model, PROMPT, use_mtp=True, **GREEDY)
 
 
