@@ -242,8 +242,7 @@ class Arguments:
             head.same_tokenizer = same
             if weight is not None:
                 raise UnsupportedError(
-                    f"assistant_ensemble_weight={weight} mixes in the assistant's probabilities;"
-                    " remove it"
+                    f"assistant_ensemble_weight={weight} changes probabilities; remove it"
                 )
         for name in ("assistant_model", "assistant_tokenizer"):
             self.kwargs.pop(name, None)

@@ -43,6 +43,11 @@ class Ranks:
     synced: bool = False
 
     @property
+    def together(self) -> bool:
+        """Whether the processes run their forwards together."""
+        return self.group is not None or self.synced
+
+    @property
     def drafts(self) -> bool:
         """Whether this process drafts: it is the only one, or the first of its group."""
         return self.group is None or dist.get_rank(self.group) == 0

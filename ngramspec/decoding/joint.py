@@ -192,7 +192,7 @@ def open_call(caller: Caller, call: GenerateCall) -> OpenGeneration:
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
     ranks = ranks_for(call)
-    if ranks is not None and (ranks.group is not None or ranks.synced):
+    if ranks is not None and ranks.together:
         raise UnsupportedError("several processes cannot decode step by step; use generate")
     return OpenGeneration(CallSetup(caller, call).loop(), caller.count, call.streamer)
 

@@ -116,10 +116,8 @@ class CallSetup:
         )
         if ranks is not None:
             ranks.check(self.target)
-            if any(each.reads_states for each in self.drafter.assistants):
-                raise UnsupportedError(
-                    "MTP layers are not supported in several processes, of which only one drafts"
-                )
+            if ranks.together and any(each.reads_states for each in self.drafter.assistants):
+                raise UnsupportedError("MTP layers draft only where one process decodes")
 
     def loop(self) -> DecodeLoop:
         """The loop that decodes the call, before its prefill.

@@ -33,8 +33,8 @@ def test_a_version_without_single_layers_is_refused(model, monkeypatch):
 
 
 def test_only_one_process_may_draft_with_mtp_layers(model, monkeypatch):
-    monkeypatch.setattr("ngramspec.decoding.setup.ranks_for", lambda call: Ranks())
-    with pytest.raises(ngramspec.UnsupportedError, match="in several processes"):
+    monkeypatch.setattr("ngramspec.decoding.setup.ranks_for", lambda call: Ranks(synced=True))
+    with pytest.raises(ngramspec.UnsupportedError, match="where one process decodes"):
         ngramspec.generate(model, PROMPT, use_mtp=True, **GREEDY)
 
 
