@@ -15,6 +15,7 @@ Int8 = NDArray[np.int8]
 Float32 = NDArray[np.float32]
 
 NO_TOKENS: Int32 = np.empty(0, np.int32)
+Nodes = Sequence[int]  # indices of nodes of a draft
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,6 +273,9 @@ class Evidence:
         )
 
 
+Observed = Evidence | None
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The result of a draft's verification.
@@ -298,17 +302,12 @@ class Verdict:
         return None if self.rejected is None else self.emitted[-1]
 
 
-def verified_nodes(
-    draft: Draft, accepted: Sequence[int], verified: int | None = None
-) -> Iterator[int]:
-    """The verified nodes, in order.
-
-    ``verified`` is their number (see Verdict); None: all that can be verified.
-    """
+def verified_nodes(draft: Draft, accepted: Nodes, verified: int) -> Iterator[int]:
+    """The verified nodes, in order; ``verified`` is their number (see Verdict)."""
     if draft.parents is None:
-        yield from range(min(len(accepted) + 1, len(draft)) if verified is None else verified)
+        yield from range(verified)
         return
-    left = len(draft) if verified is None else verified
+    left = verified
     for depth, parent in enumerate((-1, *accepted)):
         right = accepted[depth] if depth < len(accepted) else None
         for node in draft.nodes(parent + 1):

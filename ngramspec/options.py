@@ -59,14 +59,7 @@ def option(
     return found
 
 
-def _checked(
-    name: str,
-    value: object,
-    words: Sequence[object],
-    low: int | None,
-    above: float | None,
-    high: Any,
-) -> object:
+def _checked(name: str, value: object, words: Any, low: Any, above: Any, high: Any) -> object:
     """The value if it is one of the words or within the bounds; see ``option``."""
     if above is not None:
         return check_real(name, value, above, high)

@@ -27,10 +27,11 @@ class SourceStats:
 class DecodeStats:
     """Counts and times of decoding.
 
-    Prefills and their tokens have separate counts, and are in no other count.
+    Prefills and their tokens have separate counts. ``draft_seconds`` and ``other_seconds`` include
+    theirs; no other count does.
 
     Attributes:
-        runs: generations; each has one prefill, which emits its first token.
+        runs: generations; each has one prefill, which emits its accepted tokens and one more.
         prefill_drafted: draft tokens that prefills verified after the prompt.
         prefill_accepted: how many of these were accepted.
         target_calls: target forwards after the prefill.
@@ -99,7 +100,7 @@ class DecodeStats:
 
     @property
     def drafting_share(self) -> float:
-        """Wall time of drafting / all time after the prefill; 0.0 without any."""
+        """Wall time of drafting / all time but the prefills' forwards; 0.0 without any."""
         seconds = self.draft_seconds + self.forward_seconds + self.other_seconds
         return self.draft_seconds / seconds if seconds else 0.0
 

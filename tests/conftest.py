@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
 import math
@@ -91,6 +92,7 @@ class AssumedStepCosts(StepCosts):
 @pytest.fixture(autouse=True)
 def no_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drafted depends neither on how fast this machine is nor on the tests before."""
+    torch.manual_seed(0)
     cost_model._models.clear()
     monkeypatch.setattr(setup, "cpu_kind", lambda: AMX)
     if "measured" not in request.keywords:
@@ -123,3 +125,14 @@ def tiny_llama(seed: int = 0, vocab: int = 97, positions: int = 512, **config: o
 def tiny():
     """The tiny random Llama without an end-of-sequence token."""
     return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def close(tiny):
+    """A model that mostly says what the tiny one says."""
+    other = copy.deepcopy(tiny)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.03 * torch.randn_like(weight))
+    return other

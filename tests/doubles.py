@@ -65,21 +65,6 @@ class Clock:
         return self.now
 
 
-class InterruptedStreamer:
-    """A streamer in whose ``put`` of the given number, the prompt's being 1, Ctrl-C comes."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def put(self, value):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-    def end(self):
-        return None
-
-
 class Failing:
     """A stopping criterion that raises an exception, or one of a class, after some tokens."""
 
@@ -102,6 +87,19 @@ class Puts:
 
     def end(self):
         self.ended += 1
+
+
+class InterruptedStreamer(Puts):
+    """A streamer whose ``put`` of the given number, the prompt's being 1, raises: Ctrl-C comes."""
+
+    def __init__(self, at: int, error: BaseException | type = KeyboardInterrupt) -> None:
+        super().__init__()
+        self.at, self.error = at, error
+
+    def put(self, tokens):
+        super().put(tokens)
+        if len(self.puts) == self.at:
+            raise self.error
 
 
 def ids(*tokens: int) -> np.ndarray:

@@ -30,6 +30,13 @@ def same_text(model, speculator, ids=PROMPT, *, seed=0, **kwargs):
     return speculator.stats
 
 
+def text_and_calls(ids, speculator, model, **kwargs):
+    """The first row of a call, and how many forwards it took."""
+    speculator.reset()
+    output = ngramspec.generate(model, ids, speculator=speculator, **kwargs)
+    return output[0].tolist(), speculator.stats.target_calls
+
+
 def three_ways(model, *args, speculator, **kwargs):
     """The outputs of the hook, of ngramspec.generate and of enabled, for the same arguments."""
     yield model.generate(*args, custom_generate=speculator, **kwargs)

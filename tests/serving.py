@@ -6,10 +6,13 @@ import json
 import re
 import time
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import tiny_tokenizers
 import torch
+
+from ngramspec.server import grammars
 
 CHAT = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
 VOCAB = 104
@@ -61,8 +64,21 @@ def settings_of(**given):
     return ServerSettings(**{"name": "tiny", "limits": Limits(**limits), **given})
 
 
+class ThreadWorker:
+    """Compiles grammars for a ``GrammarPool`` in the thread that asks; a process takes longer."""
+
+    def __init__(self, seconds, vocabulary):
+        self.compiler = grammars.compiler_of(vocabulary)
+
+    def fault_of(self, kind, text):
+        return grammars.fault_of(self.compiler, kind, text)
+
+    def end(self):
+        return None
+
+
 @contextmanager
-def served(model, tokenizer=None, **settings):
+def served(model, tokenizer=None, worker=ThreadWorker, **settings):
     pytest.importorskip("prometheus_client")
     from starlette.testclient import TestClient
 
@@ -70,7 +86,7 @@ def served(model, tokenizer=None, **settings):
 
     app = make_app(model, tokenizer or letters(), settings_of(**settings))
     local = {"base_url": "http://localhost", "raise_server_exceptions": False}
-    with TestClient(app, **local) as client:
+    with patch.object(grammars, "_Worker", worker), TestClient(app, **local) as client:
         yield client
 
 

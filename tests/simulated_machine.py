@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ngramspec.costs.model import ForwardKind, model_of
 from ngramspec.costs.policies import PrefillDraftLength, make_controller, worthwhile_nodes
@@ -37,10 +38,13 @@ class Machine:
     tree: tuple[float, float] = (0.0, 0.0)
 
     def seconds(self, width: int, length: int, tree: bool = False) -> float:
+        return float(self.each(width, length, tree))
+
+    def each(self, widths: npt.ArrayLike, length: int, tree: bool = False) -> np.ndarray:
         thousands = length / 1000
-        base, slope = (np.interp(width, self.widths, each) for each in (self.base, self.slope))
+        base, slope = (np.interp(widths, self.widths, each) for each in (self.base, self.slope))
         more = self.tree[0] + self.tree[1] * thousands if tree else 0.0
-        return float(base + slope * thousands + more)
+        return base + slope * thousands + more
 
 
 WIDTHS = (1, 2, 5, 11, 16, 24, 33, 65)
@@ -142,12 +146,12 @@ def best_rate(machine: Machine, length: int, chain: np.ndarray, tree: np.ndarray
     Args:
         chain, tree: reach of their nodes, falling.
     """
-    options = [(1.0, min(machine.seconds(width, length) for width in (1, 2, 3)))]
+    expected, times = [np.ones(3)], [machine.each(np.arange(1, 4), length)]
     for reach, branches in ((chain, False), (tree, True)):
-        expected = 1 + np.cumsum(reach)
-        times = [machine.seconds(2 + k, length, branches) for k in range(len(reach))]
-        options += list(zip(expected, times, strict=True))
-    return np.array(max(options, key=lambda each: each[0] / each[1]))
+        expected.append(1 + np.cumsum(reach))
+        times.append(machine.each(np.arange(len(reach)) + 2, length, branches))
+    options = np.array((np.concatenate(expected), np.concatenate(times)))
+    return options[:, np.argmax(options[0] / options[1])]
 
 
 def share_of_best(

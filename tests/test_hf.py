@@ -220,7 +220,7 @@ def test_no_block_is_lost_among_threads(model):
     lost = []
 
     def work():
-        for _ in range(1500):
+        for _ in range(300):
             with ngramspec.enabled(model, speculator):
                 if "generate" not in vars(model):
                     lost.append(1)

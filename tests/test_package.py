@@ -1,4 +1,4 @@
-"""What importing the package costs, who may import whom, and how long files and functions are."""
+"""What importing the package costs, who may import whom, and what is said of missing packages."""
 
 from __future__ import annotations
 
@@ -70,6 +70,10 @@ def test_a_tree_that_was_built_in_place_needs_no_metadata():
     assert ran.stdout == "0\n"
 
 
+def _name(path: Path) -> str:
+    return ".".join(["ngramspec", *path.relative_to(ROOT).with_suffix("").parts])
+
+
 def _room(module: str) -> str:
     parts = module.split(".")
     if parts[1:3] == ["hf_model", "compat"]:  # a room with no other below it
@@ -79,7 +83,7 @@ def _room(module: str) -> str:
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_rooms_import_only_what_stands_below_them(path):
-    own = _room(".".join(["ngramspec", *path.relative_to(ROOT).with_suffix("").parts]))
+    own = _room(_name(path))
     source = path.read_text()
     assert re.search(r"^\s*(from|import) benchmarks\b", source, re.MULTILINE) is None
     for node in ast.walk(ast.parse(source)):
@@ -110,12 +114,12 @@ def test_every_room_is_known():
     assert rooms <= MAY_IMPORT.keys()
 
 
-@pytest.mark.parametrize("room", WITHOUT_TORCH)
-def test_lower_rooms_import_no_torch(room):
-    files = (ROOT / room).glob("*.py") if (ROOT / room).is_dir() else [ROOT / f"{room}.py"]
-    names = [".".join(["ngramspec", *f.relative_to(ROOT).with_suffix("").parts]) for f in files]
+def test_lower_rooms_import_no_torch():
+    rooms = [ROOT / room for room in WITHOUT_TORCH]
+    files = [f for room in rooms for f in (*room.glob("*.py"), room.with_suffix(".py"))]
+    names = [_name(f) for f in files if f.is_file()]
     code = f"import sys\nfor name in {names!r}:\n    __import__(name)\n"
-    code += "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code += "    if {'torch', 'transformers'} & set(sys.modules): sys.exit(name)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -226,3 +230,21 @@ def test_files_and_functions_are_short():
             if isinstance(node, functions):
                 start = min(each.lineno for each in (node, *node.decorator_list))
                 assert node.end_lineno - start < MOST_OF_FUNCTION, f"{path}: {node.name}"
+
+
+@pytest.mark.parametrize(
+    ("module", "engine", "package"),
+    [("llama_cpp", "llama_cpp", "llama-cpp-python"), ("mlx_lm", "mlx", "mlx-lm")],
+)
+def test_without_the_engine_the_error_says_what_to_install(module, engine, package):
+    code = f"""
+import sys
+sys.modules["{engine}"] = sys.modules["torch"] = sys.modules["transformers"] = None
+try:
+    import ngramspec.engines.{module}
+except ImportError as error:
+    assert "needs {package}: pip install {package}" in str(error), error
+else:
+    sys.exit("it was imported")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,8 +1,6 @@
 """Corrections of costs, learned from time differences between steps; see ``costs.model``.
 
-Recursive least squares (a Kalman filter without dynamics), in which a difference is weighted by the
-probability that it is not a change of the machine's speed (probabilistic data association,
-Bar-Shalom and Tse 1975). O(n^2) per step; only a generation's first step allocates memory.
+O(n^2) per step; only a generation's first step allocates memory.
 """
 
 from libc.math cimport M_PI, exp, fmax, sqrt

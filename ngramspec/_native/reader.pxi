@@ -75,8 +75,6 @@ cdef class StoreReader:
     cdef uint64_t live          # bits of the places that are followed
     cdef int longest            # length of the longest match, 0 without one
     cdef bint earlier           # whether it is in the text of earlier requests
-    cdef bint asked             # whether places were looked up for the last draft
-    cdef long long look_ups, hits
 
     def __cinit__(self, StoreSource source not None, StorePrior familiar=None):
         self.source = source
@@ -107,9 +105,7 @@ cdef class StoreReader:
         cdef int64_t at
         cdef uint64_t left
         cdef int i, n
-        self.asked = self.longest < SURE
-        if self.asked:
-            self.look_ups += 1
+        if self.longest < SURE:
             n = self.source.look(end, have, found, STORE_PLACES)
             for i in range(n):
                 self.places[i].at = found[i].at
@@ -247,9 +243,7 @@ cdef class StoreReader:
         cdef int agrees[STORE_PLACES]
         cdef uint64_t left = self.live, kept = 0
         cdef int i
-        cdef bint right = False
         if n > AHEAD:  # more than any draft
-            self.asked = False
             self.live = self.longest = 0
             self.familiar.copied_to = NONE
             return
@@ -258,10 +252,7 @@ cdef class StoreReader:
             agrees[i] = self.continued(&self.places[i], new, n)
             if agrees[i] == n:
                 kept |= <uint64_t>1 << i
-            right = right or agrees[i] > 0
         self.note_copied(agrees, n)
-        self.hits += self.asked and right
-        self.asked = False
         self.live = left = kept
         while left:
             i = take_lowest(&left)

@@ -18,6 +18,8 @@ Memory: CODE_BYTES per code, all allocated at the start. Any number of threads m
 is held for at most BATCH tokens added, one look-up, or COPIED codes read or erased. The GIL is
 never acquired while the lock is held, so the two cannot deadlock.
 
+After the ring was cleared, a stream adds nothing until its document ends.
+
 A stream adds a request's text BATCH tokens at a time, after its last ones. If other requests' text
 intervened, the last OVERLAP tokens are first written again, so that they find the text that
 follows. A request does not find its own text while that lies in the last OWN_RANGES pieces, because
@@ -146,6 +148,7 @@ cdef class StoreRing:
     cdef int64_t tokens         # number of tokens that may be read
     cdef int64_t ever, look_ups, hits, accepted     # counts, see ``counts``
     cdef readonly int32_t largest_id    # largest token id ever written, or -1
+    cdef uint64_t clears        # how often all text was made impossible to find
     cdef int64_t held           # codes and places accessed since the lock was taken
     cdef readonly int64_t most_operations   # the maximum of that
 
@@ -229,7 +232,7 @@ cdef class StoreRing:
         return sizeof(StoreRing) + self.capacity * CODE_BYTES
 
     def check_integrity(self):
-        """Raise an AssertionError if an invariant is broken."""
+        """Raise an AssertionError if an invariant is broken. No stream may be used meanwhile."""
         cdef uint64_t at, tokens = 0
         cdef int level
         cdef int32_t code
@@ -265,6 +268,7 @@ cdef class StoreRing:
         self.owner = 0
         self.tokens = 0
         self.have = 0
+        self.clears += 1
 
     cdef bint erase(self, uint64_t slot) noexcept nogil:
         """Erase slots from ``slot`` on that hold no text; whether more follow. Under the lock."""
@@ -325,17 +329,17 @@ cdef class StoreRing:
 
     cdef void add(
         self, uint64_t owner, const int32_t* before, int have, const int32_t* tokens, int n,
-        Own* own, uint64_t kind
+        Own* own, uint64_t kind, uint64_t clears
     ) noexcept nogil:
         """Add tokens of a stream: after its last ones, or, if others intervened, as a document.
 
         Such a document begins with the stream's ``have`` last tokens, ``before``, so that they find
         the text that follows. ``n`` is at most BATCH; ``own``, the ranges of the stream's text, is
-        updated.
+        updated. Nothing is added if the text was cleared since ``clears``.
         """
         cdef int i
         self.take()
-        if self.capacity:
+        if self.capacity and clears == self.clears:
             if owner != self.owner:
                 self.put(SEPARATOR, False, kind)
                 if own.n == 0 or own.ranges[own.last].end + 1 != self.written:
@@ -462,6 +466,7 @@ cdef class StoreStream(StoreSource):
     cdef int have                   # number of tokens in ``before``
     cdef int32_t pending[BATCH]     # tokens that are not added yet
     cdef int pending_n
+    cdef uint64_t clears            # the ring's when the document began
     cdef Own own
     cdef uint64_t kind              # of the request, by its prompt
     cdef bint busy                  # tokens are added without the GIL
@@ -474,6 +479,7 @@ cdef class StoreStream(StoreSource):
         ring.owners += 1  # under the GIL
         self.owner = ring.owners
         self.own.last = -1
+        self.clears = ring.clears
 
     def begin(self, prompt):
         """Set the prompt, int32 (n,): text of requests with the same beginning comes first."""
@@ -517,6 +523,11 @@ cdef class StoreStream(StoreSource):
         self.own = earlier.own
         self.before = earlier.before
         self.have = earlier.have
+        self.clears = earlier.clears
+
+    def cleared(self):
+        """Whether the ring was cleared since the document began."""
+        return self.clears != self.ring.clears
 
     def publish(self):
         """Add the pending tokens; the document may continue."""
@@ -526,7 +537,7 @@ cdef class StoreStream(StoreSource):
     def finish(self):
         """Add the pending tokens and end the document."""
         self.close()
-        self.have = 0
+        self.end_document()
 
     def close(self):
         """Add the pending tokens and end the document, which a later stream may ``follow``."""
@@ -565,7 +576,10 @@ cdef class StoreStream(StoreSource):
         cdef int kept, n = self.pending_n
         if n == 0:
             return
-        self.ring.add(self.owner, self.before, self.have, self.pending, n, &self.own, self.kind)
+        self.ring.add(
+            self.owner, self.before, self.have, self.pending, n, &self.own, self.kind,
+            self.clears,
+        )
         kept = max(0, min(self.have, <int>OVERLAP - n))
         memmove(self.before, self.before + self.have - kept, kept * sizeof(int32_t))
         self.have = min(kept + n, <int>OVERLAP)
@@ -578,6 +592,7 @@ cdef class StoreStream(StoreSource):
     cdef void end_document(self) noexcept nogil:
         """End the document and drop the pending tokens."""
         self.pending_n = self.have = 0
+        self.clears = self.ring.clears
         self.ring.end(self.owner)
 
     cdef int look(

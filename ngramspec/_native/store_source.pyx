@@ -60,7 +60,7 @@ cdef class StoreSource:
 cdef class StorePair(StoreSource):
     """Two stores as one: the places of both, the longest first, then the nearest kin, the first's.
 
-    Either may be a pair.
+    The second may be a pair.
     """
 
     cdef StoreSource first, second

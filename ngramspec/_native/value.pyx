@@ -396,8 +396,7 @@ cdef class ValueEngine(DraftSearch):
         """Append committed tokens, int32 (n,), and learn from chains drafted along them.
 
         The tokens are treated as if they were generated: a chain of at most ``REHEARSED`` tokens
-        is drafted, its matching tokens and one more are committed, and so on. Look-ups in a store
-        are not counted.
+        is drafted, its matching tokens and one more are committed, and so on.
         """
         cdef Py_ssize_t at = 0, n = 0, drafted, k
         cdef const int32_t* known = tokens_of(tokens, &n)
@@ -408,8 +407,6 @@ cdef class ValueEngine(DraftSearch):
                 k += 1
             self.extend(tokens[at : at + k + 1])
             at += k + 1
-        if self.store is not None:
-            self.store.look_ups = self.store.hits = 0
 
     def recycle(
         self, tokens, const int32_t[:, ::1] ids, const float[:, ::1] log_probs, accepted=()
@@ -503,12 +500,6 @@ cdef class ValueEngine(DraftSearch):
             + self.position_cap * sizeof(Position)
             + sum([part.sizeof() for part in parts if part is not None])
         )
-
-    def store_counts(self):
-        """(look-ups in the store, look-ups of which a place continued like the text)."""
-        if self.store is None:
-            return 0, 0
-        return self.store.look_ups, self.store.hits
 
     def credit_store(self, int n):
         """Tell the store that ``n`` tokens that it gave to the last draft were accepted."""

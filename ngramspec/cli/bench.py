@@ -67,7 +67,8 @@ def add_arguments(options: Options) -> None:
     plan = options.group("measurement")
     plan.count("--prompts-per-task", 8, "maximum prompts of each task and length")
     plan.count("--max-new-tokens", 96, "new tokens in each call")
-    plan.count("--least", 48, "leave out prompts with a shorter baseline output")
+    help = "leave out prompts with a shorter baseline output (default: 48, or --max-new-tokens)"
+    plan.add("--least", type=int, metavar="N", help=help)
     plan.count("--repeats", 3, "timed calls of each prompt and configuration")
     plan.flag(
         "--same-text",
@@ -83,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec.measure.bench import Plan, summarize, to_dict
     from ngramspec.measure.calls import usual_configurations
 
+    if arguments.least is None:
+        arguments.least = min(48, arguments.max_new_tokens)
     check_least(arguments, repeats=1, max_new_tokens=2, prompts_per_task=1, least=2, lengths=1)
     _check_given(arguments)
     screen = console()
@@ -138,17 +141,18 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
             raise ValueError(f"{count} prompts of {task} have the id {name}")
     with usable("--tasks"):
         wanted = tasks.known_tasks(pool, arguments.tasks or ())
-    sets = [pool]
-    if arguments.lengths:
-        sets = [tasks.fit(pool, length) for length in arguments.lengths]
-    elif arguments.prompt_tokens is not None:
+    if arguments.prompt_tokens is not None:
         least, most = arguments.prompt_tokens
-        sets = [[each for each in pool if least <= len(each.ids) <= most]]
+        pool = [each for each in pool if least <= len(each.ids) <= most]
+    sets = [tasks.fit(pool, length) for length in arguments.lengths] or [pool]
     new, vocab = arguments.max_new_tokens, vocab_size(loaded.model)
     found: list[Prompt] = []
     for same in sets:
         found += [*same, *tasks.unpredictable(same, new, vocab, loaded.eos_ids)]
-    return [each for each in found if each.task in wanted]
+    found = [each for each in found if each.task in wanted]
+    with usable("--prompts, --lengths"):
+        tasks.check_prompts(loaded, found, new)
+    return found
 
 
 def _measure(

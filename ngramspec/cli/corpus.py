@@ -44,6 +44,8 @@ def add_arguments(options: Options) -> None:
 def run_build(arguments: argparse.Namespace) -> int:
     """Build a corpus; print the files left out and the result."""
     recipe = {name: getattr(arguments, name) for name in ("tokenizer", "glob", "jsonl")}
+    if arguments.tokenizer is not None and Path(arguments.tokenizer).expanduser().exists():
+        recipe["tokenizer"] = str(Path(arguments.tokenizer).expanduser().absolute())
     recipe["paths"] = [str(path.absolute()) for path in arguments.paths]
     return build(arguments.out, with_max_file(recipe, arguments.max_file))
 

@@ -136,7 +136,8 @@ class View:
         """Print the counts of the last shown text."""
         assert stats is not None
         self.out.print()
-        tokens = counted(stats.emitted + stats.runs, "token")
+        prefilled = stats.runs + stats.prefill_accepted
+        tokens = counted(prefilled + stats.emitted, "token")
         calls = f"{counted(stats.target_calls, 'target call')}, {stats.tokens_per_call:.2f}"
         self._line(Text(f"{INDENT}{tokens}, {calls} tokens per call", "dim"))
 

@@ -44,19 +44,21 @@ def add_arguments(options: Options) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure; print tables; write the page and the JSON file."""
     from ngramspec.measure.explain import acceptance, explain, ladder, page, rung_rows
-    from ngramspec.measure.tasks import read_prompts, sample_prompts
+    from ngramspec.measure.tasks import check_prompts, read_prompts, sample_prompts
 
     check_least(arguments, count=1, tokens=2, repeats=2)
     screen = console()
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     loaded = load_model(arguments, option="MODEL")
     with usable("--prompts"):
-        prompts = sample_prompts(loaded)
-        if arguments.prompts is not None:
+        if arguments.prompts is None:
+            prompts = sample_prompts(loaded)
+        else:
             encode = partial(loaded.encode, chat=not arguments.raw)
             prompts = read_prompts(arguments.prompts, encode)
+            check_prompts(loaded, prompts, arguments.tokens)
     prompts = prompts[: arguments.count]
-    with stages(screen) as on_stage:
+    with usable("MODEL"), stages(screen) as on_stage:
         counts = {"new": arguments.tokens, "repeats": arguments.repeats}
         found = explain(loaded, prompts, speculator, on_stage=on_stage, **counts)
     if not found.prompts:
@@ -64,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = ("takes into account", "speed", "change", "from")
     left = (names[0], names[3])
     screen.print(make_table(names, rung_rows(found), left=left, title="speedup over baseline"))
-    screen.print(found.noise_says)
+    screen.print(found.text_says, found.noise_says)
     shares = acceptance(found)
     rows = [(name, f"{a / max(v, 1):.3f}", f"{v:,}") for name, (v, a) in shares.items()]
     heads = ("of", "accepted / verified", "verified")

@@ -165,11 +165,16 @@ def writable(option: str, path: Path) -> Iterator[None]:
 
 
 def check_folders(arguments: argparse.Namespace) -> None:
-    """Check, before anything is measured, that the folders of output files exist."""
-    for name in ("json", "html"):
+    """Check, before anything is measured, that the output files can be written."""
+    for name in ("json", "html", "out"):
         path: Path | None = getattr(arguments, name, None)
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"--{name}: cannot write {path}: there is no folder {path.parent}")
+        if path is None:
+            continue
+        cannot = f"{'OUT' if name == 'out' else f'--{name}'}: cannot write {path}"
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"{cannot}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise UsageError(f"{cannot}: it is a folder")
 
 
 def check_least(arguments: argparse.Namespace, **bounds: int) -> None:

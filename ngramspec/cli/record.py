@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec import Speculator
     from ngramspec.measure.calls import Caller, Configuration
     from ngramspec.measure.forwards import top_tokens
-    from ngramspec.measure.tasks import read_prompts
+    from ngramspec.measure.tasks import check_prompts, read_prompts
     from ngramspec.measure.traces import Trace, write_traces
 
     check_least(arguments, max_new_tokens=2, top_k=0)
@@ -42,7 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     with usable("--prompts"):
         encode = partial(loaded.encode, chat=not arguments.no_chat)
         prompts = read_prompts(arguments.prompts, encode)
-    caller, ours = Caller(loaded.model), Configuration("ngramspec", speculator=Speculator())
+        check_prompts(loaded, prompts, arguments.max_new_tokens)
+    speculator = Speculator(unsupported="plain")
+    caller, ours = Caller(loaded.model), Configuration("ngramspec", speculator=speculator)
 
     def recorded(prompt: Prompt) -> Trace:
         print(".", end="", flush=True, file=sys.stderr)

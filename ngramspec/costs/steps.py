@@ -75,7 +75,7 @@ class StepCosts:
         self._before = Comparison()
         self._steps = 0
         self._rejected = 0  # drafted steps without an accepted token since the last plain one
-        self._tried: dict[int, bool] = {}  # by the number of trials of two positions: once more?
+        self._tried: dict[tuple[int, int], bool] = {}  # by rows, trials of two positions: again?
         self._untimed = 0
         self.due = False  # whether the current step is run to be timed
         self._cached: dict[str, tuple[Any, Float32]] = {}
@@ -154,7 +154,8 @@ class StepCosts:
         rows, timed = self.rows, self.model.timed.get(self.rows, ())
         if positions == 1 and 2 * rows not in timed and self._try_two():
             return 2
-        widths = [positions, *[each // rows for each in timed if positions < each // rows <= last]]
+        whole = [each // rows for each in timed if each % rows == 0]
+        widths = [positions, *[each for each in whole if positions < each <= last]]
         return widths[int(self.times()[widths].argmin())] if len(widths) > 1 else positions
 
     def record_time(self, width: int, seconds: float, tree: bool = False) -> None:
@@ -194,9 +195,10 @@ class StepCosts:
     def _try_two(self) -> bool:
         """Whether two positions are to be timed once more, as they may cost less than one."""
         trials = self.model.counts.get((self.rows, 2 * self.rows), 0)
-        if trials not in self._tried:
-            self._tried[trials] = bool(self.times()[2] < (1.0 if trials else self.MAX_TRIED))
-        return self._tried[trials]
+        tried = self.rows, trials
+        if tried not in self._tried:
+            self._tried[tried] = bool(self.times()[2] < (1.0 if trials else self.MAX_TRIED))
+        return self._tried[tried]
 
     def _required(self, times: Float32) -> Float32:
         """The minimum cost of n or more positions relative to a plain step, with the margin.

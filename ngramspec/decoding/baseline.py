@@ -87,22 +87,10 @@ def _compare(model: Any, decode: Decode) -> str | None:
         log_once=said.append,
     )
 
-    def hook(
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        call = GenerateCall(
-            model=model,
-            input_ids=input_ids,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            model_kwargs=model_kwargs,
-        )
+    def hook(model: Any, input_ids: torch.Tensor, **given: Any) -> Any:
+        prepared = ("logits_processor", "stopping_criteria", "generation_config")
+        own = {name: given.pop(name, None) for name in prepared}
+        call = GenerateCall(model=model, input_ids=input_ids, **own, model_kwargs=given)
         return decode(caller, call)
 
     ours = model.generate(ids, custom_generate=hook, **asked)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
@@ -65,12 +66,12 @@ class Batch(ABC):
     def texts(self) -> Sequence[Text]:
         """The committed tokens of all rows."""
 
-    def ids(self) -> torch.Tensor | None:
+    def ids(self) -> Tensor | None:
         """The committed tokens, int64 (rows, length); None if rows have different lengths."""
         return None
 
     @abstractmethod
-    def sequences(self) -> torch.Tensor:
+    def sequences(self) -> Tensor:
         """The returned sequences, int64 (batch, longest), padded."""
 
     @abstractmethod
@@ -86,7 +87,7 @@ class Batch(ABC):
         """Draft for each row that has not ended."""
 
     @abstractmethod
-    def verify(self, logits: torch.Tensor, sampled: SampledTokens | None) -> None:
+    def verify(self, logits: Tensor, sampled: SampledTokens | None) -> None:
         """Commit the target's tokens of every row, up to the first that was not drafted.
 
         Args:
@@ -160,7 +161,7 @@ class Batch(ABC):
             if row.verdict.emitted:
                 row.learn(None if computed is None else computed[at])
 
-    def block(self, width: int) -> torch.Tensor:
+    def block(self, width: int) -> Tensor:
         """Every row's last committed token and draft, int64 (batch, width), on the host.
 
         A row is filled up with its last committed token, which is known to have an embedding. A
@@ -180,7 +181,7 @@ class Batch(ABC):
             block[at, 1 : 1 + len(row.draft)] = row.draft.tokens
         return torch.from_numpy(block)
 
-    def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None] | None:
+    def ranking(self, *, scores: bool) -> dict[str, Tensor | None] | None:
         """Beam search's report about the returned sequences, or None if these rows are no beams."""
         return None
 
@@ -205,12 +206,7 @@ class LockstepBatch(Batch):
     finished: list[bool]
 
     def __init__(
-        self,
-        *args: Any,
-        prompt: torch.Tensor,
-        ids: Int64 | None = None,
-        first: int = 0,
-        **more: Any,
+        self, *args: Any, prompt: Tensor, ids: Int64 | None = None, first: int = 0, **more: Any
     ) -> None:
         super().__init__(*args, **more)
         count = len(prompt)
@@ -234,7 +230,7 @@ class LockstepBatch(Batch):
 
     # The committed tokens
 
-    def ids(self) -> torch.Tensor:
+    def ids(self) -> Tensor:
         """The committed tokens on the prompt's device.
 
         Before the first generated token they have the prompt's dtype, which may be int32.
@@ -246,7 +242,7 @@ class LockstepBatch(Batch):
         ids = self._device[:, : self.length]
         return ids if self.length > self.prompt_length else ids.to(self._dtype)
 
-    def ids_on_host(self) -> torch.Tensor:
+    def ids_on_host(self) -> Tensor:
         """The committed tokens, int64 (rows, length), on the host."""
         return torch.from_numpy(self._host[:, : self.length])
 
@@ -258,7 +254,7 @@ class LockstepBatch(Batch):
     def texts(self) -> Sequence[Text]:
         return [self]
 
-    def sequences(self) -> torch.Tensor:
+    def sequences(self) -> Tensor:
         return self.ids().clone()
 
     def append(self, tokens: list[int]) -> None:
@@ -330,7 +326,7 @@ class LockstepBatch(Batch):
     def accepted_paths(self) -> Sequence[Sequence[int]]:
         return [self.accepted_positions] * len(self.places)
 
-    def verify(self, logits: torch.Tensor, sampled: SampledTokens | None) -> None:
+    def verify(self, logits: Tensor, sampled: SampledTokens | None) -> None:
         before, self.position = self.length, 0
         try:
             while self.position is not None:
@@ -346,7 +342,7 @@ class LockstepBatch(Batch):
         assert self.position is not None
         self.accepted_positions.append(self.position)
 
-    def next_tokens(self, logits: torch.Tensor, sampled: SampledTokens | None) -> list[int]:
+    def next_tokens(self, logits: Tensor, sampled: SampledTokens | None) -> list[int]:
         """Choose and record the rows' tokens at ``position``; see ``verify``."""
         sampler, position = self.sampler, self.position
         assert position is not None
@@ -362,7 +358,7 @@ class LockstepBatch(Batch):
         known: list[int] = sampled.tokens[:, position].tolist()
         return known
 
-    def _scores(self, logits: torch.Tensor) -> torch.Tensor:
+    def _scores(self, logits: Tensor) -> Tensor:
         """Compute and record the rows' processed scores, float32 (rows, vocab)."""
         sampler, raw = self.sampler, logits.to(copy=True, dtype=torch.float32)
         scores = sampler.process(self.ids(), raw) if sampler.processors else raw

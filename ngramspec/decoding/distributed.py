@@ -82,6 +82,8 @@ class Ranks:
         sent = drafts if self.drafts else _unpack(message)
         for row, draft in zip(rows, sent, strict=True):
             row.draft = replace(draft, proposal=None)
+            if not self.drafts:  # rows that drafted nothing have no session
+                row.source_names = Follower.source_names
         return int(message[0, 1])
 
     def any_unfinished(self, mine: bool) -> bool:

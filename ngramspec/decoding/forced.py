@@ -15,7 +15,7 @@ from weakref import finalize
 import numpy as np
 
 from ngramspec.costs.policies import worthwhile_nodes
-from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32, Nodes, Observed
 from ngramspec.drafters.base import (
     MAX_SOURCES,
     Drafter,
@@ -93,7 +93,7 @@ class _ForcedSession(ForwardingSession):
         self._mine = 0  # forced tokens of the last draft; 0: the inner session drafted it
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        """Draft the forced tokens, unless the inner draft begins with them and is longer."""
+        """Draft the forced tokens, unless the inner draft begins with them."""
         forced = self._after(gamma)
         confidence = self._confidence(len(forced))
         if forced and cost is not None:
@@ -127,11 +127,7 @@ class _ForcedSession(ForwardingSession):
         return np.array([within] * (count - 1) + [last] * (count > 0), np.float32)
 
     def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
+        self, draft: Draft, accepted: Nodes, verified: int | None = None, evidence: Observed = None
     ) -> None:
         if not self._mine:
             super().observe(draft, accepted, verified, evidence)

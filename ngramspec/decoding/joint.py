@@ -41,9 +41,7 @@ class OpenGeneration:
     """One row that its caller decodes step by step; see ``stepwise.open_generation``.
 
     Between two steps, other generations of the model may run steps in the same thread. The object
-    is not thread-safe. It always runs in the inference mode in which it was opened, whatever mode
-    its caller is in: the mode belongs to the thread, and a tensor that was made in inference mode
-    can be modified in place only in that mode.
+    is not thread-safe. It always runs in the inference mode in which it was opened.
 
     Attributes:
         stats: this generation's statistics so far.
@@ -301,7 +299,7 @@ class JointSteps:
         if not own:
             yield None
             return
-        model, limit = own[0].model, max(MAX_JOINT_TOKENS, own[0].limit) + 1
+        model, limit = own[0].model, max(MAX_JOINT_TOKENS, *(each.limit for each in own)) + 1
         joint = self._costs
         if joint is None or joint.model is not model or joint.limit < limit:
             joint = self._costs = StepCosts(model, limit, packed=True)
@@ -365,5 +363,7 @@ def _learn(tracker: StepCosts, turns: Sequence[_Turn], seconds: float) -> None:
     drafts = [turn.draft for turn in turns]
     drafted = sum(map(len, drafts))
     added = sum(len(turn.added) for turn in turns if not isinstance(turn.added, Exception))
-    tracker.record_time(1 + drafted, seconds, any(draft.parents is not None for draft in drafts))
+    if drafted < tracker.limit:  # it knows no wider forwards
+        branched = any(draft.parents is not None for draft in drafts)
+        tracker.record_time(1 + drafted, seconds, branched)
     tracker.record_acceptance(drafted, max(added - len(turns), 0))

@@ -140,8 +140,10 @@ class DecodeLoop:
         try:
             self.rollback()
         finally:
-            self.target.close()
-            self.batch.close()
+            try:
+                self.target.close()
+            finally:
+                self.batch.close()
 
     def propose(self) -> Step:
         """Propose each row's draft, and collect the drafters' request for evidence."""
@@ -259,7 +261,8 @@ class DecodeLoop:
         if step.prefill:
             self.prefill_length.learn(drafted, accepted)
             if costs is not None:
-                costs.record_prefill(step.forward_seconds, target.prefill_positions)
+                positions = target.prefill_positions + step.width - 1
+                costs.record_prefill(step.forward_seconds, positions)
         else:
             self.steps += 1
             if costs is not None:

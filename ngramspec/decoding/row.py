@@ -22,6 +22,8 @@ from ngramspec.draft import (
     EvidenceRequest,
     Float32,
     Int32,
+    Nodes,
+    Observed,
     Verdict,
 )
 from ngramspec.drafters.base import (
@@ -152,11 +154,11 @@ class Row:
         tree mask.
         """
         self.draft = EMPTY_DRAFT
-        if limit < 1 or not self.may_draft():
-            return EMPTY_DRAFT
-        lengths, drafter = self._lengths, self.drafter
-        assert lengths is not None
         try:
+            if limit < 1 or not self.may_draft():
+                return EMPTY_DRAFT
+            lengths, drafter = self._lengths, self.drafter
+            assert lengths is not None
             if self.session is None:
                 self.start()
             gamma, cost = lengths.plan(drafter.estimates)
@@ -180,9 +182,9 @@ class Row:
             return False
         given = self._current()
         if given is not self._given:
-            drafter = given if self._prepared is None else self._prepared(given)
             self.close()
-            self._given, self.drafter = given, drafter
+            self._given, self._faults = given, MAX_FAULTS - 1  # in case it cannot be prepared
+            self.drafter = given if self._prepared is None else self._prepared(given)
             self.source_names, self._faults, self._valid = (), 0, 0
         if self._faults < MAX_FAULTS:
             return True
@@ -242,11 +244,7 @@ class Row:
         self.observe(tuple(verdict.accepted), verdict.verified, evidence, tokens)
 
     def observe(
-        self,
-        accepted: Sequence[int],
-        verified: int | None,
-        evidence: Evidence | None,
-        tokens: Int32,
+        self, accepted: Nodes, verified: int | None, evidence: Observed, tokens: Int32
     ) -> None:
         """Pass the draft's result, and then the committed ids of the vocabulary, to the session."""
         if self.session is None:

@@ -351,9 +351,10 @@ class CallSetup:
             if differences:
                 saved = None
                 self.caller.log_once(f"not using the saved costs: {'; '.join(differences)}")
+        pending = 0 if target.pending is None else target.pending.max_tokens
         return StepCosts(
             model_of(target.model, kind, saved),
-            self.options.longest + 1,
+            self.options.longest + 1 + pending,
             rows=rows,
             pads=not target.facts.recurrent,  # a rejected position would undo a recurrent state
             sizes=target.widths,

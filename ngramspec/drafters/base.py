@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec._native import sound_chain
-from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Float32, Int32, Nodes, Observed
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
@@ -93,11 +93,7 @@ class DraftSession(ABC):
         return EMPTY_DRAFT if len(drafted) else self.propose(gamma)
 
     def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
+        self, draft: Draft, accepted: Nodes, verified: int | None = None, evidence: Observed = None
     ) -> None:
         """Learn which of a draft's nodes the target accepted. The default does nothing.
 
@@ -166,11 +162,7 @@ class ForwardingSession(DraftSession):
         return self.inner.wants_evidence
 
     def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
+        self, draft: Draft, accepted: Nodes, verified: int | None = None, evidence: Observed = None
     ) -> None:
         call_observe(self.inner, draft, accepted, verified, evidence)
 
@@ -254,11 +246,7 @@ class Drafter(ABC):
 
 
 def call_observe(
-    session: DraftSession,
-    draft: Draft,
-    accepted: Sequence[int],
-    verified: int | None,
-    evidence: Evidence | None,
+    session: DraftSession, draft: Draft, accepted: Nodes, verified: int | None, evidence: Observed
 ) -> None:
     """Call a session's ``observe``; pass ``evidence`` only if there is any."""
     if evidence is None:

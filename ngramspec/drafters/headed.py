@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.draft import Draft, Evidence, Float32, Int32
+from ngramspec.draft import Draft, Float32, Int32, Nodes, Observed
 from ngramspec.drafters.base import Drafter, verified_count
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.model import ModelDrafter, Reader, ReadingSession
@@ -270,11 +269,7 @@ class HeadedSession(ReadingSession, ValueSession):
         return replace(draft, proposal=proposal_of(parts))
 
     def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
+        self, draft: Draft, accepted: Nodes, verified: int | None = None, evidence: Observed = None
     ) -> None:
         judged = verified_count(draft, accepted, verified)
         for depth, (_, probs) in self._sampled.items():

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.costs.policies import reach_of, worthwhile_nodes
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int8, Int32
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int8, Int32, Nodes, Observed
 from ngramspec.drafters.base import (
     Drafter,
     DraftModel,
@@ -149,11 +149,7 @@ class PrioritySession(DraftSession):
         return inner + np.int8(sum(self.drafter.counts[:which]))
 
     def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
+        self, draft: Draft, accepted: Nodes, verified: int | None = None, evidence: Observed = None
     ) -> None:
         if draft.parents is not None:
             tokens = draft.tokens[list(accepted)].tolist()

@@ -8,13 +8,12 @@ which rank's child is expanded is fixed beforehand, whatever the tokens are.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 
 import numpy as np
 
-from ngramspec.draft import EMPTY_DRAFT, Draft, Evidence, EvidenceRequest, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, EvidenceRequest, Float32, Int32, Nodes, Observed
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.errors import check_int
 
@@ -98,11 +97,7 @@ class RecycleSession(DraftSession):
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32))
 
     def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
+        self, draft: Draft, accepted: Nodes, verified: int | None = None, evidence: Observed = None
     ) -> None:
         if evidence is None:
             return

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec._native import MOST_TOKENS, CopyIndex, NGramTable
-from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Evidence, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, NO_TOKENS, Draft, Float32, Int32, Nodes, Observed
 from ngramspec.drafters.base import Drafter, DraftSession, LearningDrafter, verified_count
 from ngramspec.drafters.priority import pack
 from ngramspec.drafters.stochastic import SamplingSession, check_temperature
@@ -205,11 +205,7 @@ class UnigramSession(TableSession):
         return Draft(np.array([best[0][0]], np.int32))
 
     def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
+        self, draft: Draft, accepted: Nodes, verified: int | None = None, evidence: Observed = None
     ) -> None:
         self.drafter.learn(len(accepted), verified_count(draft, accepted, verified))
 

@@ -33,6 +33,7 @@ CERTAIN, LIKELIEST, FURTHER = 0.98, 0.55, 0.98
 NAME_KEY, ARGUMENT_KEYS = "name", ("arguments", "parameters")
 MAX_TOOLS = 256
 MAX_SCHEMA_CHARACTERS = 1 << 15  # of a tool's name and schema; a larger tool is not predicted
+MAX_LISTED_VALUES = 64  # of an argument that are predicted, because all are read in each step
 MAX_PREDICTED_CHARACTERS = 400  # of one continuation
 LITERALS = {"boolean": ("false", "true"), "null": ("null",)}
 Schema = Mapping[str, Any]
@@ -264,6 +265,7 @@ class CallText:
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if not isinstance(listed, Sequence) or isinstance(listed, str):
             listed = ()
+        listed = listed[:MAX_LISTED_VALUES]
         texts = [json.dumps(each) for each in listed if not isinstance(each, list | dict)]
         return texts or [*LITERALS.get(str(schema.get("type")), ())]
 

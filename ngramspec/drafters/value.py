@@ -17,7 +17,7 @@ from ngramspec._native import (
     StoreSource,
     ValueEngine,
 )
-from ngramspec.draft import Draft, Evidence, EvidenceRequest, Float32, Int32
+from ngramspec.draft import Draft, EvidenceRequest, Float32, Int32, Nodes, Observed
 from ngramspec.drafters.base import DraftSession, LearningDrafter
 from ngramspec.errors import check_bool, check_int
 from ngramspec.stores import Store, open_stores
@@ -135,11 +135,7 @@ class ValueSession(DraftSession):
         return Draft(tokens, None, confidence, None, source)
 
     def observe(
-        self,
-        draft: Draft,
-        accepted: Sequence[int],
-        verified: int | None = None,
-        evidence: Evidence | None = None,
+        self, draft: Draft, accepted: Nodes, verified: int | None = None, evidence: Observed = None
     ) -> None:
         if self._stores is not None and draft.source is not None and len(accepted):
             source = draft.source.tobytes()  # int8, faster to index than an array

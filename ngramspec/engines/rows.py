@@ -149,7 +149,7 @@ class KnownRows:
     """
 
     def __init__(self) -> None:
-        self._by_key: dict[Hashable, KnownRow] = {}
+        self.by_key: dict[Hashable, KnownRow] = {}
         self._by_hash: dict[tuple[int, int], list[KnownRow]] | None = None  # in this call, see find
         self._rows: dict[int, KnownRow] = {}  # those of the current call, by place
         self._last: dict[int, KnownRow] = {}
@@ -169,7 +169,7 @@ class KnownRows:
     def find(self, place: int, state: RowState) -> KnownRow | None:
         """The known row that continues in the batch's row ``place``, or None."""
         key, tokens, length, new = state
-        row = self._last.get(place) if key is None else self._by_key.get(key)
+        row = self._last.get(place) if key is None else self.by_key.get(key)
         if (
             row is not None
             and (row.live and row.seen != self.call and row.key == key)
@@ -190,15 +190,11 @@ class KnownRows:
                 return row
         return None
 
-    def of_key(self, key: Hashable) -> KnownRow | None:
-        """The row of a request, or None."""
-        return self._by_key.get(key)
-
     def add(self, key: Hashable | None, on_fault: OnFault) -> KnownRow:
         """Add and return a row without text."""
         row = KnownRow(key, on_fault)
         if key is not None:
-            self._by_key[key] = row
+            self.by_key[key] = row
         self._order[id(row)] = row
         return row
 
@@ -245,8 +241,8 @@ class KnownRows:
         row.live = False
         del self._order[id(row)]
         self.bytes -= row.size
-        if row.key is not None and self._by_key.get(row.key) is row:
-            del self._by_key[row.key]
+        if row.key is not None and self.by_key.get(row.key) is row:
+            del self.by_key[row.key]
 
     def all(self) -> list[KnownRow]:
         """Every known row, least recently seen first."""
@@ -358,7 +354,7 @@ class Rows:
 
     def finish(self, key: Hashable) -> None:
         """Forget the request with this id, which has ended. Unknown ids are legal."""
-        row = self._known.of_key(key)
+        row = self._known.by_key.get(key)
         if row is not None:
             self._drop(row)
 
@@ -437,7 +433,7 @@ class Rows:
     def _advance_row(self, place: int, state: RowState, row: KnownRow | None) -> KnownRow:
         """Update and return the row at a place of the batch; None: a new one."""
         if row is None:
-            earlier = None if state.key is None else self._known.of_key(state.key)
+            earlier = self._known.by_key.get(state.key)  # None is no key
             if earlier is not None:
                 self._drop(earlier)  # the engine withdrew tokens, or reuses the id
             row = self._known.add(state.key, self._report_fault)

@@ -207,7 +207,7 @@ class Target:
 
     @property
     def prefill_positions(self) -> int:
-        """Number of positions that the prefill runs, in all rows."""
+        """Number of the prompt's positions that the prefill runs, in all rows."""
         return self.prompt.shape[0] // self._copies * (self.facts.end - self.facts.cached)
 
     def prefill_room(self) -> int:

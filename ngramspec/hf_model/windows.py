@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ngramspec.hf_model.masks import Masks, Trees, tree_positions
@@ -27,7 +28,7 @@ class Reach:
         """Maximum number of positions that a position attends to; None: no limit."""
         return self.chunk if self.window is None else self.window
 
-    def within(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    def within(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return which keys are included, by text positions, bool (rows, 1, width, keys)."""
         one, other = queries[:, None, :, None], keys[:, None, None, :]
         if self.window is not None:
@@ -52,9 +53,7 @@ class Windows:
         limits = (each.limit for each in self.reaches.values())
         return min((each for each in limits if each is not None), default=0)
 
-    def masks(
-        self, mask: torch.Tensor, past: torch.Tensor, queries: torch.Tensor, held: int | None
-    ) -> Masks:
+    def masks(self, mask: Tensor, past: Tensor, queries: Tensor, held: int | None) -> Masks:
         """Return the mask or masks that the model takes, from the ``mask`` without windows.
 
         ``past`` and ``queries``, int64 (rows or 1, n), are the text positions of the cache's slots
@@ -71,9 +70,7 @@ class Windows:
             made[kind] = mask[..., first:] & reach.within(queries, keys[:, first:])
         return made if self.layers else made[""]
 
-    def queries(
-        self, last: torch.Tensor, trees: Trees, lengths: Sequence[int], width: int
-    ) -> torch.Tensor:
+    def queries(self, last: Tensor, trees: Trees, lengths: Sequence[int], width: int) -> Tensor:
         """Return the text positions of a forward's tokens, int64 (rows or 1, width)."""
         steps = torch.arange(width, device=last.device)
         if not trees:

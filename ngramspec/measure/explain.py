@@ -39,6 +39,7 @@ class Run:
         settings: settings of the Speculator and of the run.
         prompts: their names.
         same_text: whether the output is the baseline's.
+        plain_tokens: number of tokens of the baseline's output.
         forward_seconds: seconds of a forward of n positions, by n, over a cache of a call's middle.
         first_rounds: seconds of every timed call of the baseline for one token (the prefill).
         plain_rounds, speculative_rounds: seconds of every timed whole call.
@@ -50,6 +51,7 @@ class Run:
     settings: dict[str, Any]
     prompts: list[str] = field(default_factory=list)
     same_text: list[bool] = field(default_factory=list)
+    plain_tokens: list[int] = field(default_factory=list)
     forward_seconds: list[dict[int, float]] = field(default_factory=list)
     first_rounds: list[list[float]] = field(default_factory=list)
     plain_rounds: list[list[float]] = field(default_factory=list)
@@ -60,13 +62,19 @@ class Run:
     @property
     def plain_token_seconds(self) -> float:
         """Seconds of a plain step, including overhead."""
-        tokens = sum(len(step["emitted"]) for step in self.steps) - len(self.prompts)
+        tokens = sum(self.plain_tokens) - len(self.prompts)
         return (_seconds(self.plain_rounds) - _seconds(self.first_rounds)) / max(tokens, 1)
 
     @property
+    def plain_seconds(self) -> float:
+        """Seconds of the baseline's calls, for as many tokens as those of speculation emitted."""
+        tokens = sum(len(step["emitted"]) for step in self.steps) - len(self.prompts)
+        return _seconds(self.first_rounds) + tokens * self.plain_token_seconds
+
+    @property
     def speedup(self) -> float:
-        """The measured speedup: baseline seconds / speculative seconds of all calls."""
-        return _seconds(self.plain_rounds) / _seconds(self.speculative_rounds)
+        """The measured speedup: baseline seconds / speculative seconds for the same tokens."""
+        return self.plain_seconds / _seconds(self.speculative_rounds)
 
     @property
     def noise(self) -> float:
@@ -87,6 +95,12 @@ class Run:
             f"Rounds of the same calls differ by up to {self.noise:.0%}. Changes up to that size"
             " are marked as noise."
         )
+
+    @property
+    def text_says(self) -> str:
+        """How many texts are the baseline's, in words."""
+        count = f"{sum(self.same_text)} of {len(self.prompts)}"
+        return f"{count} texts equal the baseline's; times are per token."
 
 
 def _seconds(rounds: Iterable[Sequence[float]]) -> float:
@@ -135,6 +149,7 @@ def explain(
         run.stats.add(output.stats)
         run.prompts.append(f"{prompt.task}, {prompt.id}")
         run.same_text.append(output.tokens == found.last(PLAIN).tokens)
+        run.plain_tokens.append(len(found.last(PLAIN).tokens))
         run.first_rounds.append(found.seconds[FIRST])
         run.plain_rounds.append(found.seconds[PLAIN])
         run.speculative_rounds.append(found.seconds[OURS])
@@ -187,7 +202,10 @@ def ladder(run: Run) -> list[Rung]:
     calls, tokens = len(steps), stats.tokens_per_call
     flat = sum(seconds[1] for seconds, _ in steps)
     wide = sum(seconds[step["width"]] for seconds, step in steps)
-    gamma, drafting = stats.drafted / calls, stats.draft_seconds / flat  # the latter is gamma c
+    draft_seconds, other_seconds = (
+        sum(step[name] for _, step in steps) for name in ("draft_seconds", "other_seconds")
+    )
+    gamma, drafting = stats.drafted / calls, draft_seconds / flat  # the latter is gamma c
     around = [int(gamma), int(gamma) + 1]
     equation_1 = float(np.interp(gamma, around, expected_tokens(stats.alpha, around)))
     acceptance_says = f"{tokens:.2f} tokens a step: by depth, branches, steps without a draft"
@@ -201,7 +219,7 @@ def ladder(run: Run) -> list[Rung]:
         Rung("acceptance as measured", tokens / (1 + drafting), acceptance_says),
         Rung("cost(n)", tokens / (wide / flat + drafting), cost_says),
     ]
-    decode = wide + stats.draft_seconds + stats.other_seconds
+    decode = wide + draft_seconds + other_seconds
     plain, one = 1000 * run.plain_token_seconds, 1000 * flat / calls  # milliseconds of a step
     rest = "the rest: forwards whose times differ from cost(n)"
     if plain < (1 - run.noise) * one:
@@ -212,13 +230,15 @@ def ladder(run: Run) -> list[Rung]:
         )
     else:
         overhead_says = (
-            f"{1000 * stats.other_seconds / calls:.2f} ms a step outside of drafting and forwards;"
+            f"{1000 * other_seconds / calls:.2f} ms a step outside of drafting and forwards;"
             f" plain: {max(0.0, plain - one):.2f} ms"
         )
-        first, whole = _seconds(run.first_rounds), _seconds(run.plain_rounds)
-        prefill_says = f"{stats.prefill_seconds / runs:.3f} s a call; plain: {first / runs:.3f} s"
+        prefill = stats.draft_seconds + stats.prefill_seconds + stats.other_seconds
+        prefill -= draft_seconds + other_seconds
+        first = _seconds(run.first_rounds)
+        prefill_says = f"{prefill / runs:.3f} s a call; plain: {first / runs:.3f} s"
         rungs.append(Rung("overhead", stats.emitted * plain / 1000 / decode, overhead_says))
-        rungs.append(Rung("prefill", whole / (stats.prefill_seconds + decode), prefill_says))
+        rungs.append(Rung("prefill", run.plain_seconds / (prefill + decode), prefill_says))
     return [*rungs, Rung("measured", run.speedup, rest)]
 
 
@@ -282,7 +302,7 @@ def page(run: Run) -> str:
         (escape(name), f"{verified:,}", f'<meter value="{right / max(verified, 1):.3f}"></meter>')
         for name, (verified, right) in acceptance(run).items()
     ]
-    parts += [f"<p>{escape(run.noise_says)}</p>", "<h2>Acceptance</h2>"]
+    parts += [f"<p>{escape(f'{run.text_says} {run.noise_says}')}</p>", "<h2>Acceptance</h2>"]
     parts += [_table(("of", "verified", "accepted / verified"), shares), "<h2>The text</h2>"]
     words = (("accepted", "accepted"), ("rejected", "rejected"), ("own", "the target's own"))
     legend = ", ".join(_span(kind, text) for kind, text in words)

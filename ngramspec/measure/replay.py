@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -43,8 +44,8 @@ def cost_curve(name: str, gamma_max: int) -> Float32:
     """The ``cost`` argument of ``DraftSession.propose``, float32 (gamma_max + 2,).
 
     It is linear between the given positions, and constant after the last; index 0 is unused. The
-    name is "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``; a
-    ValueError is raised if it has something else.
+    name is "cpu", "gpu", or a JSON file with ``{"positions": [1, ...], "cost": [1.0, ...]}``; costs
+    may have any unit. A ValueError is raised if it has something else.
     """
     at, cost = (POSITIONS, COSTS[name]) if name in COSTS else _read_curve(Path(name))
     return np.interp(np.arange(gamma_max + 2), at, cost).astype(np.float32)
@@ -54,14 +55,14 @@ def _read_curve(path: Path) -> tuple[list[float], list[float]]:
     fields = json.loads(path.read_text(encoding="utf-8"))
     lists = [fields.get(key) if isinstance(fields, dict) else None for key in ("positions", "cost")]
     at, cost = (each if isinstance(each, list) else [] for each in lists)
-    numbers = all(isinstance(each, int | float) for each in (*at, *cost))
+    numbers = all(isinstance(each, int | float) and isfinite(each) for each in (*at, *cost))
     if not (numbers and at and len(at) == len(cost) and at[0] == 1 and min(cost) > 0):
         raise ValueError(
             f"{path}: positions must begin with 1, and cost must have a value > 0 for each of them"
         )
     if sorted(set(at)) != at:
         raise ValueError(f"{path}: positions must rise, got {at}")
-    return at, cost
+    return at, [each / cost[0] for each in cost]
 
 
 SEPARATOR_ID = 0  # after each document of an .npy file

@@ -80,6 +80,19 @@ def read_prompts(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]
     return prompts
 
 
+def check_prompts(loaded: LoadedModel, prompts: Iterable[Prompt], new: int) -> None:
+    """Raise a ValueError unless the model can continue the prompts by ``new`` tokens."""
+    from ngramspec.hf_model.compat.extras import vocab_size  # which needs torch
+
+    vocab, limit = vocab_size(loaded.model), loaded.max_positions
+    for prompt in prompts:
+        name, count = f"{prompt.task}, {prompt.id}", len(prompt.ids)
+        if min(prompt.ids) < 0 or max(prompt.ids) >= vocab:
+            raise ValueError(f"{name}: token ids must be in 0..{vocab - 1}")
+        if limit is not None and count + new > limit:
+            raise ValueError(f"{name}: {count} tokens and {new} new ones exceed {limit} positions")
+
+
 def sample_prompts(loaded: LoadedModel) -> list[Prompt]:
     """The package's own texts as prompts, one for each task."""
     return [

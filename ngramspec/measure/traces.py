@@ -51,12 +51,12 @@ def read_traces(path: Path) -> list[Trace]:
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """The number and the value of each line that is not blank; a ValueError names a bad line."""
-    with open(path, encoding="utf-8") as lines:
+    with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    value = json.loads(line)
-                except ValueError as error:
+                    value = json.loads(line.decode("utf-8"))
+                except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
                 yield number, value
 

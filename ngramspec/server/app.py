@@ -42,7 +42,14 @@ from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.llama import LlamaReply
 from ngramspec.server.metrics import Metrics, private_logs
 from ngramspec.server.openai_api import ChatReply, CompletionReply, apply_template
-from ngramspec.server.responses import ApiError, Error, add_handlers, answer_of, shutting_down
+from ngramspec.server.responses import (
+    ApiError,
+    Error,
+    add_handlers,
+    answer_of,
+    api_error_of,
+    shutting_down,
+)
 from ngramspec.server.service import Reply, Service
 from ngramspec.server.settings import ANYONE, Client, ServerSettings
 from ngramspec.speculator import Speculator
@@ -159,6 +166,10 @@ class Front:
             if began:
                 raise
             await answer_of(shutting_down())(scope, receive, counted)
+        except Exception as error:
+            if not began:
+                await answer_of(api_error_of(error))(scope, receive, counted)
+            raise  # for the log
         finally:
             self._running.discard(task)
 

@@ -81,7 +81,7 @@ SAME_FIELDS = {
 IGNORABLE_FIELDS = {
     *("metadata", "prompt_cache_retention"),
     *("safety_identifier", "service_tier", "store"),
-    *("cache_prompt", "id_slot", "n_cache_reuse", "samplers", "sse_ping_interval"),
+    *("cache_prompt", "id_slot", "n_cache_reuse", "sse_ping_interval"),
     *("t_max_prompt_ms", "timings_per_token"),
 }
 
@@ -89,6 +89,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 MAX_ANSWERS = 128  # per prompt, and prompts per request: OpenAI's limit; Limits.answers is lower
+MAX_STOP_CHARACTERS = 4096  # they are compared with each new token's text
 MIN_TEMPERATURE = 1e-6  # the limit of sampling: dividing logits by less overflows float32
 
 
@@ -180,7 +181,7 @@ class StreamOptions(Given):
     """The field ``stream_options``."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class Body(Given):
@@ -210,6 +211,8 @@ class Body(Given):
     def stops(self) -> tuple[str, ...]:
         """The stop strings; an empty one is none."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if sum(map(len, given)) > MAX_STOP_CHARACTERS:
+            raise bad("stop", f"at most {MAX_STOP_CHARACTERS} characters together")
         return tuple(each for each in given if each)
 
 

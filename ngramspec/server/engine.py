@@ -401,13 +401,18 @@ class Scheduler:
 
     def add(self, jobs: Sequence[Job], session: Client | None = None) -> None:
         """Add a request's jobs, all or none. Of a session, only the latest request runs."""
-        known, late = [*self._waiting, *self._active], False
+        known, older, late = [*self._waiting, *self._active], list[Job](), False
         for job in known:
             if job.session is not None and job.session == session:
                 newer = job.session.arrived > session.arrived
-                job.cancelled, late = job.cancelled or not newer, late or newer
-        if sum(not job.cancelled for job in known) + len(jobs) > self._max_jobs:
+                older, late = older + [job] * (not newer), late or newer
+        if (
+            sum(not job.cancelled and job not in older for job in known) + len(jobs)
+            > self._max_jobs
+        ):
             raise queue_full()
+        for job in older:
+            job.cancelled = True
         for job in jobs:
             job.session, job.cancelled = session, late
         self._waiting += jobs
@@ -529,8 +534,7 @@ class Answers:
     ) -> None:
         loop = asyncio.get_running_loop()
         self._engine = engine
-        deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-        self._deltas = deltas
+        self._deltas = deltas = asyncio.Queue[tuple[int, Delta]]()
 
         def put(index: int, delta: Delta) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, (index, delta))  # no cycle through self

@@ -9,6 +9,7 @@ effect here and are ignored.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from itertools import chain
 from typing import Any
 
 from fastapi import Response
@@ -36,7 +37,19 @@ SETTINGS = (  # of LlamaBody, in ``generation_settings``
     *("n_probs", "logit_bias", "t_max_predict_ms"),
 )
 HIDDEN_SETTINGS = ("n_cmpl", "repetition_penalty", "response_fields")  # no settings of llama.cpp
-SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]
+# Fields of the samplers that a list without them switches off, with the values that do so.
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+}
+
+
+def samples(body: LlamaBody, sampler: str) -> bool:
+    """Whether a request uses a sampler; ``/infill`` uses all, as its clients list others."""
+    return isinstance(body, InfillBody) or body.samplers is None or sampler in body.samplers
 
 
 def source_of(service: Service, body: LlamaBody) -> Source | None:
@@ -78,6 +91,8 @@ class LlamaReply(Reply):
     done = False
 
     def __init__(self, service: Service, body: LlamaBody, client: Client) -> None:
+        off = [SAMPLERS[name] for name in SAMPLERS if not samples(body, name)]
+        body = body.model_copy(update=dict(chain.from_iterable(each.items() for each in off)))
         super().__init__(service, body, client)
         refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
         self.source = source_of(service, body)
@@ -168,7 +183,7 @@ def settings_of(service: Service, body: LlamaBody) -> dict[str, Any]:
         "stop": list(body.stops),
         "max_tokens": body.n_predict,
         "grammar": body.grammar or "",
-        "samplers": SAMPLERS,
+        "samplers": [each for each in SAMPLERS if samples(body, each)],
         "n_ctx": service.context,
         "model": service.settings.name,
     }

@@ -307,10 +307,7 @@ class Reader:
     """Converts the deltas of one answer to content, reasoning and calls."""
 
     def __init__(
-        self,
-        parser: TagParser | TemplateParser | None,
-        several: bool = True,
-        closing: str | None = None,
+        self, parser: TagParser | TemplateParser | None, several: bool, closing: str | None
     ) -> None:
         self._parser, self._several, self._closing = parser, several, closing
         self._calls = 0  # calls seen so far

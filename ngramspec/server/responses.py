@@ -93,14 +93,14 @@ def add_handlers(app: FastAPI) -> None:
 
     async def answered(request: Request, error: Exception) -> JSONResponse:
         headers = error.headers if isinstance(error, HTTPException) else None
-        return answer_of(_api_error_of(error), headers)
+        return answer_of(api_error_of(error), headers)
 
-    kinds = (ApiError, RequestValidationError, HTTPException, ClientDisconnect, Exception)
-    for kind in kinds:
+    for kind in (ApiError, RequestValidationError, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, answered)
 
 
-def _api_error_of(error: Exception) -> ApiError:
+def api_error_of(error: Exception) -> ApiError:
+    """The error that a client gets for an exception."""
     match error:
         case ApiError():
             return error

@@ -43,9 +43,6 @@ MAX_CODES = (1 << 31) - 1
 NARROW_IDS = (1 << 16) - 1  # ids below it take two bytes
 CHUNK_TOKENS = 1 << 22
 
-Sections = list[list[Any]]
-Progress = Callable[[str], None]
-
 
 def gather(documents: Iterable[Any], tokenizer: Any) -> tuple[Int32, int]:
     """The text as codes, a separator around each document with tokens; number of documents."""
@@ -80,7 +77,7 @@ def tokens_of(document: Any, index: int, tokenizer: Any) -> Int32:
     return np.ascontiguousarray(document, np.int32)
 
 
-def sections_of(text: Int32, width: int, progress: Progress) -> Sections:
+def sections_of(text: Int32, width: int, progress: Callable[[str], None]) -> list[list[Any]]:
     """The sections of a corpus: text, places and keys, as parts to be written."""
     progress("sorting")
     places = sorted_places(text)
@@ -142,7 +139,6 @@ def packed(codes: Int32, width: int) -> list[Any]:
     return parts
 
 
-SUFFIX = ".ngc"
 REHEARSED_TOKENS = 512
 MAX_RECIPE_BYTES = 1 << 20  # longer recipes are truncated when read, and so refused
 KIND = FileKind(

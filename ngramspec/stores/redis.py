@@ -154,7 +154,7 @@ class PublishQueue:
     def __init__(self, producer: bytes = b"") -> None:
         self._producer = producer
         self.lost = 0  # tokens that were dropped because the queue was full
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._waiting: dict[str, deque[Entry]] = {}  # by namespace, none of them empty
         self._taken: list[Entry] = []
         self._size = 0  # of the texts that wait
@@ -164,7 +164,7 @@ class PublishQueue:
 
     def put(self, namespace: str, document: int, tokens: Int32, *, end: bool) -> None:
         """Add tokens, int32 (n,), which are copied."""
-        with self._lock:
+        with self.lock:
             for at in range(0, max(len(tokens), 1), MAX_ENTRY_TOKENS):
                 after = at + MAX_ENTRY_TOKENS
                 piece = np.array(tokens[at:after], np.int32)
@@ -194,14 +194,19 @@ class PublishQueue:
 
     def put_clear(self, namespace: str) -> None:
         """Add the deletion of a namespace, which replaces all that still waits for it."""
-        with self._lock:
+        with self.lock:
             self.discard(namespace)
             deletion = Entry(self._producer, NO_ENTRY, 0, None, True, namespace)
             self._waiting[namespace] = deque([deletion])
 
+    def deletes(self, namespace: str) -> bool:
+        """Whether a namespace's deletion waits, so that what is read of it is older."""
+        first = [*self._taken[:1], *itertools.islice(self._waiting.get(namespace, ()), 1)]
+        return any(each.tokens is None and each.namespace == namespace for each in first)
+
     def discard(self, namespace: str) -> None:
         """Drop a namespace's text that waits."""
-        with self._lock:
+        with self.lock:
             pieces = self._waiting.pop(namespace, deque())
             self._size -= _size(pieces)
             if pieces and pieces[0].tokens is None:
@@ -212,7 +217,7 @@ class PublishQueue:
 
     def take(self, limit: int) -> list[Entry]:
         """The next pieces of one namespace: a deletion, or text. They stay until ``remove``."""
-        with self._lock:
+        with self.lock:
             if self._waiting and not self._taken:
                 namespace = next(iter(self._waiting))
                 pieces = self._waiting.pop(namespace)
@@ -225,7 +230,7 @@ class PublishQueue:
 
     def remove(self) -> None:
         """Remove the pieces that were taken."""
-        with self._lock:
+        with self.lock:
             self._taken = []
 
 
@@ -261,6 +266,11 @@ class Feed:
         self.cleared = max(self.cleared, entry.cleared)
         self._append(entry, entry.tokens)
         return len(entry.tokens)
+
+    def deleted(self, at: EntryId) -> None:
+        """Note that this process deleted the namespace, with the entry ``at``."""
+        self.cleared = max(self.cleared, at)
+        self._documents.clear()
 
     def _append(self, entry: Entry, tokens: Int32) -> None:
         name = entry.producer, entry.document
@@ -460,7 +470,7 @@ class RedisSync:
         at = entry_id(pipeline.execute()[-2])
         self.published += sum(map(len, pieces))
         if deletion and feed is not None:
-            feed.cleared = max(feed.cleared, at)
+            feed.deleted(at)
 
     def _read(self) -> None:
         """Add what other processes published; wait for it for a moment if there is nothing."""
@@ -513,9 +523,12 @@ class RedisSync:
             except (KeyError, ValueError) as error:  # its message can quote a text
                 logger.debug("sync: an entry that is not one of ours: %s", type(error).__name__)
                 continue
-            added = feed.add(feed.last, entry, self._producer)
-            if added is None:
-                self._queue.discard(name)
+            with self._queue.lock:
+                if self._queue.deletes(name):
+                    continue
+                added = feed.add(feed.last, entry, self._producer)
+                if added is None:
+                    self._queue.discard(name)
             self.received += added or 0
 
     def _trim(self, feeds: dict[str, Feed]) -> None:

@@ -66,6 +66,7 @@ COUNTS_PER_ENTRY = 4  # tokens ever, look-ups, hits, accepted tokens
 MAX_COUNT = 1 << 62
 MAX_NAME_LENGTH = 256  # characters of a namespace's name
 MIN_NAMESPACE_BYTES = 4096  # memory of a namespace
+MAX_NAMESPACE_BYTES = BYTES_PER_CODE << 31  # places have 32 bits
 MAX_LINE_BYTES = 4096  # a name of 256 characters, each escaped as two of \\uxxxx, and five numbers
 MEMORY_PER_FILE_BYTE = BYTES_PER_CODE // 4  # memory of a code for each byte of it in the file
 
@@ -121,6 +122,9 @@ class SharedRequest(Source):
             self._add(tokens)
 
     def _add(self, tokens: Int32) -> None:
+        if self.index.cleared():
+            self.index.end()
+            self._kept = []
         if self._live:
             self._put(tokens)
         else:
@@ -128,7 +132,7 @@ class SharedRequest(Source):
 
     def _put(self, tokens: Int32) -> None:
         self.index.append(tokens)
-        if self._outlet is not None:
+        if self._outlet is not None and not self.index.cleared():
             self._outlet(tokens)
 
     def pause(self) -> None:
@@ -153,7 +157,7 @@ class SharedRequest(Source):
             return
         self._ended = True
         kept, self._kept = self._kept, []
-        for tokens in kept:
+        for tokens in () if self.index.cleared() else kept:
             self._put(tokens)
         if self._outlet is not None:
             self._outlet(NO_TOKENS, end=True)
@@ -238,8 +242,8 @@ class SharedStore(NotCopied):
     Args:
         max_bytes: limit for the text of all namespaces together, 4096..2**40. Each namespace has up
             to 512 bytes in addition, of which ``sizeof`` counts about 200, and its name.
-        namespace_bytes: size of each namespace's text, 4096..max_bytes, at 29 bytes per token;
-            None: an eighth of max_bytes.
+        namespace_bytes: size of each namespace's text, 4096..max_bytes and at most 58 * 2**30, at
+            29 bytes per token; None: an eighth of max_bytes.
         write: what requests add: "outputs"; "all": outputs and prompts; "none": nothing, only
             ``Namespace.add`` adds text.
         live: whether requests add text while they run, 64 tokens at a time. Otherwise they add it
@@ -270,8 +274,12 @@ class SharedStore(NotCopied):
         self.max_bytes = check_int("max_bytes", max_bytes, MIN_NAMESPACE_BYTES, MAX_BYTES)
         if namespace_bytes is None:
             namespace_bytes = max(max_bytes // DEFAULT_NAMESPACES, MIN_NAMESPACE_BYTES)
+            namespace_bytes = min(namespace_bytes, MAX_NAMESPACE_BYTES)
         self.namespace_bytes = check_int(
-            "namespace_bytes", namespace_bytes, MIN_NAMESPACE_BYTES, max_bytes
+            "namespace_bytes",
+            namespace_bytes,
+            MIN_NAMESPACE_BYTES,
+            min(max_bytes, MAX_NAMESPACE_BYTES),
         )
         check_choice("write", write, WRITES)
         self.write = write
@@ -402,13 +410,13 @@ class SharedStore(NotCopied):
                 which.
             ImportError: xxhash is not installed.
         """
-        store = cls(max_bytes)
+        check_int("max_bytes", max_bytes, MIN_NAMESPACE_BYTES, MAX_BYTES)
         saved = SavedStore(path, max_bytes)
         if namespace_bytes is None:
             namespace_bytes = max(min(saved.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)
-        check_int("namespace_bytes", namespace_bytes, MIN_NAMESPACE_BYTES, max_bytes)
-        store.namespace_bytes, store.tokenizer = namespace_bytes, saved.tokenizer
-        store.write, store.live = WRITES[saved.write], bool(saved.live)
+        live, write = bool(saved.live), WRITES[saved.write]
+        store = cls(max_bytes, namespace_bytes=namespace_bytes, write=write, live=live)
+        store.tokenizer = saved.tokenizer
         saved.restore(store.ring, max_bytes // namespace_bytes)
         return store
 
@@ -417,7 +425,7 @@ class SharedStore(NotCopied):
         return sum(ring.sizeof() for ring in self.rings().values())
 
     def check_integrity(self) -> None:
-        """Raise an AssertionError if an invariant is broken."""
+        """Raise an AssertionError if an invariant is broken. No request may run meanwhile."""
         rings = self.rings()
         for ring in rings.values():
             ring.check_integrity()
@@ -486,12 +494,12 @@ class Namespace(Source):
 
     def clear(self) -> None:
         """Remove the text and erase it from memory; see ``SharedStore.drop`` for ``sync``."""
+        if self.store.sync is not None:
+            self.store.sync.clear(self.name)
         if self.name in self.store:
             ring, conversations = self.store.opened(self.name)
             conversations.clear()
             ring.clear()
-        if self.store.sync is not None:
-            self.store.sync.clear(self.name)
 
     def statistics(self) -> StoreStatistics:
         """The size and usefulness of the namespace."""
@@ -572,9 +580,8 @@ def pieces_of(ring: StoreRing) -> Iterator[Int32]:
 class SavedStore:
     """The content of a shared store's file, read and checked, except the names and codes.
 
-    Sections of more than ``max_bytes`` bytes are refused before they are read. Codes take
-    ``MEMORY_PER_FILE_BYTE`` times as many bytes in memory as in the file. So a file can be loaded
-    with 1 / ``MEMORY_PER_FILE_BYTE`` of the ``max_bytes`` of the store that was saved.
+    Sections of more than ``max_bytes`` bytes are refused before they are read. A file has a
+    ``MEMORY_PER_FILE_BYTE``-th of the bytes in memory.
     """
 
     def __init__(self, path: str | PathLike[str], max_bytes: int) -> None:

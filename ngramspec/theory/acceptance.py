@@ -78,29 +78,6 @@ def output(p: ArrayLike, q: ArrayLike, lenience: float = 1.0) -> Float64:
     return np.asarray(accepted + rejected * residual(target, draft, lenience))
 
 
-def iterative_acceptance(p: ArrayLike, proposals: ArrayLike) -> Float64:
-    """P(the k-th of K drawn children is accepted) (Stratos, section 2; SpecInfer).
-
-    Child k is drawn from q_k and verified after k - 1 rejections. Each rejection replaces p by its
-    residual, which does not depend on the drawn tokens.
-
-    Args:
-        p: (vocab,).
-        proposals: (K, vocab), q_1 to q_K, drawn independently of each other.
-
-    Returns:
-        float64 (K,), summing to P(any is accepted).
-    """
-    left, open_ = distribution("p", p), 1.0
-    found = []
-    for q in distribution("proposals", proposals):
-        accepted = float(acceptance(left, q))
-        found.append(open_ * accepted)
-        open_ *= 1 - accepted
-        left = residual(left, q)
-    return np.asarray(found, np.float64)
-
-
 def _lenience(lenience: float) -> float:
     value = float(probability("lenience", lenience))
     if not value:

@@ -16,15 +16,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 
 def speculative_tokens(
-    target_probs: torch.Tensor,
-    children: torch.Tensor,
-    draft_probs: torch.Tensor | None,
+    target_probs: Tensor,
+    children: Tensor,
+    draft_probs: Tensor | None,
     lenience: float = 1.0,
     generator: torch.Generator | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Algorithm 1 of Leviathan et al. 2023 at m positions, over the children of each.
 
     The first child x, sampled from q, is accepted with probability min(1, p(x) / (l q(x))). After a
@@ -69,16 +70,14 @@ def speculative_tokens(
     return torch.where(token < 0, draw(p, generator), token)
 
 
-def _residual(
-    p: torch.Tensor, q: torch.Tensor | None, index: torch.Tensor, lenience: float
-) -> torch.Tensor:
+def _residual(p: Tensor, q: Tensor | None, index: Tensor, lenience: float) -> Tensor:
     """max(0, p/l - q), normalised, or p if it has no mass. A one-hot q removes x from p."""
     rest = p.scatter(1, index, 0.0) if q is None else (p / lenience - q).clamp(min=0.0)
     mass = rest.sum(dim=1, keepdim=True)
     return torch.where(mass > 0, rest / mass.clamp(min=torch.finfo(rest.dtype).tiny), p)
 
 
-def draw(target_probs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+def draw(target_probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Sample the same token for each row as torch.multinomial, without its host transfers.
 
     torch.multinomial also samples one token as argmax p / e, with exponential e. The random numbers
@@ -94,11 +93,11 @@ class DeviceGenerator:
     def __init__(self, device: torch.device) -> None:
         self._device, self._module = device, torch.get_device_module(device)
 
-    def get_state(self) -> torch.Tensor:
-        state: torch.Tensor = self._module.get_rng_state(self._device)
+    def get_state(self) -> Tensor:
+        state: Tensor = self._module.get_rng_state(self._device)
         return state
 
-    def set_state(self, state: torch.Tensor) -> None:
+    def set_state(self, state: Tensor) -> None:
         self._module.set_rng_state(state, self._device)
 
 
@@ -108,10 +107,8 @@ def default_generator(device: torch.device) -> torch.Generator | DeviceGenerator
 
 
 def draw_at_depths(
-    target_probs: torch.Tensor,
-    depths: Sequence[Sequence[int]],
-    generator: torch.Generator | None = None,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    target_probs: Tensor, depths: Sequence[Sequence[int]], generator: torch.Generator | None = None
+) -> tuple[Tensor, list[Tensor]]:
     """Sample at all positions of a forward at once; equal depths use the same random numbers.
 
     For any accepted path, the tokens are those of successive calls of ``draw``. ``target_probs`` is

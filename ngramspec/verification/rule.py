@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.verification.rejection import (
@@ -52,7 +53,7 @@ class Rule:
         stochastic = draft.proposal is not None and self.do_sample and self.verification == "exact"
         return self.exact and not stochastic
 
-    def choose(self, scores: torch.Tensor, spots: Sequence[tuple[Draft, int]]) -> torch.Tensor:
+    def choose(self, scores: Tensor, spots: Sequence[tuple[Draft, int]]) -> Tensor:
         """Choose the tokens at m positions of drafts' forwards, int64 (m,).
 
         A token that equals one drafted there accepts it. ``scores`` is float32 (m, vocab). The
@@ -62,7 +63,7 @@ class Rule:
         broken = torch.isnan(probs[:, 0])  # softmax makes the whole row NaN
         return self._from(probs, spots).masked_fill(broken, -1)
 
-    def _from(self, probs: torch.Tensor, spots: Sequence[tuple[Draft, int]]) -> torch.Tensor:
+    def _from(self, probs: Tensor, spots: Sequence[tuple[Draft, int]]) -> Tensor:
         if all(self.ignores(draft) for draft, _ in spots):
             return draw(probs, self.generator)
         children, draft_probs = drafted_at(spots, probs.shape[-1], probs.device)
@@ -74,8 +75,8 @@ class Rule:
         return speculative_tokens(probs, children, draft_probs, self.lenience, self.generator)
 
     def sample_depths(
-        self, scores: torch.Tensor, drafts: Sequence[Draft]
-    ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Generator | DeviceGenerator]:
+        self, scores: Tensor, drafts: Sequence[Draft]
+    ) -> tuple[Tensor, list[Tensor], torch.Generator | DeviceGenerator]:
         """Sample at all positions, with the random numbers of the baseline for each depth.
 
         ``scores`` is float32 (rows, positions, vocab). Returned are the tokens, int64 (rows,
@@ -91,7 +92,7 @@ class Rule:
 
 def drafted_at(
     spots: Sequence[tuple[Draft, int]], vocab: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """The draft tokens at m positions, int64 (m, k), padded with -1, and their distributions.
 
     The distributions are those of ``proposal_tensor``.
@@ -104,9 +105,7 @@ def drafted_at(
     return children, proposal_tensor(nodes, vocab, device)
 
 
-def lenient_tokens(
-    target_probs: torch.Tensor, children: torch.Tensor, lenience: float
-) -> torch.Tensor:
+def lenient_tokens(target_probs: Tensor, children: Tensor, lenience: float) -> Tensor:
     """The most probable drafted child x with p(x) >= lenience * max p; else the argmax.
 
     See Leviathan et al. 2023, A.5. Lenience 1 accepts the argmax and tokens that tie with it.
@@ -116,11 +115,8 @@ def lenient_tokens(
 
 
 def best_child(
-    target_probs: torch.Tensor,
-    children: torch.Tensor,
-    threshold: torch.Tensor,
-    otherwise: torch.Tensor,
-) -> torch.Tensor:
+    target_probs: Tensor, children: Tensor, threshold: Tensor, otherwise: Tensor
+) -> Tensor:
     """The most probable child that reaches the threshold; of equal ones the first; int64 (m,).
 
     ``target_probs`` is float32 (m, vocab), ``children`` int64 (m, k), padded with -1, ``otherwise``
@@ -135,12 +131,8 @@ def best_child(
 
 
 def typical_tokens(
-    target_probs: torch.Tensor,
-    children: torch.Tensor,
-    epsilon: float,
-    delta: float,
-    otherwise: torch.Tensor,
-) -> torch.Tensor:
+    target_probs: Tensor, children: Tensor, epsilon: float, delta: float, otherwise: Tensor
+) -> Tensor:
     """Typical acceptance: the most probable child that reaches a threshold, else ``otherwise``.
 
     The threshold min(epsilon, delta * exp(-H(p))) decreases with the entropy H, in nats, of the
@@ -155,7 +147,7 @@ def typical_tokens(
 
 def proposal_tensor(
     drafts: Sequence[tuple[Draft, Sequence[int]]], vocab: int, device: torch.device
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """The distributions of m positions' children, each given those before, float32 (k, m, vocab).
 
     None: there are no children, or all are deterministic.
@@ -170,7 +162,7 @@ def proposal_tensor(
 Sparse = tuple[Int32, Float32]  # ids and probabilities
 
 
-def _dense(rows: Sequence[Sparse | None], vocab: int, device: torch.device) -> torch.Tensor:
+def _dense(rows: Sequence[Sparse | None], vocab: int, device: torch.device) -> Tensor:
     """Sparse distributions as float32 (m, vocab); zeros for None."""
     places, values = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
     for row, stated in enumerate(rows):

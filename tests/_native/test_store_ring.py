@@ -146,7 +146,7 @@ def test_an_engine_does_not_find_what_its_own_stream_adds():
         for stream in pair.sources:
             stream.append(int32(text[begin : begin + 3]))
         pair.check()
-    assert pair.native.store_counts()[1] > 5
+    assert pair.twin.store_counts()[1] > 5
 
 
 def test_a_stream_follows_only_one_of_its_own_ring():

@@ -69,7 +69,7 @@ CASES = [
     ("corpus build {out}", "the following arguments are required: PATH"),
     ("corpus build {out} {nothing}", "there is no regular file or folder"),
     ("corpus build {out} {project} --glob *.rs", "at least one token, got none"),
-    ("corpus build {nothing}/x.ngc {project}", "No such file"),
+    ("corpus build {nothing}/x.ngc {project}", "there is no folder"),
     ("corpus build {out} {project}/a.py --jsonl text", "line 1: not JSON"),
     ("corpus build {out} {project} --max-file 0", "--max-file must be in 1..1048576, got 0"),
     ("corpus info {fifo}", "not a regular file but a FIFO"),

@@ -1,4 +1,4 @@
-"""The command line: its commands, their arguments, and how it ends."""
+"""The command line: its errors, its wording, and where packages are missing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command import exit_code
+from command import exit_code, run_without
 
 import ngramspec
-from ngramspec.cli import COMMANDS, demo, options
+from ngramspec.cli import COMMANDS, bench, demo, options
+from ngramspec.cli.options import counted
 from ngramspec.measure import models
 from ngramspec.stores import Corpus
 
@@ -77,3 +79,68 @@ def test_a_closed_pipe_ends_a_command_quietly(command, tmp_path):
     os.close(writer)
     assert ended.returncode == 1
     assert ended.stderr == b""
+
+
+def test_a_noun_agrees_with_its_number():
+    assert counted(0, "prompt") == "0 prompts"
+    assert counted(1, "prompt") == "1 prompt"
+    assert counted(1234, "target call") == "1,234 target calls"
+
+
+def test_the_report_of_whole_calls(capsys):
+    from ngramspec.cli.options import console
+
+    measured = SimpleNamespace(skipped={}, compiling={"plain": 1}, left_out={"edit": 1, "chat": 2})
+    bench.show(console(), [], measured)
+    assert capsys.readouterr().out.splitlines() == [
+        "plain: 1 call repeated, something was compiled in them",
+        "edit: 1 prompt left out because the plain output is too short",
+        "chat: 2 prompts left out because the plain output is too short",
+    ]
+
+
+COMMAND = """
+import runpy
+sys.argv[0] = "ngramspec"
+runpy.run_module("ngramspec", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["--version"]])
+def test_help_needs_no_numpy(arguments):
+    done = run_without(["numpy"], COMMAND, *arguments)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert "ngramspec" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "without", "remedy"),
+    [
+        (["corpus", "info", "nowhere.ngc"], "numpy", "pip install numpy"),
+        (["bench"], "numpy", "pip install numpy"),
+        (["bench"], "torch", "pip install torch transformers"),
+        (["demo"], "rich", "pip install rich gguf accelerate"),
+    ],
+)
+def test_a_command_names_the_missing_package_and_the_remedy(arguments, without, remedy):
+    done = run_without([without], COMMAND, *arguments, check=False)
+    assert done.returncode == 2
+    command = " ".join(["ngramspec", *arguments[:2]])
+    assert done.stderr == f"{command}: {without} is not installed; run: {remedy}\n"
+
+
+def test_public_names_say_that_they_need_numpy():
+    run_without(
+        ["numpy"],
+        """
+import ngramspec
+for name in ngramspec.__all__:
+    try:
+        getattr(ngramspec, name)
+    except ModuleNotFoundError as error:
+        assert str(error) == f"ngramspec.{name} needs numpy: pip install numpy", error
+    else:
+        assert name == "UnsupportedError", name
+""",
+    )

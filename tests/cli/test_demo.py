@@ -89,12 +89,10 @@ def test_the_built_in_texts_are_four_and_end_without_a_newline():
 
 
 @needs_weights
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "names"),
-    [
-        ("float32", ["prompt"]),
-        pytest.param("both", ["summarize", "answer", "code", "rewrite"], marks=pytest.mark.slow),
-    ],
+    [("float32", ["prompt"]), ("both", ["summarize", "answer", "code", "rewrite"])],
 )
 def test_the_demo_end_to_end_on_the_real_model_through_a_pipe(dtype, names, prompt_file):
     command = [*DEMO, "--max-new-tokens", "6", "--dtype", dtype]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -108,6 +109,7 @@ def test_the_table_of_avx2_is_the_raw_files():
         assert rounded == initial_costs(AVX2, row["dtype"])
 
 
+@cache
 def unpredictable(count: int) -> list[tuple[np.ndarray, int]]:
     """Prompts that repeat their own phrases, each followed by 96 random tokens."""
     texts = []
@@ -133,7 +135,7 @@ STARTS = [
 def test_calls_with_nothing_to_predict_lose_little(start, actual):
     """Each call is the first one of its process; the machine may be another than is assumed."""
     kind, machine = ForwardKind(*start), initial_costs(*actual)
-    for clock in ("quiet", "stalling"):
+    for clock in ("quiet", "stalling") if start == actual else ("stalling",):
         shares = [
             call_share(kind, machine, CLOCKS[clock], text, prompt, seed=seed)
             for seed, (text, prompt) in enumerate(unpredictable(12))

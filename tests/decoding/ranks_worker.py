@@ -44,6 +44,11 @@ def tensor_parallel(folder: str) -> dict[str, object]:
     seen["plain batch"] = model.generate(BATCH, **batch).tolist()
     speculator = Speculator(random_drafter(VOCAB, RANK), 4 + RANK)
     seen["batch"] = ngramspec.generate(model, BATCH, speculator=speculator, **batch).tolist()
+    for name, more in (("scores", {"output_logits": True}), ("beams", {"num_beams": 2})):
+        asked = batch | more | {"return_dict_in_generate": True}
+        seen[f"plain {name}"] = model.generate(BATCH, **asked).sequences.tolist()
+        found = ngramspec.generate(model, BATCH, speculator=Speculator(), **asked)
+        seen[name] = found.sequences.tolist()
     for name in ("plain sampled", "sampled"):
         custom = Speculator(["auto", "copy"][RANK]) if name == "sampled" else None
         torch.manual_seed(3)

@@ -220,8 +220,8 @@ def test_tensor_parallel_ranks_say_the_same(tmp_path):
         assert_same_but_for_ties(seen["plain"], alone)
         for name in ("right on rank 0", "right on rank 1", "long", "none on rank 0"):
             assert_same_but_for_ties(seen[name], alone)
-        assert seen["batch"] == seen["plain batch"]
-        assert seen["sampled"] == seen["plain sampled"]
+        for name in ("batch", "scores", "beams", "sampled"):
+            assert seen[name] == seen[f"plain {name}"]
     own = [name for name in first if name != "shard"]
     assert [first[name] for name in own] == [second[name] for name in own]
     assert first["right on rank 0: calls"] < 20

@@ -6,6 +6,7 @@ not stand would show at once.
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -40,14 +41,14 @@ PROMPTS = [
     "with name, company and since.",
     "Give Ann Lee and Bob Lee, who joined Lee Brothers in 1999 and 2003, as JSON.",
 ]
-MAX_NEW = 96
+MAX_NEW = 48
 
 
 class Libraries:
     """Makes each library's processors for one model's vocabulary, the costly parts once."""
 
     def __init__(self, model, tokenizer):
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer = model, copy.copy(tokenizer)  # outlines changes it
         self.made = {}
 
     def once(self, key, make):
@@ -124,7 +125,7 @@ def real(smollm2):
 
 def encode(smollm2, rows):
     """Left-padded chats."""
-    tokenizer = smollm2.tokenizer
+    tokenizer = copy.copy(smollm2.tokenizer)
     chats = [[{"role": "user", "content": text}] for text in PROMPTS[:rows]]
     tokenizer.padding_side = "left"
     return dict(
@@ -206,8 +207,8 @@ def test_matchers_called_after_their_end(smollm2, random_words, library):
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_real_answers_are_plain_generate_s(smollm2, real, library, sample, rows):
-    own = {"inputs": encode(smollm2, rows), "drafters": lambda plain: ["auto"]}
-    text, stats = check(real, library, "json_schema", SCHEMA, do_sample=sample, **own)
+    own = {"drafters": lambda plain: ["auto"], "do_sample": sample, "max_new_tokens": 96}
+    text, stats = check(real, library, "json_schema", SCHEMA, encode(smollm2, rows), **own)
     answer = json.loads(text)
     assert [sorted(person) for person in answer] == [["company", "name", "since"]] * 2
     if not sample and rows == 1:
@@ -216,7 +217,7 @@ def test_real_answers_are_plain_generate_s(smollm2, real, library, sample, rows)
 
 def test_outlines_own_call(smollm2, real):
     """What a user of outlines writes, made speculative from outside."""
-    model = outlines.from_transformers(smollm2.model, smollm2.tokenizer)
+    model = outlines.from_transformers(smollm2.model, real.tokenizer)
     prompt = smollm2.tokenizer.apply_chat_template(
         [{"role": "user", "content": PROMPTS[0]}], add_generation_prompt=True, tokenize=False
     )

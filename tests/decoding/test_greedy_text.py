@@ -54,14 +54,6 @@ def test_tiny_model_every_drafter_and_gamma(tiny, spec, gamma):
     same_text(tiny, Speculator(spec, gamma), max_new_tokens=80)
 
 
-def test_real_model(smollm2, prompts):
-    inputs = prompts[0]
-    expected = plain(smollm2.model, inputs, max_new_tokens=24)
-    for spec, gamma in (("auto", 3), ("copy", "auto")):
-        got = speculative(smollm2.model, inputs, Speculator(spec, gamma), max_new_tokens=24)
-        assert_same(smollm2.model, expected, got, inputs["input_ids"].shape[1])
-
-
 @pytest.mark.parametrize("gamma", [1, 7, 63])
 @pytest.mark.parametrize("new_tokens", [1, 2, 40])
 def test_an_always_right_drafter_needs_the_least_target_calls(tiny, gamma, new_tokens):
@@ -117,6 +109,7 @@ def test_no_draft_passes_the_maximum_length(tiny, new_tokens):
 
     same_text(tiny, asking, IDS, max_new_tokens=new_tokens)
     assert all(at + gamma + 1 <= 5 + new_tokens for at, gamma in asked)
+    assert asked or new_tokens < 5
 
 
 @pytest.mark.parametrize("positions", [24, 32])

@@ -21,17 +21,6 @@ PADDED = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 9, 5, 6], [5, 6, 7, 8, 5, 6, 7, 9, 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
 
-@pytest.fixture(scope="module")
-def close(tiny):
-    """A model that mostly says what the tiny one says."""
-    other = copy.deepcopy(tiny)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight.add_(0.03 * torch.randn_like(weight))
-    return other
-
-
 def arguments(rows):
     """Prompts: one row, two equal rows, two rows of unequal length."""
     if rows == "unequal":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,10 +13,11 @@ from families import CAUSAL, VOCAB, build
 from layer_states import assert_same_cache
 from transformers import DynamicCache
 
-from ngramspec import Speculator, UnsupportedError
+from ngramspec import Draft, Speculator, UnsupportedError
 from ngramspec.costs.model import CostModel
 from ngramspec.costs.processors import AMX, initial_costs
 from ngramspec.costs.steps import StepCosts
+from ngramspec.decoding.joint import _learn
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.stepwise import JointSteps, open_generation
 
@@ -186,22 +189,21 @@ def test_an_error_of_the_forward_closes_all_and_leaves_caches_cut(tiny):
         assert run.cache.get_seq_length() == run.length - 1
 
 
-def test_what_steps_alone_says_why(tiny):
-    run = open_generation(tiny, PROMPTS[0], **GREEDY)
+def test_what_steps_alone_says_why():
+    model = tiny_llama()
+    run = open_generation(model, PROMPTS[0], **GREEDY)
     assert "prefill" in run.why_alone
     run.step()
     assert run.why_alone is None
     run.close()
     assert "end" in run.why_alone
-    fixed = opened(tiny, PROMPTS[:1], ["none"], cache_implementation="static", **GREEDY)[0]
+    fixed = opened(model, PROMPTS[:1], ["none"], cache_implementation="static", **GREEDY)[0]
     assert "static" in fixed.why_alone
-    hook = tiny.register_forward_hook(lambda *_: None)
-    assert "hooks" in opened(tiny, PROMPTS[:1], ["none"], **GREEDY)[0].why_alone
+    hook = model.register_forward_hook(lambda *_: None)
+    assert "hooks" in opened(model, PROMPTS[:1], ["none"], **GREEDY)[0].why_alone
     hook.remove()
-    before = tiny.config._attn_implementation
-    tiny.set_attn_implementation("eager")
-    assert "eager" in opened(tiny, PROMPTS[:1], ["none"], **GREEDY)[0].why_alone
-    tiny.set_attn_implementation(before)
+    model.set_attn_implementation("eager")
+    assert "eager" in opened(model, PROMPTS[:1], ["none"], **GREEDY)[0].why_alone
 
 
 def mix_positions(model):
@@ -290,6 +292,32 @@ def test_a_fixed_gamma_beside_one_by_cost_keeps_its_drafts(tiny):
     assert runs[0].stats.drafted >= 4 * (runs[0].stats.target_calls - 2)
     assert costs.plain_seconds == alone
     assert any(rows == 2 for rows, _ in costs.model.counts)  # those of joint steps
+
+
+def test_generations_of_different_draft_limits_share_steps(tiny):
+    plain = texts(tiny, PROMPTS[:2], **GREEDY)
+    limits = (8, 256)
+    runs = [
+        open_generation(tiny, each, speculator=Speculator(gamma_max=limit), **GREEDY)
+        for each, limit in zip(PROMPTS, limits, strict=False)
+    ]
+    for run in runs:
+        run.step()
+    run_together(tiny, runs)
+    assert [run.tokens for run in runs] == [t[-30:] for t in plain]
+    assert [run.stats.drafter_faults for run in runs] == [0, 0]
+
+
+def test_a_joint_forward_wider_than_the_costs_teaches_nothing():
+    tracker = StepCosts(CostModel(initial_costs(AMX, "float32")), 16, rows=2, packed=True)
+    tracker.plain()
+    for drafted, known in ((16, []), (15, [(2, 17)])):
+        drafts = [Draft(np.zeros(n, np.int32)) for n in (8, drafted - 8)]
+        turns = [SimpleNamespace(draft=draft, added=[1]) for draft in drafts]
+        for _ in range(3):
+            _learn(tracker, turns, 1.0)
+            tracker.plain()
+        assert [*tracker.model.counts] == known
 
 
 def test_costs_are_of_all_drafted_tokens():

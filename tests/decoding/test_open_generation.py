@@ -7,7 +7,7 @@ from weakref import ref
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import Puts, half_right
+from doubles import InterruptedStreamer, half_right
 from layer_states import assert_same_cache
 from transformers import DynamicCache
 
@@ -60,13 +60,7 @@ def test_a_cache_is_cut_to_the_committed_tokens(tiny, steps):
 
 
 def test_a_step_that_raises_closes_the_generation(tiny):
-    class Broken(Puts):
-        def put(self, tokens):
-            super().put(tokens)
-            if len(self.puts) == 4:
-                raise OSError("the client is gone")
-
-    streamer = Broken()
+    streamer = InterruptedStreamer(4, OSError("the client is gone"))
     run = open_generation(tiny, PROMPT, streamer=streamer, **GREEDY)
     with pytest.raises(OSError, match="gone"):
         drained(run)

@@ -42,6 +42,25 @@ def test_names_of_tiers_are_those_of_the_session_s_start():
     assert {name: source.drafted for name, source in stats.sources.items()} == {"a": 2, "b": 4}
 
 
+def test_a_new_drafter_that_cannot_be_prepared_only_loses_drafts():
+    """For instance one that takes no stores, assigned while a call that has some runs."""
+    drafters = [Counting()]
+    row, stats = drafting_of(lambda: drafters[-1])
+
+    def prepared(drafter):
+        if drafter is not drafters[0]:
+            raise ValueError("it takes no stores")
+        return drafter
+
+    row.connect(lambda: drafters[-1], VOCAB, prepared=prepared)
+    assert len(row.propose(8)) == 2
+    drafters.append(Counting())
+    assert [len(row.propose(8)) for _ in range(3)] == [0, 0, 0]
+    assert stats.drafter_faults == stats.drafters_stopped == 1
+    drafters.append(drafters[0])
+    assert len(row.propose(8)) == 2
+
+
 # What a session does to what it was given, or has returned
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from any_model import tiny_chat
-from doubles import Puts, ScriptedDrafter, oracle
+from doubles import InterruptedStreamer, Puts, ScriptedDrafter, oracle
 from transformers import TextIteratorStreamer
 
 import ngramspec
@@ -18,17 +18,8 @@ GREEDY = {"max_new_tokens": 25, "do_sample": False}
 SHORT = {"max_new_tokens": 16, "do_sample": False}
 
 
-class Raising(Puts):
-    """A streamer that raises at its eighth put, and then at its end."""
-
-    def __init__(self, error):
-        super().__init__()
-        self.error = error
-
-    def put(self, tokens):
-        super().put(tokens)
-        if len(self.puts) == 8:
-            raise self.error
+class Raising(InterruptedStreamer):
+    """A streamer that raises at one put, and then at its end."""
 
     def end(self):
         super().end()
@@ -74,7 +65,7 @@ def test_one_end_where_an_error_passes(tiny, error, source):
     streamers = []
 
     def new():
-        streamers.append(Raising(error) if source == "streamer" else Puts())
+        streamers.append(Raising(8, error) if source == "streamer" else Puts())
         return streamers[-1]
 
     kwargs = GREEDY | {"speculator": Speculator(on_step=fail if source == "on_step" else None)}

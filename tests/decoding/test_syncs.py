@@ -1,8 +1,11 @@
-"""How often a step waits for the device."""
+"""What a step costs the host: how often it waits for the device, and its Python calls."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager, nullcontext
+from itertools import product
+from statistics import median
 
 import numpy as np
 import pytest
@@ -106,12 +109,12 @@ def sure(at, gamma):
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 20}
 
 
-@pytest.mark.parametrize("one_transfer", [True, False])
-@pytest.mark.parametrize("kind", ["greedy", "chains", "trees", "stochastic"])
+@pytest.mark.parametrize(
+    ("kind", "one_transfer"),
+    [("greedy", True), *product(["chains", "trees", "stochastic"], [True, False])],
+)
 def test_verification_is_as_many_operations_for_many_rows(model, kind, one_transfer):
     """All rows draft the same. On a CPU greedy tokens are NumPy's, row by row."""
-    if kind == "greedy" and not one_transfer:
-        return
     counts = []
     for rows in (2, 8):
         drafter = oracle([*IDS, *TEXT]) if kind in ("greedy", "chains") else ScriptedDrafter(sure)
@@ -127,3 +130,62 @@ def test_verification_is_as_many_operations_for_many_rows(model, kind, one_trans
         assert speculator.stats.accepted > rows
         counts.append(observer.counts)
     assert counts[0] == counts[1]
+    assert counts[0] if kind == "greedy" else any(counts[0])
+
+
+PROMPT = [*range(5, 55)]
+
+
+def calls_between_forwards(model, rows=1, text=None, **settings):
+    """The median number of Python calls between two forwards, and the calls' statistics."""
+    ids = torch.tensor([PROMPT] * rows)
+    counts, running = [], [True]
+    inner = model.forward
+
+    def forward(*args, **kwargs):
+        running[0] = True
+        outputs = inner(*args, **kwargs)
+        counts.append(0)
+        running[0] = False
+        return outputs
+
+    def count(frame, event, argument):
+        if event == "call" and not running[0]:
+            counts[-1] += 1
+
+    processors = [] if text is None else [ForcedProcessor(len(PROMPT), text)]
+    speculator = Speculator(**settings)
+    model.forward = forward
+    sys.setprofile(count)
+    try:
+        generate(
+            model,
+            ids,
+            attention_mask=torch.ones_like(ids),
+            speculator=speculator,
+            max_new_tokens=60,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            logits_processor=processors,
+        )
+    finally:
+        sys.setprofile(None)
+        del model.forward
+    return median(counts[2:-1]), speculator.stats
+
+
+def test_a_step_of_eight_rows_without_a_draft():
+    """It made 1470 calls."""
+    found, stats = calls_between_forwards(tiny_llama(vocab=128), rows=8, drafter="none")
+    assert stats.plain_steps == stats.target_calls
+    assert found <= 650
+
+
+def test_a_chain_of_10_under_a_processor():
+    """It made 1270 calls."""
+    found, stats = calls_between_forwards(
+        tiny_llama(vocab=128), text=PROMPT + PROMPT, drafter="copy", gamma=10, tree=None
+    )
+    assert stats.tokens_per_call > 6
+    assert found <= 600

@@ -29,17 +29,6 @@ RUNS = 500
 STEPS = StepCosts(CostModel({1: 1.0, 2: 1.0}), 9)
 
 
-@pytest.fixture(scope="module")
-def close(tiny):
-    """A model that mostly says what the tiny one says."""
-    other = copy.deepcopy(tiny)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for weight in other.parameters():
-            weight.add_(0.03 * torch.randn_like(weight))
-    return other
-
-
 def generated(model, drafter, new=60, seed=0, ids=PROMPT, speculator=None, **arguments):
     speculator = speculator or Speculator(drafter, gamma=8)
     torch.manual_seed(seed)

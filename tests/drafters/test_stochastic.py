@@ -127,14 +127,14 @@ def test_rows_and_calls_draw_each_for_itself(monkeypatch):
 RUNS = 600
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "gamma", "own", "ahead"),
     [
-        pytest.param("ngram(order=2,sample=True)", 3, False, False, marks=pytest.mark.slow),
-        pytest.param("ngram(order=2,sample=True)", 3, False, True, marks=pytest.mark.slow),
-        pytest.param("ngram(order=2,sample=True)", "auto", True, False, marks=pytest.mark.slow),
-        pytest.param("unigram(sample=True)", 3, False, True, marks=pytest.mark.slow),
+        ("ngram(order=2,sample=True)", 3, False, False),
+        ("ngram(order=2,sample=True)", 3, False, True),
+        ("ngram(order=2,sample=True)", "auto", True, False),
+        ("unigram(sample=True)", 3, False, True),
         ("unigram(sample=True,min_acceptance=0.0)+copy(min_match=1)", "auto", True, True),
     ],
 )

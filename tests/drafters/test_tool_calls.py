@@ -21,6 +21,7 @@ from ngramspec.drafters import HeadedDrafter
 from ngramspec.drafters.partial_json import PartialJson
 from ngramspec.drafters.tool_calls import (
     CONTEXT_TOKENS,
+    MAX_LISTED_VALUES,
     MAX_PREDICTED_CHARACTERS,
     MAX_READ_TOKENS,
     MAX_SCHEMA_CHARACTERS,
@@ -49,6 +50,14 @@ CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Bonn", "unit": 
 @pytest.fixture(params=[False, True], ids=["text", "special token"])
 def tokenizer(request):
     return Characters(request.param)
+
+
+def test_only_the_first_values_of_a_long_list_are_predicted():
+    many = [f"v{n}" for n in range(3000)]
+    for listed in (many, many[:MAX_LISTED_VALUES]):
+        text = CallText([tool("f", "a", a={"enum": listed})])
+        call = PartialJson().read('{"name": "f", "arguments": {"a": "')
+        assert text._known(call) == [f'"v{n}"' for n in range(MAX_LISTED_VALUES)]
 
 
 def drafted(session, gamma=200):

@@ -1,4 +1,4 @@
-"""A hundred seeds of the fuzzer, and the cases that failed once."""
+"""Sixty seeds of the fuzzer, and the cases that failed once."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from fuzz.options import draw
 from fuzz.run import run
 from ngramspec.hf_model.compat.names import before
 
-SEEDS = range(100)
+SEEDS = range(60)
 
 
 @pytest.mark.parametrize("tens", range(0, len(SEEDS), 10))
 def test_seeds_are_as_plain(tens):
+    outcomes = set()
     for seed in SEEDS[tens : tens + 10]:
         case = draw(seed)
         result = run(case)
         assert result.outcome != "finding", f"seed {seed}: {result.kind}: {result.detail}\n{case}"
+        outcomes.add(result.outcome)
+    assert "identical" in outcomes
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_kept_cases_are_as_plain(name):
     result = run(KEPT[name])
+    if result.outcome == "not run":
+        pytest.skip(result.detail)
     assert result.outcome != "finding", f"{result.kind}: {result.detail}"
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
+from serving import ThreadWorker
 
 from fuzz.server import fuzz
 from fuzz.server_requests import draw
+from ngramspec.server import grammars
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 
 
 def test_a_hundred_requests_have_their_answers():
-    found = fuzz(100, seed=0)
+    with patch.object(grammars, "_Worker", ThreadWorker):
+        found = fuzz(100, seed=0)
     assert found.findings == []
     assert found.compared > 15
     assert sum(found.outcomes.values()) == 100

@@ -1,13 +1,31 @@
-"""Every path of the decode loop on a pretended GPU."""
+"""Every path of the decode loop on a pretended GPU, with prompts there or on the CPU."""
 
 from __future__ import annotations
 
 import json
+from functools import wraps
 from pathlib import Path
 
 import pytest
-from gpu.cases import CASES, _embedded, _joint, measure
+import torch
+from doubles import half_right
+from gpu import cases
+from gpu.cases import (
+    CASES,
+    EQUAL,
+    FOUR,
+    LONG,
+    ONE,
+    SAMPLED,
+    SCORES,
+    Case,
+    _embedded,
+    _joint,
+    measure,
+)
+from gpu.device import on_gpu, pretended
 
+from ngramspec import Speculator, generate
 from ngramspec.hf_model.compat import kernels
 
 OTHER_CALLS = (_embedded, _joint)  # which begin with other forwards
@@ -43,3 +61,49 @@ def test_only_masks_of_chains_that_hide_nothing_else_are_skipped(monkeypatch):
         monkeypatch.setattr(kernels, "skips_mask", lambda *_, name=name: skipped.append(name))
         measure(CASES[name])
     assert set(skipped) == {"greedy, gamma 5"}
+
+
+HOST = {
+    "joint steps": Case(call=cases._joint, host=True),
+    "enabled": Case(call=cases._enabled, host=True),
+    "sampled": Case(args=SAMPLED, host=True),
+    "scores": Case(args=SCORES, host=True),
+    "rows with trees": Case(rows=FOUR, spec={"tree": 8}, host=True),
+    "windows": Case("mistral sliding", LONG, spec={"tree": 12}, host=True),
+}
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_a_prompt_on_the_cpu_gives_the_baselines_text(name):
+    found = measure(HOST[name])
+    assert found["text"] == found["expected"]
+    assert found["ours"]["step"] <= max(found["plain"]["step"], 1)
+
+
+@pytest.mark.parametrize("rows", [ONE, EQUAL * 4, FOUR], ids=["one row", "8 rows", "padded"])
+def test_a_call_waits_at_most_twice_more_before_its_steps(rows):
+    case = Case(rows=rows, args={"eos_token_id": [60, 59], "max_new_tokens": 4}, spec={"gamma": 2})
+    ours, plain = (measure(case)[side] for side in ("ours", "plain"))
+    assert ours["before"] <= plain["before"] + 2
+    assert ours["prefill"] <= plain["prefill"] + 2
+
+
+def test_only_forwards_of_one_position_copy_the_weights_of_experts(monkeypatch):
+    ids = torch.tensor([[*ONE[0], 40, 41]])
+    asked = {"max_new_tokens": 30, "do_sample": False}
+    text = cases._model("mixtral (experts)", False).generate(ids, **asked)[0].tolist()
+    speculator = Speculator(half_right(text, 61), 4)
+    with pretended():
+        model, seen = cases._model("mixtral (experts)", True), set()
+        inner = model.forward
+
+        @wraps(inner)
+        def forward(*args, **kwargs):
+            seen.add((kwargs["input_ids"].shape[1] > 1, model.get_experts_implementation()[""]))
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(model, "forward", forward)
+        generate(model, on_gpu(ids), speculator=speculator, **asked)
+        assert speculator.stats.drafted > 0
+        assert seen == {(True, "grouped_mm"), (False, "batched_mm")}
+        assert model.get_experts_implementation()[""] == "grouped_mm"

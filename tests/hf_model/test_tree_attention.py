@@ -85,7 +85,7 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
         assert batch.accepted_positions == [0, *(node + 1 for node in accepted)]
         judged = list(verified_nodes(STRATOS, accepted, verified))
         assert len(judged) == verified
-        assert judged == list(verified_nodes(STRATOS, accepted))
+        assert judged == list(verified_nodes(STRATOS, accepted, len(STRATOS)))
 
 
 def test_a_recovered_token_stands_in_place_of_the_first_sibling():

@@ -23,7 +23,7 @@ from ngramspec.theory.walltime import improvement
 GAMMA, STEPS, ONE = 3, 40, 0.01
 
 
-def step(index=1, drafted=3, accepted=(), emitted=1, parents=None):
+def step(index=1, drafted=3, accepted=(), emitted=1, parents=None, other=0.0):
     return {
         "prompt": 0,
         "index": index,
@@ -35,7 +35,7 @@ def step(index=1, drafted=3, accepted=(), emitted=1, parents=None):
         "emitted": [f" e{token}" for token in range(emitted)],
         "draft_seconds": 0.0,
         "forward_seconds": ONE,
-        "other_seconds": 0.0,
+        "other_seconds": other,
     }
 
 
@@ -43,7 +43,8 @@ def ideal_run(cost=lambda n: 1.0, other=0.0, prefill=0.0):
     """A run in which every assumption of Theorem 3.8 holds, but for what is said otherwise."""
     hits = np.random.default_rng(1).random((STEPS, GAMMA)) < 0.7
     counts = np.cumprod(hits, axis=1).sum(axis=1)
-    steps = [step(i + 1, GAMMA, range(n), n + 1) for i, n in enumerate(counts.tolist())]
+    counted = enumerate(counts.tolist(), 1)
+    steps = [step(i, GAMMA, range(n), n + 1, other=other) for i, n in counted]
     emitted = int((counts + 1).sum())
     verified = int(np.minimum(counts + 1, GAMMA).sum())
     forward = ONE * cost(GAMMA + 1) * STEPS
@@ -63,6 +64,7 @@ def ideal_run(cost=lambda n: 1.0, other=0.0, prefill=0.0):
         Speculator("copy+ngram", GAMMA).to_dict(),
         ["a"],
         [True],
+        [emitted + 1],
         [{n: ONE * cost(n) for n in (1, 2, 3, 4)}],
         [[prefill]],
         [[prefill + emitted * ONE]],
@@ -97,6 +99,26 @@ def test_prefill_is_the_last_part():
     speeds = {rung.name: rung.speed for rung in ladder(ideal_run(prefill=0.5))}
     assert speeds["prefill"] == pytest.approx(speeds["measured"])
     assert speeds["prefill"] < speeds["overhead"]
+
+
+def test_texts_of_different_lengths_are_compared_per_token():
+    run = ideal_run(prefill=0.5)
+    longer, half = ladder(run), (run.plain_tokens[0] + 1) // 2
+    run.plain_rounds = [[0.5 + (half - 1) * ONE]]
+    run.plain_tokens, run.same_text = [half], [False]
+    for rung, known in zip(ladder(run), longer, strict=True):
+        assert rung.speed == pytest.approx(known.speed)
+    assert run.text_says == "0 of 1 texts equal the baseline's; times are per token."
+
+
+def test_what_the_prefill_drafts_is_no_part_of_the_steps():
+    run, known = ideal_run(other=ONE), ladder(ideal_run(other=ONE))
+    run.stats.draft_seconds += 0.3
+    run.stats.other_seconds += 0.2
+    run.speculative_rounds = [[run.speculative_rounds[0][0] + 0.5]]
+    found = ladder(run)
+    assert [each.speed for each in found[:4]] == pytest.approx([each.speed for each in known[:4]])
+    assert found[4].speed == pytest.approx(run.speedup)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Loading models, and the text and times of one both ways."""
+"""Loading models, the text and times of one both ways, and what is read off the machine."""
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ import gguf_file
 import pytest
 import torch
 from byte_model import ByteTokenizer, tiny_model
+from conftest import tiny_llama
+from forced_text import VOCAB
 
+from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.measure import models
 from ngramspec.measure.calls import difference
+from ngramspec.measure.forwards import forward_seconds
+from ngramspec.measure.machine import PeakMemory, machine
 from ngramspec.server.prompts import FillInTheMiddle, TextEncoder, family_of
 
 
@@ -146,3 +152,41 @@ def test_the_difference_counts_ulps_of_one_plain_forward():
     step = torch.finfo(torch.float32).eps * 2.0 ** torch.tensor(second).abs().log2().floor()
     assert found.token == 4
     assert found.ulps == pytest.approx((best - second) / float(step), rel=1.01)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_llama(vocab=VOCAB)
+
+
+def test_forwards_are_timed_behind_their_context(model, monkeypatch):
+    """On a clock that only forwards move, by a second for each position."""
+    lengths = []
+    clock = [0.0]
+    plain = type(model).forward
+
+    def noted(self, *args, **kwargs):
+        width = kwargs["input_ids"].shape[1]
+        lengths.append((width, cache_of(kwargs).get_seq_length()))
+        clock[0] += width
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", noted)
+    monkeypatch.setattr("ngramspec.measure.forwards.perf_counter", lambda: clock[0])
+    assert forward_seconds(model, 50, [3, 1, 3], repeats=2) == {1: 1.0, 3: 3.0}
+    assert lengths == [(50, 0)] + [(1, 50), (3, 50)] * 3
+
+
+def test_memory_is_the_peak_since_it_was_reset():
+    memory = PeakMemory(torch.device("cpu"))
+    gc.collect()  # or what tests before left might be freed in between
+    memory.reset()
+    before = memory.read()
+    if before is None:
+        pytest.skip("the system cannot set the high-water mark back")
+    torch.ones(256 << 20, dtype=torch.uint8)
+    assert 150e6 < memory.read() - before < 350e6
+    memory.reset()
+    assert memory.read() < before + 30e6
+    installed = machine()["packages"]["torch"]  # without the build, such as +cu130, in some wheels
+    assert torch.__version__.startswith(installed)

@@ -44,7 +44,7 @@ TREE = Draft(ids(C, D, E, F, G, H), ids(-1, -1, 0, 0, 1, 1))
 def test_the_path_through_a_tree(said, path, verified):
     accepted = TREE.path_along(said[:-1])
     assert accepted == path
-    assert list(verified_nodes(TREE, accepted)) == [node for node, _ in verified]
+    assert list(verified_nodes(TREE, accepted, len(TREE))) == [node for node, _ in verified]
     assert TREE.verdict(accepted, said[: len(accepted) + 1]).verified == len(verified)
 
 
@@ -103,6 +103,8 @@ def test_traces_are_written_and_read_back(tmp_path):
     ("line", "message"),
     [
         ("{", "line 1: not JSON"),
+        pytest.param("[" * 200_000, "line 1: not JSON", id="deep"),
+        ("\udcff", "line 1: not JSON"),
         ("[]", "line 1: must be an object, got list"),
         ('{"group": "g", "id": 1, "prompt": []}', "line 1: 'output' is missing"),
         ('{"group": "g", "id": 1, "prompt": [], "output": [1, -2]}', r"must lie in 0\.\."),
@@ -113,7 +115,7 @@ def test_traces_are_written_and_read_back(tmp_path):
 )
 def test_bad_traces_are_named(tmp_path, line, message):
     path = tmp_path / "traces.jsonl"
-    path.write_text(line + "\n")
+    path.write_bytes(line.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=message):
         read_traces(path)
 
@@ -126,7 +128,10 @@ def test_costs_run_straight_between_their_points(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"positions": [1, 3], "cost": [1, 2]}))
     assert cost_curve(str(path), 4)[1:].tolist() == [1, 1.5, 2, 2, 2]
-    for bad in ({"positions": [2], "cost": [1]}, {"positions": [1, 1], "cost": [1, 2]}, [], {}):
+    path.write_text(json.dumps({"positions": [1, 3], "cost": [40.0, 80.0]}))  # milliseconds
+    assert cost_curve(str(path), 4)[1:].tolist() == [1, 1.5, 2, 2, 2]
+    wrong = [{"positions": [2], "cost": [1]}, {"positions": [1, 1], "cost": [1, 2]}, [], {}]
+    for bad in [*wrong, {"positions": [1, 2], "cost": [1, float("nan")]}]:
         path.write_text(json.dumps(bad))
         with pytest.raises(ValueError, match="positions"):
             cost_curve(str(path), 4)

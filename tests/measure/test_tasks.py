@@ -8,6 +8,7 @@ from forced_text import tiny_loaded
 from ngramspec.measure.tasks import (
     NOTHING,
     Prompt,
+    check_prompts,
     fit,
     known_tasks,
     read_prompts,
@@ -29,6 +30,21 @@ def test_prompts_of_texts_and_of_ids(tmp_path):
         path.write_text(bad)
         with pytest.raises(ValueError, match=r"line 1|no prompt"):
             read_prompts(path, lambda text: [7])
+
+
+def test_prompts_that_a_model_cannot_continue_are_named():
+    loaded = tiny_loaded()
+    vocab, most = loaded.model.config.vocab_size, loaded.max_positions
+    check_prompts(
+        loaded, [Prompt("t", "a", (0, vocab - 1)), Prompt("t", "b", (1,) * (most - 4))], 4
+    )
+    for ids, message in (
+        ((0, vocab), rf"t, x: token ids must be in 0..{vocab - 1}"),
+        ((-1, 1), "t, x: token ids must be in"),
+        ((1,) * (most - 3), f"t, x: {most - 3} tokens and 4 new ones exceed {most} positions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_prompts(loaded, [Prompt("t", "x", ids)], 4)
 
 
 def test_fitted_prompts_keep_their_end_and_get_others_in_front():

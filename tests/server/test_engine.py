@@ -103,6 +103,15 @@ def test_a_newer_request_of_a_session_cancels_the_older_one():
     assert newer.cancelled
 
 
+def test_a_refused_request_of_a_session_cancels_no_other():
+    scheduler, client = Scheduler(1, 1), Client("ann", "s")
+    running = FakeJob("a")
+    scheduler.add([running], client)
+    with pytest.raises(ApiError, match="too many requests"):
+        scheduler.add(list(map(FakeJob, "bcd")), Client("ann", "s"))
+    assert not running.cancelled
+
+
 def test_too_many_are_refused_whole():
     scheduler = Scheduler(1, 2)
     scheduler.add([FakeJob("a"), FakeJob("b")])
@@ -373,6 +382,21 @@ def test_answers_that_take_too_long_end_with_an_error(route, body, done):
         assert rest[-1] == ""
         held.let()
     assert engine.load == (0, 0)
+
+
+def test_a_closed_connection_ends_the_answer():
+    held = Held(tiny_llama(vocab=VOCAB), 10**6)
+    with listening(held.model) as (address, app):
+        engine = app.state.service.engine
+        held.let_only(4)
+        connection = asked(address, "/v1/completions", prompt="one", max_tokens=400, stream=True)
+        assert "error" not in json.loads(event_after(connection.getresponse()))
+        (job,) = engine._scheduler._active
+        connection.close()
+        wait(lambda: job.cancelled)
+        held.let()
+        wait(lambda: engine.load == (0, 0))
+    assert job.end == "cancelled"
 
 
 def test_compiling_a_grammar_ends_too(monkeypatch):

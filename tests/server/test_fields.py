@@ -99,6 +99,14 @@ def test_a_compressed_body_is_refused_as_such(client, coding):
     assert client.post("/v1/completions", **plain).status_code == 200
 
 
+def test_what_would_stall_others_or_is_not_done_is_refused(client):
+    body, streamed = BODIES["/v1/completions"], {"stream": True}
+    error = refused(client, "/v1/completions", body | {"stop": ["a" * 999] * 5}, "stop")
+    assert "at most 4096 characters together" in error["message"]
+    streamed["stream_options"] = {"include_obfuscation": True}
+    refused(client, "/v1/completions", body | streamed, "stream_options")
+
+
 def test_every_answer_has_an_id_of_its_own(client):
     ids = set()
     for answer in (
@@ -178,6 +186,6 @@ def test_the_other_apis_name_of_a_field_is_suggested(client):
     assert suggestion("/completion", "max_tokens") == "; did you mean 'n_predict'?"
     assert suggestion("/v1/completions", "n_predict") == "; did you mean 'max_tokens'?"
     assert suggestion("/v1/chat/completions", "reasoning_effort") == ""
-    wrong = "stream_options", {"include_usag": True, "include_obfuscation": True}
+    wrong = "stream_options", {"include_usag": True, "include_obfuscation": False}
     for route in ("/v1/completions", "/v1/chat/completions"):
         assert suggestion(route, *wrong) == "; did you mean 'include_usage'?"

@@ -83,7 +83,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def client(model):
-    with served(model, limits={"grammar_seconds": LONG}) as client:
+    with served(model, worker=_Worker, limits={"grammar_seconds": LONG}) as client:
         yield client
 
 
@@ -119,6 +119,7 @@ def test_an_error_says_why_without_source_lines(client, schema, reason):
 
 
 def test_a_schema_is_compiled_after_others_failed(client):
+    refused(client, ROUTE, body_of(WRONG[0][0]), "response_format")
     ask(client, ROUTE, **body_of({"type": "object"}))
 
 

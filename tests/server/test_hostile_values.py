@@ -29,7 +29,7 @@ EXTRAS = {"ngramspec": {"stores": ["a"], "reference": [1], "namespace": "a", "us
 OPENAI = EXTRAS | {
     "stop": ["a"],
     "logit_bias": {"1": 1},
-    "stream_options": {"include_usage": True, "include_obfuscation": True},
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
     "prediction": {"type": "content", "content": [{"type": "text", "text": "a"}]},
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}

@@ -154,6 +154,16 @@ def test_a_top_p_of_zero_keeps_one_token(client):
     assert ask(client, **openai)["choices"][0]["text"] == greedy
 
 
+def test_samplers_that_are_not_listed_are_off(client):
+    given = {"temperature": 0, "top_k": 7, "top_p": 0.5, "min_p": 0.2, "repeat_penalty": 1.5}
+    body = {"prompt": PROMPT, "n_predict": 4, "samplers": ["top_k", "dry"]} | given
+    settings = ask(client, "/completion", **body)["generation_settings"]
+    off = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+    assert settings.items() >= {"top_k": 7, "samplers": ["top_k"], **off}.items()
+    infill = {"input_prefix": "a", "input_suffix": "b"} | body
+    assert ask(client, "/infill", **infill)["generation_settings"].items() >= given.items()
+
+
 def test_no_response_fields_are_all_and_settings_can_be_picked(client):
     whole = ask(client, "/completion", **GREEDY)
     assert ask(client, "/completion", response_fields=[], **GREEDY).keys() == whole.keys()

@@ -6,9 +6,14 @@ import logging
 import re
 from pathlib import Path
 
+import pytest
+from serving import served
+
 import ngramspec
 from ngramspec.decoding.row import Row
 from ngramspec.server.metrics import LOGGERS, private_logs
+
+llama = pytest.importorskip("ngramspec.server.llama", reason="pip install 'ngramspec[serve]'")
 
 pytest_plugins = ["server_fixtures"]
 SECRET = "what was asked"
@@ -43,6 +48,17 @@ def test_an_answer_that_fails_is_logged_without_its_text(client, monkeypatch, ca
     for known in ("KeyError", "ValueError", 'raise ValueError(f"cannot read {SECRET!r}")'):
         assert known in caplog.text
     assert SECRET not in caplog.text
+
+
+def test_an_unexpected_error_is_counted_and_has_a_request_id(model, monkeypatch):
+    monkeypatch.setattr(llama, "props", failing)
+    with served(model) as client:
+        client._transport.raise_server_exceptions = False
+        answer = client.get("/props")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+        assert answer.headers["X-Request-Id"].startswith("req_")
+        counted = client.get("/metrics").text
+        assert 'ngramspec_requests_total{route="/props",status="500"} 1.0' in counted
 
 
 def test_a_drafter_that_fails_is_logged_without_its_text(client, monkeypatch, caplog):

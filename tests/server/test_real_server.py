@@ -15,7 +15,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from conftest import tiny_llama
-from serving import VOCAB, letters, listening, plain, wait
+from serving import VOCAB, letters, listening, plain
 from wrapping import checkout
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
@@ -121,22 +121,11 @@ def test_the_device_is_reported(server):
     )
 
 
-def test_a_closed_connection_ends_the_answer(client, server):
-    def value(name):
-        request = Request(f"{server[0]}/metrics", headers={"Authorization": f"Bearer {KEY}"})
-        with urlopen(request) as answer:
-            page = answer.read().decode()
-        found = re.search(rf"^{name} (.+)$", page, re.MULTILINE)
-        return float(found[1]) if found else 0.0  # what was never counted is not listed
-
-    with greedy(client, max_tokens=400, stream=True) as stream:
-        next(iter(stream))
-    wait(lambda: value(r'ngramspec_answers_total\{ended="cancelled"\}') == 1)
-    assert value("ngramspec_active_answers") == 0
-
-
 def test_sigterm_drains(server):
-    """The last test of this file: answers that run are finished, and new ones refused."""
+    """The last test of this file: answers that run are finished, and new ones refused.
+
+    The log that is left holds no text.
+    """
     address, process, log = server
     with client_of(address) as client:
         stream = greedy(client, max_tokens=200, stream=True)
@@ -148,9 +137,7 @@ def test_sigterm_drains(server):
     host, _, port = address.removeprefix("http://").partition(":")
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((host, int(port)), timeout=5)
-
-
-def test_the_log_holds_no_text(server):
-    log = Path(server[2]).read_text()
-    assert "width" not in log
-    assert "Traceback" not in log
+    text = log.read_text()
+    assert "running on" in text
+    assert "width" not in text
+    assert "Traceback" not in text

@@ -6,10 +6,12 @@ import copy
 import json
 import logging
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from plain_text import text_and_calls
 from tiny_tokenizers import Letters
 
 import ngramspec
@@ -21,6 +23,7 @@ from ngramspec.stores import StoreFileError
 pytest.importorskip("pydivsufsort")
 PROMPT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26]])
 GREEDY = {"max_new_tokens": 60, "do_sample": False}
+calls = partial(text_and_calls, PROMPT, **GREEDY)
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +38,6 @@ def path(text, tmp_path_factory):
     documents = [np.arange(50, dtype=np.int32), text[5:].numpy()]
     Corpus.build(documents, path)
     return path
-
-
-def calls(speculator, model, **options):
-    speculator.reset()
-    output = ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY, **options)
-    return output[0].tolist(), speculator.stats.target_calls
 
 
 def test_the_same_text_in_fewer_calls(tiny, text, path):

@@ -127,6 +127,32 @@ def test_a_process_s_own_deletion_leaves_what_it_added_since():
     assert feed.cleared == (2, 0)
 
 
+def test_text_of_others_is_added_after_a_process_s_own_deletion():
+    feed = Feed(StoreRing(256), Conversations(4096))
+    feed.add((1, 0), entry((1, 2), end=False), b"own")
+    feed.ring.clear()
+    feed.deleted((2, 0))
+    assert feed.add((3, 0), entry((3,), cleared=(2, 0)), b"own") == 1
+    assert tokens_of(feed.ring) == [3]
+
+
+def test_what_is_read_before_an_own_deletion_is_sent_is_not_added(monkeypatch):
+    pytest.importorskip("redis")
+    sync = RedisSync("redis://localhost", Letters())
+    monkeypatch.setattr(sync, "_start", lambda: None)
+    feed = Feed(StoreRing(256), Conversations(4096))
+    sync.clear("a")
+    found = [(b"5-0", entry((1, 2)).fields())]
+    sync._add_entries("a", feed, found)
+    assert len(sync._queue.take(9)) == 1  # it is being sent
+    sync._queue.put("a", 0, np.array([7], np.int32), end=True)
+    sync._add_entries("a", feed, found)
+    assert (feed.last, tokens_of(feed.ring)) == ((5, 0), [])
+    sync._queue.remove()
+    sync._add_entries("a", feed, found)
+    assert tokens_of(feed.ring) == [1, 2]
+
+
 def test_a_queue_joins_pieces_of_a_document_and_keeps_them_until_they_are_sent():
     queue = PublishQueue()
     queue.put("a", 1, np.array([1, 2], np.int32), end=False)

@@ -6,14 +6,16 @@ import copy
 import pickle
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import count
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Semaphore
 
 import numpy as np
 import pytest
 import torch
 from doubles import InterruptedStreamer
 from native_strategies import int32
+from plain_text import text_and_calls
 from tiny_tokenizers import Letters
 
 import ngramspec
@@ -21,10 +23,11 @@ from ngramspec import SharedStore, Speculator, build_drafter
 from ngramspec.drafters.call import CallStores
 from ngramspec.stepwise import open_generation
 from ngramspec.stores import shared
-from ngramspec.stores.shared import MAX_ANSWERS_READ, StoreStatistics
+from ngramspec.stores.shared import MAX_ANSWERS_READ, SharedRequest, StoreStatistics
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26]])
 GREEDY = {"max_new_tokens": 40, "do_sample": False}
+calls = partial(text_and_calls, PROMPT, **GREEDY)
 
 
 @pytest.fixture
@@ -37,12 +40,6 @@ def held(namespace):
     _, codes = namespace.store.ring(namespace.name).codes(0)
     codes[codes == 2**31 - 1] = -1
     return codes.tolist()
-
-
-def calls(speculator, model, **options):
-    speculator.reset()
-    output = ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY, **options)
-    return output[0].tolist(), speculator.stats.target_calls
 
 
 def test_a_second_request_comes_faster(tiny, store):
@@ -139,12 +136,55 @@ def test_clear_and_drop(store):
         store.drop("b")
 
 
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("said", [5, 64, 100])
+def test_what_a_request_said_before_a_clear_is_not_added_after_it(live, said):
+    """Neither the tokens that wait nor those that are written again after other text."""
+    sent = []
+    store = SharedStore(1 << 16, namespace_bytes=1 << 16, live=live)
+    namespace = store["a"]
+    request = SharedRequest(
+        namespace.index, "outputs", live, lambda tokens, end=False: sent.extend(tokens.tolist())
+    )
+    request.append(int32(range(said)))
+    namespace.clear()
+    del sent[:]
+    request.append(int32([501, 502, 503]))
+    request.pause()
+    namespace.add(int32([7, 8, 9]))
+    request.append(int32([504]))
+    request.finish()
+    assert set(held(namespace)) == {-1, 7, 8, 9, 501, 502, 503, 504}
+    assert sent == [501, 502, 503, 504]
+    store.check_integrity()
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_request_that_ends_after_a_clear_adds_nothing(live):
+    namespace = SharedStore(1 << 16, namespace_bytes=1 << 16, live=live)["a"]
+    ended, followed = namespace.request(), namespace.request()
+    followed.index.append(int32(range(30)))
+    followed.index.close()
+    ended.append(int32(range(20)))
+    namespace.clear()
+    ended.finish()
+    ended.index.follow(followed.index)  # which was found before the clear
+    ended.index.append(int32([501]))
+    ended.index.publish()
+    assert held(namespace) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
         ({"max_bytes": 100}, ValueError, "max_bytes must be in 4096..1099511627776, got 100"),
         ({"max_bytes": 1.5}, TypeError, "max_bytes must be an integer"),
         ({"max_bytes": 8192, "namespace_bytes": 8193}, ValueError, "namespace_bytes must be in"),
+        (
+            {"max_bytes": 1 << 40, "namespace_bytes": 1 << 36},
+            ValueError,
+            "namespace_bytes must be in 4096..62277025792",
+        ),
         ({"write": "some"}, ValueError, "write must be one of 'outputs', 'all', 'none'"),
         ({"live": 1}, TypeError, "live must be True or False, got 1"),
     ],
@@ -243,7 +283,7 @@ def test_beams_read_and_add_nothing(tiny):
 RUN = 1000  # each document counts up inside one thousand
 
 
-def requests(store, seed, operations):
+def requests(store, seed, operations, ended):
     """Add documents that count up, look for their contexts and read on; what was done, counted."""
     rng = np.random.default_rng(seed)
     done = Counter()
@@ -266,24 +306,26 @@ def requests(store, seed, operations):
             request.finish()
         else:
             request.abort()
+        ended.release()
     return done
 
 
 def test_threads_generate_and_one_clears():
     """Many threads generate while another one clears, drops and reads the store."""
-    store = SharedStore(1 << 17, namespace_bytes=1 << 15)
+    store, ended = SharedStore(1 << 17, namespace_bytes=1 << 15), Semaphore(0)
     with ThreadPoolExecutor(4) as pool:
-        workers = [pool.submit(requests, store, seed, 5000) for seed in range(4)]
-        for turn in count(1):
+        workers = [pool.submit(requests, store, seed, 5000, ended) for seed in range(4)]
+        for turn in range(80):  # each worker has at least 20 requests
+            while not ended.acquire(timeout=1):
+                assert not any(worker.done() and worker.exception() for worker in workers)
             store["0"].clear() if turn % 3 else store.clear()
             if turn % 5 == 0 and "1" in store:
                 store.drop("1")
             for ring in store.rings().values():
                 ring.codes(0)
-            if not wait(workers, 0.001).not_done:
-                break
-    done = sum((worker.result() for worker in workers), Counter())
-    assert done["read"] > 200
+    for worker in workers:
+        worker.result()
+    assert requests(store, 4, 5000, ended)["read"] > 50
     store.check_integrity()
     assert store.sizeof() <= store.max_bytes + 4096
 

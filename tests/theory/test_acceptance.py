@@ -105,31 +105,6 @@ def test_the_paper_states_the_lenient_alpha_in_two_ways():
     assert closed.acceptance(p, q, 0.3) == pytest.approx(other)
 
 
-def _iterative(p, proposals, seed=0):
-    """Stratos, section 2, RUNS times: which child was accepted (K: none), and the token."""
-    generator = np.random.default_rng(seed)
-    which = np.full(RUNS, len(proposals))
-    token = np.zeros(RUNS, int)
-    for k, q in enumerate(proposals):
-        x = _draws(generator, q, RUNS)
-        hit = (which == len(proposals)) & (generator.random(RUNS) < p[x] / q[x])
-        which[hit], token[hit] = k, x[hit]
-        p = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
-    last = _draws(generator, p, RUNS)
-    return which, np.where(which == len(proposals), last, token)
-
-
-def test_iterative_sampling_accepts_what_the_formula_says():
-    p, *proposals = _random(5, 4)
-    which, token = _iterative(p, proposals)
-    shares = closed.iterative_acceptance(p, proposals)
-    found = np.bincount(which, minlength=4)[:3] / RUNS
-    assert (np.abs(found - shares) < MANY_ERRORS * _error(shares)).all()
-    counts = np.bincount(token, minlength=VOCAB) / RUNS
-    assert (np.abs(counts - p) < MANY_ERRORS * _error(p)).all()
-    assert shares[0] == pytest.approx(closed.acceptance(p, proposals[0]))
-
-
 def test_batches_are_done_row_by_row():
     p, q = _random(7, 2, 3, 5)
     rows = [[closed.acceptance(p[i, j], q[i, j], 0.5) for j in range(5)] for i in range(3)]

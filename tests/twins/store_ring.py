@@ -22,6 +22,7 @@ class StoreRing:
         self.indexed: list[bool] = []
         self.kinds: dict[int, tuple[int, ...]] = {}  # prompts by part of the ring
         self.cleared = 0  # position before which nothing can be read
+        self.clears = 0
         self.owner = 0
         self.owners = 0
         self.largest = -1
@@ -36,6 +37,7 @@ class StoreRing:
 
     def clear(self) -> None:
         self.cleared, self.owner = len(self.codes), 0
+        self.clears += 1
 
     def put(self, code: int, found: bool, prompt: tuple[int, ...]) -> None:
         self.kinds[len(self.codes) % self.capacity // GRAIN] = prompt
@@ -152,6 +154,7 @@ class StoreStream:
         self.own: list[tuple[int, int]] = []
         self.last: list[int] = []
         self.pending: list[int] = []
+        self.clears = ring.clears  # when the document began
         self.prompt: tuple[int, ...] = ()
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -173,12 +176,13 @@ class StoreStream:
 
     def follow(self, earlier: StoreStream) -> None:
         self.own, self.last = list(earlier.own), list(earlier.last)
+        self.clears = earlier.clears
 
     def flush(self) -> None:
-        if self.pending:
+        if self.pending and self.clears == self.ring.clears:
             self.ring.add(self.owner, self.last, self.pending, self.own, self.prompt)
             self.last = [*self.last, *self.pending][-OVERLAP:]
-            self.pending = []
+        self.pending = []
 
     def finish(self) -> None:
         self.flush()
@@ -191,7 +195,7 @@ class StoreStream:
             self.ring.owner = 0
 
     def end(self) -> None:
-        self.pending, self.last = [], []
+        self.pending, self.last, self.clears = [], [], self.ring.clears
         if self.ring.owner == self.owner:
             self.ring.owner = 0
 

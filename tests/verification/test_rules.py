@@ -1,4 +1,4 @@
-"""The rules of verification against exact distributions: pure functions, a million samples."""
+"""The rules of verification against exact distributions: pure functions, many samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ngramspec.verification.rejection import (
 )
 from ngramspec.verification.rule import Rule, lenient_tokens, proposal_tensor, typical_tokens
 
-SAMPLES = 1_000_000
+SAMPLES = 250_000
 LEAST = 1e-7  # p-value: a right implementation fails less than once in a million runs of the suite
 VOCAB = 6
 P = torch.tensor([0.35, 0.25, 0.2, 0.1, 0.1, 0.0])
@@ -158,7 +158,7 @@ def test_one_child_is_accepted_as_often_as_the_paper_says(lenience):
     assert abs(observed - alpha) < 5 * (alpha * (1 - alpha) / SAMPLES) ** 0.5 + 1e-6
     drawn = draw(P.expand(SAMPLES, -1), torch.Generator().manual_seed(1))
     matched = (drawn == children[:, 0]).double().mean().item()
-    assert abs(matched - float((P * Q).sum())) < 3e-3
+    assert abs(matched - float((P * Q).sum())) < 6e-3
 
 
 @pytest.mark.parametrize("lenience", [0.7, 0.3])

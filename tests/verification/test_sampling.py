@@ -1,4 +1,4 @@
-"""Sampling: the same text as plain generate for the same seed, and the same generator after it."""
+"""Sampling: plain generate's text and generator for the same seed; and the sampler by itself."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import math
 
 import pytest
 import torch
+from any_model import tiny_chat
 from conftest import tiny_llama
 from doubles import bushy, half_right, oracle, random_drafter
+from transformers import StopStringCriteria
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec.decoding.batch import LockstepBatch
+from ngramspec.verification.sampler import StopRules, TokenSampler
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 SETTINGS = [
@@ -139,7 +143,7 @@ def test_scores_that_are_no_distribution_draw_nothing(value, rows, at):
     """Every row is checked before the first one draws."""
     model = tiny_llama(initializer_range=0.15)
     ids = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [7, 8, 9, 7, 8, 9, 7, 8, 9, 7], [4] * 10])
-    ids = ids if rows.start else ids[:1]
+    ids = ids[:1] if rows == slice(None) else ids
     settings = {"do_sample": True, "max_new_tokens": 20}
     torch.manual_seed(2)
     text = model.generate(ids, **settings)[0].tolist()
@@ -218,3 +222,41 @@ def test_fifty_real_prompts_sample_the_same_text(smollm2, temperature):
     assert len(texts) == 50
     assert not other
     assert all(speculator.stats.accepted > 50 for speculator in speculators)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
+    """The argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
+    sampler = TokenSampler(None, StopRules(()), None, None, None)
+    prompt = torch.zeros(2, 1, dtype=torch.int64)
+    batch = LockstepBatch([], sampler, None, None, prompt=prompt)
+    torch.manual_seed(0)
+    logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
+    logits[0, 0] = 1.0
+    logits[0, 1, 7:] = float("-inf")
+    logits[0, 2, [50, 20, 30]] = float("inf")
+    logits[0, 3, [600, 400]] = float("nan")
+    logits[1] = logits[1].round()  # ties everywhere
+    expected = logits.to(torch.float32).argmax(dim=-1)
+    assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
+    for each in (logits, logits.requires_grad_()):
+        assert not sampler.fetches_at_once
+        for batch.position in range(20):
+            assert batch.next_tokens(each, None) == expected[:, batch.position].tolist()
+        assert each.argmax(-1).tolist() == expected.tolist()  # as at once, on a device
+
+
+def test_stop_strings_read_the_tokens_on_the_host():
+    """Stop strings read tokens on the host; custom criteria read those on the device."""
+    stop = StopRules([StopStringCriteria(tiny_chat()[1], ["ab"])])
+    a, b = ord("a") - 31, ord("b") - 31
+    ids = torch.tensor([[a, b], [b, a]])
+
+    def answers(criteria=()):
+        stop.custom = list(criteria)
+        return stop(ids[:, -1].tolist(), 2, lambda: ids.to("meta"), lambda: ids, None)
+
+    assert answers() == [True, False]
+    devices = []
+    assert answers([lambda ids, scores: devices.append(ids.device.type) or False]) == [True, False]
+    assert devices == ["meta"]

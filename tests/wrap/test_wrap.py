@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from doubles import Puts
+from doubles import InterruptedStreamer
 from threads import PROMPTS, assert_each_is, in_threads
 from transformers import AutoModelForCausalLM, GenerationConfig
 from wrapping import (
@@ -245,14 +245,8 @@ def test_what_cannot_be_speculated_is_decoded_plainly(plain, model, name, caplog
 
 
 def test_a_streamer_that_raises_ends_the_call_and_no_later_one(plain, model):
-    class Gone(Puts):
-        def put(self, value):
-            super().put(value)
-            if len(self.puts) == 5:
-                raise ConnectionError("gone")
-
     with pytest.raises(ConnectionError):
-        model.generate(PROMPT, streamer=Gone(), **GREEDY)
+        model.generate(PROMPT, streamer=InterruptedStreamer(5, ConnectionError), **GREEDY)
     calls = stats_of(model).target_calls
     assert torch.equal(answer(plain, {}), answer(model, {}))
     assert stats_of(model).target_calls > calls

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
-def skips_mask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+def skips_mask(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether FlashAttention takes them and aligns its causal mask to the end (not AMD's)."""
     kernels, fits = torch.backends.cuda, query.shape[3] % 8 == 0 and not torch.version.hip
     given = kernels.SDPAParams(query, key, value, None, 0.0, False, True)
@@ -13,12 +14,8 @@ def skips_mask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float | None,
-) -> torch.Tensor | None:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor | None:
     """Attend under a mask added to the scores; without one under FlashAttention's causal mask.
 
     Returns None if the memory-efficient kernel cannot be used. So cuDNN is used only if the caller
@@ -26,7 +23,7 @@ def attend(
     forwards with drafts seldom have the same shape twice.
     """
     kernels, aten = torch.backends.cuda, torch.ops.aten
-    out: torch.Tensor | None = None
+    out: Tensor | None = None
     if mask is None:
         flash = aten._scaled_dot_product_flash_attention
         out = flash(query, key, value, is_causal=True, scale=scale)[0]

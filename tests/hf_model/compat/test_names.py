@@ -169,7 +169,7 @@ def test_settings_that_nobody_set_have_these_values(tiny):
 # Private names in compat that are not transformers': torch's, Python's, and endings.
 OTHERS = {"_abc_impl", "_token_id", "_token_index"}
 OTHERS |= {f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient")}
-OTHERS |= {"_C", "_has_mkldnn", "_is_mkldnn_bf16_supported"}  # torch's, run by test_packed.py
+OTHERS |= {"_C", "_has_mkldnn", "_is_mkldnn_bf16_supported"}  # torch's, run by test_assistant.py
 OTHERS |= {"_linear_pointwise", "_reorder_linear_weight"}
 
 
