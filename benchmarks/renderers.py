@@ -434,8 +434,8 @@ def near_ties(ours: Raw, control: Raw) -> str:
     return (
         f"In {settings['dtype']}, {differ} of {settings['prompts']} texts of"
         f" {settings['tokens']} tokens differed from the baseline's. Without any speculation,"
-        f" {others} of the same texts differ between plain `generate` of single prompts and of"
-        f" batches of {control['settings']['batch']}."
+        f" {others} of the texts for the same prompts differ between plain `generate` of single"
+        f" prompts and of batches of {control['settings']['batch']}."
     )
 
 

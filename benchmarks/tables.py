@@ -59,7 +59,6 @@ class Table:
     environment: str | None = None
 
 
-words = str.split
 REPLAY = f"benchmarks replay --traces {PUBLIC}"
 BENCH = f"ngramspec bench --prompts {PUBLIC} --prompt-tokens 100 600 --least 32"
 _DEMO = "ngramspec bench --tasks summarization context_qa code_completion code_edit --least 2"
@@ -68,7 +67,6 @@ _TASKS = "--tasks summary answer chat edit tools --lookup 10 --prompts-per-task 
 _RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 3"
 _TREES = [f'--speculator {{"tree":{nodes}}}' for nodes in ("null", 8, 16, 32)]
 _CHAINS = [f'--speculator {{"gamma":{gamma},"tree":null}}' for gamma in (5, 10, 20)]
-_FIXED = " ".join(_TREES + _CHAINS)
 
 
 def table(
@@ -78,7 +76,7 @@ def table(
     **more: Any,
 ) -> Table:
     """A table whose commands end with ``--json OUT``; its benchmarks are sources, too."""
-    given = {stem: words(f"{command} --json OUT") for stem, command in commands.items()}
+    given = {stem: f"{command} --json OUT".split() for stem, command in commands.items()}
     modules = {MODULES[each[1]] for each in given.values() if each[0] == "benchmarks"}
     files = {f"{module.replace('.', '/')}.py" for module in modules}
     return Table(given, (*sources, *sorted(files)), render, **more)
@@ -91,6 +89,7 @@ RANDOM = {
 _LONG = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
 _MODELS = f"{_LONG} build/models/SmolLM2-135M-Instruct"
 _BFLOAT16 = f"{_MODELS} build/models/qwen2.5-coder-1.5b --dtype bfloat16 --prompts-per-task 1"
+_LARGE = "benchmarks models --model build/models/qwen2.5-coder-1.5b --prompts-per-task 1"
 _MODELS += " --dtype float32"
 _LONG += " --texts long --dtype float32 --mode greedy --prompts-per-task"
 _BATCH = f"{_LONG} 1 --batch 4 --lengths"
@@ -119,7 +118,9 @@ TABLES: dict[str, Table] = {
         draw=chart.draw,
     ),
     "models": table(
-        {"models": _MODELS, "models_bfloat16": _BFLOAT16}, renderers.models, WHOLE_CALLS
+        {"models": _MODELS, "models_large": _LARGE, "models_bfloat16": _BFLOAT16},
+        renderers.models,
+        WHOLE_CALLS,
     ),
     "models-long": table({"models_long": f"{_LONG} 2"}, renderers.models, WHOLE_CALLS),
     "models-batch4": table(
@@ -138,7 +139,7 @@ TABLES: dict[str, Table] = {
         {
             f"lengths_{length}": f"ngramspec bench --prompts {PUBLIC} --dtype bfloat16 --tasks"
             f" summary answer edit --lengths {length} --prompts-per-task 6 --max-new-tokens 48"
-            f" --least 2 --repeats 1 --same-text --cached --lookup {_FIXED}"
+            f" --least 2 --repeats 1 --same-text --cached --lookup {' '.join(_TREES + _CHAINS)}"
             for length in (500, 2000, 8000)
         },
         renderers.lengths,
@@ -186,10 +187,10 @@ TABLES: dict[str, Table] = {
     ),
     "native-ops": Table(
         {
-            "native_ops": words(
-                "pytest -q benchmarks/test_native_ops.py --benchmark-columns=median,iqr,ops"
-                " --benchmark-json=OUT"
-            )
+            "native_ops": [
+                *("pytest", "-q", "benchmarks/test_native_ops.py"),
+                *("--benchmark-columns=median,iqr,ops", "--benchmark-json=OUT"),
+            ]
         },
         ("ngramspec/_native", "benchmarks/test_native_ops.py", "benchmarks/texts.py"),
         renderers.native,
@@ -197,7 +198,7 @@ TABLES: dict[str, Table] = {
     ),
     "host-time": table({"host_time": "benchmarks host_time"}, renderers.host_time),
     "waits": Table(
-        {"waits": words("pytest -q tests/gpu/test_cases.py --waits=OUT")},
+        {"waits": ["pytest", "-q", "tests/gpu/test_cases.py", "--waits=OUT"]},
         (*LOOP, "tests/gpu"),
         renderers.waits,
     ),

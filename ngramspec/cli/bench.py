@@ -58,7 +58,7 @@ def add_arguments(options: Options) -> None:
     help = "cut or fill every prompt to exactly N tokens, for each of these lengths"
     prompts.numbers("--lengths", [], help)
     ways = options.group("what is compared with the baseline")
-    help = "prompt lookup with drafts of N tokens (default: 3 10)"
+    help = "prompt lookup with drafts of N tokens, none without N (default: 3 10)"
     ways.text("--lookup", "N", help, nargs="*", type=int, default=[3, 10])
     ways.numbers("--width", [], "also with fixed widths")
     help = "also with these arguments of Speculator, such as '{\"gamma\": 8}'"
@@ -67,7 +67,9 @@ def add_arguments(options: Options) -> None:
     plan = options.group("measurement")
     plan.count("--prompts-per-task", 8, "maximum prompts of each task and length")
     plan.count("--max-new-tokens", 96, "new tokens in each call")
-    help = "leave out prompts with a shorter baseline output (default: 48, or --max-new-tokens)"
+    help = (
+        "leave out prompts with a shorter baseline output (default: 48, at most --max-new-tokens)"
+    )
     plan.add("--least", type=int, metavar="N", help=help)
     plan.count("--repeats", 3, "timed calls of each prompt and configuration")
     plan.flag(
