@@ -67,9 +67,7 @@ def add_arguments(options: Options) -> None:
     plan = options.group("measurement")
     plan.count("--prompts-per-task", 8, "maximum prompts of each task and length")
     plan.count("--max-new-tokens", 96, "new tokens in each call")
-    help = (
-        "leave out prompts with a shorter baseline output (default: 48, at most --max-new-tokens)"
-    )
+    help = "leave out prompts with a shorter output (default: 48, at most --max-new-tokens)"
     plan.add("--least", type=int, metavar="N", help=help)
     plan.count("--repeats", 3, "timed calls of each prompt and configuration")
     plan.flag(
@@ -152,7 +150,7 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
     for same in sets:
         found += [*same, *tasks.unpredictable(same, new, vocab, loaded.eos_ids)]
     found = [each for each in found if each.task in wanted]
-    with usable("--prompts, --lengths"):
+    with usable():
         tasks.check_prompts(loaded, found, new)
     return found
 

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             prompts = sample_prompts(loaded)
         else:
             encode = partial(loaded.encode, chat=not arguments.raw)
-            prompts = read_prompts(arguments.prompts, encode)
+            prompts = read_prompts(arguments.prompts, encode)[: arguments.count]
             check_prompts(loaded, prompts, arguments.tokens)
     prompts = prompts[: arguments.count]
     with usable("MODEL"), stages(screen) as on_stage:

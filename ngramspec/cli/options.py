@@ -170,7 +170,7 @@ def check_folders(arguments: argparse.Namespace) -> None:
         path: Path | None = getattr(arguments, name, None)
         if path is None:
             continue
-        cannot = f"{'OUT' if name == 'out' else f'--{name}'}: cannot write {path}"
+        cannot = f"{'OUT' if hasattr(arguments, 'paths') else f'--{name}'}: cannot write {path}"
         if not path.absolute().parent.is_dir():
             raise UsageError(f"{cannot}: there is no folder {path.parent}")
         if path.is_dir():

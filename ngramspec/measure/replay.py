@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -55,7 +54,7 @@ def _read_curve(path: Path) -> tuple[list[float], list[float]]:
     fields = json.loads(path.read_text(encoding="utf-8"))
     lists = [fields.get(key) if isinstance(fields, dict) else None for key in ("positions", "cost")]
     at, cost = (each if isinstance(each, list) else [] for each in lists)
-    numbers = all(isinstance(each, int | float) and isfinite(each) for each in (*at, *cost))
+    numbers = all(isinstance(each, int | float) and abs(each) < 1e300 for each in (*at, *cost))
     if not (numbers and at and len(at) == len(cost) and at[0] == 1 and min(cost) > 0):
         raise ValueError(
             f"{path}: positions must begin with 1, and cost must have a value > 0 for each of them"

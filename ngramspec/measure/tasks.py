@@ -89,7 +89,7 @@ def check_prompts(loaded: LoadedModel, prompts: Iterable[Prompt], new: int) -> N
         name, count = f"{prompt.task}, {prompt.id}", len(prompt.ids)
         if min(prompt.ids) < 0 or max(prompt.ids) >= vocab:
             raise ValueError(f"{name}: token ids must be in 0..{vocab - 1}")
-        if limit is not None and count + new > limit:
+        if limit is not None and count + new - 1 > limit:
             raise ValueError(f"{name}: {count} tokens and {new} new ones exceed {limit} positions")
 
 

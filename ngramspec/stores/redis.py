@@ -19,7 +19,6 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -369,14 +368,28 @@ class RedisSync:
         with self._lock:
             self._feeds.pop(namespace, None)
 
-    def outlet(self, namespace: str) -> Outlet:
-        """A new document: a function that publishes more of its tokens, int32 (n,), soon."""
-        return partial(self._put, namespace, next(self._documents))
+    def outlet(self, namespace: str, ring: StoreRing) -> Outlet:
+        """A new document: a function that publishes more of its tokens, int32 (n,), soon.
 
-    def clear(self, namespace: str) -> None:
-        """Delete a namespace's text in Redis and in all processes, when Redis can be reached."""
+        It publishes nothing after the ring was closed, or if its argument ``unless`` returns True.
+        """
+        document = next(self._documents)
+
+        def publish(tokens: Int32, *, end: bool = False, unless: Any = None) -> None:
+            self._start()
+            with self._queue.lock:
+                if ring.capacity and not (unless and unless()):
+                    self._queue.put(namespace, document, tokens, end=end)
+
+        return publish
+
+    def clear(self, namespace: str, *parts: Any) -> None:
+        """Delete a namespace's text, in Redis and the others later; ``parts`` hold what is here."""
         self._start()
-        self._queue.put_clear(namespace)
+        with self._queue.lock:
+            self._queue.put_clear(namespace)
+            for part in parts:
+                part.clear()
 
     def flush(self, timeout: float = EXIT_SECONDS) -> bool:
         """Wait until everything is published, at most ``timeout`` seconds; whether it is."""
@@ -396,10 +409,6 @@ class RedisSync:
     def lost(self) -> int:
         """Number of tokens that were dropped because Redis could not be reached for too long."""
         return self._queue.lost
-
-    def _put(self, namespace: str, document: int, tokens: Int32, *, end: bool = False) -> None:
-        self._start()
-        self._queue.put(namespace, document, tokens, end=end)
 
     def _start(self) -> None:
         """Start the thread, unless this process has it. A fork does not copy threads."""
@@ -524,7 +533,7 @@ class RedisSync:
                 logger.debug("sync: an entry that is not one of ours: %s", type(error).__name__)
                 continue
             with self._queue.lock:
-                if self._queue.deletes(name):
+                if entry.tokens is not None and self._queue.deletes(name):
                     continue
                 added = feed.add(feed.last, entry, self._producer)
                 if added is None:

@@ -132,8 +132,8 @@ class SharedRequest(Source):
 
     def _put(self, tokens: Int32) -> None:
         self.index.append(tokens)
-        if self._outlet is not None and not self.index.cleared():
-            self._outlet(tokens)
+        if self._outlet is not None:
+            self._outlet(tokens, unless=self.index.cleared)
 
     def pause(self) -> None:
         """Publish all text if it may be added before the end; the request may have ended."""
@@ -272,14 +272,11 @@ class SharedStore(NotCopied):
         sync: str | RedisSync | None = None,
     ) -> None:
         self.max_bytes = check_int("max_bytes", max_bytes, MIN_NAMESPACE_BYTES, MAX_BYTES)
+        most = min(max_bytes, MAX_NAMESPACE_BYTES)
         if namespace_bytes is None:
-            namespace_bytes = max(max_bytes // DEFAULT_NAMESPACES, MIN_NAMESPACE_BYTES)
-            namespace_bytes = min(namespace_bytes, MAX_NAMESPACE_BYTES)
+            namespace_bytes = min(max(max_bytes // DEFAULT_NAMESPACES, MIN_NAMESPACE_BYTES), most)
         self.namespace_bytes = check_int(
-            "namespace_bytes",
-            namespace_bytes,
-            MIN_NAMESPACE_BYTES,
-            min(max_bytes, MAX_NAMESPACE_BYTES),
+            "namespace_bytes", namespace_bytes, MIN_NAMESPACE_BYTES, most
         )
         check_choice("write", write, WRITES)
         self.write = write
@@ -458,11 +455,11 @@ class Namespace(Source):
         ring, conversations = store.opened(self.name)
         stream = StoreStream(ring, limit)
         return SharedRequest(
-            stream, store.write, store.live, self._outlet(), conversations, session
+            stream, store.write, store.live, self._outlet(ring), conversations, session
         )
 
-    def _outlet(self) -> Outlet | None:
-        return None if self.store.sync is None else self.store.sync.outlet(self.name)
+    def _outlet(self, ring: StoreRing) -> Outlet | None:
+        return None if self.store.sync is None else self.store.sync.outlet(self.name, ring)
 
     def description(self) -> dict[str, Any]:
         """The settings from which its store was made; a ValueError if it exists only in memory."""
@@ -488,18 +485,19 @@ class Namespace(Source):
         Raises:
             TypeError, ValueError: not token ids; nothing was added.
         """
-        document = SharedRequest(self.index, "outputs", True, self._outlet())
+        ring = self.store.ring(self.name)
+        document = SharedRequest(StoreStream(ring), "outputs", True, self._outlet(ring))
         document.append(tokens)
         document.finish()
 
     def clear(self) -> None:
         """Remove the text and erase it from memory; see ``SharedStore.drop`` for ``sync``."""
+        known = self.store.opened(self.name)[::-1] if self.name in self.store else ()
         if self.store.sync is not None:
-            self.store.sync.clear(self.name)
-        if self.name in self.store:
-            ring, conversations = self.store.opened(self.name)
-            conversations.clear()
-            ring.clear()
+            self.store.sync.clear(self.name, *known)
+            return
+        for part in known:
+            part.clear()
 
     def statistics(self) -> StoreStatistics:
         """The size and usefulness of the namespace."""

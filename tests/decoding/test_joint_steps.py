@@ -296,10 +296,9 @@ def test_a_fixed_gamma_beside_one_by_cost_keeps_its_drafts(tiny):
 
 def test_generations_of_different_draft_limits_share_steps(tiny):
     plain = texts(tiny, PROMPTS[:2], **GREEDY)
-    limits = (8, 256)
     runs = [
         open_generation(tiny, each, speculator=Speculator(gamma_max=limit), **GREEDY)
-        for each, limit in zip(PROMPTS, limits, strict=False)
+        for each, limit in zip(PROMPTS, (8, 256), strict=False)
     ]
     for run in runs:
         run.step()

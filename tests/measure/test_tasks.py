@@ -36,7 +36,7 @@ def test_prompts_that_a_model_cannot_continue_are_named():
     loaded = tiny_loaded()
     vocab, most = loaded.model.config.vocab_size, loaded.max_positions
     check_prompts(
-        loaded, [Prompt("t", "a", (0, vocab - 1)), Prompt("t", "b", (1,) * (most - 4))], 4
+        loaded, [Prompt("t", "a", (0, vocab - 1)), Prompt("t", "b", (1,) * (most - 3))], 4
     )
     for ids, message in (
         ((0, vocab), rf"t, x: token ids must be in 0..{vocab - 1}"),

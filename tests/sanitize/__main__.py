@@ -20,7 +20,7 @@ from sanitize import failing
 
 TESTS = ("_native", "stores/test_corpus.py", "stores/test_hostile_files.py")
 # They limit the process's memory or need its garbage collector for themselves, or compile.
-EXCLUDED = "not lack_of_memory and not lets_nobody_in and not test_symbols and not test_sanitize"
+EXCLUDED = "not lack_of_memory and not lets_nobody_in and not test_symbols"
 
 
 def main() -> None:

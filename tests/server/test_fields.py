@@ -100,11 +100,11 @@ def test_a_compressed_body_is_refused_as_such(client, coding):
 
 
 def test_what_would_stall_others_or_is_not_done_is_refused(client):
-    body, streamed = BODIES["/v1/completions"], {"stream": True}
+    body = BODIES["/v1/completions"]
     error = refused(client, "/v1/completions", body | {"stop": ["a" * 999] * 5}, "stop")
     assert "at most 4096 characters together" in error["message"]
-    streamed["stream_options"] = {"include_obfuscation": True}
-    refused(client, "/v1/completions", body | streamed, "stream_options")
+    body |= {"stream": True, "stream_options": {"include_obfuscation": True}}
+    refused(client, "/v1/completions", body, "stream_options")
 
 
 def test_every_answer_has_an_id_of_its_own(client):

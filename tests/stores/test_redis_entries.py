@@ -137,19 +137,22 @@ def test_text_of_others_is_added_after_a_process_s_own_deletion():
 
 
 def test_what_is_read_before_an_own_deletion_is_sent_is_not_added(monkeypatch):
+    """Another process's deletion still covers what waits for being sent."""
     pytest.importorskip("redis")
     sync = RedisSync("redis://localhost", Letters())
-    monkeypatch.setattr(sync, "_start", lambda: None)
     feed = Feed(StoreRing(256), Conversations(4096))
+    monkeypatch.setattr(sync, "_start", lambda: None)
     sync.clear("a")
-    found = [(b"5-0", entry((1, 2)).fields())]
-    sync._add_entries("a", feed, found)
-    assert len(sync._queue.take(9)) == 1  # it is being sent
+    sync._add_entries("a", feed, [(b"5-0", entry((1, 2)).fields())])
+    (sent,) = sync._queue.take(9)
     sync._queue.put("a", 0, np.array([7], np.int32), end=True)
-    sync._add_entries("a", feed, found)
-    assert (feed.last, tokens_of(feed.ring)) == ((5, 0), [])
+    sync._add_entries("a", feed, [(b"6-0", entry((1, 2)).fields())])
+    assert (feed.last, tokens_of(feed.ring)) == ((6, 0), [])
+    sync._add_entries("a", feed, [(b"7-0", entry(None).fields())])
+    assert sync._queue.take(9) == [sent]
     sync._queue.remove()
-    sync._add_entries("a", feed, found)
+    assert not sync._queue
+    sync._add_entries("a", feed, [(b"8-0", entry((1, 2), cleared=(7, 0)).fields())])
     assert tokens_of(feed.ring) == [1, 2]
 
 

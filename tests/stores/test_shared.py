@@ -143,9 +143,11 @@ def test_what_a_request_said_before_a_clear_is_not_added_after_it(live, said):
     sent = []
     store = SharedStore(1 << 16, namespace_bytes=1 << 16, live=live)
     namespace = store["a"]
-    request = SharedRequest(
-        namespace.index, "outputs", live, lambda tokens, end=False: sent.extend(tokens.tolist())
-    )
+
+    def outlet(tokens, end=False, unless=bool):
+        sent.extend([] if unless() else tokens.tolist())
+
+    request = SharedRequest(namespace.index, "outputs", live, outlet)
     request.append(int32(range(said)))
     namespace.clear()
     del sent[:]
