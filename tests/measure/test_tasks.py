@@ -41,7 +41,7 @@ def test_prompts_that_a_model_cannot_continue_are_named():
     for ids, message in (
         ((0, vocab), rf"t, x: token ids must be in 0..{vocab - 1}"),
         ((-1, 1), "t, x: token ids must be in"),
-        ((1,) * (most - 3), f"t, x: {most - 3} tokens and 4 new ones exceed {most} positions"),
+        ((1,) * (most - 2), f"t, x: {most - 2} tokens and 4 new ones exceed {most} positions"),
     ):
         with pytest.raises(ValueError, match=message):
             check_prompts(loaded, [Prompt("t", "x", ids)], 4)

@@ -103,7 +103,7 @@ def test_what_would_stall_others_or_is_not_done_is_refused(client):
     body = BODIES["/v1/completions"]
     error = refused(client, "/v1/completions", body | {"stop": ["a" * 999] * 5}, "stop")
     assert "at most 4096 characters together" in error["message"]
-    body |= {"stream": True, "stream_options": {"include_obfuscation": True}}
+    body = body | {"stream": True, "stream_options": {"include_obfuscation": True}}
     refused(client, "/v1/completions", body, "stream_options")
 
 
