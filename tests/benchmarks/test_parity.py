@@ -16,7 +16,7 @@ EXPERT_PARTS = ("gate", "router", "router_gate")
 
 @pytest.mark.filterwarnings("ignore")
 def test_families_with_caches_processors_and_batches():
-    cells = list(parity.matrix(every=11))
+    cells = list(parity.matrix(every=6))
     assert {cell.outcome for cell in cells} == {"identical"}
     whats = {tuple(cell.what.split(", ")) for cell in cells}
     for part, count in enumerate((len(parity.CACHES), len(parity.PROCESSORS), len(parity.ROWS))):
