@@ -31,7 +31,7 @@ def same_text(model, speculator, ids=PROMPT, *, seed=0, **kwargs):
 
 
 def text_and_calls(ids, speculator, model, **kwargs):
-    """The first row of a call, and how many forwards it took."""
+    """The token ids of a call's first row, and the number of forward passes."""
     speculator.reset()
     output = ngramspec.generate(model, ids, speculator=speculator, **kwargs)
     return output[0].tolist(), speculator.stats.target_calls

@@ -267,7 +267,7 @@ class Feed:
         return len(entry.tokens)
 
     def deleted(self, at: EntryId) -> None:
-        """Note that this process deleted the namespace, with the entry ``at``."""
+        """Note that the namespace was deleted, with the entry ``at``."""
         self.cleared = max(self.cleared, at)
         self._documents.clear()
 
@@ -287,8 +287,7 @@ class Feed:
         """Delete all text. This process deleted its ring's at once if the deletion is its own."""
         if at <= self.cleared:
             return 0
-        self.cleared = at
-        self._documents.clear()
+        self.deleted(at)
         if own:
             return 0
         self.conversations.clear()

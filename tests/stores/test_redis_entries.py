@@ -154,6 +154,9 @@ def test_what_is_read_before_an_own_deletion_is_sent_is_not_added(monkeypatch):
     assert not sync._queue
     sync._add_entries("a", feed, [(b"8-0", entry((1, 2), cleared=(7, 0)).fields())])
     assert tokens_of(feed.ring) == [1, 2]
+    feed.ring.close()  # its namespace was evicted
+    sync.outlet("a", feed.ring)(np.array([7], np.int32))
+    assert not sync._queue
 
 
 def test_a_queue_joins_pieces_of_a_document_and_keeps_them_until_they_are_sent():
