@@ -192,11 +192,9 @@ class Arguments:
         if refused is not None:
             return self._decode_plainly(refused, caller)
         try:
-            head = self._take_head()
+            head = self.prepare(speculator)
         except UnsupportedError as error:
             return self._decode_plainly(str(error), caller)
-        if self.kwargs.get("tokenizer") is not None:
-            self._use_tokenizer(speculator, self.kwargs["tokenizer"])
         output, called = self.run(decode_call, speculator.caller(head, unsupported=unsupported))
         if not called:
             speculator.log_once(
@@ -231,6 +229,13 @@ class Arguments:
         hook.__signature__ = _HOOK_SIGNATURE  # type: ignore[attr-defined]
         output = self.plain(*self.args, **self.kwargs | {"custom_generate": hook})
         return output, called
+
+    def prepare(self, speculator: Speculator) -> ModelDrafter | None:
+        """Apply arguments that transformers drops or uses itself, and return the call's head."""
+        head = self._take_head()
+        if self.kwargs.get("tokenizer") is not None:
+            self._use_tokenizer(speculator, self.kwargs["tokenizer"])
+        return head
 
     def _take_head(self) -> ModelDrafter | None:
         """Take the arguments that name a head out of the call, so that transformers uses none."""

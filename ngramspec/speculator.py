@@ -274,7 +274,8 @@ class Speculator(Arguments):
 
         with self._lock:
             self._heads = self._heads or HeadOfCalls()
-        return self._heads.drafter(self.drafter, head)
+        by_request = self.options.calibration == "request"
+        return self._heads.drafter(self.drafter, head, by_request=by_request)
 
     def count(self, stats: DecodeStats) -> None:
         """Add a run's counts and times to the statistics."""

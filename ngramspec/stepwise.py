@@ -7,7 +7,7 @@ from typing import Any
 from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, open_call
 from ngramspec.decoding.setup import version_fault
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf import Arguments, checked
+from ngramspec.hf import Arguments, checked, end_streamer_on_error
 from ngramspec.speculator import Speculator
 
 __all__ = ["Added", "JointSteps", "OpenGeneration", "open_generation"]
@@ -28,9 +28,8 @@ def open_generation(
         model: a transformers model.
         *args: positional arguments of ``model.generate``.
         speculator: how to speculate; None: a new Speculator().
-        **kwargs: keyword arguments of ``model.generate`` except stop_strings, and
-            ``reference_ids``, ``stores``, ``extra_stores`` and ``session``, see
-            Speculator.__call__.
+        **kwargs: keyword arguments of ``model.generate``, and ``reference_ids``, ``stores``,
+            ``extra_stores`` and ``session``, see Speculator.__call__.
 
     Returns:
         The generation, before its prefill. Close it, or use it as a context manager.
@@ -43,11 +42,12 @@ def open_generation(
         ``with open_generation(model, ids, max_new_tokens=64) as run: first = run.step()``
     """
     speculator = checked(speculator)
-    call = Arguments(model.generate, model, args, kwargs)
-    refused = version_fault() or call.refused()
-    if refused is not None:
-        raise UnsupportedError(refused)
-    opened, _ = call.run(open_call, speculator.caller())
+    with end_streamer_on_error(kwargs):
+        call = Arguments(model.generate, model, args, kwargs)
+        refused = version_fault() or call.refused()
+        if refused is not None:
+            raise UnsupportedError(refused)
+        opened, _ = call.run(open_call, speculator.caller(call.prepare(speculator)))
     if not isinstance(opened, OpenGeneration):
         name = type(model).__name__
         raise UnsupportedError(

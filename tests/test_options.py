@@ -88,8 +88,9 @@ def test_an_assigned_setting_is_checked_and_used_by_the_next_call(tiny):
         most.append(max(len(event.drafted) for event in events))
     assert most == [4, 2]
     assert before.gamma == 4
-    (speculator := Speculator("copy+ngram")).policy = "priority"
-    assert type(speculator.drafter) is type(Speculator("copy+ngram", policy="priority").drafter)
+    for spec in ("copy+ngram", "auto", "auto+random(vocab=9,seed=1)"):
+        (speculator := Speculator(spec)).policy = "priority"
+        assert speculator.drafter.spec == Speculator(spec, policy="priority").drafter.spec
 
 
 def test_drafts_of_the_prefill_stay_below_an_assigned_gamma_max(tiny):

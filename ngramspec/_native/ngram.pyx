@@ -80,6 +80,18 @@ cdef inline Py_ssize_t home_of(const CountOrder* o, int32_t e) noexcept nogil:
 
 # Buckets and entries.
 
+cdef inline void connect(CountOrder* o, Context* c, int32_t up, int32_t down) noexcept nogil:
+    """Make two buckets neighbours; NONE: the other one is the context's first or last."""
+    if up != NONE:
+        o.buckets[up].down = down
+    else:
+        c.top = down
+    if down != NONE:
+        o.buckets[down].up = up
+    else:
+        c.tail = up
+
+
 cdef int32_t take_bucket(
     CountOrder* o, Context* c, int32_t count, int32_t up, int32_t down
 ) noexcept nogil:
@@ -94,16 +106,8 @@ cdef int32_t take_bucket(
     o.buckets[b].key = c.key
     o.buckets[b].count = count
     o.buckets[b].first = NONE
-    o.buckets[b].up = up
-    o.buckets[b].down = down
-    if up != NONE:
-        o.buckets[up].down = b
-    else:
-        c.top = b
-    if down != NONE:
-        o.buckets[down].up = b
-    else:
-        c.tail = b
+    connect(o, c, up, b)
+    connect(o, c, b, down)
     return b
 
 
@@ -197,16 +201,7 @@ cdef int reserve_more(CountOrder* o, Py_ssize_t more) noexcept nogil:
 
 
 cdef void drop_bucket(CountOrder* o, Context* c, int32_t b) noexcept nogil:
-    cdef int32_t up = o.buckets[b].up
-    cdef int32_t down = o.buckets[b].down
-    if up != NONE:
-        o.buckets[up].down = down
-    else:
-        c.top = down
-    if down != NONE:
-        o.buckets[down].up = up
-    else:
-        c.tail = up
+    connect(o, c, o.buckets[b].up, o.buckets[b].down)
     o.buckets[b].count = 0
     o.buckets[b].down = o.bucket_free
     o.bucket_free = b
@@ -220,6 +215,16 @@ cdef inline void drop_entry(CountOrder* o, int32_t e) noexcept nogil:
     o.entry_n -= 1
 
 
+cdef inline void join(CountOrder* o, int32_t b, int32_t prev, int32_t next) noexcept nogil:
+    """Make two entries of a bucket neighbours; NONE: the other one is its first or last."""
+    if prev != NONE:
+        o.entries[prev].next = next
+    else:
+        o.buckets[b].first = next
+    if next != NONE:
+        o.entries[next].prev = prev
+
+
 cdef void link(CountOrder* o, int32_t e, int32_t b) noexcept nogil:
     """Put an entry into a bucket, after those that occurred later."""
     cdef int32_t prev = NONE
@@ -230,25 +235,12 @@ cdef void link(CountOrder* o, int32_t e, int32_t b) noexcept nogil:
         next = o.entries[next].next
         steps += 1
     o.entries[e].bucket = b
-    o.entries[e].prev = prev
-    o.entries[e].next = next
-    if prev != NONE:
-        o.entries[prev].next = e
-    else:
-        o.buckets[b].first = e
-    if next != NONE:
-        o.entries[next].prev = e
+    join(o, b, prev, e)
+    join(o, b, e, next)
 
 
 cdef void unlink(CountOrder* o, int32_t e) noexcept nogil:
-    cdef int32_t prev = o.entries[e].prev
-    cdef int32_t next = o.entries[e].next
-    if prev != NONE:
-        o.entries[prev].next = next
-    else:
-        o.buckets[o.entries[e].bucket].first = next
-    if next != NONE:
-        o.entries[next].prev = prev
+    join(o, o.entries[e].bucket, o.entries[e].prev, o.entries[e].next)
 
 
 cdef void add(

@@ -19,9 +19,9 @@ from ngramspec.hf_model.assistants import (
     MtpHead,
     check_assistant,
     check_rollback,
+    folder_model,
     mtp_layers,
     parameters,
-    read_folder,
     tokenizer_file,
 )
 from ngramspec.hf_model.target import Target
@@ -127,7 +127,7 @@ def _model_of(drafter: ModelDrafter, target: Any) -> Any:
         return mtp_layers(target)
     model = drafter.assistant
     if isinstance(model, str):
-        model = drafter.loaded = drafter.loaded or read_folder(model, target)
+        model = drafter.loaded[target] = folder_model(model, target)
     files = (tokenizer_file(each) for each in (model, target))
     check_assistant(model, target, drafter.same_tokenizer or same_vocabulary(*files))
     check_rollback(model)

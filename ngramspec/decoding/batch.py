@@ -14,7 +14,7 @@ from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
 from ngramspec.decoding.row import NO_VERDICT, Row
 from ngramspec.draft import EMPTY_DRAFT, Computed, EvidenceRequest
-from ngramspec.hf_model.devices import Int64
+from ngramspec.hf_model.compat.devices import Int64, sent
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
 
@@ -237,7 +237,7 @@ class LockstepBatch(Batch):
         """
         if self._device.device.type != "cpu" and self._copied < self.length:
             new = slice(self._copied, self.length)
-            self._device[:, new].copy_(torch.from_numpy(self._host[:, new]), non_blocking=True)
+            self._device[:, new] = sent(torch.from_numpy(self._host[:, new]), self._device.device)
             self._copied = self.length
         ids = self._device[:, : self.length]
         return ids if self.length > self.prompt_length else ids.to(self._dtype)

@@ -12,8 +12,8 @@ from ngramspec.costs.row_lengths import urgencies
 from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.row import Row
 from ngramspec.draft import EMPTY_DRAFT
+from ngramspec.hf_model.compat.devices import Int64
 from ngramspec.hf_model.compat.processors import Histories, Text, all_by_row, process_at_once
-from ngramspec.hf_model.devices import Int64
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
 

@@ -26,8 +26,8 @@ from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores, RowStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import given_cache, layers_restored
+from ngramspec.hf_model.compat.devices import input_device
 from ngramspec.hf_model.compat.names import pad_token, plain_method, untested
-from ngramspec.hf_model.devices import input_device
 from ngramspec.hf_model.facts import (
     Ability,
     check_adapter,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,9 @@ class CallStores:
         self._joined: dict[int, SiblingAnswer] = {}  # by row
         self.answers = tuple(each for each in given if hasattr(each, "others"))
         self._extra = tuple(each for each in given if each not in self.answers)
+        for name, of_call in (("stores", stores), ("extra_stores", extra)):
+            if any(isinstance(each, Mapping) for each in of_call or ()):
+                raise ValueError(f"{name} of a call must be stores, not settings of a new one")
         current().with_stores(self.of(current()))
 
     def of(self, drafter: Drafter) -> tuple[Any, ...]:

@@ -249,6 +249,8 @@ class HeadedSession(ReadingSession, ValueSession):
         depth = max(self._sampled, default=-1) + 1
         while depth < min(plan.known, gamma):
             q = distribution(*self._rows[depth], self.temperature)
+            if not len(q[0]):  # NaN
+                break
             share = self.worth.accepted[peak(q[1])]
             price = 0.0 if cost is None else float(cost[depth + 2] - cost[depth + 1])
             worth = plan.reach(depth) * share > rate * price
@@ -349,17 +351,15 @@ class HeadOfCalls:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: list[tuple[Drafter, ModelDrafter, Drafter]] = []
+        self._made: list[tuple[Drafter, ModelDrafter, bool, Drafter]] = []
 
-    def drafter(self, own: Drafter, head: ModelDrafter) -> Drafter:
-        """The Speculator's drafter ``own`` with a call's head."""
+    def drafter(self, own: Drafter, head: ModelDrafter, *, by_request: bool) -> Drafter:
+        """The Speculator's drafter ``own`` with a call's head; see ``with_calibration``."""
         with self._lock:
-            for tables, known, made in self._made:
-                if tables is own and known.same_as(head):
+            for tables, known, alone, made in self._made:
+                if tables is own and known.same_as(head) and alone == by_request:
                     return made
             head = head.held_weakly()
-            made = with_head(own, head).with_calibration(
-                by_request=getattr(own, "by_request", False)
-            )
-            self._made = [*self._made[1 - HEADS_KEPT :], (own, head, made)]
+            made = with_head(own, head).with_calibration(by_request=by_request)
+            self._made = [*self._made[1 - HEADS_KEPT :], (own, head, by_request, made)]
             return made

@@ -206,7 +206,8 @@ class ModelDrafter(LearningDrafter):
     Args:
         path: a causal language model of transformers, or the path of a local folder with one, which
             is loaded at the first call, to the target's device and dtype.
-        gamma: maximum number of draft tokens (num_speculative_tokens), >= 1.
+        gamma: maximum number of draft tokens (num_speculative_tokens), >= 1. Like threshold and
+            tables, it applies to a model that drafts alone, and not beside "auto".
         threshold: stop before a token that the model gives a lower probability; in (0, 1].
         top_k: number of most probable ids that a token is sampled from; None: all.
         tables: whether copies and n-grams guess the model's tokens, to save forwards of the model.
@@ -273,7 +274,8 @@ class ModelDrafter(LearningDrafter):
         return (self,)
 
     def forget(self) -> None:
-        self.loaded: Any = None  # the folder's model
+        # The folder's models, by target: other drafters with the folder share them.
+        self.loaded: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelDrafter:
         """A copy that shares the model's weights."""

@@ -93,11 +93,13 @@ class PrioritySession(DraftSession):
     def __init__(self, drafter: PriorityDrafter, sessions: list[DraftSession]) -> None:
         self.drafter, self.sessions = drafter, sessions
         self.parts: list[tuple[int, Draft]] = []  # (session, its part) of the last draft
+        self.trees = False  # whether each part is a tree of its own
         self.failed: Exception | None = None  # a drafter's error in this step
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         """Draft in order of priority; a tree merges that chain with each drafter's own tree."""
         chain = self.propose_after(NO_TOKENS, gamma)
+        self.trees = tree
         if not tree:
             return chain
         trees = enumerate(session.propose(gamma, tree=True) for session in self.sessions)
@@ -151,7 +153,7 @@ class PrioritySession(DraftSession):
     def observe(
         self, draft: Draft, accepted: Nodes, verified: int | None = None, evidence: Observed = None
     ) -> None:
-        if draft.parents is not None:
+        if self.trees:
             tokens = draft.tokens[list(accepted)].tolist()
             for which, part in self.parts:  # each has its own tree
                 self.sessions[which].observe(part, part.path_along(tokens))
@@ -216,6 +218,8 @@ class PriorityDrafter(Drafter):
         for request in requests:
             self.evidence = self.evidence if request is None else request | self.evidence
         self.assistants = tuple(each for drafter in drafters for each in drafter.assistants)
+        if any(drafter.stores for drafter in drafters):
+            raise ValueError("drafters must have no stores; only the outermost one can have them")
         specs = [drafter.spec for drafter in drafters]
         self.spec = None if None in specs else "+".join(str(spec) for spec in specs)
 
@@ -297,6 +301,8 @@ class CalibratedDrafter(LearningDrafter):
     learned = ("samples", "_lock", "_accepted", "_verified")
 
     def __init__(self, inner: Drafter) -> None:
+        if inner.stores:
+            raise ValueError(f"inner must have no stores, got {inner.stores}")
         self.inner = inner
         self.source_names = check_source_names(inner.source_names)
         self.spec = inner.spec

@@ -14,8 +14,7 @@ from ngramspec.drafters.value import RECYCLE_TOP_K, SOURCES, ValueDrafter
 from ngramspec.errors import check_choice
 from ngramspec.stores import Store, open_stores
 
-TABLES = "copy+ngram+unigram"
-AUTO = f"{TABLES}+recycle(always=false)"  # policy "value"; "priority" uses TABLES
+AUTO = "copy+ngram+unigram+recycle(always=false)"
 Policy = Literal["value", "priority"]
 Calibrated = Literal["shared", "request"]
 POLICIES, CALIBRATIONS = get_args(Policy), get_args(Calibrated)
@@ -122,9 +121,7 @@ def _drafter(spec: str, policy: str) -> Drafter:
     """Build a drafter from its description."""
     if not isinstance(spec, str):
         raise TypeError(f"drafter must be a string or a Drafter, got {type(spec).__name__}")
-    text = spec
-    if (first := re.match(r"\s*auto\s*(?=\+|$)", spec)) is not None:
-        text = (AUTO if policy == "value" else TABLES) + spec[first.end() :]
+    text = re.sub(r"^\s*auto\s*(?=\+|$)", AUTO, spec)
     sources: list[tuple[re.Match[str], dict[str, object]]] = []
     at = 0
     while at <= len(text):
@@ -146,7 +143,9 @@ def _drafter(spec: str, policy: str) -> Drafter:
             head = _made(text, match, _factory(match["name"]), arguments)
             drafter = _class("HeadedDrafter")(drafter, head)
         return drafter
-    built = [_made(text, match, _factory(match["name"]), given) for match, given in sources]
+    # What only the value drafter uses where it is cheap is left out.
+    used = [each for each in sources if each[1].get("always") is not False] or sources
+    built = [_made(text, match, _factory(match["name"]), given) for match, given in used]
     drafter = built[0] if len(built) == 1 else _class("PriorityDrafter")(built)
     own = len(built) > 1 or sources[0][0]["name"] in SOURCES
     return _class("CalibratedDrafter")(drafter) if policy == "value" and own else drafter

@@ -105,6 +105,8 @@ class CallPredictor:
         with self._guarded():
             for token in () if self._broken else tokens.tolist():
                 self._extend(token)
+            if self._reader is not None:
+                self._read_on()
 
     def predict(self, limit: int) -> tuple[Int32, Float32]:
         """At most ``limit`` next tokens and their log-probabilities, (n,) each."""
@@ -140,7 +142,8 @@ class CallPredictor:
         if self._reader is not None:
             self._call.append(token)
             self._path = self._path[1:] if self._path[:1] == [token] else []
-            self._read_on()
+            if token in self._calls.ends:  # the call may end here
+                self._read_on()
             return
         self._recent = [*self._recent, token][-OPENING_TOKENS:]
         if token in self._calls.ends:
@@ -148,11 +151,11 @@ class CallPredictor:
             if opens and len(after) < len(self._calls.text(self._recent[-1:])):
                 self._call, self._known, self._path = list(self._recent), "", []
                 self._reader = PartialJson()
-                self._read_on()
 
     def _read_on(self) -> None:
         """Read what the open call has in addition."""
         assert self._reader is not None
+        self._recent = self._call[-OPENING_TOKENS:]
         text = self._calls.text(self._call).rpartition(OPEN)[2]
         if text.endswith("\ufffd"):  # the rest of a character is to come
             return
@@ -165,10 +168,12 @@ class CallPredictor:
             self._reader = None
         elif self._reader.state == "done" and CLOSE in text:
             self._text.learn(self._reader)
-            self._reader, self._recent = None, self._call[-OPENING_TOKENS:]
+            self._reader = None
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of a continuation, as the tokenizer splits it after the call if that fits."""
+        if not text:
+            return []
         tokenizer, before = self._calls.tokenizer, OPEN + self._known
         if len(self._call) > CONTEXT_TOKENS:
             before = self._calls.text(self._call[-CONTEXT_TOKENS:])

@@ -66,7 +66,8 @@ class EngineOptions:
         """Raise a TypeError or ValueError if a value is wrong."""
         if not isinstance(self.drafter, str):
             raise TypeError(f"drafter must be a string, got {self.drafter!r}")
-        build_drafter(self.drafter, policy=self.policy)
+        if build_drafter(self.drafter, policy=self.policy).assistants:
+            raise ValueError(f"drafter must run no model in an engine, got {self.drafter!r}")
         self.batch_costs(1, "cpu", "float32")
         check_int("max_sessions", self.max_sessions, 1)
         check_int("max_mib", self.max_mib, 1)

@@ -295,7 +295,7 @@ class Rows:
         max_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        drafter = build_drafter(drafter)
+        drafter = build_drafter(drafter) if isinstance(drafter, str) else drafter
         self.drafter = drafter if drafter.estimates else CalibratedDrafter(drafter)
         self.k = check_int("k", k, 1)
         self.max_len = check_int("max_len", max_len, 1)
@@ -488,6 +488,7 @@ class Rows:
         ``cost`` is float32 (room + 2,) or longer, for ``DraftSession.propose``; None: not known.
         """
         if not row.may_draft():
+            self._settle(row)
             return EMPTY_DRAFT
         try:
             if row.session is None and not self._open(row):

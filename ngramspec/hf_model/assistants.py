@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -18,7 +18,7 @@ from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import extras, names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
-from ngramspec.hf_model.devices import indices, moved
+from ngramspec.hf_model.compat.devices import indices, moved
 from ngramspec.hf_model.outputs import StateChannel
 
 
@@ -90,6 +90,21 @@ def parameters(model: Any) -> int:
     return sum(
         each.numel() for name, each in model.named_parameters() if "embed_tokens" not in name
     )
+
+
+_lock = threading.Lock()
+# By target: its folders' models that are in use, by path and place, and its MTP layers with theirs.
+_folders: WeakKeyDictionary[Any, WeakValueDictionary[Any, Any]] = WeakKeyDictionary()
+_mtp: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+
+
+def folder_model(path: str, target: Any) -> Any:
+    """A folder's model on the target's device and in its dtype, read if nothing uses it yet."""
+    with _lock:
+        known = _folders.setdefault(target, WeakValueDictionary())
+        key = path, target.device, target.dtype
+        model = known[key] = known.get(key) or read_folder(path, target)
+        return model
 
 
 def read_folder(path: str, like: Any) -> Any:
@@ -164,19 +179,20 @@ def check_assistant(assistant: Any, target: Any, same: bool | None) -> None:
 
 # Layers for multi-token prediction
 
-_lock = threading.Lock()
-_loaded: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
 
 def mtp_layers(model: Any) -> Any:
-    """A model's MTP layers (transformers' MtpModel), read from its checkpoint at the first call."""
+    """A model's MTP layers (transformers' MtpModel), read from its checkpoint at the first call.
+
+    They are read again after the model was moved.
+    """
+    place = next(model.get_decoder().layers[-1].parameters()).device, model.dtype
     with _lock:
-        if model not in _loaded:
-            _loaded[model] = _load(model)
-        return _loaded[model]
+        if model not in _mtp or _mtp[model][0] != place:
+            _mtp[model] = place, _load(model, place[0])
+        return _mtp[model][1]
 
 
-def _load(model: Any) -> Any:
+def _load(model: Any, device: torch.device) -> Any:
     what = f"use_mtp=True is not supported: {type(model).__name__}"
     kind, types = extras.mtp_model(model)
     if not types:
@@ -185,12 +201,11 @@ def _load(model: Any) -> Any:
         raise UnsupportedError("use_mtp=True is not supported before transformers 5.20")
     if types - {"full_attention", "sliding_attention"}:
         raise UnsupportedError(f"{what}'s MTP layers keep a state that cannot be rolled back")
-    device = next(model.get_decoder().layers[-1].parameters()).device
     try:
         layers = kind.from_pretrained(model, device_map={"": device})
     except (OSError, RuntimeError, ValueError) as error:
         raise UnsupportedError(f"{what}'s MTP layers cannot be read: {error}") from error
-    return layers.eval()
+    return layers.to(model.dtype).eval()
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
+from ngramspec.hf_model.compat.devices import Int64
 from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
-from ngramspec.hf_model.devices import Int64
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.windows import Windows
@@ -372,6 +372,11 @@ FACTS = (
         "attention implementation {0.attention}",
         lambda f: f.attention not in MASKED_ATTENTIONS,
         (_TREES, _JOINT, (_WIDTH, _SDPA), (_COMPILED, _SDPA)),
+    ),
+    Fact(
+        "windows under attention implementation {0.attention}",
+        lambda f: f.windows is not None and f.attention not in MASKED_ATTENTIONS,
+        (_RAGGED,),
     ),
     Fact(
         "a dynamic cache with sdpa, whose arithmetic changes with the length",

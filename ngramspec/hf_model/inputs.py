@@ -15,7 +15,7 @@ import torch
 from ngramspec.hf_model.attention import added
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument
-from ngramspec.hf_model.devices import changed, indices
+from ngramspec.hf_model.compat.devices import changed, indices
 from ngramspec.hf_model.facts import Facts
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from ngramspec.draft import Int32
+from ngramspec.hf_model.compat.devices import sent
 
 Trees = Sequence[Int32 | None]  # the parents of each row's draft; None: it is a chain
 Masks = torch.Tensor | dict[str, torch.Tensor]  # one for all layers, or one for each type of layers
@@ -37,7 +38,7 @@ def tree_positions(last: torch.Tensor, trees: Trees, lengths: Sequence[int]) -> 
     for row, parents, length in zip(depths, trees, lengths, strict=True):
         row[:length] = np.arange(length) if parents is None else ancestry(parents)[1]
         row[length:] = row[length - 1]
-    return last + torch.from_numpy(depths).to(last.device, non_blocking=True)
+    return last + sent(torch.from_numpy(depths), last.device)
 
 
 def tree_mask(
@@ -60,7 +61,7 @@ def tree_mask(
             if parents is not None:
                 known = len(parents) + 1
                 own[:known, :known] = ancestry(parents)[0]
-        new = torch.from_numpy(sees).to(device, non_blocking=True)
+        new = sent(torch.from_numpy(sees), device)
     there = new.new_ones((1, length)) if past is None else past[:, :length].to(torch.bool)
     rows = max(len(there), len(new))
     mask = torch.cat((there[:, None].expand(rows, width, -1), new.expand(rows, -1, -1)), dim=2)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ngramspec.hf_model.compat.caches import cache_argument
+from ngramspec.hf_model.compat.devices import Int64, indices
 from ngramspec.hf_model.compat.extras import output_class
-from ngramspec.hf_model.devices import Int64, indices
 from ngramspec.hf_model.facts import Facts
 
 

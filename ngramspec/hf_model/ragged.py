@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ngramspec.hf_model.compat.caches import CACHE_NAMES
-from ngramspec.hf_model.devices import indices
+from ngramspec.hf_model.compat.devices import indices
 from ngramspec.hf_model.inputs import TEXT_POSITIONS, Inputs, given, grow
 
 # Bounds on the slots that are gaps in every row: if they exceed both, the cache is compacted.

@@ -14,7 +14,7 @@ from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_of, decoder_cache, is_callers
-from ngramspec.hf_model.devices import input_device, moved, on_host
+from ngramspec.hf_model.compat.devices import input_device, moved, on_host, sent
 from ngramspec.hf_model.facts import (
     Ability,
     check_facts,
@@ -376,9 +376,7 @@ class Target:
         if self._present is not None:
             block, lengths = self._present.select(block), self._present.of(lengths)
             trees = self._present.of(trees) if trees else ()
-        block = block.to(self.device, non_blocking=True)
-        if committed is not None:
-            committed = moved(committed, self.device)
+        block, committed = sent(block, self.device), moved(committed, self.device)
         if self.pending is not None:
             block, committed = self.pending.in_front(block, committed)
         positions = block.shape[1]

@@ -6,7 +6,9 @@ A store's module is loaded when its class is first asked for.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -54,6 +56,7 @@ class Source(NotCopied):
     index: Any  # a StoreSource
     rehearsed = 0
     familiar: StorePrior | None = None
+    _checked: weakref.ref[Any] | None = None  # the last tokenizer that fitted
 
     def request(self, limit: int = 0, session: str | None = None) -> Source:
         """What a request reads: a separate object if it also adds text, else the store itself.
@@ -73,6 +76,12 @@ class Source(NotCopied):
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Raise a ValueError if its token ids are known to be another tokenizer's."""
+        if self._checked is None or self._checked() is not tokenizer:
+            self._check(tokenizer)
+            with suppress(TypeError):  # not every type supports weak references
+                self._checked = weakref.ref(tokenizer)
+
+    def _check(self, tokenizer: Any) -> None:
         own = fingerprint(tokenizer) if self.tokenizer else ""
         if own != self.tokenizer:
             raise ValueError(

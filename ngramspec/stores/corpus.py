@@ -12,10 +12,8 @@ Measured for the whole process: 19 N at 100 million tokens and 29 N at 10 millio
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike
@@ -190,7 +188,6 @@ class Corpus(Source):
                 raise StoreFileError(f"{self.path} cannot be mapped: {error}") from error
         header = self._content[: KIND.header_size]
         self._fields, self._sections = read_header(self.path, KIND, header, len(self._content))
-        self._checked: weakref.ref[Any] | None = None
         self.index = self._make_index()
 
     @classmethod
@@ -292,14 +289,9 @@ class Corpus(Source):
         """The fingerprint of the tokenizer it was built with; empty: not known."""
         return self._fields[-1].hex() if any(self._fields[-1]) else ""
 
-    def check_tokenizer(self, tokenizer: Any) -> None:
-        """Raise a ValueError if it was built with another tokenizer, or has ids outside it."""
-        if self._checked is not None and self._checked() is tokenizer:
-            return
-        super().check_tokenizer(tokenizer)
-        self.check_vocabulary(vocabulary_size(tokenizer))
-        with contextlib.suppress(TypeError):  # not every type supports weak references
-            self._checked = weakref.ref(tokenizer)
+    def _check(self, tokenizer: Any) -> None:
+        super()._check(tokenizer)
+        self.check_vocabulary(vocabulary_size(tokenizer))  # it may have ids outside it
 
     def largest_id(self) -> int:
         """The largest token id."""

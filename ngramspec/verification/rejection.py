@@ -18,6 +18,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ngramspec.hf_model.compat.devices import sent
+
 
 def speculative_tokens(
     target_probs: Tensor,
@@ -123,7 +125,7 @@ def draw_at_depths(
     for of_depth in noise:
         of_depth.exponential_(generator=generator)
         states.append(used.get_state())
-    at = torch.tensor(depths, device="cpu").to(target_probs.device, non_blocking=True)
+    at = sent(torch.tensor(depths, device="cpu"), target_probs.device)
     row = torch.arange(rows, device=target_probs.device)[:, None]
     own = noise[at, row]  # (rows, positions, vocab)
     return torch.div(target_probs, own, out=own).argmax(dim=-1), states

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ngramspec.draft import Draft, Float32, Int32
+from ngramspec.hf_model.compat.devices import sent
 from ngramspec.verification.rejection import (
     DeviceGenerator,
     default_generator,
@@ -101,7 +102,7 @@ def drafted_at(
     table = np.full((len(nodes), max((len(each) for _, each in nodes), default=0)), -1, np.int64)
     for row, (draft, each) in zip(table, nodes, strict=True):
         row[: len(each)] = draft.tokens[list(each)]
-    children = torch.from_numpy(table).to(device, non_blocking=True)
+    children = sent(torch.from_numpy(table), device)
     return children, proposal_tensor(nodes, vocab, device)
 
 
@@ -170,8 +171,8 @@ def _dense(rows: Sequence[Sparse | None], vocab: int, device: torch.device) -> T
             places.append(row * vocab + stated[0].astype(np.int64))
             values.append(stated[1])
     table = torch.zeros(len(rows) * vocab, dtype=torch.float32, device=device)
-    where = torch.from_numpy(np.concatenate(places)).to(device, non_blocking=True)
-    table[where] = torch.from_numpy(np.concatenate(values)).to(device, non_blocking=True)
+    where = sent(torch.from_numpy(np.concatenate(places)), device)
+    table[where] = sent(torch.from_numpy(np.concatenate(values)), device)
     return table.view(len(rows), vocab)
 
 

@@ -10,7 +10,7 @@ import torch
 from conftest import tiny_llama
 
 import ngramspec
-from ngramspec import Speculator, UnsupportedError
+from ngramspec import Speculator, UnsupportedError, build_drafter
 from ngramspec.costs.model import CostModel
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.assistants import DraftingModel, check_models
@@ -181,3 +181,14 @@ def test_tokenizers_are_read_once(place, monkeypatch):
     for _ in range(3):
         check_models(target, ModelDrafter(assistant))
     assert len(found) == 2
+
+
+def test_speculators_with_a_folder_share_its_model_and_moved_targets_have_another(tmp_path):
+    tiny_llama().save_pretrained(tmp_path)
+    target, read = tiny_llama(), []
+    for dtype in (torch.float32, torch.float32, torch.float64):
+        drafter = build_drafter(f'model("{tmp_path}")')
+        ngramspec.generate(target.to(dtype), PROMPT, speculator=Speculator(drafter), **GREEDY)
+        read.append(drafter.loaded[target])
+    assert read[0] is read[1]
+    assert read[2].dtype == torch.float64

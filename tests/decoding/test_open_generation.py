@@ -108,3 +108,14 @@ def test_what_cannot_be_stepped_is_refused(tiny, monkeypatch):
         open_generation(tiny, PROMPT, **GREEDY)
     with pytest.raises(TypeError, match="speculator must be"):
         open_generation(model, PROMPT, speculator="copy")
+
+
+def test_the_head_of_the_call_drafts(tiny):
+    speculator = Speculator("none", 8)
+    with open_generation(
+        tiny, PROMPT, speculator=speculator, assistant_model=tiny, **GREEDY
+    ) as run:
+        assert drained(run) == tiny.generate(PROMPT, **GREEDY)[0, PROMPT.shape[1] :].tolist()
+    assert speculator.stats.sources["model"].accepted > 10
+    with pytest.raises(TypeError, match="assistant_model must be a causal language model"):
+        open_generation(tiny, PROMPT, assistant_model=3, **GREEDY)

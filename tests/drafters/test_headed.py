@@ -133,6 +133,17 @@ def test_an_error_after_sampled_tokens_keeps_them(sampled):
             session.propose(4)
 
 
+def test_a_head_that_computes_nan_drafts_until_there():
+    logits = np.full((60, 60), -30, np.float32)
+    logits[9, 20:22], logits[20] = 9, np.nan
+    tokens = set()
+    for seed in range(20):
+        session = session_of(headed(), ids([7, 8, 9]), Toy(logits, cost=0.0))
+        session.begin_sampling(1.0, (seed,))
+        tokens.add(session.propose(4).tokens.tolist()[0])
+    assert tokens == {20, 21}
+
+
 @pytest.mark.parametrize("cost", [None, costs(8, 0.03)])
 @pytest.mark.parametrize("temperature", [None, 1.0])
 def test_a_draft_may_be_proposed_again(temperature, cost):
@@ -196,10 +207,12 @@ def test_specs_by_name():
 
 def test_what_is_learned_of_a_calls_head_is_kept():
     heads, own = HeadOfCalls(), ValueDrafter()
-    first = heads.drafter(own, MtpDrafter(2))
-    assert heads.drafter(own, MtpDrafter(2)) is first
-    assert heads.drafter(own, MtpDrafter(1)) is not first
-    assert heads.drafter(own, MtpDrafter(2)) is first
+    first = heads.drafter(own, MtpDrafter(2), by_request=False)
+    assert heads.drafter(own, MtpDrafter(2), by_request=False) is first
+    assert heads.drafter(own, MtpDrafter(1), by_request=False) is not first
+    assert heads.drafter(own, MtpDrafter(2), by_request=False) is first
+    for tables in (own, build_drafter("none"), build_drafter("copy", policy="priority")):
+        assert heads.drafter(tables, MtpDrafter(2), by_request=True).by_request
     alone = with_head(build_drafter("none"), MtpDrafter())
     assert alone.sources == ()
     assert len(alone.start(TEXT).propose(4)) == 0  # without its model

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from doubles import ScriptedDrafter, draft_of, ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec import build_drafter
+from ngramspec import SharedStore, build_drafter
 from ngramspec.draft import Draft
 from ngramspec.drafters import CalibratedDrafter, CopyDrafter, NGramDrafter, PriorityDrafter
 from ngramspec.drafters.base import check_draft
@@ -77,6 +79,22 @@ def test_each_tier_observes_its_own_part(accepted, verified, expected):
         if drafter.observed
     }
     assert got == expected
+
+
+def test_drafters_inside_others_have_no_stores():
+    inner = build_drafter("auto", stores=[SharedStore(1 << 20)["n"]])
+    with pytest.raises(ValueError, match="^drafters must have no stores"):
+        PriorityDrafter([inner])
+    with pytest.raises(ValueError, match="^inner must have no stores"):
+        CalibratedDrafter(inner)
+
+
+def test_each_tier_observes_its_own_tree_also_where_all_are_one_path():
+    drafters = [ScriptedDrafter(lambda at, gamma, n=n: draft_of([7, 8, 9][:n])) for n in (1, 3)]
+    session = PriorityDrafter(drafters).start(ids(1, 2))
+    draft = session.propose(3, tree=True)
+    session.observe(replace(draft, parents=None), range(1), 2)
+    assert [len(each.observed[-1][1]) for each in drafters] == [1, 1]
 
 
 def test_a_custom_drafter_below_others_begins_but_does_not_continue():

@@ -239,6 +239,21 @@ def test_of_a_long_call_the_end_is_encoded_with_a_continuation():
     assert 0 < max(measured.encoded) <= CONTEXT_TOKENS + MAX_PREDICTED_CHARACTERS
 
 
+def test_a_step_reads_an_open_call_once_and_unknown_text_is_not_encoded():
+    measured = Measured()
+    predictor = ToolCalls(TOOLS, measured).predictor(int32([1]))
+    predictor.extend(int32(Characters().encode(CALL.partition("Bonn")[0])))
+    predicted(predictor)
+    measured.decoded, measured.encoded = [], []
+    predictor.extend(int32([120] * 300))
+    assert predicted(predictor) == ""
+    assert len(measured.decoded) == 1
+    assert measured.encoded == []
+    rest = CALL.partition("Bonn")[2] + "text <tool_call>"
+    predictor.extend(int32(Characters().encode(rest)))  # the end, and the next one's opening
+    assert predicted(predictor).startswith('\n{"name": "get_time"')
+
+
 PASSENGER = object_of("name", "age", name={"type": "string"}, age={"type": "integer"})
 FLIGHTS = [
     tool(

@@ -9,8 +9,10 @@ import pytest
 from engine_rows import FAULTY, VOCAB, Engine, K, Recorder
 from native_strategies import int32 as ids
 
+from ngramspec import build_drafter
 from ngramspec._native import rows as row_text
 from ngramspec.engines import rows
+from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import Rows, RowState
 
 
@@ -151,6 +153,24 @@ def test_a_fault_costs_its_row_a_draft_and_is_logged_once(what, caplog):
     drafter.script.clear()
     engine.arrive([3])
     assert [len(each) for each in engine.step([[1]] * 3)] == [0, 0, K]
+
+
+def test_a_row_that_drafts_no_more_has_no_open_session():
+    drafter = Recorder(["outside"] * 100)
+    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]])
+    for _ in range(8):
+        engine.step([[1], [1]])
+    assert drafter.open == engine.rows._open_sessions
+
+
+def test_a_drafter_s_own_calibration_stays():
+    drafter = build_drafter("auto", calibration="request")
+    assert Rows(drafter, K, VOCAB, 300).drafter.by_request
+
+
+def test_drafters_that_run_a_model_are_refused():
+    with pytest.raises(ValueError, match=r"o: drafter must run no model in an engine, got 'mtp'"):
+        EngineOptions.read({"drafter": "mtp"}, "o")
 
 
 def test_garbage_instead_of_rows_raises_nothing():

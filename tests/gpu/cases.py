@@ -307,13 +307,13 @@ def noisy(text: list[list[int]], case: Case) -> list[list[int]]:
     ]
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure(case: Case, kind: str = "cuda") -> dict[str, Any]:
     """The case's texts, ours on the GPU and the one expected, and both sides' waits."""
     plain = text_of(case, gpu=False)
     reference = noisy(plain, case)
     expected = text_of(case, False, reference) if case.own else plain
     found: dict[str, Any] = {"expected": expected}
-    with pretended() as gpu, torch.device(GPU) if case.default else nullcontext():
+    with pretended(kind) as gpu, torch.device(GPU) if case.default else nullcontext():
         model = _model(case.family, True)
         for side, given in (("plain", None), ("ours", reference)):
             with gpu.watch(model) as seen:

@@ -55,6 +55,17 @@ def test_the_text_is_the_same_as_on_the_cpu_and_steps_wait_once(name, recorded):
     recorded[name] = {side: {n: found[side][n] for n in SHOWN} for side in ("plain", "ours")}
 
 
+APPLE = ["tree", "sampled, tree", "sampled drafts", "batch, tree", "processors", "3 beams"]
+
+
+@pytest.mark.parametrize("name", APPLE)
+def test_an_apple_gpu_never_reads_the_host_s_memory_later(name):
+    """Its copies that do not wait would, see ``devices.sent``."""
+    found = measure(CASES[name], "mps")
+    assert found["text"] == found["expected"]
+    assert found["ours"]["copies"] == 0
+
+
 def test_only_masks_of_chains_that_hide_nothing_else_are_skipped(monkeypatch):
     skipped = []
     for name in ("greedy, gamma 5", "batch", "static cache", "windows"):

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ngramspec
-from ngramspec.hf_model.devices import indices, input_device, moved, on_host
+from ngramspec.hf_model.compat.devices import indices, input_device, moved, on_host
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 # Functions of torch that make a tensor on the default device if they are given none.

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import tiny_llama
-from transformers import LlamaConfig
+from transformers import LEDConfig, LlamaConfig, WhisperConfig
 
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, new_cache
+from ngramspec.hf_model.compat.names import position_limit
 from ngramspec.hf_model.facts import FACTS, Ability, Facts, facts_of, prompt_end, why_unsupported
 from ngramspec.hf_model.target import MAX_PREFILL_DRAFT_TOKENS, Target
 from ngramspec.hf_model.windows import Reach, Windows
@@ -80,6 +81,9 @@ CASES = {
     "windows in layers of a type that is not known": {"windows": Windows({}, known=False)},
     "recurrent states in a cache without keys": {"attends": False, "recurrent": True},
     "attention implementation {0.attention}": {"attention": "flex"},
+    "windows under attention implementation {0.attention}": {
+        "attention": "flex", "windows": WINDOW
+    },
     "a dynamic cache with sdpa, whose arithmetic changes with the length": {"static": False},
     "attentions or hidden states asked for": {"states": ("hidden_states",)},
     "hooks on modules, which may rely on all rows of the call": {"hooked": True},
@@ -238,3 +242,10 @@ def test_the_limits_of_a_draft():
     assert some.room(24) is None
     some.no_drafts = "a reason"
     assert some.room(24) == 0
+
+
+@pytest.mark.parametrize("kind", [LEDConfig, WhisperConfig, LlamaConfig])
+def test_a_models_limit_of_positions_is_found_under_each_name(kind):
+    name = {LEDConfig: "max_decoder_position_embeddings", WhisperConfig: "max_target_positions"}
+    config = kind(**{name.get(kind, "max_position_embeddings"): 48})
+    assert position_limit(config.get_text_config(decoder=True)) == 48

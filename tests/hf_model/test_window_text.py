@@ -7,7 +7,9 @@ import torch
 from batches import RowOracle, RowTrees, batch, row_texts
 from families import build
 from layer_states import assert_same_cache
-from transformers import DynamicCache, StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask
 
 import ngramspec
 from benchmarks import tiny
@@ -176,3 +178,21 @@ def test_a_static_cache_that_is_longer_than_the_call():
     plain = model.generate(**inputs, **kwargs)
     speculator = Speculator(RowTrees(row_texts(inputs, plain)), 17, tree=17)
     assert torch.equal(plain, ngramspec.generate(model, **inputs, speculator=speculator, **kwargs))
+
+
+def added(module, query, key, value, attention_mask, **kwargs):
+    """sdpa with a mask that is added to the scores, as flex attention would take a tensor."""
+    mask = None if attention_mask is None else attention_mask.to(query.dtype)
+    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+
+def test_rows_of_a_batch_under_an_attention_that_takes_no_mask_of_ours():
+    AttentionInterface.register("added", added)
+    AttentionMaskInterface.register("added", eager_mask)
+    model, inputs = windowed("mistral sliding", 8), batch(3, seed=1)
+    model.set_attn_implementation("added")
+    kwargs, plain = plain_of(model, inputs)
+    speculator = Speculator(RowOracle(row_texts(inputs, plain), right=0.8), 4)
+    ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
+    assert torch.equal(plain, ours)
+    assert speculator.stats.accepted > 40

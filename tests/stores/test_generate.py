@@ -15,7 +15,7 @@ from plain_text import text_and_calls
 from tiny_tokenizers import Letters
 
 import ngramspec
-from ngramspec import Corpus, Speculator, build_drafter
+from ngramspec import Corpus, SharedStore, Speculator, build_drafter
 from ngramspec._native import Calibration
 from ngramspec.drafters.call import CallStores
 from ngramspec.stores import StoreFileError
@@ -90,6 +90,22 @@ def test_a_store_of_another_tokenizer_is_refused(tiny, tmp_path):
     for where in ({"stores": [store]}, {"extra_stores": [store.path]}):
         with pytest.raises(ValueError, match="was built with another tokenizer"):
             calls(Speculator(), tiny, tokenizer=Letters("bacd"), **where)
+
+
+def test_a_namespace_reads_a_tokenizer_once():
+    letters, read = Letters("abcd"), []
+    get_vocab = letters.get_vocab
+    store = SharedStore(1 << 20, tokenizer=letters)["n"]
+    letters.get_vocab = lambda: read.append(1) or get_vocab()
+    for _ in range(3):
+        store.check_tokenizer(letters)
+    assert read == [1]
+
+
+@pytest.mark.parametrize("name", ["stores", "extra_stores"])
+def test_settings_of_a_new_store_in_each_call_are_refused(tiny, name):
+    with pytest.raises(ValueError, match=f"^{name} of a call must be stores, not settings"):
+        calls(Speculator(), tiny, **{name: [{"namespace": "n"}]})
 
 
 def test_arguments_copies_and_pickles_keep_the_stores(path):

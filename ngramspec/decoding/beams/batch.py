@@ -22,7 +22,7 @@ from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.request import GenerateCall
 from ngramspec.draft import Computed, Draft, Verdict
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.devices import indices
+from ngramspec.hf_model.compat.devices import indices
 from ngramspec.options import Options
 from ngramspec.verification.sampler import SampledTokens
 

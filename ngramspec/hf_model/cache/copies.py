@@ -18,7 +18,7 @@ import torch
 from ngramspec.hf_model.cache.kinds import states_of
 from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat import caches
-from ngramspec.hf_model.devices import indices
+from ngramspec.hf_model.compat.devices import indices
 
 # Tokens. Once this number is pending, the next step has no draft and accepts all of them.
 MAX_PENDING_TOKENS = 8

@@ -16,8 +16,8 @@ import torch
 from ngramspec.hf_model.cache.layers import Attention, CacheLayer, Needed
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.compat.caches import kind_of
+from ngramspec.hf_model.compat.devices import Indices, indices, on_host
 from ngramspec.hf_model.compat.extras import new_static_layer
-from ngramspec.hf_model.devices import Indices, indices, on_host
 
 NO_WINDOW = 1 << 40  # positions: longer than any text
 

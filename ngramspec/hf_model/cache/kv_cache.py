@@ -11,7 +11,7 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.layers import Attention, Needed, classes_of, parts_of
 from ngramspec.hf_model.compat import caches
-from ngramspec.hf_model.devices import Indices, indices
+from ngramspec.hf_model.compat.devices import Indices, indices
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.cache.copies import Checkpoint

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.compat.caches import Update, kind_of, replace_update, restore_update
-from ngramspec.hf_model.devices import Indices
+from ngramspec.hf_model.compat.devices import Indices
 
 # Free positions in a layer's newly allocated memory: the greater of the two.
 MIN_FREE_POSITIONS = 128

@@ -351,8 +351,9 @@ def is_encoder_decoder(model: Any) -> bool:
 
 def position_limit(config: Any) -> int | None:
     """Return the number of positions that a config supports, or None if it sets no limit."""
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    return limit
+    whisper, led = "max_target_positions", "max_decoder_position_embeddings"
+    known = (getattr(config, name, None) for name in ("max_position_embeddings", led, whisper))
+    return next((limit for limit in known if limit is not None), None)
 
 
 # How far back each type of layers attends: names of the fields of its window and of its chunk.

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ngramspec.draft import Draft
+from ngramspec.hf_model.compat.devices import sent
 from ngramspec.hf_model.compat.names import PROCESSOR_MODULE, stock_name
 
 FormOf = Callable[[Any, "Histories", torch.Tensor], torch.Tensor]
@@ -124,7 +125,7 @@ class Histories:
         table[:, 2], table[:, 3] = self._committed, self.lengths
         for at, path in enumerate(paths):
             table[at, 4 : 4 + len(path)] = path
-        given = torch.from_numpy(table).to(texts[0].device, non_blocking=True)
+        given = sent(torch.from_numpy(table), texts[0].device)
         row, own, length, drafted = given[:, 0], given[:, 2:3], given[:, 3:4], given[:, 4:]
         rows = texts[0]
         if len(texts) > 1:
@@ -195,7 +196,7 @@ def _by_length(same: Callable[[Any, int], Any]) -> FormOf:
             return _call(processor, histories.lengths[0], scores)
         found = torch.empty_like(scores)
         for places in alike.values():
-            index = torch.tensor(places, device="cpu").to(scores.device, non_blocking=True)
+            index = sent(torch.tensor(places, device="cpu"), scores.device)
             own = _call(processor, histories.lengths[places[0]], scores.index_select(0, index))
             found.index_copy_(0, index, own)
         return found

@@ -1,6 +1,6 @@
 """The device on which a model takes its inputs, and copies between it and the host.
 
-A copy to the host waits for the device. Copies to the device do not, if they are made here.
+A copy to the host waits for the device. One to a GPU of CUDA does not, if it is made here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,17 @@ def input_device(model: Any, given: torch.device) -> torch.device:
     return given if own.type == "meta" else own
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device, without waiting for CUDA, which first copies pageable memory.
+
+    Apple's GPUs would read it later, when it may have been freed (pytorch issue 189690).
+    """
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 def moved(value: Any, device: torch.device) -> Any:
     """Return a tensor, or the tensors in a model's arguments or outputs, on a device."""
-    waits = device.type == "cpu"  # else its values could be read before they are there
-    return changed(value, lambda tensor: tensor.to(device, non_blocking=not waits))
+    return changed(value, lambda tensor: sent(tensor, device))
 
 
 def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -46,7 +53,7 @@ def changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def indices(values: Sequence[Any] | Int64) -> Indices:
     """Return the function that makes an int64 tensor of values on a device, on each only once."""
     host = torch.tensor(values, dtype=torch.int64, device="cpu")
-    return cache(lambda device: host.to(device, non_blocking=True))
+    return cache(lambda device: sent(host, device))
 
 
 def on_host(first: torch.Tensor, *others: torch.Tensor | None) -> tuple[Int64, list[Int64 | None]]:
