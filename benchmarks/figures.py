@@ -89,7 +89,7 @@ def _measure(name: str, table: Table, arguments: argparse.Namespace) -> bool:
             return False
         out = RESULTS / f"{stem}.json"
         part = out.with_suffix(".part")  # a benchmark may continue it
-        began, sources = perf_counter(), source_hash(table.sources)
+        began, sources = perf_counter(), source_hash(table.sources_of(stem))
         words = [word.replace("OUT", str(part.relative_to(ROOT))) for word in command]
         if subprocess.run([str(python), "-m", *words], cwd=ROOT, check=False).returncode:
             return False
@@ -146,8 +146,9 @@ def _is_string_statement(node: Any) -> bool:
 
 def stale(table: Table) -> bool:
     """Whether the sources of a table have changed since it was measured."""
-    current, found = source_hash(table.sources), raws(table)
-    return any(found[stem].get("figure", {}).get("sources") != current for stem in table.commands)
+    now = {stem: source_hash(table.sources_of(stem)) for stem in table.commands}
+    found = raws(table)
+    return any(found[stem].get("figure", {}).get("sources") != now[stem] for stem in now)
 
 
 def raws(table: Table) -> dict[str, dict[str, Any]]:

@@ -27,6 +27,7 @@ NEW_TOKENS, GAMMA, TREE, RIGHT = 24, 5, 9, 0.6
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": NEW_TOKENS}
 LEAST_VARIETY = 4  # different tokens of a text: fewer would match by chance
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 11, 12, 5, 6], [3, 4, 3, 4, 3, 4, 9, 3]]
+AMPLIFIES = "HrmTextForCausalLM"  # its loops amplify rounding: it runs in float64
 # Classes that cannot generate from text alone, with the reason.
 NOT_ALONE = {
     "Gemma3nForConditionalGeneration": "its vision tower needs the package timm",
@@ -157,6 +158,7 @@ def try_class(kind: Any) -> Iterator[Cell]:
     except Exception as error:
         yield Cell(name, "any", "not run", _line(error))
         return
+    model = model.double() if name == AMPLIFIES else model
     for rows in (1, 2):
         yield compare(name, f"batch {rows}", model, rows)
 
@@ -204,8 +206,7 @@ def compare(name: str, what: str, model: Any, rows: int, **kwargs: Any) -> Cell:
             return Cell(name, what, "wrong", _difference(plain, ours))
         chains = next(iter(speculator.stats.chains), "")
     if variety(plain) < LEAST_VARIETY:
-        few = f"its text has fewer than {LEAST_VARIETY} different tokens"
-        return Cell(name, what, "not run", few)
+        return Cell(name, what, "not run", f"fewer than {LEAST_VARIETY} different tokens")
     return Cell(name, what, "identical", f"as chains: {chains}" if chains else "")
 
 

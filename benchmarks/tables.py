@@ -35,16 +35,13 @@ class Table:
     """A table of README or docs.
 
     Attributes:
-        commands: the arguments of ``python -m`` that write each raw file, by its name; OUT is the
-            file.
-        sources: files and folders that its figures depend on.
+        commands: arguments of ``python -m`` that write each raw file, by its name, to OUT.
+        sources: files and folders that its figures depend on, apart from its benchmarks.
         render: makes the table in Markdown from the raw files, in the order of ``commands``.
         kept: the part of a raw file that is kept.
-        earlier: raw files of an older version, on machines not at hand; they are shown first and
-            never measured.
-        draw: writes docs/pictures/NAME.svg from the raw files, to a path, with a text that
-            identifies them.
-        sentence: it is a sentence of a page that another table supports, and empty until measured.
+        earlier: raw files of an older version and other machines, shown first, never measured.
+        draw: writes docs/pictures/NAME.svg from the raw files, with a text that identifies them.
+        sentence: it is a sentence that another table supports, and empty until measured.
         environment: the folder of the environment that runs the commands, relative to the root;
             None: the current one. ``make test-engines`` and ``make test-llama`` make the others.
     """
@@ -57,6 +54,12 @@ class Table:
     draw: Callable[..., None] | None = None
     sentence: bool = False
     environment: str | None = None
+
+    def sources_of(self, stem: str) -> tuple[str, ...]:
+        """What a raw file depends on: these sources, and the benchmark that writes it."""
+        program, name, *_ = self.commands[stem]
+        own = [f"{MODULES[name].replace('.', '/')}.py"] if program == "benchmarks" else []
+        return (*self.sources, *own)
 
 
 REPLAY = f"benchmarks replay --traces {PUBLIC}"
@@ -75,11 +78,9 @@ def table(
     sources: Sequence[str] = LOOP,
     **more: Any,
 ) -> Table:
-    """A table whose commands end with ``--json OUT``; its benchmarks are sources, too."""
-    given = {stem: f"{command} --json OUT".split() for stem, command in commands.items()}
-    modules = {MODULES[each[1]] for each in given.values() if each[0] == "benchmarks"}
-    files = {f"{module.replace('.', '/')}.py" for module in modules}
-    return Table(given, (*sources, *sorted(files)), render, **more)
+    """A table whose commands end with ``--json OUT``."""
+    given = {stem: [*command.split(), "--json", "OUT"] for stem, command in commands.items()}
+    return Table(given, sources, render, **more)
 
 
 RANDOM = {
@@ -99,11 +100,8 @@ _EDITOR += " --llama-gguf build/models/gguf/qwen2.5-coder-0.5b-bf16.gguf"
 _DIVERGENCE = "benchmarks divergence --dtype"
 
 
-def _preset(name: str) -> str:
-    given = f"--drafter {PRESETS[name]['drafter']} --gamma {PRESETS[name]['gamma']}"
-    return f"{REPLAY} --policy priority --curve cpu --curve gpu {given}"
-
-
+_PRESET = f"{REPLAY} --policy priority --curve cpu --curve gpu"
+_PRESET += " --drafter {drafter} --gamma {gamma}"
 CITED = ("akunu", "prompt-lookup", "leviathan-bigram")  # presets
 TABLES: dict[str, Table] = {
     "demo": table(
@@ -161,7 +159,7 @@ TABLES: dict[str, Table] = {
         REPLAYED,
     ),
     "presets": table(
-        {f"replay_{name.replace('-', '_')}": _preset(name) for name in CITED},
+        {f"replay_{name.replace('-', '_')}": _PRESET.format(**PRESETS[name]) for name in CITED},
         partial(renderers.replay, names=CITED),
         REPLAYED,
     ),

@@ -43,6 +43,18 @@ def test_every_module_with_a_command_is_listed():
     assert found == set(BENCHMARKS)
 
 
+def test_the_engine_and_its_twin_draft_alike(tmp_path, monkeypatch):
+    """The later prompts share a beginning that has become a kind with its own calibration."""
+    monkeypatch.setattr("benchmarks.drafters.STEPS", 3)
+    command, out = ["drafters", "--twin", "--sizes", "16", "17", "18"], tmp_path / "out.json"
+    assert exit_code([*command, "--json", str(out)], main) == 0
+    readings = json.loads(out.read_text())["readings"]
+    drafted = {name: [] for name in ("auto", "twin (Python)")}
+    for each in readings:
+        drafted[each["drafter"]].append((each["tokens"], each["drafted"]))
+    assert drafted["auto"] == drafted["twin (Python)"] != []
+
+
 def test_every_way_generates_the_baselines_text_and_a_run_is_continued(tmp_path, capsys):
     gguf_file.write(tmp_path / "tiny.gguf")
     out = tmp_path / "models.json"

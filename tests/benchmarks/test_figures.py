@@ -41,8 +41,8 @@ def test_the_marked_tables_are_those_that_are_known():
 
 @pytest.mark.parametrize("name", TABLES)
 def test_sources_and_commands_of_a_table_exist(name):
-    assert [each for each in TABLES[name].sources if not (ROOT / each).exists()] == []
-    for module, *words in TABLES[name].commands.values():
+    for stem, (module, *words) in TABLES[name].commands.items():
+        assert [each for each in TABLES[name].sources_of(stem) if not (ROOT / each).exists()] == []
         assert any("OUT" in word for word in words)
         if module == "benchmarks":
             benchmark_parser(words[0]).parse_args(words[1:])

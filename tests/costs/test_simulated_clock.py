@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,20 +32,15 @@ GPU = replace(KINDS, machine="gpu")
 
 
 def shares(machine, clock, text, length, seeds=SEEDS, kinds=None):
-    found, kinds = [], kinds or (GPU if machine == "flat" else KINDS)
-    for seed in range(seeds):
-        model = Model()
-        found.append(
-            share_of_best(
-                lambda model=model: StepCosts(model_of(model, kinds), 65),
-                MACHINES[machine],
-                CLOCKS[clock],
-                TEXTS[text],
-                length=length,
-                seed=seed,
-            )
-        )
-    return found
+    where = (MACHINES[machine], CLOCKS[clock], TEXTS[text])
+
+    def costs(model):
+        return StepCosts(model_of(model, kinds or (GPU if machine == "flat" else KINDS)), 65)
+
+    return [
+        share_of_best(partial(costs, Model()), *where, length=length, seed=seed)
+        for seed in range(seeds)
+    ]
 
 
 @pytest.mark.long
@@ -75,14 +71,8 @@ def test_branches_that_cost_much_give_way_to_chains():
 
     for machine, most in (("attention", 1.0), ("costly trees", 0.25)):
         kinds.clear()
-        share_of_best(
-            lambda: Noting(model_of(model, KINDS), 65),
-            MACHINES[machine],
-            CLOCKS["quiet"],
-            TEXTS["talking"],
-            length=8000,
-            calls=6,
-        )
+        where = (MACHINES[machine], CLOCKS["quiet"], TEXTS["talking"])
+        share_of_best(lambda: Noting(model_of(model, KINDS), 65), *where, length=8000, calls=6)
         late = kinds[len(kinds) // 2 :]
         drafts = late.count("tree") + late.count("chain")
         assert drafts > len(late) // 3

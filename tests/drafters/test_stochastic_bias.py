@@ -115,7 +115,7 @@ def raises():
     raise OSError("after 1")
 
 
-ONE = np.array([1], np.int32)
+ONE, SLOW = np.array([1], np.int32), pytest.mark.slow
 SIBLINGS = Draft(
     np.array([3, 4], np.int32),
     np.array([-1, -1], np.int32),
@@ -131,14 +131,9 @@ SIBLINGS = Draft(
         (raises, False),
         (raises, True),
         (lambda: "x", False),
-        *(
-            pytest.param(fault, calibrated, marks=pytest.mark.slow)
-            for fault, calibrated in (
-                (lambda: Draft(ONE, source=ONE.astype(np.int8)), True),
-                (lambda: Draft(ONE, proposal="x"), False),
-                (lambda: Draft(np.ones(99, np.int32)), True),
-            )
-        ),
+        pytest.param(lambda: Draft(ONE, source=ONE.astype(np.int8)), True, marks=SLOW),
+        pytest.param(lambda: Draft(ONE, proposal="x"), False, marks=SLOW),
+        pytest.param(lambda: Draft(np.ones(99, np.int32)), True, marks=SLOW),
         (lambda: SIBLINGS, False),  # siblings are no chain
     ],
 )

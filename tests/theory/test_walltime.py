@@ -14,7 +14,6 @@ GAMMAS = np.arange(1, 11)
 STEPS = 100_000
 MANY_ERRORS = 5
 
-RATES = st.floats(0, 1)
 COSTS = st.floats(1e-3, 2)
 
 

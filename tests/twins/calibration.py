@@ -6,6 +6,7 @@ What decides is computed in float32 and in the native order, so that both round 
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,6 +191,9 @@ class Calibration:
         self.cells: dict[Situation, Cell] = {}
         self.weights: dict[tuple[Situation, str], Real] = {}
         self.further: dict[tuple[Situation, str], Real] = {}  # by standing, added to those
+
+    def copy(self) -> Calibration:
+        return deepcopy(self)
 
     def cell(self, situation: Situation) -> Cell:
         """A situation's counts; a new one begins with its prior."""
