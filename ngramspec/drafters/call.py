@@ -31,16 +31,16 @@ class CallStores:
         session: str | None = None,
         tools: ToolCalls | None = None,
     ) -> None:
+        for name, given in (("stores", stores), ("extra_stores", extra)):
+            if isinstance(given, Sequence) and any(isinstance(each, Mapping) for each in given):
+                raise ValueError(f"{name} of a call must be stores, not settings of a new one")
         self.current = current
         self.log_once, self.session, self.tools = log_once, session, tools
         self._stores = None if stores is None else open_stores(stores)
-        given = open_stores(extra, "extra_stores")
+        opened = open_stores(extra, "extra_stores")
         self._joined: dict[int, SiblingAnswer] = {}  # by row
-        self.answers = tuple(each for each in given if hasattr(each, "others"))
-        self._extra = tuple(each for each in given if each not in self.answers)
-        for name, of_call in (("stores", stores), ("extra_stores", extra)):
-            if any(isinstance(each, Mapping) for each in of_call or ()):
-                raise ValueError(f"{name} of a call must be stores, not settings of a new one")
+        self.answers = tuple(each for each in opened if hasattr(each, "others"))
+        self._extra = tuple(each for each in opened if each not in self.answers)
         current().with_stores(self.of(current()))
 
     def of(self, drafter: Drafter) -> tuple[Any, ...]:

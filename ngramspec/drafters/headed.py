@@ -22,6 +22,7 @@ from ngramspec.drafters.value import (
     ValueDrafter,
     ValueSession,
 )
+from ngramspec.errors import UnsupportedError
 
 # Not tuned one by one:
 CONFIDENCE_BOUNDS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98)  # buckets of a confidence
@@ -337,6 +338,8 @@ def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:
         drafter = StoreDrafter()  # without stores: the head drafts alone
     if isinstance(drafter, ValueDrafter):
         return HeadedDrafter(drafter, head)
+    if drafter.stores:
+        raise UnsupportedError(f"no model can draft beside {drafter!r}, which has stores")
     return CalibratedDrafter(PriorityDrafter((head, drafter)))
 
 

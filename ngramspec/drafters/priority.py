@@ -115,7 +115,7 @@ class PrioritySession(DraftSession):
         return any(self.sessions[which].wants_evidence for which in self.drafter.askers)
 
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
-        self.parts, self.failed = [], None
+        self.parts, self.failed, self.trees = [], None, False
         so_far, room = drafted, gamma
         for which in range(len(self.sessions)):
             if room <= 0 or self.failed is not None:

@@ -143,8 +143,9 @@ def _drafter(spec: str, policy: str) -> Drafter:
             head = _made(text, match, _factory(match["name"]), arguments)
             drafter = _class("HeadedDrafter")(drafter, head)
         return drafter
-    # What only the value drafter uses where it is cheap is left out.
-    used = [each for each in sources if each[1].get("always") is not False] or sources
+    # Only the value drafter can use recycled tokens just where they are cheap.
+    cheap = {"always": False}
+    used = [each for each in sources if (each[0]["name"], each[1]) != ("recycle", cheap)] or sources
     built = [_made(text, match, _factory(match["name"]), given) for match, given in used]
     drafter = built[0] if len(built) == 1 else _class("PriorityDrafter")(built)
     own = len(built) > 1 or sources[0][0]["name"] in SOURCES

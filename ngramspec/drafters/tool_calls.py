@@ -142,10 +142,13 @@ class CallPredictor:
         if self._reader is not None:
             self._call.append(token)
             self._path = self._path[1:] if self._path[:1] == [token] else []
-            if token in self._calls.ends:  # the call may end here
-                self._read_on()
-            return
-        self._recent = [*self._recent, token][-OPENING_TOKENS:]
+            if token not in self._calls.ends:
+                return
+            self._read_on()  # the call may end here, or be none
+            if self._reader is not None:
+                return
+        else:
+            self._recent = [*self._recent, token][-OPENING_TOKENS:]
         if token in self._calls.ends:
             _, opens, after = self._calls.text(self._recent).rpartition(OPEN)
             if opens and len(after) < len(self._calls.text(self._recent[-1:])):

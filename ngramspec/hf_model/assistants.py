@@ -93,9 +93,9 @@ def parameters(model: Any) -> int:
 
 
 _lock = threading.Lock()
-# By target: its folders' models that are in use, by path and place, and its MTP layers with theirs.
+# By target: its folders' models that are in use, by path and place, and its MTP layers.
 _folders: WeakKeyDictionary[Any, WeakValueDictionary[Any, Any]] = WeakKeyDictionary()
-_mtp: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+_mtp: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def folder_model(path: str, target: Any) -> Any:
@@ -181,18 +181,14 @@ def check_assistant(assistant: Any, target: Any, same: bool | None) -> None:
 
 
 def mtp_layers(model: Any) -> Any:
-    """A model's MTP layers (transformers' MtpModel), read from its checkpoint at the first call.
-
-    They are read again after the model was moved.
-    """
-    place = next(model.get_decoder().layers[-1].parameters()).device, model.dtype
+    """A model's MTP layers (transformers' MtpModel), read from its checkpoint at the first call."""
     with _lock:
-        if model not in _mtp or _mtp[model][0] != place:
-            _mtp[model] = place, _load(model, place[0])
-        return _mtp[model][1]
+        if model not in _mtp:
+            _mtp[model] = _load(model)
+        return _mtp[model]
 
 
-def _load(model: Any, device: torch.device) -> Any:
+def _load(model: Any) -> Any:
     what = f"use_mtp=True is not supported: {type(model).__name__}"
     kind, types = extras.mtp_model(model)
     if not types:
@@ -201,11 +197,12 @@ def _load(model: Any, device: torch.device) -> Any:
         raise UnsupportedError("use_mtp=True is not supported before transformers 5.20")
     if types - {"full_attention", "sliding_attention"}:
         raise UnsupportedError(f"{what}'s MTP layers keep a state that cannot be rolled back")
+    device = next(model.get_decoder().layers[-1].parameters()).device
     try:
         layers = kind.from_pretrained(model, device_map={"": device})
     except (OSError, RuntimeError, ValueError) as error:
         raise UnsupportedError(f"{what}'s MTP layers cannot be read: {error}") from error
-    return layers.to(model.dtype).eval()
+    return layers.eval()
 
 
 @dataclass(slots=True)

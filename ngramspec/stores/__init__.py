@@ -78,7 +78,7 @@ class Source(NotCopied):
         """Raise a ValueError if its token ids are known to be another tokenizer's."""
         if self._checked is None or self._checked() is not tokenizer:
             self._check(tokenizer)
-            with suppress(TypeError):  # not every type supports weak references
+            with suppress(AttributeError, TypeError):  # no weak references, or fixed attributes
                 self._checked = weakref.ref(tokenizer)
 
     def _check(self, tokenizer: Any) -> None:

@@ -12,9 +12,9 @@ from engine_pair import costs, ids
 from scipy.stats import chisquare
 from two_tokens import VOCAB, P, fits, two_tokens
 
-from ngramspec import build_drafter
+from ngramspec import UnsupportedError, build_drafter
 from ngramspec.costs.policies import GammaController
-from ngramspec.drafters import HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
+from ngramspec.drafters import CopyDrafter, HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
 from ngramspec.drafters.headed import HeadOfCalls, with_head
 from ngramspec.verification.rule import Rule
 
@@ -243,3 +243,10 @@ def test_a_text_is_read_once_the_missed_gains_exceed_the_cost_of_reading():
 
 def test_a_head_that_does_not_pay_is_tried_less_often_where_it_must_read_much():
     assert steps_until_read(0.0, promised=-0.3) < steps_until_read(0.02, promised=-0.3)
+
+
+def test_no_head_drafts_beside_a_drafter_with_stores_of_its_own():
+    other = CopyDrafter()
+    other.stores = ("a store",)
+    with pytest.raises(UnsupportedError, match="no model can draft beside .* has stores"):
+        with_head(other, MtpDrafter(2))

@@ -149,10 +149,10 @@ def test_a_folder_is_read_once_and_the_spec_makes_it_again(tiny, close, tmp_path
     speculator = Speculator(f"model({tmp_path},gamma=5)")
     plain, _ = generated(tiny, "none")
     assert generated(tiny, None, speculator=speculator)[0].tolist() == plain.tolist()
-    loaded = speculator.drafter.loaded
+    loaded = speculator.drafter.loaded[tiny]
     assert speculator.stats.accepted > 0
     generated(tiny, None, speculator=speculator)
-    assert speculator.drafter.loaded is loaded
+    assert speculator.drafter.loaded[tiny] is loaded
     again = Speculator.from_dict(json.loads(json.dumps(speculator.to_dict())))
     assert again.to_dict() == speculator.to_dict()
     assert again.drafter.assistant == str(tmp_path)

@@ -252,6 +252,8 @@ def test_a_step_reads_an_open_call_once_and_unknown_text_is_not_encoded():
     rest = CALL.partition("Bonn")[2] + "text <tool_call>"
     predictor.extend(int32(Characters().encode(rest)))  # the end, and the next one's opening
     assert predicted(predictor).startswith('\n{"name": "get_time"')
+    predictor.extend(int32(Characters().encode("{no call <tool_call>")))  # likewise
+    assert predicted(predictor).startswith('\n{"name": "get_time"')
 
 
 PASSENGER = object_of("name", "age", name={"type": "string"}, age={"type": "integer"})

@@ -199,10 +199,3 @@ def test_a_forward_that_was_compiled_before_drafts_nothing(model, monkeypatch):
     ours = ngramspec.generate(model, PROMPT, use_mtp=True, speculator=speculator, **GREEDY)
     assert ours.tolist() == plain.tolist()
     assert speculator.stats.drafted == speculator.stats.drafter_faults == 0
-
-
-def test_the_layers_of_a_moved_model_are_read_again(model):
-    own = copy.deepcopy(model)
-    before = mtp_layers(own)
-    assert mtp_layers(own) is before
-    assert next(mtp_layers(own.double()).parameters()).dtype == torch.float64
