@@ -375,13 +375,6 @@ class PatchedGenerate:
             return self.plain(*args, **kwargs)
         return speculate(self.model, self.plain, active[-1].speculator, args, kwargs)
 
-    def restore(self) -> None:
-        """Put the original ``generate`` back."""
-        if self.own:
-            self.model.generate = self.plain
-        else:
-            del self.model.generate
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Deep copies and pickles of the model have the original ``generate`` instead."""
         return _plain, (self.plain,)
@@ -394,12 +387,18 @@ def _plain(plain: Callable[..., Any]) -> Callable[..., Any]:
 class Enabled:
     """Speculation that is switched on for a model until ``disable``, or until its block ends.
 
+    A ``with`` block switches it on again.
+
     Attributes:
         speculator (Speculator): can be changed while it is on, for example its drafter.
     """
 
     def __init__(self, model: Any, speculator: Speculator) -> None:
-        self.speculator = speculator
+        self.speculator, self._model = speculator, model
+        self._enable()
+
+    def _enable(self) -> None:
+        model = self._model
         with _lock:
             patched = vars(model).get("generate")
             if not (isinstance(patched, PatchedGenerate) and patched.model is model):
@@ -421,9 +420,14 @@ class Enabled:
             patched = self._patched
             patched.active = tuple(each for each in patched.active if each is not self)
             if not patched.active and vars(patched.model).get("generate") is patched:
-                patched.restore()
+                if patched.own:
+                    patched.model.generate = patched.plain
+                else:
+                    del patched.model.generate
 
     def __enter__(self) -> Enabled:
+        if self not in self._patched.active:
+            self._enable()
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -220,6 +220,8 @@ class Options:
         if self.on_step is not None and not callable(self.on_step):
             kind = type(self.on_step).__name__
             raise TypeError(f"on_step must be callable or None, got {kind}")
+        if not isinstance(self.costs, str | Path | None):
+            raise TypeError(f"costs must be a path or None, got {type(self.costs).__name__}")
         self._set("costs", None if self.costs is None else str(self.costs))
         stores = open_stores(self.stores)
         if isinstance(self.drafter, Drafter) and stores == self.drafter.stores:
@@ -282,10 +284,6 @@ class Options:
         high = 4096 if self.fixed_width is None else self.fixed_width - 1
         check_int("num_assistant_tokens", gamma, 1, high)
         return replace(self, gamma=gamma, gamma_max=max(gamma, self.gamma_max), tree=None)
-
-    def arguments(self) -> dict[str, Any]:
-        """All options by name."""
-        return {name: getattr(self, name) for name in NAMES}
 
     def to_dict(self) -> dict[str, Any]:
         """The options except on_step as plain JSON values; see ``Speculator.to_dict``."""

@@ -191,7 +191,7 @@ class Speculator(Arguments):
     def __getstate__(self) -> dict[str, Any]:
         """The attributes that copies and pickles have, and the arguments."""
         kept = {name: value for name, value in vars(self).items() if name not in NOT_COPIED}
-        return kept | {"options": self.options.arguments()}
+        return kept | {"options": {name: getattr(self.options, name) for name in NAMES}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rest = dict(state)

@@ -183,6 +183,11 @@ def test_it_is_enabled_until_it_is_disabled(model):
         assert model.generate == original
     model.generate(PROMPT, **GREEDY)
     assert handle.stats.runs == 1
+    for runs in (2, 3):
+        with handle:
+            model.generate(PROMPT, **GREEDY)
+        assert handle.stats.runs == runs
+        assert model.generate == original
 
 
 @pytest.mark.parametrize("where", ["argument", "config"])

@@ -35,6 +35,7 @@ def text(tiny):
         ({"gamma_max": 5000}, ValueError, "got 5000"),
         ({"drafter": "cpy+ngram"}, ValueError, "'cpy' is no drafter's name"),
         ({"drafter": 3}, TypeError, "drafter must be a string or a Drafter, got int"),
+        ({"costs": 5}, TypeError, "costs must be a path or None, got int"),
         ({"unsupported": "ignore"}, ValueError, "unsupported must be 'error', 'plain' or None"),
         ({"on_step": 3}, TypeError, "on_step must be callable or None, got int"),
     ],

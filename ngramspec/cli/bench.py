@@ -8,7 +8,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import (
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ngramspec.measure.bench import Measured, Plan
-    from ngramspec.measure.calls import Configuration
+    from ngramspec.measure.bench import Measured
     from ngramspec.measure.models import LoadedModel
     from ngramspec.measure.tasks import Prompt
 
@@ -81,7 +79,7 @@ def add_arguments(options: Options) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure; print and write the results."""
-    from ngramspec.measure.bench import Plan, summarize, to_dict
+    from ngramspec.measure.bench import EndToEnd, Plan, forced_texts, summarize, to_dict
     from ngramspec.measure.calls import usual_configurations
 
     if arguments.least is None:
@@ -102,7 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
         speculators=arguments.speculator,
         compiled=arguments.compiled,
     )
-    measured = _measure(screen, loaded.model, configurations, plan, prompts)
+    texts = forced_texts(loaded.model, prompts, plan)
+    with texts as set_text, screen.status("measuring") as status, usable():
+        bench = EndToEnd(loaded.model, configurations, plan, set_text, status.update)
+        measured = bench.run(prompts)
     rows = summarize(measured)
     show(screen, rows, measured)
     model = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}
@@ -132,10 +133,7 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
     from ngramspec.measure import tasks
 
     with usable("--prompts"):
-        if arguments.prompts is None:
-            pool = tasks.sample_prompts(loaded)
-        else:
-            pool = tasks.read_prompts(arguments.prompts, partial(loaded.encode, chat=True))
+        pool = tasks.prompts_of(loaded, arguments.prompts)
         (task, name), count = Counter((each.task, each.id) for each in pool).most_common(1)[0]
         if count > 1:
             raise ValueError(f"{count} prompts of {task} have the id {name}")
@@ -153,22 +151,6 @@ def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]
     with usable():
         tasks.check_prompts(loaded, found, new)
     return found
-
-
-def _measure(
-    screen: Console,
-    model: Any,
-    configurations: list[Configuration],
-    plan: Plan,
-    prompts: list[Prompt],
-) -> Measured:
-    """Run all configurations, and show the progress on the screen."""
-    from ngramspec.measure.bench import EndToEnd, forced_texts
-
-    with forced_texts(model, prompts, plan) as set_text, screen.status("measuring") as status:
-        bench = EndToEnd(model, configurations, plan, set_text, status.update)
-        with usable():
-            return bench.run(prompts)
 
 
 def _fields(text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64,
 
 def add_arguments(options: Options) -> None:
     """Declare the options."""
-    options.model_argument()
+    options.model("model", nargs="?")
     options.numbers("--contexts", [400, 900], "positions in the cache")
     options.count("--repeats", 9, "timed forwards of each width")
     options.path("--json", "OUT", "save the costs")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from functools import partial
 
 from ngramspec.cli.options import (
     Options,
@@ -28,7 +27,7 @@ SUMMARY = "measure, predict and explain the speed on a model and prompts"
 
 def add_arguments(options: Options) -> None:
     """Declare the options."""
-    options.model_argument()
+    options.model("model", nargs="?")
     options.drafter()
     options.gamma()
     help = "JSON lines as 'ngramspec record' reads them (default: the demo's texts)"
@@ -44,20 +43,15 @@ def add_arguments(options: Options) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure; print tables; write the page and the JSON file."""
     from ngramspec.measure.explain import acceptance, explain, ladder, page, rung_rows
-    from ngramspec.measure.tasks import check_prompts, read_prompts, sample_prompts
+    from ngramspec.measure.tasks import check_prompts, prompts_of
 
     check_least(arguments, count=1, tokens=2, repeats=2)
     screen = console()
     speculator = make_speculator(arguments.drafter, arguments.gamma)
     loaded = load_model(arguments, option="MODEL")
     with usable("--prompts"):
-        if arguments.prompts is None:
-            prompts = sample_prompts(loaded)
-        else:
-            encode = partial(loaded.encode, chat=not arguments.raw)
-            prompts = read_prompts(arguments.prompts, encode)[: arguments.count]
-            check_prompts(loaded, prompts, arguments.tokens)
-    prompts = prompts[: arguments.count]
+        prompts = prompts_of(loaded, arguments.prompts, chat=not arguments.raw)[: arguments.count]
+        check_prompts(loaded, prompts, arguments.tokens)
     with usable("MODEL"), stages(screen) as on_stage:
         counts = {"new": arguments.tokens, "repeats": arguments.repeats}
         found = explain(loaded, prompts, speculator, on_stage=on_stage, **counts)

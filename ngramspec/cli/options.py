@@ -84,34 +84,20 @@ class Options:
         """An option that may be repeated; the values are a list."""
         self.add(option, action="append", default=[], metavar=metavar, help=help, **settings)
 
-    def model(self, *, dtype: str = "bfloat16") -> None:
-        """``--model``, ``--dtype`` and ``--device``."""
-        self.text("--model", "MODEL", MODEL_HELP)
-        self.dtype(dtype=dtype)
-        self.device()
-
-    def model_argument(self) -> None:
-        """The argument ``MODEL``, ``--dtype`` and ``--device``."""
-        self.text("model", "MODEL", MODEL_HELP, nargs="?")
-        self.dtype()
-        self.device()
-
-    def dtype(self, *, dtype: str = "bfloat16") -> None:
-        self.add(
-            "--dtype", choices=DTYPES, default=dtype, help=f"the model's dtype (default: {dtype})"
-        )
-
-    def device(self) -> None:
+    def model(self, name: str = "--model", *, dtype: str = "bfloat16", **settings: Any) -> None:
+        """The model (``--model``, or an argument), ``--dtype`` and ``--device``."""
+        self.text(name, "MODEL", MODEL_HELP, **settings)
+        self.dtype(dtype)
         help = "cpu, cuda:1, ... (default: auto, a CUDA or ROCm GPU if there is one, else cpu)"
         self.text("--device", "DEVICE", help, default="auto")
 
+    def dtype(self, default: str = "bfloat16") -> None:
+        help = f"the model's dtype (default: {default})"
+        self.add("--dtype", choices=DTYPES, default=default, help=help)
+
     def drafter(self) -> None:
-        self.text(
-            "--drafter",
-            "SPEC",
-            'draft sources, such as "copy+ngram" (default: auto)',
-            default="auto",
-        )
+        help = 'draft sources, such as "copy+ngram" (default: auto)'
+        self.text("--drafter", "SPEC", help, default="auto")
 
     def drafters(self) -> None:
         """``--drafter``, which may be repeated, and ``--policy``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ngramspec.cli.options import Options, check_least, load_model, usable, writable
@@ -34,14 +33,13 @@ def run(arguments: argparse.Namespace) -> int:
     from ngramspec import Speculator
     from ngramspec.measure.calls import Caller, Configuration
     from ngramspec.measure.forwards import top_tokens
-    from ngramspec.measure.tasks import check_prompts, read_prompts
+    from ngramspec.measure.tasks import check_prompts, prompts_of
     from ngramspec.measure.traces import Trace, write_traces
 
     check_least(arguments, max_new_tokens=2, top_k=0)
     loaded = load_model(arguments)
     with usable("--prompts"):
-        encode = partial(loaded.encode, chat=not arguments.no_chat)
-        prompts = read_prompts(arguments.prompts, encode)
+        prompts = prompts_of(loaded, arguments.prompts, chat=not arguments.no_chat)
         check_prompts(loaded, prompts, arguments.max_new_tokens)
     speculator = Speculator(unsupported="plain")
     caller, ours = Caller(loaded.model), Configuration("ngramspec", speculator=speculator)

@@ -32,7 +32,7 @@ CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
 def add_arguments(options: Options) -> None:
     """Declare the command's arguments."""
-    options.model_argument()
+    options.model("model", nargs="?")
     options.drafter()
     heads = options.exclusive()
     heads.text("--assistant", "FOLDER", "a small draft model with the target's tokenizer")

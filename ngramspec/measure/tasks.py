@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from itertools import chain, cycle, zip_longest
 from pathlib import Path
@@ -91,6 +92,13 @@ def check_prompts(loaded: LoadedModel, prompts: Iterable[Prompt], new: int) -> N
             raise ValueError(f"{name}: token ids must be in 0..{vocab - 1}")
         if limit is not None and count + new - 1 > limit:
             raise ValueError(f"{name}: {count} tokens and {new} new ones exceed {limit} positions")
+
+
+def prompts_of(loaded: LoadedModel, path: Path | None, *, chat: bool = True) -> list[Prompt]:
+    """The prompts of a file, see ``read_prompts``, or for None the package's own."""
+    if path is None:
+        return sample_prompts(loaded)
+    return read_prompts(path, partial(loaded.encode, chat=chat))
 
 
 def sample_prompts(loaded: LoadedModel) -> list[Prompt]:

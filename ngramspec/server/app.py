@@ -99,9 +99,7 @@ def _host_of(text: str) -> str | IPv4Address | IPv6Address | None:
     return mapped or address
 
 
-def authenticate(
-    keys: Mapping[str, str], authorization: str | None, x_api_key: str | None = None
-) -> str:
+def authenticate(keys: Mapping[str, str], authorization: str | None, x_api_key: str | None) -> str:
     """The user whose key a request has; an ApiError if the key is missing or wrong."""
     if not keys:
         return ANYONE

@@ -189,16 +189,11 @@ class Job:
         self._lease: Lease | None = None
         self.generation: OpenGeneration | None = None  # from the last chunk of the prompt
         self._text: Detokenizer | None = None
-        self._stop = StopText(request.stops, request.indent)
+        self.stop = StopText(request.stops, request.indent)
 
     @property
     def ended(self) -> bool:
         return self.end is not None
-
-    @property
-    def has_line(self) -> bool:
-        """Whether the answer has a line end."""
-        return self._stop.has_line
 
     @property
     def ready(self) -> bool:
@@ -276,20 +271,20 @@ class Job:
         text = ""
         for token in tokens:  # up to the one that completes a stop string
             progress.tokens.append(token)
-            text += self._stop.add(self._text.add((token,)))
-            if self._stop.found is None and self._stop.ends_in(self._text.held):
-                text += self._stop.add(self._text.add((), last=True))
-            if self._stop.found is not None:
+            text += self.stop.add(self._text.add((token,)))
+            if self.stop.found is None and self.stop.ends_in(self._text.held):
+                text += self.stop.add(self._text.add((), last=True))
+            if self.stop.found is not None:
                 break
         made = progress.tokens[before:]
         limit, since = request.seconds, time.perf_counter() - progress.first
-        late = limit is not None and since > limit and self._stop.has_line
+        late = limit is not None and since > limit and self.stop.has_line
         over = generation.finished or late
         if over:
-            text += self._stop.add(self._text.add((), last=True), last=True)
+            text += self.stop.add(self._text.add((), last=True), last=True)
         delta = Delta(text, tuple(logprobs[: len(made)]), tokens=tuple(made))
-        if self._stop.found is not None:
-            self._end(runner, replace(delta, ended=STOP, stop=self._stop.found))
+        if self.stop.found is not None:
+            self._end(runner, replace(delta, ended=STOP, stop=self.stop.found))
         elif over:
             at_eos = bool(progress.tokens) and progress.tokens[-1] in request.eos
             self._end(runner, replace(delta, ended=STOP if at_eos else LENGTH))

@@ -184,11 +184,7 @@ def compiled(compiler: Any, kind: str, text: str) -> Any:
     """A compiled JSON schema, structural tag, grammar in GBNF, or any JSON ("json")."""
     if kind == "json":
         return compiler.compile_builtin_json_grammar()
-    if kind == "json_schema":
-        return compiler.compile_json_schema(text)
-    if kind == "grammar":
-        return compiler.compile_grammar(text)
-    return compiler.compile_structural_tag(text)
+    return getattr(compiler, f"compile_{kind}")(text)
 
 
 def compiler_of(vocabulary: str) -> Any:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
+from ngramspec._native import agreed
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.hf_model.cache.copies import (
     Snapshot,
@@ -71,7 +71,7 @@ class Lease:
 
     def reach(self, prompt: Int32) -> int:
         """Return the length of the longest prefix of a prompt that the cache can be cropped to."""
-        common = common_length(self.tokens, prompt)
+        common = agreed(self.tokens, prompt, 0, len(prompt))
         whole = not self.busy and (common == len(self.tokens) or cuts_anywhere(self.cache))
         if whole or copies_anywhere(self.cache):
             return common
@@ -165,13 +165,6 @@ class CachePool:
             total -= each.bytes
             self.evicted += 1
             self.drop(each)
-
-
-def common_length(first: Int32, second: Int32) -> int:
-    """Length of the common prefix of two int32 sequences."""
-    size = min(len(first), len(second))
-    different = np.flatnonzero(first[:size] != second[:size])
-    return int(different[0]) if len(different) else size
 
 
 def _give(cache: Any, source: Lease, length: int) -> None:

@@ -158,7 +158,7 @@ class LlamaReply(Reply):
             "model": self.service.settings.name,
             "stop_type": stop_type(answer),
             "stopping_word": answer.stop or "",
-            "has_new_line": job.has_line,
+            "has_new_line": job.stop.has_line,
             "tokens_predicted": len(progress.tokens),
             "tokens_evaluated": len(request.prompt),
             "tokens_cached": len(request.prompt) + max(len(progress.tokens) - 1, 0),

@@ -215,5 +215,4 @@ class Metrics:
             gauge.set(value)
         for name, gauge in self.pool.items():
             gauge.set(getattr(engine.pool, name))
-        page: bytes = generate_latest(self.registry)
-        return page
+        return bytes(generate_latest(self.registry))

@@ -143,8 +143,7 @@ class Service:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, including special tokens. Decoding holds the GIL, so it is split."""
         if len(ids) <= DECODED_TOKENS:
-            text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-            return text
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
         decoder = Detokenizer(self.tokenizer, ())
         ends = range(0, len(ids), DECODED_TOKENS)
         parts = [decoder.add(ids[at : at + DECODED_TOKENS]) for at in ends]

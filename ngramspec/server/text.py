@@ -73,8 +73,7 @@ class TokenBytes:
 
     def _decode(self, tokens: list[int]) -> str:
         decode = self._tokenizer.decode
-        text: str = decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return str(decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def fallback_bytes(tokenizer: Any) -> Callable[[int], int | None]:
@@ -220,8 +219,7 @@ class Detokenizer:
         return shown
 
     def _decode(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return text
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
 
 def begun(text: str, tag: str) -> int:

@@ -11,13 +11,14 @@ The new content is written to a temporary file ``.NAME.xxxxxxxx.new`` in the sam
 renamed to NAME at the end. The writer holds an exclusive ``flock`` on the temporary file until it
 is renamed or removed. The kernel releases the lock when the writer's process ends for any reason. A
 temporary file that can be locked therefore belongs to no writer, and the next writer of NAME
-removes it. Windows has no ``flock``: temporary files that a killed writer left there are kept.
+removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import re
@@ -29,11 +30,6 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 KINDS = {
     stat.S_IFDIR: "a directory",
@@ -54,7 +50,7 @@ def open_regular(path: str | PathLike[str]) -> BinaryIO:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # it may be a FIFO since
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # it may be a FIFO since
     try:
         check_regular(path, os.fstat(descriptor).st_mode)
     except OSError:
@@ -82,12 +78,8 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            if fcntl is None:
-                file.close()  # Windows renames and removes no open file
             temporary.replace(path)
         except BaseException:
-            if fcntl is None:
-                file.close()
             temporary.unlink(missing_ok=True)
             raise
     _sync_folder(path.parent)
@@ -95,8 +87,6 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 
 def remove_stale(path: Path) -> None:
     """Remove the temporary files of ``path`` that can be locked: they belong to no writer."""
-    if fcntl is None:
-        return
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.new")
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(path.parent)):
@@ -122,8 +112,6 @@ def _create(path: Path) -> tuple[Path, BinaryIO]:
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
         file = open(temporary, "xb")  # noqa: SIM115 - the caller closes it
-        if fcntl is None:
-            return temporary, file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # another process is removing it

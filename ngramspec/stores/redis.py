@@ -34,11 +34,9 @@ SCHEMES = ("redis", "rediss", "unix")
 FORMAT = 1  # of keys and entries
 MAX_ENTRY_TOKENS = 4096
 MAX_PRODUCER_BYTES = 64  # of a process's identity; a process keeps those of many others
-MAX_ENTRIES = 1 << 24
-MAX_AGE_SECONDS = 10 * 365 * 86400
 OPTIONS = {  # name: default, smallest, largest
-    "max_entries": (10_000, 1, MAX_ENTRIES),
-    "max_age": (7 * 86400, 1, MAX_AGE_SECONDS),
+    "max_entries": (10_000, 1, 1 << 24),
+    "max_age": (7 * 86400, 1, 10 * 365 * 86400),
 }
 EntryId = tuple[int, int]  # milliseconds of the server's clock, and a number
 NO_ENTRY: EntryId = (0, 0)

@@ -108,7 +108,7 @@ def test_a_bad_argument_is_one_line(places, arguments, message, capsys, monkeypa
     monkeypatch.setattr("ngramspec.measure.models.load_tokenizer", lambda source: Letters("eno"))
     if "--model" not in arguments:
         monkeypatch.setattr("ngramspec.measure.models.load", lambda *given, **named: tiny_loaded())
-    monkeypatch.setattr("ngramspec.cli.bench._measure", measure)
+    monkeypatch.setattr("ngramspec.measure.bench.EndToEnd.run", measure)
     assert exit_code([each.format(**places) for each in arguments.split()]) == 2
     said = capsys.readouterr()
     assert message.format(**places) in said.err

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hostile_files import SPECIAL
 
-from ngramspec.stores import SharedStore, files
 from ngramspec.stores.files import remove_stale, replaced
 
 TEMPORARY = ".s.ngs.0123abcd.new"
@@ -106,36 +105,6 @@ def test_where_files_cannot_be_locked_nothing_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     (tmp_path / TEMPORARY).write_bytes(b"half")
     write(tmp_path / "s.ngs")
-    assert names(tmp_path) == [TEMPORARY, "s.ngs"]
-
-
-def test_without_fcntl_files_are_closed_before_they_are_renamed_or_removed(tmp_path, monkeypatch):
-    """As on Windows, which has none of these names and renames no open file."""
-    opened, replace, unlink = [], Path.replace, Path.unlink
-
-    def closed_first(act):
-        def checked(path, *where, **how):
-            assert opened[-1].closed
-            return act(path, *where, **how)
-
-        return checked
-
-    def kept(made):
-        opened.append(made[1])
-        return made
-
-    create = files._create
-    monkeypatch.setattr(files, "_create", lambda path: kept(create(path)))
-    monkeypatch.setattr(Path, "replace", closed_first(replace))
-    monkeypatch.setattr(Path, "unlink", closed_first(unlink))
-    monkeypatch.setattr(files, "fcntl", None)
-    for name in ("O_NONBLOCK", "O_NOFOLLOW"):
-        monkeypatch.delattr(os, name)
-    (tmp_path / TEMPORARY).write_bytes(b"half")
-    SharedStore().save(tmp_path / "s.ngs")
-    SharedStore.load(tmp_path / "s.ngs")
-    with pytest.raises(TypeError, match="bytes-like"):
-        write(tmp_path / "s.ngs", "text")
     assert names(tmp_path) == [TEMPORARY, "s.ngs"]
 
 
