@@ -206,8 +206,8 @@ class ModelDrafter(LearningDrafter):
     Args:
         path: a causal language model of transformers, or the path of a local folder with one, which
             is loaded at the first call, to the target's device and dtype.
-        gamma: maximum number of draft tokens (num_speculative_tokens), >= 1. Like threshold and
-            tables, it applies to a model that drafts alone, and not beside "auto".
+        gamma: maximum number of draft tokens (num_speculative_tokens), >= 1. In "auto+model(...)",
+            gamma, threshold and tables have no effect.
         threshold: stop before a token that the model gives a lower probability; in (0, 1].
         top_k: number of most probable ids that a token is sampled from; None: all.
         tables: whether copies and n-grams guess the model's tokens, to save forwards of the model.

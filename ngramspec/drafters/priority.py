@@ -93,7 +93,7 @@ class PrioritySession(DraftSession):
     def __init__(self, drafter: PriorityDrafter, sessions: list[DraftSession]) -> None:
         self.drafter, self.sessions = drafter, sessions
         self.parts: list[tuple[int, Draft]] = []  # (session, its part) of the last draft
-        self.trees = False  # whether each part is a tree of its own
+        self.trees = False  # whether each drafter proposed a separate tree
         self.failed: Exception | None = None  # a drafter's error in this step
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
