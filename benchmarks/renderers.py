@@ -66,7 +66,11 @@ class Speedups:
     ours: list[float]
     lookup: list[float]  # empty for batches
     same: int
-    tokens_per_call: list[float]
+
+    def __str__(self) -> str:
+        """Lookup's mean, if any, that of ours, and of several prompts the worst of ours."""
+        worst = f" ({min(self.ours):.2f})" if len(self.ours) > 1 else ""
+        return f"{_mean(self.lookup)}, {_mean(self.ours)}{worst}".removeprefix(", ")
 
 
 def speedups(raw: Raw) -> dict[Cell, Speedups]:
@@ -87,26 +91,22 @@ def speedups(raw: Raw) -> dict[Cell, Speedups]:
             for way in speeds.keys() - {"plain"}:
                 ways.setdefault(way, []).append(speeds[way] / speeds["plain"])
         same = sum(row["same_as_plain"]["ours"] for row in cells[cell])
-        calls = [row["tokens_per_call"] for row in cells[cell]]
         ours = ways.pop("ours")
         lookup = max(ways.values(), key=geometric_mean, default=[])
-        found[cell] = Speedups(ours, lookup, same, calls)
+        found[cell] = Speedups(ours, lookup, same)
     return found
 
 
 def models(*files: Raw) -> str:
-    """Speedups over the baseline by model, dtype, mode and task, the worst prompts in brackets."""
-
-    def shown(values: Sequence[float]) -> str:
-        return f"{_mean(values)} ({min(values):.2f})" if values else ""
-
-    rows, measured = [], {"rows": [row for raw in files for row in raw["rows"]]}
-    for (model, *plan, task), each in speedups(measured).items():
-        same = f"{each.same} of {len(each.ours)}"
-        calls = _mean(each.tokens_per_call)
-        rows.append((MODELS[model], *plan, task, shown(each.lookup), shown(each.ours), same, calls))
-    header = ("model", "dtype", "decoding", "task", "lookup, better of 3 and 10", "ngramspec")
-    return markdown((*header, "same text", "tokens per forward"), rows)
+    """Speedups over the baseline by model, dtype and mode, with a column for each task."""
+    found = speedups({"rows": [row for raw in files for row in raw["rows"]]})
+    tasks, rows = list(dict.fromkeys(cell[3] for cell in found)), []
+    for model, dtype, mode in dict.fromkeys(cell[:3] for cell in found):
+        line = [found.get((model, dtype, mode, task)) for task in tasks]
+        same = f"{sum(each.same for each in line if each)} of"
+        same += f" {sum(len(each.ours) for each in line if each)}"
+        rows.append((MODELS[model], dtype, mode, *(each or "" for each in line), same))
+    return markdown(("model", "dtype", "decoding", *tasks, "same text"), rows)
 
 
 def chart(raw: Raw, random: Raw) -> str:
