@@ -12,7 +12,10 @@ from itertools import product
 from statistics import geometric_mean, median
 from typing import Any
 
+from ngramspec.measure.tasks import sample_texts
+
 Raw = dict[str, Any]
+TITLES = {each.task: each.title for each in sample_texts()}
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -46,7 +49,7 @@ def demo(raw: Raw) -> str:
         ways = ("plain", "prompt lookup 10", "ngramspec")
         plain, lookup, ours = (by_way[way]["tokens_per_second"] for way in ways)
         speeds = (f"{each:.1f}" for each in (plain, lookup, ours))
-        rows.append((task, *speeds, _speed(ours / plain), _speed(ours / lookup)))
+        rows.append((TITLES[task], *speeds, _speed(ours / plain), _speed(ours / lookup)))
     header = ("demo text", "baseline", "prompt lookup", "ngramspec")
     return markdown((*header, "speedup over baseline", "over lookup"), rows)
 
@@ -196,7 +199,7 @@ def compiled(raw: Raw) -> str:
     for task, by_way in _by_task(raw).items():
         rates = {way: row["tokens_per_second"] for way, row in by_way.items()}
         ratio = rates["ngramspec, compiled"] / rates["plain, compiled"]
-        rows.append((task, *(f"{rates[way]:.1f}" for way in names), _speed(ratio)))
+        rows.append((TITLES[task], *(f"{rates[way]:.1f}" for way in names), _speed(ratio)))
     return markdown(("demo text", *names.values(), "compiled, over compiled baseline"), rows)
 
 
@@ -235,15 +238,10 @@ def replay(*files: Raw, names: Sequence[str]) -> str:
 
 def rows_of_engine(raw: Raw) -> str:
     """Tokens per call of rows that share a step's positions."""
-    groups = raw["results"]["auto"]
-    rows = [
-        (
-            group,
-            *(_speed(each[which]["tokens_per_call"], 3) for which in ("single", "rows")),
-            _speed(each["share"], 3),
-        )
-        for group, each in groups.items()
-    ]
+    rows = []
+    for group, each in raw["results"]["auto"].items():
+        calls = (_speed(each[which]["tokens_per_call"], 3) for which in ("single", "rows"))
+        rows.append((group, *calls, _speed(each["share"], 3)))
     count = raw["settings"]["rows"]
     return markdown(("group", "one row", f"{count} rows", "share"), rows)
 
