@@ -164,10 +164,11 @@ def nothing(*files: Raw) -> str:
         ours = next(row for row in raw["summary"] if row["way"] == "ngramspec")
         settings, instructions = raw["settings"], raw["where"]["instructions"]
         what = (settings["dtype"], instructions, ours["prompts"], settings["repeats"])
-        ratios = (ours["ratio_median"], ours["ratio"], ours["ratio_worst"])
+        ratios = [ours[f"ratio{which}"] for which in ("_median", "", "_worst")]
+        ratios.append(ours["decode_ratio"] / ours["limit_share"])
         rows.append((*what, *(_speed(each, 3) for each in ratios)))
     header = ("dtype", "instructions", "prompts", "rounds", "median", "mean", "worst prompt")
-    return markdown(header, rows)
+    return markdown((*header, "by forwards"), rows)
 
 
 def lengths(*files: Raw) -> str:
