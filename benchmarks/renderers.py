@@ -69,11 +69,14 @@ class Speedups:
     ours: list[float]
     lookup: list[float]  # empty for batches
     same: int
+    tokens_per_call: list[float]
 
     def __str__(self) -> str:
-        """Lookup's mean, if any, that of ours, and of several prompts the worst of ours."""
+        """Lookup's mean, that of ours, and of several prompts our worst; of batches the limit."""
+        if not self.lookup:
+            return f"{_mean(self.ours)} of {_mean(self.tokens_per_call)}"
         worst = f" ({min(self.ours):.2f})" if len(self.ours) > 1 else ""
-        return f"{_mean(self.lookup)}, {_mean(self.ours)}{worst}".removeprefix(", ")
+        return f"{_mean(self.lookup)}, {_mean(self.ours)}{worst}"
 
 
 def speedups(raw: Raw) -> dict[Cell, Speedups]:
@@ -94,9 +97,9 @@ def speedups(raw: Raw) -> dict[Cell, Speedups]:
             for way in speeds.keys() - {"plain"}:
                 ways.setdefault(way, []).append(speeds[way] / speeds["plain"])
         same = sum(row["same_as_plain"]["ours"] for row in cells[cell])
-        ours = ways.pop("ours")
+        ours, calls = ways.pop("ours"), [row["tokens_per_call"] for row in cells[cell]]
         lookup = max(ways.values(), key=geometric_mean, default=[])
-        found[cell] = Speedups(ours, lookup, same)
+        found[cell] = Speedups(ours, lookup, same, calls)
     return found
 
 
@@ -281,16 +284,11 @@ def agents(raw: Raw) -> str:
 
 def fleet(raw: Raw) -> str:
     """Tokens per cost of servers that share text or do not."""
-    groups = [*raw["rows"][0]["tokens_per_cost"]]
-    rows = [
-        (
-            row["case"],
-            *(_speed(row["tokens_per_cost"][group]) for group in groups),
-            _speed(row["step_us_median"], 1),
-            f"{row['delay_ms']:.0f}" if "delay_ms" in row else "",
-        )
-        for row in raw["rows"]
-    ]
+    groups, rows = [*raw["rows"][0]["tokens_per_cost"]], []
+    for row in raw["rows"]:
+        speeds = (_speed(row["tokens_per_cost"][group]) for group in groups)
+        delay = f"{row['delay_ms']:.0f}" if "delay_ms" in row else ""
+        rows.append((row["case"], *speeds, _speed(row["step_us_median"], 1), delay))
     return markdown(("text", *groups, "step, µs", "delay, ms"), rows)
 
 

@@ -171,7 +171,7 @@ def test_raw_files_name_no_folder_of_the_machine():
 def test_the_chart_and_the_table_show_models_tasks_means_and_worst_prompts(tmp_path):
     """Two prompts, one of them in two ways more, and a model that is not shown."""
     known = {"model": "SmolLM2-135M-Instruct", "dtype": "float32", "mode": "greedy", "task": "edit"}
-    known |= {"same_as_plain": {"ours": True}}
+    known |= {"tokens_per_call": 2.0, "same_as_plain": {"ours": True}}
     first = {**known, "tokens_per_second": {"plain": 10, "lookup 3": 10, "lookup": 20, "ours": 40}}
     last = {**known, "tokens_per_second": {"plain": 10, "lookup 3": 20, "lookup": 5, "ours": 10}}
     rows = [first, last, {**first, "mode": "sampled"}, {**first, "dtype": "bfloat16"}]
@@ -187,3 +187,5 @@ def test_the_chart_and_the_table_show_models_tasks_means_and_worst_prompts(tmp_p
     assert path.read_text().count("#ffffff; stroke: #24292f") == 7  # and one in the legend
     assert "| SmolLM2-135M | float32 | greedy | 1.41, 2.00 (1.00) | 2 of 2 |" in models(raw)
     assert "| SmolLM2-135M | float32 | sampled | 2.00, 4.00 | 1 of 1 |" in models(raw)
+    batch = {**first, "tokens_per_second": {"plain": 10, "ours": 15}}
+    assert "| greedy | 1.50 of 2.00 | 1 of 1 |" in models({"rows": [batch]})
