@@ -31,8 +31,8 @@ except ImportError as error:
     raise ImportError("ngramspec.engines.mlx_lm needs mlx-lm: pip install mlx-lm") from error
 
 DEFAULT, MOST_BUSY = Speculator(), 0.9  # share of a forward; a busier caller hides its time
-REFUSED: tuple[str, ...] = ("draft_model", "num_draft_tokens", "input_embeddings")
-REFUSED += ("kv_bits", "kv_group_size", "quantized_kv_start")  # amplify differences of rounding
+REFUSED = "draft_model", "input_embeddings", "kv_bits"  # the last amplifies rounding
+UNUSED = "num_draft_tokens", "kv_group_size", "quantized_kv_start"  # without those
 
 
 def stream_generate(
@@ -70,6 +70,7 @@ def stream_generate(
         raise ValueError(f"max_tokens and prompt must not be empty, got {max_tokens}, {prompt}")
     given = kwargs | {"draft_model": draft_model, "stream": stream}
     given["refused"] = [name for name in REFUSED if given.pop(name, None) is not None]
+    given = {name: value for name, value in given.items() if name not in UNUSED}
     try:
         text = _Text(model, tokenizer, prompt, max_tokens, speculator, reference_ids, **given)
     except UnsupportedError as error:
@@ -147,11 +148,13 @@ class _Text:
     def tokens(self) -> Generator[tuple[int, mx.array, bool], None, None]:
         """Each token, its log probabilities (vocab,), and whether it was drafted; without end."""
         ready: tuple[int, mx.array, bool] | None = None
+        emitted: list[int] = []
         try:
             with mx.stream(self.stream):
                 self.prefill()
                 while True:
-                    draft, emitted, drafted = self.row.draft.tokens.tolist(), list[int](), True
+                    draft, drafted = self.row.draft.tokens.tolist(), True
+                    emitted.clear()
                     while drafted:
                         token, logprobs = self.choose(len(emitted))
                         if ready is not None:
@@ -163,6 +166,8 @@ class _Text:
                     self.next_step(emitted)
         finally:
             self.trim(self.kept)
+            if (left := self.kept - self.length - 1) > 0:  # inside a draft
+                self.commit(emitted[:left], left)
             self.row.end(completed=True)
             self.row.close()
             self.speculator.count(self.stats)
@@ -212,24 +217,10 @@ class _Text:
 
     def next_step(self, emitted: list[int]) -> None:
         """Remove what was rejected from the cache, draft after the last token, and start again."""
-        row, stats, vocab = self.row, self.stats, self.logits.shape[-1]
-        n, accepted = len(row.draft), len(emitted) - 1
-        row.verdict = row.draft.verdict(range(accepted), emitted)
+        row, stats = self.row, self.stats
         self.length += len(emitted)
         self.trim(self.length)
-        if row.connected:
-            stats.count_step(row.draft, row.verdict, row.source_names)
-            stats.host_syncs += 1 if self.at_once else len(emitted)
-            self.costs.record_acceptance(n, accepted)
-        else:
-            stats.runs += 1
-            self.progress(self.prompt.size, self.prompt.size)
-            prompt, own = np.array(self.prompt, np.int32), self.stores.row(vocab)
-            known = np.append(self.reference, prompt)
-            row.connect(self.stores.current, vocab, known, prepared=own.given_to)
-            row.stored = own
-            own.begin(prompt, self.reference)
-        row.learn()
+        self.commit(emitted, len(emitted) - 1)
         if stats.target_calls % 256 == 0:
             mx.clear_cache()
         began, row.draft, row.verdict = perf_counter(), EMPTY_DRAFT, NO_VERDICT
@@ -242,6 +233,24 @@ class _Text:
             row.propose(min([left, *(size - self.length - 1 for size in sizes)]) - 1, tree=False)
         stats.draft_seconds += perf_counter() - began
         self.forward(mx.array([emitted[-1], *row.draft.tokens.tolist()], mx.uint32))
+
+    def commit(self, emitted: list[int], accepted: int) -> None:
+        """Count a step and learn from it; the first one is the prefill."""
+        row, stats, vocab = self.row, self.stats, self.logits.shape[-1]
+        row.verdict = row.draft.verdict(range(accepted), emitted)
+        if row.connected:
+            stats.count_step(row.draft, row.verdict, row.source_names)
+            stats.host_syncs += 1 if self.at_once else len(emitted)
+            self.costs.record_acceptance(len(row.draft), accepted)
+        else:
+            stats.runs += 1
+            self.progress(self.prompt.size, self.prompt.size)
+            prompt, own = np.array(self.prompt, np.int32), self.stores.row(vocab)
+            known = np.append(self.reference, prompt)
+            row.connect(self.stores.current, vocab, known, prepared=own.given_to)
+            row.stored = own
+            own.begin(prompt, self.reference)
+        row.learn()
 
     def trim(self, length: int) -> None:
         for each in self.cache:
