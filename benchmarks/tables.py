@@ -89,7 +89,7 @@ RANDOM = {
 }
 _LONG = "benchmarks models --model build/models/qwen2.5-coder-0.5b build/models/gemma-3-270m"
 _MODELS = f"{_LONG} build/models/SmolLM2-135M-Instruct"
-_BFLOAT16 = f"{_MODELS} build/models/qwen2.5-coder-1.5b --dtype bfloat16 --prompts-per-task 1"
+_BFLOAT16 = f"{_MODELS} --dtype bfloat16 --prompts-per-task 1"
 _LARGE = "benchmarks models --model build/models/qwen2.5-coder-1.5b --prompts-per-task 1"
 _MODELS += " --dtype float32"
 _LONG += " --texts long --dtype float32 --mode greedy --prompts-per-task"
