@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Where else torch is looked for: its CPU build is at https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 NATIVE := $(wildcard $(addprefix ngramspec/_native/*,.pyx .pxd .pxi))
