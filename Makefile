@@ -181,7 +181,7 @@ $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.ready $(NATIVE)
-	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@$(BIN)/python setup.py --quiet build_ext --build-lib .
 	@touch $@
 
 clean:
