@@ -67,7 +67,7 @@ BENCH = f"ngramspec bench --prompts {PUBLIC} --prompt-tokens 100 600 --least 32"
 _DEMO = "ngramspec bench --tasks summarization context_qa code_completion code_edit --least 2"
 _DEMO += " --dtype bfloat16 --lookup 10"
 _TASKS = "--tasks summary answer chat edit tools --lookup 10 --prompts-per-task 6 --repeats 1"
-_RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 3"
+_RANDOM = "--tasks nothing --lookup --prompts-per-task 6 --repeats 9"
 _TREES = [f'--speculator {{"tree":{nodes}}}' for nodes in ("null", 8, 16, 32)]
 _CHAINS = [f'--speculator {{"gamma":{gamma},"tree":null}}' for gamma in (5, 10, 20)]
 
