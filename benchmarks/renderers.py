@@ -135,10 +135,11 @@ def chart(raw: Raw, random: Raw) -> str:
         f" **{means[1]:.2f}** times as fast as with prompt lookup (geometric means over {counts[0]}"
         f" prompts). With the models' own sampling settings it is {means[2]:.2f} and"
         f" {means[3]:.2f} times as fast. The worst prompt runs at **{min(worst):.2f}** times the"
-        f" baseline's speed. Random text, with SmolLM2, runs at {nothing['ratio']:.2f} times (worst"
-        f" prompt: {nothing['ratio_worst']:.2f}). Each prompt ran {times} in each"
-        f" way, with at most {settings['max_new_tokens']} new tokens, in float32, with weights that"
-        " were dequantized from 4 bits."
+        f" baseline's speed. Each prompt ran {times} in each way, with at most"
+        f" {settings['max_new_tokens']} new tokens, in float32, with weights that were dequantized"
+        f" from 4 bits. Random text, with SmolLM2 and {random['settings']['repeats']} calls of each"
+        f" prompt, runs at {nothing['ratio']:.2f} times (worst prompt:"
+        f" {nothing['ratio_worst']:.2f})."
     )
 
 
