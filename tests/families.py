@@ -10,7 +10,7 @@ SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -20,6 +20,7 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+THREE = SIZES | {"num_hidden_layers": 3}  # with two, Gemma 2 and 3 would only repeat
 WINDOW = {"sliding_window": 12}
 GPT2 = {
     "vocab_size": VOCAB,
@@ -88,11 +89,11 @@ CAUSAL = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", SIZES),
     "mistral sliding": ("MistralForCausalLM", "MistralConfig", SIZES | WINDOW),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", SIZES),
-    "gemma2 hybrid": ("Gemma2ForCausalLM", "Gemma2Config", SIZES | WINDOW),
+    "gemma2 hybrid": ("Gemma2ForCausalLM", "Gemma2Config", THREE | WINDOW),
     "gemma3 hybrid": (
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
-        SIZES | WINDOW | {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+        THREE | WINDOW | {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
     ),
     "starcoder2 sliding": ("Starcoder2ForCausalLM", "Starcoder2Config", SIZES | WINDOW),
     "gpt-oss hybrid": (
@@ -101,7 +102,7 @@ CAUSAL = {
         SIZES
         | WINDOW
         | {
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": ["sliding_attention", "full_attention"],
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -115,7 +116,7 @@ CAUSAL = {
             "attention_chunk_size": 12,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
-            "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+            "layer_types": ["chunked_attention", "full_attention"],
         },
     ),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", SIZES),
@@ -125,7 +126,7 @@ CAUSAL = {
     "gpt-neo (windows)": (
         "GPTNeoForCausalLM",
         "GPTNeoConfig",
-        SIZES | {"attention_types": [[["global", "local", "local"], 1]], "window_size": 8},
+        SIZES | {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     ),
     "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", SIZES),
     "opt": (

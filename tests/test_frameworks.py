@@ -162,7 +162,7 @@ def test_adapters_that_go_by_the_width_are_refused_by_name(kind, settings, messa
         assert torch.equal(ours, plain)
 
 
-@pytest.mark.parametrize("what", ["model", "forward"])
+@pytest.mark.parametrize("what", ["model", pytest.param("forward", marks=pytest.mark.slow)])
 def test_compiled_models(what):
     check_compiled("eager", what)
 
@@ -187,7 +187,7 @@ def test_models_compiled_by_inductor(what):
 def check_compiled(backend, what):
     """``generate`` of a compiled model calls the model as it was; a compiled forward is called."""
     torch._dynamo.reset()
-    model = tiny_llama()
+    model = tiny_llama(num_hidden_layers=1)
     plain = model.generate(PROMPT, **GREEDY)
     before = counters["stats"]["unique_graphs"]
     if what == "model":

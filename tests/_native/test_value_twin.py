@@ -115,7 +115,7 @@ def test_along_a_text(sources, seed, vocab, slope):
             headed=sources in ("head", "all"),
         )
     used = set()
-    for begin in range(0, 240, 3):
+    for begin in range(0, 150, 3):
         if pair.recycles and begin % 5:
             pair.recycle(*rows(rng, rng.integers(0, vocab, rng.integers(1, 9)).tolist(), vocab))
         for depth in range(int(rng.integers(0, 4)) if pair.headed else 0):

@@ -78,7 +78,7 @@ def test_dear_positions_are_hardly_drafted_for(rows):
 def test_never_much_slower_than_plain():
     """Whatever positions cost, and however seldom drafts are right."""
     for seconds in (cheap, costly, middling):
-        for rows in (1, 4, 16):
+        for rows in (1, 16):
             for confidence in (0.05, 0.5, 0.95):
                 engine = SimulatedEngine(confidence, seconds, rows)
                 engine.run(700)

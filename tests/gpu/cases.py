@@ -26,7 +26,7 @@ from ngramspec.decoding.observer import Observer
 from ngramspec.measure.forwards import forced_model
 from ngramspec.stepwise import JointSteps, open_generation
 
-NEW = 24  # tokens of a call
+NEW = 18  # tokens of a call
 TEXT = (5, 6, 7, 8, 9, 5, 6, 7, 10, 11, 5, 6, 7, 8)
 OTHER = (20, 21, 22, 20, 21, 23, 24, 20, 21)
 ONE, LONG, EQUAL = (TEXT,), ((*TEXT, *OTHER),), (TEXT, TEXT[::-1])

@@ -94,7 +94,7 @@ DYNAMIC, STATIC, BEAMS = {}, {"cache_implementation": "static"}, {"num_beams": 2
         (nllb, STATIC, 1, False),
     ],
 )
-@pytest.mark.parametrize("seed", [4, 8])
+@pytest.mark.parametrize("seed", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_models_whose_forwards_mix_their_positions(make, asked, rows, drafts, seed):
     """Mixed scales or logits, experts that drop tokens, and routers that read masks."""
     torch.manual_seed(seed)

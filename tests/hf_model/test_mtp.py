@@ -58,7 +58,7 @@ def from_scratch(model, layers, text, path):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_rows_equal_a_computation_from_scratch(model, seed):
     """Over steps that accept some tokens, consult some layers, and change the path."""
     rng, layers = np.random.default_rng(seed), mtp_layers(model)

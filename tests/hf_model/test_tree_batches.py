@@ -27,7 +27,7 @@ def run(model, inputs, drafter, tree=17, **kwargs):
     return out, speculator.stats, [each for each in events if each.parents is not None]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_row_is_plain_generate_s(name, attention):
     """Prompts are padded on the left; each row accepts another path, and gaps come."""
@@ -203,15 +203,15 @@ def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
     counts = np.zeros(64)
     torch.manual_seed(0)
     kwargs = {"do_sample": True, "max_new_tokens": 5, "num_return_sequences": 40}
-    for _ in range(60):
+    for _ in range(40):
         out = ngramspec.generate(model, ids, speculator=speculator, **kwargs)[:, 5:8]
         np.add.at(counts, (out @ torch.tensor([16, 4, 1])).numpy(), 1)
     assert speculator.stats.drafter_faults == 0
-    assert speculator.stats.accepted > 600
+    assert speculator.stats.accepted > 400
     trees = [each for each in events if len(each.parents or ()) == 3]
-    assert len(trees) > 2000
-    assert sum(list(each.verdict.accepted) == [1] for each in trees) > 100  # the second sibling
-    assert chisquare(counts, 2400 * expected).pvalue > 1e-7
+    assert len(trees) > 1300
+    assert sum(list(each.verdict.accepted) == [1] for each in trees) > 60  # the second sibling
+    assert chisquare(counts, 1600 * expected).pvalue > 1e-7
 
 
 def of_three(model, ids):

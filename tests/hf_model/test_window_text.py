@@ -19,8 +19,9 @@ from ngramspec.hf_model.compat.names import before
 from ngramspec.hf_model.target import Target
 
 LENGTH = 112  # tokens of prompt and text
-WINDOWED = ("mistral sliding", "gemma2 hybrid", "gemma3 hybrid", "starcoder2 sliding")
-WINDOWED += ("gpt-oss hybrid", "llama4 (chunks)")
+WINDOWED = ["mistral sliding", "gemma2 hybrid", "gpt-oss hybrid", "llama4 (chunks)"]
+ALIKE = ("gemma3 hybrid", "starcoder2 sliding")  # as the first two
+WINDOWED += [pytest.param(name, marks=pytest.mark.slow) for name in ALIKE]
 
 
 def windowed(name, window):

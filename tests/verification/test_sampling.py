@@ -25,14 +25,11 @@ SETTINGS = [
 ]
 
 
-def both(model, ids, speculator, seed, **kwargs):
-    """Plain and speculative output, and the generator's state after each."""
-    results = []
-    for custom in (None, speculator):
-        torch.manual_seed(seed)
-        out = model.generate(ids, do_sample=True, custom_generate=custom, **kwargs)
-        results += [out, torch.get_rng_state()]
-    return results
+def sampled(model, ids, speculator, seed, **kwargs):
+    """Plain output without a Speculator, else speculative, and the generator's state after it."""
+    torch.manual_seed(seed)
+    out = model.generate(ids, do_sample=True, custom_generate=speculator, **kwargs)
+    return out, torch.get_rng_state()
 
 
 @pytest.mark.parametrize(("seed", "ahead"), [(0, False), (1, True)])
@@ -42,8 +39,8 @@ def test_same_seed_same_text_same_generator_state(settings, seed, ahead, monkeyp
     monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     model = tiny_llama(initializer_range=0.15)
     settings = settings | {"max_new_tokens": 60}
-    torch.manual_seed(seed)
-    text = model.generate(IDS, do_sample=True, **settings)[0].tolist()
+    plain, state = sampled(model, IDS, None, seed, **settings)
+    text = plain[0].tolist()
     for drafter, tree in (
         ("auto", None),
         (random_drafter(97, seed), None),
@@ -52,7 +49,7 @@ def test_same_seed_same_text_same_generator_state(settings, seed, ahead, monkeyp
         (bushy(text, 97, seed), 19),
     ):
         speculator = Speculator(drafter, 8, tree=tree)
-        plain, state, ours, our_state = both(model, IDS, speculator, seed, **settings)
+        ours, our_state = sampled(model, IDS, speculator, seed, **settings)
         assert torch.equal(plain, ours)
         assert torch.equal(state, our_state)
         assert speculator.stats.host_syncs == speculator.stats.target_calls or not ahead
@@ -108,7 +105,8 @@ def test_the_generator_stands_right_behind_eos(ahead, monkeypatch):
     torch.manual_seed(0)
     text = model.generate(IDS, do_sample=True, max_new_tokens=60)[0].tolist()
     kwargs = {"max_new_tokens": 60, "eos_token_id": [text[10 + 11]], "pad_token_id": 0}
-    plain, state, ours, our_state = both(model, IDS, Speculator(oracle(text), 32), 0, **kwargs)
+    plain, state = sampled(model, IDS, None, 0, **kwargs)
+    ours, our_state = sampled(model, IDS, Speculator(oracle(text), 32), 0, **kwargs)
     assert plain.shape[1] < 70
     assert torch.equal(plain, ours)
     assert torch.equal(state, our_state)
