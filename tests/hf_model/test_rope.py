@@ -47,9 +47,7 @@ def scaled_llama():
     return model_of("LlamaForCausalLM", "LlamaConfig", **settings)
 
 
-@pytest.fixture(scope="module")
-def scaled():
-    return scaled_llama()
+scaled = pytest.fixture(scope="module", name="scaled")(scaled_llama)
 
 
 def prompt(length=10, seed=0):
