@@ -40,7 +40,7 @@ if os.environ.get("NGRAMSPEC_SANITIZE") == "1":
     link_args = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
     header = Path("tests/sanitize/allocation.h").resolve()
     compile_args += ["-O1", "-g", "-fno-omit-frame-pointer", "-include", str(header), *link_args]
-paths = sorted(Path("ngramspec/_native").glob("*.pyx"))
+compiled = os.environ.get("NGRAMSPEC_COMPILE") != "0"
 extensions = [
     Extension(
         f"ngramspec._native.{path.stem}",
@@ -50,7 +50,8 @@ extensions = [
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )
-    for path in (paths if os.environ.get("NGRAMSPEC_COMPILE") != "0" else [])
+    for path in sorted(Path("ngramspec/_native").glob("*.pyx"))
+    if compiled
 ]
 readme = Path("README.md").read_text(encoding="utf-8")
 setup(

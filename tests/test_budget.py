@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 BUDGET: dict[str, tuple[int, int | None]] = {
     "shipped lines": (33_000, 34_200),
     "shipped files": (160, None),
-    "lines of tests": (41_000, 41_160),
+    "lines of tests": (41_000, 41_150),
     "lines of benchmarks": (7_500, None),
     "modules of a greedy call": (42, None),
     "lines of a greedy call": (8_500, None),

@@ -53,8 +53,7 @@ def test_the_texts_distribution_has_the_processors_in_it(model):
 
 def test_the_exact_sum_is_what_decoding_observes(model):
     prompts = [("a", IDS[n:] + IDS[:n]) for n in range(8)]
-    train = [ids for _, ids in prompts]
-    plan = alpha.Plan(prompts, train, new=60, gamma=1, leniences=(1.0, 0.3))
+    plan = alpha.Plan(prompts, [ids for _, ids in prompts], new=60, gamma=1, leniences=(1.0, 0.3))
     (row,) = alpha.measure(model, plan, 1.0, ["trained-bigram"])
     assert row.group == alpha.ALL
     for k, seen in enumerate(row.observed):

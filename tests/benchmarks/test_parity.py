@@ -18,9 +18,9 @@ EXPERT_PARTS = ("gate", "router", "router_gate")
 def test_families_with_caches_processors_and_batches():
     cells = list(parity.matrix(every=13))
     assert {cell.outcome for cell in cells} == {"identical"}
-    whats = {tuple(cell.what.split(", ")) for cell in cells}
-    for part, count in enumerate((len(parity.CACHES), len(parity.PROCESSORS), len(parity.ROWS))):
-        assert len({what[part] for what in whats}) == count
+    parts = zip(*(cell.what.split(", ") for cell in cells), strict=True)
+    counts = [len(parity.CACHES), len(parity.PROCESSORS), len(parity.ROWS)]
+    assert [len(set(part)) for part in parts] == counts
 
 
 @pytest.mark.slow

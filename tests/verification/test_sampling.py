@@ -38,8 +38,7 @@ def test_same_seed_same_text_same_generator_state(settings, seed, ahead, monkeyp
     """Nothing is drawn for rejected positions, or for the branches of a tree."""
     monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     model = tiny_llama(initializer_range=0.15)
-    settings = settings | {"max_new_tokens": 60}
-    plain, state = sampled(model, IDS, None, seed, **settings)
+    plain, state = sampled(model, IDS, None, seed, max_new_tokens=60, **settings)
     text = plain[0].tolist()
     for drafter, tree in (
         ("auto", None),
@@ -49,7 +48,7 @@ def test_same_seed_same_text_same_generator_state(settings, seed, ahead, monkeyp
         (bushy(text, 97, seed), 19),
     ):
         speculator = Speculator(drafter, 8, tree=tree)
-        ours, our_state = sampled(model, IDS, speculator, seed, **settings)
+        ours, our_state = sampled(model, IDS, speculator, seed, max_new_tokens=60, **settings)
         assert torch.equal(plain, ours)
         assert torch.equal(state, our_state)
         assert speculator.stats.host_syncs == speculator.stats.target_calls or not ahead
@@ -58,13 +57,10 @@ def test_same_seed_same_text_same_generator_state(settings, seed, ahead, monkeyp
 
 def test_a_generator_of_one_s_own():
     model = tiny_llama(initializer_range=0.15)
-    torch.manual_seed(3)
-    plain = model.generate(IDS, do_sample=True, max_new_tokens=60)
+    plain, _ = sampled(model, IDS, None, 3, max_new_tokens=60)
     generator = torch.Generator().manual_seed(3)
     before = torch.get_rng_state()
-    ours = model.generate(
-        IDS, custom_generate=Speculator(), do_sample=True, max_new_tokens=60, generator=generator
-    )
+    ours = ngramspec.generate(model, IDS, do_sample=True, max_new_tokens=60, generator=generator)
     assert torch.equal(plain, ours)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -102,8 +98,7 @@ def test_nan_scores_are_named(ahead, monkeypatch):
 def test_the_generator_stands_right_behind_eos(ahead, monkeypatch):
     monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
     model = tiny_llama(initializer_range=0.15)
-    torch.manual_seed(0)
-    text = model.generate(IDS, do_sample=True, max_new_tokens=60)[0].tolist()
+    text = sampled(model, IDS, None, 0, max_new_tokens=60)[0][0].tolist()
     kwargs = {"max_new_tokens": 60, "eos_token_id": [text[10 + 11]], "pad_token_id": 0}
     plain, state = sampled(model, IDS, None, 0, **kwargs)
     ours, our_state = sampled(model, IDS, Speculator(oracle(text), 32), 0, **kwargs)
