@@ -21,13 +21,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 from ngramspec.cli.options import Options
-from ngramspec.measure.calls import take_turns
 from ngramspec.measure.machine import machine, versions
 
 PLAIN, LOGITS, LOOKUP, OURS = "plain", "logits", "lookup", "ngramspec"
@@ -158,10 +156,10 @@ def play(
             ways = [way for way in models if not (way == LOGITS and turn)]  # its prefill counts
             for way in ways:
                 models[way].draft_model = drafters.get(way)
-            calls = {way: partial(say, models[way], way, text, turn) for way in ways}
-            for (found,) in take_turns(calls, 1, warm_up=0, first=turn).results.values():
-                turns.append(found)
-                print(json.dumps(asdict(found)), flush=True)
+            first = turn % len(ways)
+            for way in ways[first:] + ways[:first]:
+                turns.append(say(models[way], way, text, turn))
+                print(json.dumps(asdict(turns[-1])), flush=True)
     return turns
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -201,15 +202,22 @@ def memory_needed(file: str, itemsize: int) -> str:
 
 @contextmanager
 def gguf_read_once() -> Iterator[None]:
-    """Have a GGUF file parsed once inside the block, in a third of the time."""
-    if find_spec("gguf") is None:
+    """Have a GGUF file parsed once inside the block, and faster."""
+    gguf = import_module("gguf") if find_spec("gguf") else None
+    if gguf is None or not isinstance(gguf.GGUFReader, type):  # inside such a block
         yield
         return
-    import gguf
+    import numpy as np
 
-    parts = ("GGUFReader", "get_tensor_name_map")
-    before = {name: getattr(gguf, name) for name in parts}
-    for name, part in before.items():
+    class Reader(gguf.GGUFReader):  # type: ignore[misc, name-defined]
+        """Slices a plain array of the file, which takes a third of the time of a memmap's."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            plain = value.view(np.ndarray) if isinstance(value, np.memmap) else value
+            super().__setattr__(name, plain)
+
+    before = {"GGUFReader": gguf.GGUFReader, "get_tensor_name_map": gguf.get_tensor_name_map}
+    for name, part in (before | {"GGUFReader": Reader}).items():
         setattr(gguf, name, cache(part))
     try:
         yield

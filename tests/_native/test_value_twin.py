@@ -173,26 +173,22 @@ def compared(seed: int, n: int = 600) -> int:
     text = noisy_repetition(seed, n, int(rng.integers(3, 200)), rng.uniform(0, 0.4))
     pair, at, proposals = Pair(), 0, 0
     while at < len(text):
-        chunk = text[at : at + rng.integers(1, 9)]
-        pair.extend(chunk)
-        at += len(chunk)
+        start, at = at, at + int(rng.integers(1, 9))
+        pair.extend(text[start:at])
         if rng.random() < 0.9:
             pair.draft(16, (None, 0.02, 0.0)[seed % 3], tree=bool(rng.random() < 0.5))
             proposals += 1
     return proposals
 
 
-def test_a_thousand_proposals_are_the_same_to_the_last_bit():
-    assert sum(map(compared, range(9))) > 1000
+def test_hundreds_of_proposals_are_the_same_to_the_last_bit():
+    assert sum(map(compared, range(3))) > 300
     compared(9, 9000)  # enough to fade counts
 
 
 @pytest.mark.slow
 def test_two_hundred_thousand_proposals_are_the_same_to_the_last_bit():
-    proposals, seed = 0, 1000
-    while proposals < 200_000:
-        proposals += compared(seed)
-        seed += 1
+    assert sum(map(compared, range(1000, 2800))) > 200_000
 
 
 def test_logarithms_and_probabilities_are_near_the_true_ones():

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import gguf_file
 import pytest
-from command import exit_code
+from command import exit_code, run_without
 
 from benchmarks.__main__ import BENCHMARKS, MODULES, listing, main
 from benchmarks.harness import ROOT
@@ -41,6 +41,10 @@ def test_every_module_with_a_command_is_listed():
         if {"add_arguments", "run"} <= names:
             found.add(".".join(path.relative_to(ROOT / "benchmarks").with_suffix("").parts))
     assert found == set(BENCHMARKS)
+
+
+def test_the_benchmark_of_llama_cpp_needs_no_torch():
+    run_without(("torch",), "import benchmarks.engines.llama")
 
 
 def test_the_engine_and_its_twin_draft_alike(tmp_path, monkeypatch):
