@@ -7,18 +7,24 @@ import argparse
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from ngramspec.measure.models import LoadedModel
     from ngramspec.server.settings import ServerSettings
     from ngramspec.stores import Corpus
+
+Result = TypeVar("Result")
 
 SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
 INSTALL = "pip install fastapi uvicorn prometheus-client openai"
@@ -84,6 +90,39 @@ def run(arguments: argparse.Namespace) -> int:
 
         with usable("--assistant"):
             check_folder(arguments.assistant)
+    app, serving = in_short_thread(lambda: prepare(arguments, keys, corpora))
+    print(serving, flush=True)
+    return listen(arguments, app)
+
+
+def in_short_thread(work: Callable[[], Result]) -> Result:
+    """The result of ``work``, which runs in a thread that ends before this function returns.
+
+    GNU OpenMP starts worker threads for every thread that runs a parallel loop, and they last as
+    long as that thread. While there are more of them than cores, all sleep between two loops, which
+    took a fifth of the engine's time per token.
+    """
+    future = Future[Result]()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = Thread(target=run, daemon=True)  # Ctrl-C does not wait for it
+    thread.start()
+    result = future.result()
+    thread.join()
+    return result
+
+
+def prepare(
+    arguments: argparse.Namespace, keys: dict[str, str], corpora: dict[str, Corpus]
+) -> tuple[FastAPI, str]:
+    """Load the model: the application that serves it, and a line that says so."""
+    from ngramspec.server.app import make_app
+
     loaded = load_model(arguments, option="MODEL")
     if not (arguments.assistant or arguments.mtp):  # their costs are relative to its parameters
         from ngramspec.hf_model.compat.packed import pack_linear_layers
@@ -94,7 +133,11 @@ def run(arguments: argparse.Namespace) -> int:
             corpus.check_tokenizer(loaded.tokenizer)
     with usable():
         settings = settings_of(arguments, loaded, keys, corpora)
-    return listen(arguments, loaded.model, loaded.tokenizer, settings)
+    logging.getLogger("ngramspec").setLevel(logging.WARNING)
+    with usable():
+        app = make_app(loaded.model, loaded.tokenizer, settings)
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
+    return app, f"serving {settings.name} on {loaded.model.device} in {dtype}"
 
 
 def settings_of(
@@ -188,19 +231,10 @@ def open_corpora(given: Sequence[str]) -> dict[str, Corpus]:
     return corpora
 
 
-def listen(
-    arguments: argparse.Namespace, model: Any, tokenizer: Any, settings: ServerSettings
-) -> int:
-    """Serve a model. On shutdown, running answers have ``--drain`` seconds to end."""
+def listen(arguments: argparse.Namespace, app: FastAPI) -> int:
+    """Serve an application. On shutdown, running answers have ``--drain`` seconds to end."""
     import uvicorn
 
-    from ngramspec.server.app import make_app
-
-    logging.getLogger("ngramspec").setLevel(logging.WARNING)
-    with usable():
-        app = make_app(model, tokenizer, settings)
-    dtype = str(model.dtype).removeprefix("torch.")
-    print(f"serving {settings.name} on {model.device} in {dtype}", flush=True)
     place = {"host": arguments.host, "port": arguments.port}
     ending = {"timeout_graceful_shutdown": arguments.drain}
     uvicorn.run(app, **place, **ending, log_level="info", access_log=False)

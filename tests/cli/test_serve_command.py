@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+from threading import current_thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,9 +39,8 @@ def test_what_is_not_there_is_named(capsys, tmp_path):
     assert "--corpus" in error_of(capsys, "--corpus", str(tmp_path / "none.ngc"))
     assert "MODEL" in error_of(capsys, str(tmp_path / "none"))
     nowhere = str(tmp_path / "none")
-    assert f"--assistant: there is no folder {nowhere!r}" in error_of(
-        capsys, "--assistant", nowhere
-    )
+    error = error_of(capsys, "--assistant", nowhere)
+    assert f"--assistant: there is no folder {nowhere!r}" in error
     assert "--active must be >= 1" in error_of(capsys, "--active", "0")
 
 
@@ -48,8 +48,7 @@ def test_what_is_not_there_is_named(capsys, tmp_path):
 def test_the_assistants_folder_may_have_any_name(folder):
     given = ["serve", "model", "--assistant", folder, "--shared", "0", "--device", "cpu"]
     arguments = build_parser().parse_args(given)
-    loaded = SimpleNamespace(name="m", tokenizer=None)
-    settings = settings_of(arguments, loaded, {}, {})
+    settings = settings_of(arguments, SimpleNamespace(name="m", tokenizer=None), {}, {})
     assert build_drafter(settings.drafter).assistants[0].assistant == folder
 
 
@@ -90,16 +89,17 @@ def test_the_device_is_a_gpu_if_there_is_one(monkeypatch, gpu, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     arguments = build_parser().parse_args(["serve"])
     load_model(arguments, option="MODEL")
-    assert moved == [device]
-    assert arguments.device == device
+    assert (moved, arguments.device) == ([device], device)
 
 
 @pytest.mark.skipif(not can_pack(), reason="torch cannot pack bfloat16 weights here")
 @pytest.mark.parametrize(("options", "packs"), [([], True), (["--mtp"], False)])
 def test_weights_are_packed_unless_heads_draft(monkeypatch, options, packs):
-    model = tiny_llama().bfloat16()
+    model, threads = tiny_llama().bfloat16(), []
     monkeypatch.setattr(serve, "load_model", lambda *_, **__: LoadedModel(model, None, "tiny"))
-    monkeypatch.setattr(serve, "listen", lambda *_: 0)
+    make = "ngramspec.server.app.make_app"  # in a thread that has ended when the server begins
+    monkeypatch.setattr(make, lambda *_: threads.append(current_thread()))
+    monkeypatch.setattr(serve, "listen", lambda *_: threads[0].is_alive())
     assert main(["serve", "--port", "0", "--shared", "0", "--device", "cpu", *options]) == 0
     assert hasattr(model.model.layers[0].mlp.up_proj, "weight") is not packs
 
