@@ -18,7 +18,7 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (33_000, 34_200),
+    "shipped lines": (33_000, 34_225),
     "shipped files": (160, None),
     "lines of tests": (41_000, 41_150),
     "lines of benchmarks": (7_500, None),

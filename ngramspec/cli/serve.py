@@ -76,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UsageError(f"the server needs {', '.join(missing)}; run: {INSTALL}")
+    import uvicorn
+
     check_least(arguments, cache=0, cache_of_key=0, shared=0, drain=0)
     check_least(arguments, active=1, waiting=1, max_body=1, grammar_seconds=1)
     check_port(arguments.host, arguments.port)
@@ -90,17 +92,17 @@ def run(arguments: argparse.Namespace) -> int:
 
         with usable("--assistant"):
             check_folder(arguments.assistant)
-    app, serving = in_short_thread(lambda: prepare(arguments, keys, corpora))
-    print(serving, flush=True)
-    return listen(arguments, app)
+    app = in_short_thread(lambda: prepare(arguments, keys, corpora))
+    ending = {"timeout_graceful_shutdown": arguments.drain, "access_log": False}
+    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info", **ending)
+    return 0
 
 
 def in_short_thread(work: Callable[[], Result]) -> Result:
-    """The result of ``work``, which runs in a thread that ends before this function returns.
+    """The result of ``work``. It runs in a thread that ends, and with it its OpenMP workers.
 
-    GNU OpenMP starts worker threads for every thread that runs a parallel loop, and they last as
-    long as that thread. While there are more of them than cores, all sleep between two loops, which
-    took a fifth of the engine's time per token.
+    While a process has more of them than cores, all sleep between two parallel loops, and a token
+    takes a fifth longer.
     """
     future = Future[Result]()
 
@@ -112,15 +114,14 @@ def in_short_thread(work: Callable[[], Result]) -> Result:
 
     thread = Thread(target=run, daemon=True)  # Ctrl-C does not wait for it
     thread.start()
-    result = future.result()
     thread.join()
-    return result
+    return future.result()
 
 
 def prepare(
     arguments: argparse.Namespace, keys: dict[str, str], corpora: dict[str, Corpus]
-) -> tuple[FastAPI, str]:
-    """Load the model: the application that serves it, and a line that says so."""
+) -> FastAPI:
+    """Load the model: the application that serves it."""
     from ngramspec.server.app import make_app
 
     loaded = load_model(arguments, option="MODEL")
@@ -131,13 +132,13 @@ def prepare(
     with usable("--corpus"):
         for corpus in corpora.values():
             corpus.check_tokenizer(loaded.tokenizer)
-    with usable():
-        settings = settings_of(arguments, loaded, keys, corpora)
     logging.getLogger("ngramspec").setLevel(logging.WARNING)
     with usable():
+        settings = settings_of(arguments, loaded, keys, corpora)
         app = make_app(loaded.model, loaded.tokenizer, settings)
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    return app, f"serving {settings.name} on {loaded.model.device} in {dtype}"
+    print(f"serving {settings.name} on {loaded.model.device} in {dtype}", flush=True)
+    return app
 
 
 def settings_of(
@@ -229,13 +230,3 @@ def open_corpora(given: Sequence[str]) -> dict[str, Corpus]:
         with usable("--corpus"):
             corpora[name] = Corpus.open(file)
     return corpora
-
-
-def listen(arguments: argparse.Namespace, app: FastAPI) -> int:
-    """Serve an application. On shutdown, running answers have ``--drain`` seconds to end."""
-    import uvicorn
-
-    place = {"host": arguments.host, "port": arguments.port}
-    ending = {"timeout_graceful_shutdown": arguments.drain}
-    uvicorn.run(app, **place, **ending, log_level="info", access_log=False)
-    return 0

@@ -203,27 +203,25 @@ def memory_needed(file: str, itemsize: int) -> str:
 @contextmanager
 def gguf_read_once() -> Iterator[None]:
     """Have a GGUF file parsed once inside the block, and faster."""
-    gguf = import_module("gguf") if find_spec("gguf") else None
+    gguf: Any = import_module("gguf") if find_spec("gguf") else None
     if gguf is None or not isinstance(gguf.GGUFReader, type):  # inside such a block
         yield
         return
     import numpy as np
 
-    class Reader(gguf.GGUFReader):  # type: ignore[misc, name-defined]
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]
         """Slices a plain array of the file, which takes a third of the time of a memmap's."""
 
         def __setattr__(self, name: str, value: Any) -> None:
             plain = value.view(np.ndarray) if isinstance(value, np.memmap) else value
             super().__setattr__(name, plain)
 
-    before = {"GGUFReader": gguf.GGUFReader, "get_tensor_name_map": gguf.get_tensor_name_map}
-    for name, part in (before | {"GGUFReader": Reader}).items():
-        setattr(gguf, name, cache(part))
+    reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = cache(Reader), cache(names)
     try:
         yield
     finally:
-        for name, part in before.items():
-            setattr(gguf, name, part)
+        gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
 
 
 def set_dtype(model: Any, dtype: torch.dtype) -> None:

@@ -99,9 +99,9 @@ def test_weights_are_packed_unless_heads_draft(monkeypatch, options, packs):
     monkeypatch.setattr(serve, "load_model", lambda *_, **__: LoadedModel(model, None, "tiny"))
     make = "ngramspec.server.app.make_app"  # in a thread that has ended when the server begins
     monkeypatch.setattr(make, lambda *_: threads.append(current_thread()))
-    monkeypatch.setattr(serve, "listen", lambda *_: threads[0].is_alive())
+    monkeypatch.setattr("uvicorn.run", lambda *_, **__: threads.append(threads[0].is_alive()))
     assert main(["serve", "--port", "0", "--shared", "0", "--device", "cpu", *options]) == 0
-    assert hasattr(model.model.layers[0].mlp.up_proj, "weight") is not packs
+    assert (hasattr(model.model.layers[0].mlp.up_proj, "weight"), threads[1]) == (not packs, False)
 
 
 def test_a_port_is_checked_before_a_model_is_loaded(capsys):
