@@ -593,7 +593,7 @@ def editor(*files: Raw) -> str:
     shown = [name for name in names if name in asked]
     rows = []
     for raw in files:
-        settings = raw.get("settings") or raw["arguments"]  # of an older version
+        settings = raw["settings"]
         what = (settings["model"].removesuffix("-greedy"), settings["dtype"])
         mode = modes[settings["mode"]] + ", fill in the middle" * settings.get("infill", False)
         times: dict[tuple[bool, str, str], list[float]] = {}
