@@ -612,7 +612,10 @@ def editor(*files: Raw) -> str:
             found = (f"{median(each):.2f} ({p95(each):.2f})" if each else "" for each in cells)
             rows.append((*what, mode, f"{which}: seconds to the {end}", *found))
         if right := raw.get("right"):
-            rows.append((*what, mode, "right lines", *(right.get(name, "") for name in shown)))
+            counts = (
+                right.get(name, 0) if (False, "line", name) in times else "" for name in shown
+            )
+            rows.append((*what, mode, "right lines", *counts))
     return markdown(("model", "dtype", "requests", "", *(names[name] for name in shown)), rows)
 
 
