@@ -595,7 +595,7 @@ def editor(*files: Raw) -> str:
     for raw in files:
         settings = raw["settings"]
         what = (settings["model"].removesuffix("-greedy"), settings["dtype"])
-        mode = modes[settings["mode"]] + ", fill in the middle" * settings.get("infill", False)
+        mode = modes[settings["mode"]] + ", fill in the middle" * settings["infill"]
         times: dict[tuple[bool, str, str], list[float]] = {}
         begun = set()
         for each in raw["answers"]:
@@ -603,7 +603,7 @@ def editor(*files: Raw) -> str:
             for part in ("first", "line"):
                 times.setdefault((file in begun, part, server), []).append(each[part])
             begun.add(file)
-        last = settings.get("until", "line")
+        last = settings["until"]
         for later, part in product((False, True), ("first", "line")):
             which = "next requests" if later else "first request in a file"
             end = "first token" if part == "first" else last
@@ -611,11 +611,8 @@ def editor(*files: Raw) -> str:
             which += f" ({len(next(filter(None, cells)))})"
             found = (f"{median(each):.2f} ({p95(each):.2f})" if each else "" for each in cells)
             rows.append((*what, mode, f"{which}: seconds to the {end}", *found))
-        if right := raw.get("right"):
-            counts = (
-                right.get(name, 0) if (False, "line", name) in times else "" for name in shown
-            )
-            rows.append((*what, mode, "right lines", *counts))
+        right = {name: 0 for _, _, name in times} | raw["right"]
+        rows.append((*what, mode, "right lines", *(right.get(name, "") for name in shown)))
     return markdown(("model", "dtype", "requests", "", *(names[name] for name in shown)), rows)
 
 
