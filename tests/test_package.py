@@ -45,10 +45,8 @@ MAY_IMPORT = {
     "cli": CORE | {"speculator", "hf", "__init__", "measure", "server", "wrap"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = (
-    *("draft", "stats", "errors", "lazy_names", "theory"),
-    *("costs", "drafters", "options", "speculator", "stores"),
-)
+WITHOUT_TORCH = {"draft", "stats", "errors", "lazy_names", "theory", "costs", "drafters"}
+WITHOUT_TORCH |= {"options", "speculator", "stores"}
 
 
 def test_importing_ngramspec_imports_nothing_optional():
@@ -57,6 +55,12 @@ def test_importing_ngramspec_imports_nothing_optional():
         " 'gguf', 'xxhash'} & set(sys.modules); sys.exit(f'imported {bad}' if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_clone_beside_a_script_does_not_hide_the_package(tmp_path):
+    (tmp_path / "ngramspec").mkdir()
+    code = "import ngramspec; ngramspec.enable"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
 
 
 def test_a_tree_that_was_built_in_place_needs_no_metadata():
@@ -101,12 +105,9 @@ def _imported(node: ast.AST) -> list[str]:
     assert node.level == 0
     if node.module != "ngramspec":
         return [node.module] if node.module.split(".")[0] == "ngramspec" else []
-    names = [each.name for each in node.names]  # rooms, or public names
-    return [f"ngramspec.{name}" if _is_room(name) else "ngramspec" for name in names]
-
-
-def _is_room(name: str) -> bool:
-    return (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file()
+    rooms = {path.stem for path in ROOT.iterdir()}  # the other names are public
+    names = [each.name for each in node.names]
+    return [f"ngramspec.{name}" if name in rooms else "ngramspec" for name in names]
 
 
 def test_every_room_is_known():
@@ -115,9 +116,8 @@ def test_every_room_is_known():
 
 
 def test_lower_rooms_import_no_torch():
-    rooms = [ROOT / room for room in WITHOUT_TORCH]
-    files = [f for room in rooms for f in (*room.glob("*.py"), room.with_suffix(".py"))]
-    names = [_name(f) for f in files if f.is_file()]
+    files = [f for f in ROOT.rglob("*.py") if _room(_name(f)) in WITHOUT_TORCH]
+    names = [_name(f) for f in files]
     code = f"import sys\nfor name in {names!r}:\n    __import__(name)\n"
     code += "    if {'torch', 'transformers'} & set(sys.modules): sys.exit(name)"
     subprocess.run([sys.executable, "-c", code], check=True)
