@@ -24,7 +24,7 @@ assert importlib.util.find_spec("torch") is None
 path, shared = sys.argv[1:]
 corpus = Corpus.open(path)
 corpus.verify()
-assert len(corpus) == 3
+assert len(corpus) == 9
 store = SharedStore()
 store["a"].add(np.arange(20, 30, dtype=np.int32))
 store.save(shared)
