@@ -95,9 +95,9 @@ _MODELS += " --dtype float32"
 _LONG += " --texts long --dtype float32 --mode greedy --prompts-per-task"
 _BATCH = f"{_LONG} 1 --batch 4 --lengths"
 _EDITOR = "benchmarks editor --model build/models/qwen2.5-coder-0.5b-greedy --repository ngramspec"
-_LLAMA = "--llama-python .venv-llama/bin/python --llama-gguf build"
+_LLAMA = "--llama-python .venv-llama/bin/python --llama-gguf"
 _EDITOR += f" --infill --dtype bfloat16 --context 500 {_LLAMA}"
-_EDITOR += "/models/gguf/qwen2.5-coder-0.5b-bf16.gguf"
+_EDITOR += " build/models/gguf/qwen2.5-coder-0.5b-bf16.gguf"
 _DIVERGENCE = "benchmarks divergence --dtype"
 
 
@@ -312,7 +312,8 @@ TABLES: dict[str, Table] = {
         {
             "editor_line": f"{_EDITOR} --requests 2 --mode undo --functions 60",
             "editor_block": f"{_EDITOR} --requests 2 --until block --tokens 96 --functions 8",
-            "editor_smollm2": f"benchmarks editor --requests 3 {_LLAMA}/engines/smollm2-f32.gguf",
+            "editor_smollm2": f"benchmarks editor --requests 3 {_LLAMA}"
+            " build/engines/smollm2-f32.gguf",
             "editor_typing": "benchmarks editor --mode typing",
         },
         renderers.editor,
