@@ -377,11 +377,7 @@ class PatchedGenerate:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Deep copies and pickles of the model have the original ``generate`` instead."""
-        return _plain, (self.plain,)
-
-
-def _plain(plain: Callable[..., Any]) -> Callable[..., Any]:
-    return plain
+        return copy.copy, (self.plain,)
 
 
 class Enabled:

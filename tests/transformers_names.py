@@ -54,7 +54,7 @@ PRIVATE = {
     **rows("generation.utils", "_is_user_defined", "5.17"),
     **rows("generation.configuration_utils", "_compile_all_devices"),
     **rows("generation.configuration_utils", "_mask_length", "5.18"),
-    **rows("modeling_utils", "_attn_implementation _attn_implementation_internal"),
+    **rows("modeling_utils", "_attn_implementation"),
     **rows("modeling_utils", "_compiled_call _default_compile_config _is_stateful"),
     **rows("modeling_layers", "_project_to_logits"),
     **rows("distributed.mixin", "_device_mesh"),

@@ -142,6 +142,11 @@ class CallSetup:
                 target.make_ragged()
         if target.no_drafts is not None:
             caller.log_once(f"steps have no drafts: {target.no_drafts}")
+        elif target.facts.counting_hook is not None:
+            caller.log_once(
+                f"{target.facts.counting_hook} has a forward hook or a replaced forward; if that"
+                " depends on the number of positions of a forward, speculation changes the text"
+            )
         if target.pending is not None and self.learns_costs:
             target.pending.price()
         if any(each.reads_states for each in self.drafter.assistants):

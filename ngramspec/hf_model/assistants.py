@@ -50,7 +50,7 @@ class AssistantModel:
         if "position_ids" in self._takes:  # without them Qwen2-VL counts on from its last generate
             end = self.length + len(tokens)
             given["position_ids"] = torch.arange(self.length, end, device=self.model.device)[None]
-        with torch.no_grad(), in_place(self.model, self.model.device):
+        with torch.no_grad(), in_place(self.model.device):
             outputs = self.model(
                 input_ids=moved(tokens[None], self.model.device),
                 use_cache=True,

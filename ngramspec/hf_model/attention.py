@@ -3,9 +3,9 @@
 With a mask, transformers' sdpa attention first repeats a layer's keys and values for all query
 heads of their group. Here query heads of a group become further positions of one head, so that
 nothing is repeated and a key is read once for all of them. On a GPU a chain without hidden
-positions needs no mask: FlashAttention's causal mask ends at the last key. The configs of the
-model's layers name our function during such forwards. Another thread that runs the model at that
-time finds the same function, which then calls transformers' one, and the name equals "sdpa".
+positions needs no mask: FlashAttention's causal mask ends at the last key. Our function is
+registered as "sdpa" at the first such forward and stays registered. In all other forwards, those of
+other threads included, it calls transformers' function.
 """
 
 from __future__ import annotations
@@ -47,47 +47,28 @@ class _Thread(threading.local):
         self.masks: dict[tuple[int, torch.dtype, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
-class _Name(str):
-    """The name of our function. It equals "sdpa", because models compare it to choose masks.
-
-    torch.compile traces these methods, and it cannot trace those of ``str`` called by a subclass.
-    """
-
-    __slots__ = ()
-
-    def __hash__(self) -> int:
-        return hash("ngramspec")
-
-    def __eq__(self, other: object) -> bool:
-        return other == "sdpa" or other == "ngramspec"
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-
-NAME = _Name("ngramspec")
 _thread = _Thread()
 
 
 def in_place(
-    model: Any, device: torch.device, chain: torch.Tensor | None = None
+    device: torch.device, chain: torch.Tensor | None = None
 ) -> AbstractContextManager[None]:
     """Let this thread's forwards attend without copies inside the block, on a CPU or on CUDA.
 
     ``chain``: the forward's mask, if it hides from each position those after it and no others.
     """
     known = device.type in ("cpu", "cuda")
-    return attending(model, on=True, chain=chain) if known else nullcontext()
+    return attending(on=True, chain=chain) if known else nullcontext()
 
 
 @contextmanager
-def attending(model: Any, **state: Any) -> Iterator[None]:
-    """Change this thread's ``_Thread``, and let layers that use "sdpa" use our function."""
+def attending(**state: Any) -> Iterator[None]:
+    """Change this thread's ``_Thread`` for the forwards inside the block."""
+    available()
     before = {name: getattr(_thread, name) for name in state}
     vars(_thread).update(state)
     try:
-        with names.attention_renamed(model, "sdpa", NAME) if available() else nullcontext():
-            yield
+        yield
     finally:
         vars(_thread).update(before)
         _thread.masks.clear()
@@ -188,5 +169,8 @@ def added(masks: Any, dtype: torch.dtype) -> Any:
 
 
 def available() -> bool:
-    """Register our function. Return False if "sdpa" is another function than transformers'."""
-    return names.register_attention(NAME, grouped)
+    """Register our function as "sdpa", unless it is another function than transformers'.
+
+    Return whether it is registered.
+    """
+    return names.register_sdpa(grouped)

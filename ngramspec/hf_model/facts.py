@@ -22,6 +22,7 @@ from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
 from ngramspec.hf_model.compat.devices import Int64
+from ngramspec.hf_model.compat.hooks import is_ours
 from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Facts:
     static: bool  # whether the cache has a fixed size
     states: tuple[str, ...]  # names of the requested attentions and hidden states
     hooked: bool  # whether modules have hooks, which may rely on all rows of the call
+    # The first of them with a hook that may rely on the number of positions, or None.
+    counting_hook: str | None
     unaligned: str | None  # why the cache's positions will not match the masks, or None
     ragged: bool = False  # whether rows may accept different numbers of tokens
 
@@ -161,6 +164,7 @@ def facts_of(
         from ngramspec.hf_model.compat.positions import counting_modules
 
         hooks_positions = any(counting_modules(model))
+    hooked = list(hooked_modules(model))
     unaligned, skips_padding = None, not placed and found["skips_padding"]
     # The baseline runs such a call, so it is run too, without drafts.
     if not encodes and cached > 0 and cached >= end:
@@ -185,7 +189,8 @@ def facts_of(
         attends=bool(cache.attention),
         static=cache.capacity is not None,
         states=requested_states(config, kwargs, encodes=encodes),
-        hooked=has_hooks(model),
+        hooked=bool(hooked),
+        counting_hook=next((name or "the model" for name, alike in hooked if not alike), None),
         unaligned=unaligned,
     )
 
@@ -232,19 +237,22 @@ def requested_states(config: Any, kwargs: dict[str, Any], *, encodes: bool) -> t
     return found
 
 
-def has_hooks(model: Any) -> bool:
-    """Whether a module has forward hooks, which may rely on every row of the batch.
+def hooked_modules(model: Any) -> Iterator[tuple[str, bool]]:
+    """Return the names of modules with forward hooks, and of attentions with a replaced forward.
 
-    Adapters that are chosen by row use such hooks (``adapter_names`` of PEFT). Hooks that ngramspec
-    sets for a forward of another thread do not count, and those with which transformers captures
-    states do nothing in calls that ask for none.
+    These may rely on every row of the batch, as adapters that are chosen by row do
+    (``adapter_names`` of PEFT), or on the number of positions, as code that compresses the cache of
+    a prompt does. The bool is whether they are known to treat all positions alike. ngramspec's own
+    hooks do not count, nor do those with which transformers captures states, which do nothing in
+    calls that ask for none.
     """
-    return any(
-        not names.captures_states(hook)
-        for module in model.modules()
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())  # noqa: SLF001
-        if not str(getattr(hook, "__module__", "")).startswith("ngramspec.hf_model.")
-    )
+    for name, module in model.named_modules():
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())  # noqa: SLF001
+        for hook in hooks:
+            if not (is_ours(hook) or names.captures_states(hook)):
+                yield name, names.treats_positions_alike(hook)
+        if names.has_replaced_attention(module):
+            yield name, False
 
 
 # What facts rule out
@@ -389,9 +397,9 @@ FACTS = (
         (_TREES, _JOINT, _DRAFT, _ONCE, (_COMPILED, "do not ask for them")),
     ),
     Fact(
-        "hooks on modules, which may rely on all rows of the call",
+        "hooks on modules, which may rely on all rows of the call, or on its prompt alone",
         lambda f: f.hooked,
-        (_JOINT, _ONCE),
+        (_JOINT, _DRAFT, _ONCE),
     ),
     Fact(
         "a model that finds tokens by their slots in the cache",

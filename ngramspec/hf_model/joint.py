@@ -90,7 +90,7 @@ class JointForward:
         total, device = ids.shape[1], ids.device
         model, cache = self._model, new_cache()  # it stores nothing
         replace_update(cache, self._update)
-        own, split = in_place(model, device), attending(model, splits=self.attend)
+        own, split = in_place(device), attending(splits=self.attend)
         collected: AbstractContextManager[list[torch.Tensor]] = nullcontext([])
         if hidden:
             collected = head_inputs(model)

@@ -13,6 +13,7 @@ import torch
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compat.devices import Int64, indices
 from ngramspec.hf_model.compat.extras import output_class
+from ngramspec.hf_model.compat.hooks import call_after
 from ngramspec.hf_model.facts import Facts
 
 
@@ -81,35 +82,45 @@ class OutputRecorder:
 # States for heads
 
 
+class _Thread(threading.local):
+    """The states that one thread's forwards collect, by module: its inputs and its outputs."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[Any, list[torch.Tensor]] = {}
+        self.outputs: dict[Any, list[torch.Tensor]] = {}
+
+
+_thread = _Thread()
+
+
+def _keep_input(module: Any, args: tuple[Any, ...], _: Any) -> None:
+    if module in _thread.inputs:
+        _thread.inputs[module] += args[:1]
+
+
+def _keep_output(module: Any, _: Any, output: Any) -> None:
+    if module in _thread.outputs:
+        states = getattr(output, "last_hidden_state", None)
+        _thread.outputs[module].append(output[0] if states is None else states)
+
+
 @contextmanager
-def _collected(module: Any, found: list[Any], pick: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Collect what ``pick`` finds in the arguments and outputs of a module, in this thread only."""
-    mine = threading.get_ident()  # other threads may run the same model
-
-    def keep(_: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if threading.get_ident() == mine:
-            found.extend(pick(inputs, output))
-
-    hook = module.register_forward_hook(keep)
+def _collected(by_module: dict[Any, list[torch.Tensor]], module: Any) -> Iterator[Any]:
+    """Collect a module's states in this thread; other threads may run the same model."""
+    by_module[module] = []
     try:
-        yield
+        yield by_module[module]
     finally:
-        hook.remove()
+        del by_module[module]
 
 
-@contextmanager
-def head_inputs(model: Any) -> Iterator[list[torch.Tensor]]:
+def head_inputs(model: Any) -> AbstractContextManager[list[torch.Tensor]]:
     """Collect the inputs of the model's head, (batch, positions, d), in this thread's forwards."""
-    found: list[torch.Tensor] = []
     head = model.get_output_embeddings()
-    own = isinstance(head, torch.nn.Module)
-    with _collected(head, found, lambda inputs, _: inputs[:1]) if own else nullcontext():
-        yield found
-
-
-def _last_states(_: Any, output: Any) -> list[torch.Tensor]:
-    states = getattr(output, "last_hidden_state", None)
-    return [output[0] if states is None else states]
+    if not isinstance(head, torch.nn.Module):
+        return nullcontext([])
+    call_after(head, _keep_input)
+    return _collected(_thread.inputs, head)
 
 
 class StateChannel:
@@ -121,10 +132,13 @@ class StateChannel:
         self._found: list[torch.Tensor] = []
         self._last: torch.Tensor | None = None  # (batch, positions, d) of the last forward
 
-    def reading(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
         """Collect the states of this thread's forwards inside the block."""
-        self._found, self._last = [], None
-        return _collected(self._decoder, self._found, _last_states)
+        self._last = None
+        call_after(self._decoder, _keep_output)
+        with _collected(_thread.outputs, self._decoder) as self._found:
+            yield
 
     def keep_prompt(self, drafted: int) -> None:
         """Keep the prompt's states; those of its last token and of a draft only if accepted.

@@ -352,7 +352,7 @@ class Target:
             return self.end_forward(self._run(**inputs, return_dict=True))
         with ExitStack() as entered:
             if self._run is self.model:
-                entered.enter_context(in_place(self.model, self.device, self.inputs.chain))
+                entered.enter_context(in_place(self.device, self.inputs.chain))
             if self.cache.indexed and forward.width > 1:
                 from ngramspec.hf_model.compat.extras import causal_topk  # few models have an index
 

@@ -55,7 +55,7 @@ def forward_seconds(
             block = tokens[:, :width]
             synchronize(device)
             began = perf_counter()
-            with in_place(model, device):
+            with in_place(device):
                 model(
                     input_ids=block, **cache_argument(cache), use_cache=True, logits_to_keep=width
                 )

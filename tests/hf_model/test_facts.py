@@ -86,7 +86,9 @@ CASES = {
     },
     "a dynamic cache with sdpa, whose arithmetic changes with the length": {"static": False},
     "attentions or hidden states asked for": {"states": ("hidden_states",)},
-    "hooks on modules, which may rely on all rows of the call": {"hooked": True},
+    "hooks on modules, which may rely on all rows of the call, or on its prompt alone": {
+        "hooked": True
+    },
     "a model that finds tokens by their slots in the cache": {
         "names": frozenset({"GlmImageForConditionalGeneration"})
     },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import threading
 from types import SimpleNamespace
 
@@ -21,10 +23,8 @@ from ngramspec import Speculator
 from ngramspec.hf_model import attention as attention_module
 from ngramspec.hf_model.attention import _folded, grouped, in_place
 from ngramspec.hf_model.compat import kernels
-from ngramspec.hf_model.compat.names import attention_of
 
 CPU = torch.device("cpu")
-NO_MODEL = torch.nn.Module()
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
@@ -81,7 +81,7 @@ def test_the_same_as_with_copies(copies, dtype, heads):
                     for each in (mask[None, None], as_float, by_head):
                         theirs, _ = sdpa_attention_forward(module, *given, each, scaling=0.2)
                         made = len(copies)
-                        with in_place(NO_MODEL, CPU):
+                        with in_place(CPU):
                             ours, weights = attend(module, *given, each, scaling=0.2)
                         assert len(copies) == made
                         assert weights is None
@@ -111,18 +111,19 @@ def test_only_the_thread_that_is_inside_and_knows_the_function(copies):
 
     model = tiny_llama(num_hidden_layers=1)
     block = {"input_ids": IDS, "attention_mask": (IDS != 7).long()}
-    with torch.inference_mode(), in_place(model, CPU):
+    with torch.inference_mode(), in_place(CPU):
         model(**block)
         assert not copies
         other = threading.Thread(target=lambda: model(**block))
         other.start()
         other.join()
         assert copies == [2, 2]
-        with in_place(model, torch.device("meta")):  # kernels that are not known
+        with in_place(torch.device("meta")):  # kernels that are not known
             pass
     AttentionInterface.register("sdpa", mine)
-    with in_place(model, CPU):
-        assert str(model.config._attn_implementation) == "sdpa"
+    with in_place(CPU):
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is mine
+    assert not attention_module.available()
 
 
 def test_what_it_does_not_know_is_the_original_s():
@@ -135,7 +136,7 @@ def test_what_it_does_not_know_is_the_original_s():
     attend, module = grouped(original), SimpleNamespace(num_key_value_groups=3)
     query, key, value = states(1, 9, 3, 4, 20, torch.float32)
     mask = masks(4, 20)[0][None, None]
-    with in_place(NO_MODEL, CPU):
+    with in_place(CPU):
         attend(module, query, key, value, mask, output_attentions=False, softcap=None)
         attend(module, query[:, :, :1], key, value, mask[:, :, :1], dropout=0.0)
         assert not seen
@@ -186,7 +187,7 @@ def test_the_mask_of_a_chain_is_skipped_where_flash_attention_takes_it(monkeypat
     query, key, value = (each.to("meta") for each in states(1, 9, 3, 4, 20, torch.float32))
     mask = masks(4, 20)[0][None, None].to("meta")
     for chain, given in ((mask, mask), (mask, mask.clone()), (None, mask)):
-        with in_place(NO_MODEL, torch.device("cuda"), chain=chain):
+        with in_place(torch.device("cuda"), chain=chain):
             out, _ = attend(module, query, key, value, given, scaling=0.2)
         assert out.shape == (1, 4, 9, query.shape[3])
     assert skipped == [True, False, False]
@@ -230,7 +231,7 @@ def test_a_forward_s_mask_is_made_once_for_all_layers_and_not_kept(monkeypatch):
     with torch.inference_mode():
         expected = model(input_ids=IDS, attention_mask=(IDS != 7).long()).logits
         assert not made
-        with in_place(model, CPU):
+        with in_place(CPU):
             for hidden in (7, 8):
                 mask = torch.ne(IDS, hidden).long()
                 logits = model(input_ids=IDS, attention_mask=mask).logits
@@ -241,35 +242,20 @@ def test_a_forward_s_mask_is_made_once_for_all_layers_and_not_kept(monkeypatch):
     assert attention_module._thread.masks == {}
 
 
-def test_the_model_s_config_names_our_function_in_our_forwards_only():
+def test_the_attention_is_found_by_its_name_and_by_its_function():
+    """Also in the middle of a call, by code that compares the name or unwraps the function."""
     model = tiny_llama(num_hidden_layers=1)
     seen = []
-    model.model.layers[0].self_attn.register_forward_hook(
-        lambda *_: seen.append(repr(model.config._attn_implementation))
-    )
+
+    def look(*_):
+        registered = ALL_ATTENTION_FUNCTIONS.get_interface(model.config._attn_implementation, None)
+        seen.append((repr(model.config._attn_implementation), inspect.unwrap(registered)))
+        assert registered.__qualname__ == sdpa_attention_forward.__qualname__
+
+    model.model.layers[0].self_attn.register_forward_hook(look)
     speculator = Speculator("copy", 4)
     ngramspec.generate(model, IDS, speculator=speculator, max_new_tokens=30, do_sample=False)
     assert speculator.stats.drafted
-    drafted = seen.count(repr("ngramspec"))
-    assert drafted == speculator.stats.target_calls - speculator.stats.plain_steps
-    assert seen.count(repr("sdpa")) == len(seen) - drafted
-    assert type(model.config._attn_implementation) is str
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
-
-
-def test_the_name_stays_while_any_thread_needs_it_and_equals_sdpa():
-    model = tiny_llama(num_hidden_layers=1)
-    outer, inner = in_place(model, CPU), in_place(model, CPU)
-    with outer:
-        with inner:
-            pass
-        name = model.config._attn_implementation
-        assert str(name) == "ngramspec"
-        assert name == "sdpa"
-        assert name in ("eager", "sdpa")
-        assert name != "eager"
-        assert attention_of(model) == "sdpa"
-    assert str(model.config._attn_implementation) == "sdpa"
-    with in_place(model, CPU):
-        model.set_attn_implementation("eager")
-    assert model.config._attn_implementation == "eager"
+    assert attention_module.available()
+    assert {*seen} == {(repr("sdpa"), sdpa_attention_forward)}
+    assert pickle.loads(pickle.dumps(model.config))._attn_implementation == "sdpa"

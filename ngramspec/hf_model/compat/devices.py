@@ -5,7 +5,8 @@ A copy to the host waits for the device. One to a GPU of CUDA does not, if it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,20 @@ def input_device(model: Any, given: torch.device) -> torch.device:
     """
     own: torch.device = model.device
     return given if own.type == "meta" else own
+
+
+@contextmanager
+def loaded(module: Any) -> Iterator[None]:
+    """Have a module's own weights inside the block, also if accelerate offloads them."""
+    hook = getattr(module, "_hf_hook", None)
+    if hook is None:
+        yield
+        return
+    hook.pre_forward(module)
+    try:
+        yield
+    finally:
+        hook.post_forward(module, None)
 
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

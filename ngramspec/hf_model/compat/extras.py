@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import new_cache
+from ngramspec.hf_model.compat.hooks import call_after, call_before
 from ngramspec.hf_model.compat.names import text_config
 
 # Classes of models and of outputs
@@ -154,34 +155,42 @@ TOPK_FUNCTIONS = (torch.topk, torch.Tensor.topk)
 _indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
 
 
+class _Thread(threading.local):
+    """What changes the selections of one thread's forward, and whether it is entered."""
+
+    alone: _Alone | None = None
+
+    def __init__(self) -> None:
+        self.entered = ExitStack()
+
+
 @contextmanager
 def causal_topk(model: Any, positions: int, keys: int) -> Iterator[None]:
     """Let each position of this thread's next forward select keys as in a separate forward.
 
     This changes selections among all ``keys`` in the modules that select for indexed attention.
     """
-    alone, mine = _Alone(positions, keys), threading.get_ident()
-    entered = ExitStack()
-
-    def enter(*_: Any) -> None:
-        if threading.get_ident() == mine:  # other threads may run the same model
-            entered.enter_context(alone)
-
-    def leave(*_: Any) -> None:
-        if threading.get_ident() == mine:
-            entered.close()
-
     if model not in _indexers:
         named = [(each, type(each).__name__) for each in model.modules()]
         _indexers[model] = [each for each, name in named if name.endswith("Indexer")]
-    hooks = [each.register_forward_pre_hook(enter) for each in _indexers[model]]
-    hooks += [each.register_forward_hook(leave, always_call=True) for each in _indexers[model]]
+    for each in _indexers[model]:
+        call_before(each, _enter)
+        call_after(each, _leave)
+    _thread.alone = _Alone(positions, keys)
     try:
         yield
     finally:
-        entered.close()  # the hooks do not run after an interrupt
-        for hook in hooks:
-            hook.remove()
+        _thread.alone = None
+        _thread.entered.close()  # the hooks do not run after an error
+
+
+def _enter(*_: Any) -> None:
+    if _thread.alone is not None:
+        _thread.entered.enter_context(_thread.alone)
+
+
+def _leave(*_: Any) -> None:
+    _thread.entered.close()
 
 
 class _Alone(TorchFunctionMode):
@@ -209,6 +218,8 @@ class _Alone(TorchFunctionMode):
                         whole[:, at : at + 1] = row
         return found
 
+
+_thread = _Thread()
 
 # Caches
 

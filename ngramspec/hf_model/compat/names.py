@@ -12,10 +12,9 @@ import inspect
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from packaging.version import Version
@@ -120,6 +119,8 @@ PASSES_POSITIONS = frozenset(
 # quantization, named by its Python modules, has one scale for all.
 MIXES_POSITIONS = frozenset({"DogeCDMoE", "NllbMoeTop2Router"})
 SCALES_TOGETHER = ("torch.ao.nn.intrinsic.quantized.dynamic", "torch.ao.nn.quantized.dynamic")
+# Libraries whose forward hooks treat all positions alike.
+POSITIONWISE_HOOKS = ("accelerate.", "peft.", "torch.")
 WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
 
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
@@ -134,7 +135,6 @@ STEP_METHODS = (
     *("forward", "get_decoder", "prepare_inputs_for_generation"),
 )
 ROUTER_LOGITS = "output_router_logits"  # an argument of forwards, and the field of a config
-ATTENTION_NAME = "_attn_implementation_internal"  # the field of a config
 # Methods of the baseline that the decode loop, its beam search and ``carried_kwargs`` replace.
 LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
 BEAM_METHODS = ("_beam_search",)
@@ -202,6 +202,24 @@ def captures_states(hook: Any) -> bool:
     """Whether a hook is transformers' own, which captures states in calls that ask for them."""
     module = getattr(hook, "__module__", None)
     return bool(module == f"{PACKAGE}.{CAPTURE_MODULE}")
+
+
+def treats_positions_alike(hook: Any) -> bool:
+    """Whether a hook's function is of a library whose hooks do not count a forward's positions."""
+    function = getattr(hook, "func", hook)  # of a functools.partial
+    return str(getattr(function, "__module__", "")).startswith(POSITIONWISE_HOOKS)
+
+
+def has_replaced_attention(module: Any) -> bool:
+    """Whether an attention module has another ``forward`` than its class.
+
+    That of accelerate, which loads weights, and a compiled one do not count.
+    """
+    if "Attention" not in type(module).__name__:
+        return False
+    own = vars(module).get("_old_forward" if "_hf_hook" in vars(module) else "forward")
+    own = getattr(own, "_torchdynamo_orig_callable", own)
+    return own is not None and getattr(own, "__func__", own) is not type(module).forward
 
 
 # Models
@@ -278,16 +296,21 @@ def decode_context(model: Any) -> AbstractContextManager[Any]:
     return context
 
 
-def register_attention(name: str, make: Callable[[Any], Any]) -> bool:
-    """Register ``make(sdpa)`` as an attention; return whether sdpa is transformers' own."""
+_sdpa: list[Any] = []  # our function, once it is made
+_lock = threading.Lock()
+
+
+def register_sdpa(make: Callable[[Any], Any]) -> bool:
+    """Register ``make(sdpa)`` in place of transformers' sdpa; return whether it is registered."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-    if name not in ALL_ATTENTION_FUNCTIONS:
-        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-        AttentionInterface.register(name, make(sdpa_attention_forward))
-    return ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
+    with _lock:
+        if not _sdpa:
+            _sdpa.append(make(sdpa_attention_forward))
+        if ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
+            AttentionInterface.register("sdpa", _sdpa[0])
+        return ALL_ATTENTION_FUNCTIONS["sdpa"] is _sdpa[0]
 
 
 # Facts about models
@@ -404,37 +427,7 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
 
 def attention_of(model: Any) -> str:
     """Return the name of the attention implementation of a model's decoder, such as "sdpa"."""
-    name = getattr(text_config(model), "_attn_implementation", "")
-    return "sdpa" if name == "sdpa" else str(name)  # not the name in ``attention``
-
-
-_configs: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model, of its modules
-_uses: dict[int, int] = {}  # by the ``id`` of a config, the running blocks that renamed it
-_lock = threading.Lock()
-
-
-@contextmanager
-def attention_renamed(model: Any, old: str, new: str) -> Iterator[None]:
-    """Let the layers of a model that use one attention use another one inside the block."""
-    if model not in _configs:
-        every = (vars(module).get("config") for module in model.modules())
-        own = {id(each): each for each in every if ATTENTION_NAME in getattr(each, "__dict__", ())}
-        _configs[model] = list(own.values())
-    configs = [each for each in _configs[model] if vars(each)[ATTENTION_NAME] == old]
-    with _lock:
-        for config in configs:
-            _uses[id(config)] = _uses.get(id(config), 0) + 1
-            vars(config)[ATTENTION_NAME] = new  # but not in its parts
-    try:
-        yield
-    finally:
-        with _lock:
-            for config in configs:
-                _uses[id(config)] -= 1
-                if not _uses[id(config)]:
-                    del _uses[id(config)]
-                    if vars(config)[ATTENTION_NAME] is new:
-                        vars(config)[ATTENTION_NAME] = old
+    return str(getattr(text_config(model), "_attn_implementation", ""))
 
 
 # transformers' defaults for these settings in a prepared GenerationConfig.

@@ -1,7 +1,7 @@
 """Positions for models that count them from the length of their cache.
 
 This is wrong for siblings in a tree, and for rows with gaps in the cache. Hooks on the listed
-modules let one forward use given positions. They have an effect in one thread only.
+modules let one forward use given positions, in one thread only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 from torch.nn.functional import embedding
+
+from ngramspec.hf_model.compat.devices import loaded
+from ngramspec.hf_model.compat.hooks import call_after, call_before
 
 # Modules of decoders that compute positions from the cache's length. The growing tables are
 # enlarged when the cache grows.
@@ -72,16 +75,16 @@ def placed(modules: Modules, past: torch.Tensor, own: torch.Tensor) -> Iterator[
     ``past``, int64 (rows, length), are those in the cache, ``own``, (rows or 1, width), its own.
     """
     tables, biased = modules
-    hooks = [each.register_forward_pre_hook(_count_from_zero, with_kwargs=True) for each in tables]
-    hooks += [each.register_forward_hook(_embed) for each in tables]
-    hooks += [each.register_forward_pre_hook(_add_bias, with_kwargs=True) for each in biased]
+    for each in tables:
+        call_before(each, _count_from_zero)
+        call_after(each, _embed)
+    for each in biased:
+        call_before(each, _add_bias)
     _thread.past, _thread.own = past, own
     try:
         yield
     finally:
         _thread.past = _thread.own = None
-        for hook in hooks:
-            hook.remove()
 
 
 def given_positions() -> torch.Tensor | None:
@@ -116,11 +119,14 @@ def _embed(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
     if own is None:
         return output
     if isinstance(module, torch.nn.Embedding):
-        return embedding(own.to(module.weight.device) + getattr(module, "offset", 0), module.weight)
+        with loaded(module):
+            own = own.to(module.weight.device) + getattr(module, "offset", 0)
+            return embedding(own, module.weight)
     if hasattr(module, "weights"):  # the first positions are those of padding tokens
         skipped = module.padding_idx
         ids = torch.where(args[0] == skipped, skipped, own + 1 + skipped)
-        found: torch.Tensor = module.weights[ids].detach()
+        with loaded(module):
+            found: torch.Tensor = module.weights[ids].detach()
         return found
     flat = args[0].reshape(1, -1, args[0].shape[-1])  # Pegasus-X uses the size of its input
     positions = own.expand(args[0].shape[:2])  # rows of equal positions share them
@@ -131,9 +137,9 @@ def _embed(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
 def _add_bias(module: Any, args: Any, kwargs: Any) -> Any:
     """Pass an attention the relative position bias of the given positions."""
     past, own = _thread.past, _thread.own
-    if past is not None and own is not None and kwargs.get("position_bias") is None:
-        kwargs["position_bias"] = _bias(module, kwargs["mask"], past, own)
-    return args, kwargs
+    if past is None or own is None or kwargs.get("position_bias") is not None:
+        return None
+    return args, kwargs | {"position_bias": _bias(module, kwargs["mask"], past, own)}
 
 
 def _bias(

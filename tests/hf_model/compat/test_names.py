@@ -171,6 +171,8 @@ OTHERS = {"_abc_impl", "_token_id", "_token_index"}
 OTHERS |= {f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient")}
 OTHERS |= {"_C", "_has_mkldnn", "_is_mkldnn_bf16_supported"}  # torch's, run by test_assistant.py
 OTHERS |= {"_linear_pointwise", "_reorder_linear_weight"}
+OTHERS |= {"_forward_hooks", "_forward_pre_hooks", "_torchdynamo_orig_callable"}  # torch's
+OTHERS |= {"_hf_hook", "_old_forward"}  # accelerate's, run by test_hooks.py
 
 
 def test_every_private_name_in_compat_is_listed():
