@@ -25,13 +25,13 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import numpy as np
 
 from ngramspec._native import BYTES_PER_CODE, StoreRing, StoreStream
-from ngramspec.draft import Int32
+from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import check_int
 from ngramspec.stores import Outlet, fingerprint, vocabulary_size
 from ngramspec.stores.conversations import Conversations
 
 SCHEMES = ("redis", "rediss", "unix")
-FORMAT = 1  # of keys and entries
+FORMAT = 2  # of keys and entries
 MAX_ENTRY_TOKENS = 4096
 MAX_PRODUCER_BYTES = 64  # of a process's identity; a process keeps those of many others
 OPTIONS = {  # name: default, smallest, largest
@@ -100,6 +100,7 @@ class Entry:
     producer: bytes  # random, identifies a process
     cleared: EntryId  # the last deletion that the producer knew
     document: int  # the producer's number of the document
+    at: int  # tokens of the document before this piece
     tokens: Int32 | None  # (n,), n at most MAX_ENTRY_TOKENS; None: the namespace was deleted
     end: bool  # whether the document ends here
     namespace: str = ""  # where it waits to be published; not part of the fields in Redis
@@ -109,7 +110,7 @@ class Entry:
 
     def fields(self) -> dict[bytes, bytes]:
         """The fields in Redis."""
-        numbers = (*self.cleared, self.document, int(self.end))
+        numbers = (*self.cleared, self.document, self.at, int(self.end))
         fields = {b"p": self.producer, b"n": b" ".join(b"%d" % each for each in numbers)}
         if self.tokens is not None:
             fields[b"t"] = self.tokens.astype("<i4").tobytes()
@@ -118,7 +119,7 @@ class Entry:
     @classmethod
     def read(cls, fields: dict[bytes, bytes], vocabulary: int) -> Entry:
         """The entry with these fields."""
-        milliseconds, order, document, end = map(int, fields[b"n"].split(b" "))
+        milliseconds, order, document, at, end = map(int, fields[b"n"].split(b" "))
         producer = bytes(fields[b"p"])
         if len(producer) > MAX_PRODUCER_BYTES:
             raise ValueError(f"a producer of {len(producer)} bytes")
@@ -129,7 +130,7 @@ class Entry:
             tokens = np.frombuffer(given, "<i4").astype(np.int32)
             if tokens.size and not (tokens.min() >= 0 and tokens.max() < vocabulary):
                 raise ValueError(f"token ids must be in 0..{vocabulary - 1}")
-        return cls(producer, (milliseconds, order), document, tokens, bool(end))
+        return cls(producer, (milliseconds, order), document, at, tokens, bool(end))
 
 
 def entry_id(given: bytes) -> EntryId:
@@ -138,7 +139,16 @@ def entry_id(given: bytes) -> EntryId:
     return int(milliseconds), int(order)
 
 
-MAX_QUEUED = 1 << 20  # tokens and entries, see ``_size``
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """A document that this process publishes."""
+
+    number: int
+    length: int = 0  # tokens so far, those that were lost included
+    open: bool = False  # whether it has a piece, and no end after it
+
+
+MAX_QUEUED = 1 << 20  # tokens and entries, see ``_size``; ends of open documents are put beyond it
 
 
 class PublishQueue:
@@ -159,33 +169,40 @@ class PublishQueue:
     def __bool__(self) -> bool:
         return bool(self._waiting or self._taken)
 
-    def put(self, namespace: str, document: int, tokens: Int32, *, end: bool) -> None:
-        """Add tokens, int32 (n,), which are copied."""
+    def put(self, namespace: str, document: Outgoing, tokens: Int32, *, end: bool) -> None:
+        """Add tokens, int32 (n,), which are copied; where some are lost, the document ends."""
         with self.lock:
-            for at in range(0, max(len(tokens), 1), MAX_ENTRY_TOKENS):
-                after = at + MAX_ENTRY_TOKENS
-                piece = np.array(tokens[at:after], np.int32)
-                if self._size + len(piece) >= MAX_QUEUED:
-                    self.lost += len(piece)
+            for at in range(0, len(tokens), MAX_ENTRY_TOKENS):
+                piece = np.array(tokens[at : at + MAX_ENTRY_TOKENS], np.int32)
+                if self._size + len(piece) < MAX_QUEUED:
+                    self._add(namespace, document, piece, end=False)
                 else:
-                    ends = end and after >= len(tokens)
-                    self._add(Entry(self._producer, NO_ENTRY, document, piece, ends, namespace))
+                    self.lost += len(piece)
+                    self._end(namespace, document)
+                document.length += len(piece)
+            if end:
+                self._end(namespace, document)
 
-    def _add(self, piece: Entry) -> None:
+    def _end(self, namespace: str, document: Outgoing) -> None:
+        if document.open:
+            self._add(namespace, document, NO_TOKENS, end=True)
+
+    def _add(self, namespace: str, document: Outgoing, piece: Int32, *, end: bool) -> None:
         """Add a piece, or append it to the last one where that belongs to the same document."""
-        pieces = self._waiting.setdefault(piece.namespace, deque())
+        document.open = not end
+        pieces = self._waiting.setdefault(namespace, deque())
         last = pieces[-1] if pieces else None
         if (
             last is not None
             and last.tokens is not None
-            and piece.tokens is not None
-            and (last.document, last.end) == (piece.document, False)
+            and (last.document, last.end) == (document.number, False)
             and len(last) + len(piece) <= MAX_ENTRY_TOKENS
         ):
-            last.tokens = np.concatenate([last.tokens, piece.tokens])
-            last.end = piece.end
+            last.tokens = np.concatenate([last.tokens, piece])
+            last.end = end
         else:
-            pieces.append(piece)
+            where = document.number, document.length
+            pieces.append(Entry(self._producer, NO_ENTRY, *where, piece, end, namespace))
             self._size += 1
         self._size += len(piece)
 
@@ -193,7 +210,7 @@ class PublishQueue:
         """Add the deletion of a namespace, which replaces all that still waits for it."""
         with self.lock:
             self.discard(namespace)
-            deletion = Entry(self._producer, NO_ENTRY, 0, None, True, namespace)
+            deletion = Entry(self._producer, NO_ENTRY, 0, 0, None, True, namespace)
             self._waiting[namespace] = deque([deletion])
 
     def deletes(self, namespace: str) -> bool:
@@ -236,7 +253,7 @@ def _size(entries: Iterable[Entry]) -> int:
     return sum(1 + len(each) for each in entries if each.tokens is not None)
 
 
-MAX_OPEN_DOCUMENTS = 256  # documents that may still continue, per namespace
+MAX_DOCUMENTS = 1024  # whose next piece is known, ended ones included, per namespace
 STALE_MILLISECONDS = 600_000  # that text from before a deletion may take to arrive
 
 
@@ -247,7 +264,9 @@ class Feed:
         self.ring, self.conversations = ring, conversations
         self.last: EntryId | None = None  # that was read; None: the stream's tail was not read yet
         self.cleared = NO_ENTRY  # the last deletion of the namespace that is known
-        self._documents: OrderedDict[tuple[bytes, int], StoreStream] = OrderedDict()
+        # Each document's text, None after its end, and its length; the latest ones last.
+        self._documents: OrderedDict[tuple[bytes, int], tuple[StoreStream | None, int]]
+        self._documents = OrderedDict()
 
     def add(self, at: EntryId, entry: Entry, own: bytes) -> int | None:
         """Add an entry with the id ``at``; ``own`` is the identity of this process.
@@ -261,25 +280,33 @@ class Feed:
         if entry.producer == own or entry.cleared >= at or late:
             return 0
         self.cleared = max(self.cleared, entry.cleared)
-        self._append(entry, entry.tokens)
-        return len(entry.tokens)
+        return self._append(entry, entry.tokens)
 
     def deleted(self, at: EntryId) -> None:
         """Note that the namespace was deleted, with the entry ``at``."""
         self.cleared = max(self.cleared, at)
         self._documents.clear()
 
-    def _append(self, entry: Entry, tokens: Int32) -> None:
+    def _append(self, entry: Entry, tokens: Int32) -> int:
+        """Add a piece that was not added yet; after a missing one, a document begins."""
         name = entry.producer, entry.document
-        document = self._documents.pop(name, None) or StoreStream(self.ring)
-        document.append(tokens)
-        if entry.end:
-            document.finish()
-            return
-        document.publish()
-        self._documents[name] = document
-        if len(self._documents) > MAX_OPEN_DOCUMENTS:
-            self._documents.popitem(last=False)[1].finish()
+        document, length = self._documents.pop(name, (None, entry.at))
+        added = 0
+        if entry.at >= length:
+            if document is None:
+                document = StoreStream(self.ring)
+            elif entry.at > length:
+                document.finish()
+            document.append(tokens)
+            document.publish()
+            added, length = len(tokens), entry.at + len(tokens)
+            if entry.end:
+                document.finish()
+                document = None
+        self._documents[name] = document, length
+        if len(self._documents) > MAX_DOCUMENTS:
+            self._documents.popitem(last=False)
+        return added
 
     def _clear(self, at: EntryId, own: bool) -> int | None:
         """Delete all text. This process deleted its ring's at once if the deletion is its own."""
@@ -344,14 +371,19 @@ class RedisSync:
         _living.add(self)
 
     def _begin(self) -> None:
-        """Begin with the state of a new process."""
-        self._process = os.getpid()
+        """Begin with the state of a new process, which has one thread."""
         self._producer = os.urandom(12)
         self._queue = PublishQueue(self._producer)
         self._wake = threading.Event()
         self._lock = threading.Lock()  # protects _feeds and _thread
         self._feeds: dict[str, Feed] = {}
         self._thread: threading.Thread | None = None
+
+    def _begin_forked(self) -> None:
+        """Begin in a fork, which copies no threads."""
+        feeds = self._feeds
+        self._begin()
+        self._feeds = {name: Feed(x.ring, x.conversations) for name, x in feeds.items()}
 
     def follow(self, namespace: str, ring: StoreRing, conversations: Conversations) -> None:
         """Add other processes' text of a namespace to its ring, first what the stream has now."""
@@ -370,7 +402,7 @@ class RedisSync:
 
         It publishes nothing after the ring was closed, or if its argument ``unless`` returns True.
         """
-        document = next(self._documents)
+        document = Outgoing(next(self._documents))
 
         def publish(tokens: Int32, *, end: bool = False, unless: Any = None) -> None:
             self._start()
@@ -408,11 +440,7 @@ class RedisSync:
         return self._queue.lost
 
     def _start(self) -> None:
-        """Start the thread, unless this process has it. A fork does not copy threads."""
-        if self._process != os.getpid():
-            feeds = self._feeds
-            self._begin()
-            self._feeds = {name: Feed(x.ring, x.conversations) for name, x in feeds.items()}
+        """Start the thread, unless this process has it."""
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -562,4 +590,11 @@ def _flush_all() -> None:
         sync.close()
 
 
+def _begin_in_fork() -> None:
+    for sync in list(_living):
+        sync._begin_forked()
+
+
 atexit.register(_flush_all)
+if hasattr(os, "register_at_fork"):  # POSIX
+    os.register_at_fork(after_in_child=_begin_in_fork)

@@ -39,6 +39,7 @@ def write_and_end(address):
     store["a"].add(np.arange(100, 140, dtype=np.int32))
     store.sync.flush(60)
     child = os.fork()
+    store.sync._begin = None  # the fork has begun, before it has threads that could do so twice
     store["a"].add(np.arange(200, 240, dtype=np.int32) if child else np.arange(40, dtype=np.int32))
     if not child:
         os._exit(0 if store.sync.flush(60) else 1)

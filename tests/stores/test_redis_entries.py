@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tiny_tokenizers import Letters
 
-from ngramspec._native.store_ring import StoreRing
+from ngramspec._native import BORDER, StoreRing
+from ngramspec.stores import redis as redis_sync
 from ngramspec.stores.conversations import Conversations
 from ngramspec.stores.redis import (
     MAX_ENTRY_TOKENS,
@@ -18,14 +19,15 @@ from ngramspec.stores.redis import (
     Entry,
     Feed,
     Keys,
+    Outgoing,
     PublishQueue,
     RedisSync,
 )
 
 
-def entry(tokens=(1, 2, 3), *, producer=b"other", document=0, cleared=NO_ENTRY, end=True):
+def entry(tokens=(1, 2, 3), *, producer=b"other", document=0, at=0, cleared=NO_ENTRY, end=True):
     ids = None if tokens is None else np.array(tokens, np.int32)
-    return Entry(producer, cleared, document, ids, end)
+    return Entry(producer, cleared, document, at, ids, end)
 
 
 def test_an_address_has_our_options_and_those_of_redis():
@@ -63,9 +65,9 @@ def test_keys_differ_by_salt_tokenizer_and_vocabulary():
 
 
 def test_an_entry_is_read_as_it_was_written():
-    for given in (entry(), entry((), end=False), entry(tokens=None), entry(cleared=(5, 6))):
+    for given in (entry(), entry((), end=False), entry(tokens=None), entry(cleared=(5, 6), at=7)):
         again = Entry.read(given.fields(), 4)
-        for name in ("producer", "cleared", "document", "end"):
+        for name in ("producer", "cleared", "document", "at", "end"):
             assert getattr(again, name) == getattr(given, name)
         assert (again.tokens is None) == (given.tokens is None)
         if given.tokens is not None:
@@ -77,14 +79,14 @@ def test_an_entry_is_read_as_it_was_written():
     "fields",
     [
         {},
-        {b"p": b"x", b"n": b"1 2", b"t": b""},
-        {b"p": b"x", b"n": b"1 2 3 x", b"t": b""},
-        {b"n": b"0 0 0 1", b"t": b""},
-        {b"p": b"x", b"n": b"0 0 0 1", b"t": b"123"},
-        {b"p": bytes(MAX_PRODUCER_BYTES + 1), b"n": b"0 0 0 1", b"t": b""},
-        {b"p": b"x", b"n": b"0 0 0 1", b"t": np.array([-1], "<i4").tobytes()},
-        {b"p": b"x", b"n": b"0 0 0 1", b"t": np.array([4], "<i4").tobytes()},
-        {b"p": b"x", b"n": b"0 0 0 1", b"t": bytes(4 * MAX_ENTRY_TOKENS + 4)},
+        {b"p": b"x", b"n": b"1 2 3 1", b"t": b""},
+        {b"p": b"x", b"n": b"1 2 3 4 x", b"t": b""},
+        {b"n": b"0 0 0 0 1", b"t": b""},
+        {b"p": b"x", b"n": b"0 0 0 0 1", b"t": b"123"},
+        {b"p": bytes(MAX_PRODUCER_BYTES + 1), b"n": b"0 0 0 0 1", b"t": b""},
+        {b"p": b"x", b"n": b"0 0 0 0 1", b"t": np.array([-1], "<i4").tobytes()},
+        {b"p": b"x", b"n": b"0 0 0 0 1", b"t": np.array([4], "<i4").tobytes()},
+        {b"p": b"x", b"n": b"0 0 0 0 1", b"t": bytes(4 * MAX_ENTRY_TOKENS + 4)},
     ],
 )
 def test_fields_that_are_no_entry(fields):
@@ -93,16 +95,39 @@ def test_fields_that_are_no_entry(fields):
 
 
 def tokens_of(ring):
-    return [code for code in ring.codes(0)[1].tolist() if code != 2**31 - 1]
+    return [token for document in documents_of(ring) for token in document]
+
+
+def documents_of(ring):
+    codes = ring.codes(0)[1]
+    return [each[1:].tolist() for each in np.split(codes, np.flatnonzero(codes == BORDER))[1:]]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "documents"),
+    [
+        ([(1, 4), (7, 10)], [[1, 2, 3], [7, 8, 9]]),
+        ([(4, 7), (7, 10)], [[4, 5, 6, 7, 8, 9]]),  # the first one is lost
+        ([(1, 4), (4, 7), (1, 4), (4, 7), (7, 10)], [[1, 2, 3, 4, 5, 6, 7, 8, 9]]),  # sent twice
+        ([(1, 4), (4, 10), (1, 4), (4, 10)], [[1, 2, 3, 4, 5, 6, 7, 8, 9]]),  # after its end
+    ],
+)
+def test_a_feed_joins_only_pieces_that_follow_each_other(pieces, documents):
+    feed = Feed(StoreRing(256), Conversations(4096))
+    added = 0
+    for number, (first, after) in enumerate(pieces, 1):
+        piece = entry(range(first, after), at=first - 1, end=after == 10)
+        added += feed.add((number, 0), piece, b"own")
+    assert documents_of(feed.ring) == documents
+    assert added == sum(map(len, documents))
 
 
 def test_a_feed_skips_own_entries():
     feed = Feed(StoreRing(256), Conversations(4096))
     assert feed.add((1, 0), entry((1, 2), end=False), b"own") == 2
     assert feed.add((3, 0), entry((5,), producer=b"own"), b"own") == 0
-    assert feed.add((4, 0), entry((3,)), b"own") == 1
-    assert tokens_of(feed.ring) == [1, 2, 3]
-    assert feed.ring.codes(0)[1].tolist().count(2**31 - 1) == 1  # one document
+    assert feed.add((4, 0), entry((3,), at=2), b"own") == 1
+    assert documents_of(feed.ring) == [[1, 2, 3]]
 
 
 def test_a_deletion_covers_text_that_was_published_before_it_was_known():
@@ -145,7 +170,7 @@ def test_what_is_read_before_an_own_deletion_is_sent_is_not_added(monkeypatch):
     sync.clear("a")
     sync._add_entries("a", feed, [(b"5-0", entry((1, 2)).fields())])
     (sent,) = sync._queue.take(9)
-    sync._queue.put("a", 0, np.array([7], np.int32), end=True)
+    sync._queue.put("a", Outgoing(0), np.array([7], np.int32), end=True)
     sync._add_entries("a", feed, [(b"6-0", entry((1, 2)).fields())])
     assert (feed.last, tokens_of(feed.ring)) == ((6, 0), [])
     sync._add_entries("a", feed, [(b"7-0", entry(None).fields())])
@@ -161,9 +186,12 @@ def test_what_is_read_before_an_own_deletion_is_sent_is_not_added(monkeypatch):
 
 def test_a_queue_joins_pieces_of_a_document_and_keeps_them_until_they_are_sent():
     queue = PublishQueue()
-    queue.put("a", 1, np.array([1, 2], np.int32), end=False)
-    queue.put("a", 1, np.array([3], np.int32), end=True)
-    queue.put("a", 2, np.arange(MAX_ENTRY_TOKENS + 1, dtype=np.int32), end=True)
+    first = Outgoing(1)
+    queue.put("a", first, np.array([1, 2], np.int32), end=False)
+    queue.put("a", first, np.array([3], np.int32), end=True)
+    queue.put("a", Outgoing(2), np.arange(MAX_ENTRY_TOKENS + 1, dtype=np.int32), end=True)
+    for document in (first, Outgoing(3)):  # one has ended, one has no text
+        queue.put("a", document, np.zeros(0, np.int32), end=True)
     taken = queue.take(2)
     assert [(each.document, len(each), each.end) for each in taken] == [
         (1, 3, True),
@@ -179,12 +207,12 @@ def test_a_queue_joins_pieces_of_a_document_and_keeps_them_until_they_are_sent()
 
 def test_a_full_queue_loses_new_text_but_no_deletion():
     queue = PublishQueue()
-    queue.put("a", 0, np.array([7], np.int32), end=True)
+    queue.put("a", Outgoing(0), np.array([7], np.int32), end=True)
     queue.put_clear("a")
     for i in range(MAX_QUEUED // 1000 + 2):
-        queue.put("b", i, np.zeros(999, np.int32), end=True)
-    for i in range(1000):  # ends of texts take room, too
-        queue.put("b", i, np.zeros(0, np.int32), end=True)
+        queue.put("b", Outgoing(i), np.zeros(999, np.int32), end=True)
+    for i in range(1000):
+        queue.put("b", Outgoing(i), np.zeros(1, np.int32), end=True)
     queue.put_clear("c")
     assert [each.tokens for each in queue.take(10**6)] == [None]
     queue.remove()
@@ -192,18 +220,37 @@ def test_a_full_queue_loses_new_text_but_no_deletion():
     held = MAX_QUEUED // 1000
     assert [each.document for each in taken[:held]] == list(range(held))
     assert len(taken) + sum(map(len, taken)) == MAX_QUEUED
-    assert sum(map(len, taken)) + queue.lost == 999 * (held + 2)
+    assert sum(map(len, taken)) + queue.lost == 999 * (held + 2) + 1000
     queue.put_clear("a")
     queue.discard("b")
     assert [each.namespace for each in queue.take(10**6)] == ["c"]
 
 
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize(
+    ("lost", "documents"), [({1}, [[1, 2], [5, 6]]), ({2}, [[1, 2, 3, 4]]), ({1, 2}, [[1, 2]])]
+)
+def test_a_document_ends_where_a_full_queue_loses_its_text(monkeypatch, sent, lost, documents):
+    queue, document = PublishQueue(b"other"), Outgoing(0)
+    feed = Feed(StoreRing(256), Conversations(4096))
+    for number, first in enumerate((1, 3, 5)):
+        monkeypatch.setattr(redis_sync, "MAX_QUEUED", 0 if number in lost else MAX_QUEUED)
+        queue.put("a", document, np.arange(first, first + 2, dtype=np.int32), end=number == 2)
+        for piece in queue.take(9) if sent or number == 2 else ():
+            feed.add((1, 0), piece, b"own")
+        if sent:
+            queue.remove()
+    assert documents_of(feed.ring) == documents
+    assert queue.lost == 2 * len(lost)
+    assert [stream for stream, _ in feed._documents.values()] == [None]  # it ended
+
+
 def test_a_queue_holds_one_deletion_of_a_namespace():
     queue = PublishQueue()
     for _ in range(3):
-        queue.put("a", 0, np.array([7], np.int32), end=True)
+        queue.put("a", Outgoing(0), np.array([7], np.int32), end=True)
         queue.put_clear("a")
-    queue.put("a", 1, np.array([8], np.int32), end=True)
+    queue.put("a", Outgoing(1), np.array([8], np.int32), end=True)
     assert [each.tokens for each in queue.take(9)] == [None]
     queue.remove()
     assert [each.document for each in queue.take(9)] == [1]
@@ -230,8 +277,8 @@ def test_a_deletion_looks_at_no_other_namespace_that_waits():
 def test_a_namespace_that_always_has_text_does_not_hold_up_the_others():
     queue = PublishQueue()
     for index in range(5):
-        queue.put("busy", index, np.array([7], np.int32), end=True)
-    queue.put("quiet", 9, np.array([8], np.int32), end=True)
+        queue.put("busy", Outgoing(index), np.array([7], np.int32), end=True)
+    queue.put("quiet", Outgoing(9), np.array([8], np.int32), end=True)
     queue.take(3)
     queue.remove()
     assert [each.namespace for each in queue.take(3)] == ["quiet"]
@@ -255,7 +302,7 @@ class EmptyEntries:
     def xrevrange(self, key, before, after, count):
         self.read += count
         assert self.read < 10_000, "it reads the whole stream"
-        return [(b"1-0", {b"p": b"x", b"n": b"0 0 0 0", b"t": b""})] * count
+        return [(b"1-0", {b"p": b"x", b"n": b"0 0 0 0 0", b"t": b""})] * count
 
 
 def test_the_tail_of_a_stream_is_bounded_whatever_its_entries_hold(monkeypatch):

@@ -215,6 +215,27 @@ def test_a_server_that_restarts(server, stores, caplog):
     assert 1 <= len(warned) <= 2  # once in each of the two stores
 
 
+def test_entries_that_are_sent_again_are_added_once(server, stores, monkeypatch):
+    """The connection breaks after Redis ran the commands, so the writer does not know of it."""
+    first, second = stores(server.address), stores(server.address)
+    second.ring("a")
+    execute, failed = redis.client.Pipeline.execute, []
+
+    def fails_once(pipeline):
+        answers = execute(pipeline)
+        if not failed:
+            failed.append(answers)
+            raise redis.ConnectionError("the answer was lost")
+        return answers
+
+    monkeypatch.setattr(redis.client.Pipeline, "execute", fails_once)
+    first["a"].add(numbers(0, 50))
+    assert first.sync.flush(PATIENCE)
+    first["a"].add(numbers(60, 70))
+    wait_for(lambda: second.sync.received >= 60)
+    assert tokens_of(second) == [*range(50), *range(60, 70)]
+
+
 def test_a_full_stream_keeps_the_latest_entries(server, stores):
     first = stores(server.address + "&max_entries=200")
     for i in range(1500):
@@ -267,7 +288,7 @@ def test_entries_of_strangers_are_ignored(server, stores):
     wait_for(lambda: len(tokens_of(second)) == 5)
     [key] = server.client.keys("ngramspec:*")
     bad = np.array([WORDS], "<i4").tobytes()
-    for fields in ({"x": "y"}, {"p": b"p", "n": b"0 0 0 1", "t": bad}, {"n": b"", "t": b"1"}):
+    for fields in ({"x": "y"}, {"p": b"p", "n": b"0 0 0 0 1", "t": bad}, {"n": b"", "t": b"1"}):
         server.client.xadd(key, fields)
     first["a"].add(numbers(5, 9))
     wait_for(lambda: tokens_of(second) == list(range(9)))
