@@ -37,7 +37,8 @@ else:
 logger = logging.getLogger("ngramspec")
 
 # Attributes that a copy does not share with the original.
-NOT_COPIED = ("_options", "stats", "observer", "_prefill_length", "_lock", "_logged", "_heads")
+LOCKS = ("_lock", "_assigning")
+NOT_COPIED = (*LOCKS, "_options", "stats", "observer", "_prefill_length", "_logged", "_heads")
 
 
 class Speculator(Arguments):
@@ -79,6 +80,7 @@ class Speculator(Arguments):
         self.stats = DecodeStats()
         self.observer = None
         self._lock = threading.Lock()
+        self._assigning = threading.RLock()  # held while users' factories run, unlike _lock
         self._logged: set[str] = set()
         self._heads: HeadOfCalls | None = None
         self._prefill_length = PrefillDraftLength(options.longest)
@@ -88,14 +90,15 @@ class Speculator(Arguments):
         changes: dict[str, Any] = {name: value}
         if name == "drafter" and isinstance(value, Drafter):
             changes["stores"] = ()  # it has its own
-        if name == "policy" and self.drafter.spec is not None:  # it is built again
-            changes["drafter"] = self.drafter.spec
-        options = replace(self.options, **changes)
-        if name == "costs":
-            self._saved_costs = _saved_costs(options)
-        if options.longest != self.options.longest:
-            self._prefill_length = PrefillDraftLength(options.longest)
-        self._options = options
+        with self._assigning:
+            if name == "policy" and self.drafter.spec is not None:  # it is built again
+                changes["drafter"] = self.drafter.spec
+            options = replace(self.options, **changes)
+            if name == "costs":
+                self._saved_costs = _saved_costs(options)
+            if options.longest != self.options.longest:
+                self._prefill_length = PrefillDraftLength(options.longest)
+            self._options = options
 
     @property
     def options(self) -> Options:
@@ -121,7 +124,9 @@ class Speculator(Arguments):
 
     @stores.setter
     def stores(self, stores: Sequence[Store]) -> None:
-        self._assign("drafter", self.drafter.with_stores(open_stores(stores)))
+        opened = open_stores(stores)
+        with self._assigning:
+            self._assign("drafter", self.drafter.with_stores(opened))
 
     def reset(self) -> None:
         """Set the statistics to zero."""
@@ -159,14 +164,15 @@ class Speculator(Arguments):
         The folder is created if it does not exist. In one written by ``ngramspec wrap``, the file
         replaces the one that the model uses. A ValueError says that the drafter has no spec.
         """
+        from ngramspec.files import replaced  # most Speculators are not saved
+
         text, folder = json.dumps(self.to_dict(), indent=2) + "\n", Path(folder)
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"folder must be a folder, got the file {folder}")
         folder.mkdir(parents=True, exist_ok=True)
         path = options_file(folder)
-        new = path.with_name(f".{path.name}.new")
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
+        with replaced(path) as file:
+            file.write(text.encode())
         return path
 
     @classmethod
@@ -191,7 +197,8 @@ class Speculator(Arguments):
     def __getstate__(self) -> dict[str, Any]:
         """The attributes that copies and pickles have, and the arguments."""
         kept = {name: value for name, value in vars(self).items() if name not in NOT_COPIED}
-        return kept | {"options": {name: getattr(self.options, name) for name in NAMES}}
+        options = self.options
+        return kept | {"options": {name: getattr(options, name) for name in NAMES}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rest = dict(state)

@@ -16,11 +16,12 @@ import ngramspec
 
 ROOT = Path(ngramspec.__file__).parent
 # What each room may import beside itself. Rooms that are not here yet have their place.
-FLOOR = {"errors", "draft", "stats", "lazy_names"}
+FLOOR = {"errors", "draft", "stats", "files", "lazy_names"}
 WINGS = {"drafters", "hf_model", "verification", "costs"}
 CORE = FLOOR | WINGS | {"hf_model.compat", "decoding", "options", "stores"}
 MAY_IMPORT = {
     "errors": set(),
+    "files": set(),
     "lazy_names": {"errors"},
     "_native": {"lazy_names"},
     "theory": set(),
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "cli": CORE | {"speculator", "hf", "__init__", "measure", "server", "wrap"},
     "__main__": {"cli"},
 }
-WITHOUT_TORCH = {"draft", "stats", "errors", "lazy_names", "theory", "costs", "drafters"}
+WITHOUT_TORCH = {"draft", "stats", "errors", "files", "lazy_names", "theory", "costs", "drafters"}
 WITHOUT_TORCH |= {"options", "speculator", "stores"}
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,6 +197,20 @@ def test_what_cannot_be_saved_leaves_what_was_there(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match="folder must be a folder, got the file .*/file"):
         Speculator("copy").save_pretrained(tmp_path / "file")
+
+
+def test_two_threads_that_save_at_once_write_two_files(tmp_path, monkeypatch):
+    speculator, rename, saved = Speculator("copy"), Path.replace, []
+
+    def renamed(new, path):
+        if not saved:  # another thread saves before this one renames its file
+            saved.append(new)
+            speculator.save_pretrained(tmp_path)
+        return rename(new, path)
+
+    monkeypatch.setattr(Path, "replace", renamed)
+    speculator.save_pretrained(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["ngramspec.json"]
 
 
 def test_a_link_is_replaced_and_not_written_through(tmp_path):

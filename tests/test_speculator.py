@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from doubles import InterruptedStreamer, half_right, liar, oracle, random_drafter
@@ -9,7 +11,7 @@ from plain_text import PROMPT
 from threads import PROMPTS, assert_each_is, in_threads
 
 import ngramspec
-from ngramspec import Speculator
+from ngramspec import SharedStore, Speculator, build_drafter
 
 GREEDY = {"max_new_tokens": 30, "do_sample": False}
 
@@ -161,6 +163,25 @@ def test_one_speculator_in_several_threads(tiny):
     assert_each_is([tiny.generate(prompt, **GREEDY) for prompt in PROMPTS], outputs, 5)
     assert speculator.stats.runs == 20
     assert speculator.stats.emitted == 20 * 29
+
+
+@pytest.mark.parametrize("name", ["drafter", "stores", "gamma_max"])
+def test_assignments_of_two_threads_are_both_kept(name, monkeypatch):
+    """While options are made, by users' factories too, another thread's assignment waits."""
+    speculator, seen = Speculator("copy"), []
+    values = {"drafter": "ngram", "stores": [SharedStore()["a"]], "gamma_max": 7}
+
+    def built(*arguments, **settings):
+        with ThreadPoolExecutor(1) as other:
+            seen.append(other.submit(speculator._assigning.acquire, blocking=False).result())
+        speculator.reset()  # uses the other lock
+        return build_drafter(*arguments, **settings)
+
+    monkeypatch.setattr("ngramspec.options.build_drafter", built)
+    setattr(speculator, name, values[name])
+    assert seen == [False]
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(speculator._assigning.acquire, blocking=False).result()
 
 
 def test_the_heuristic_grows_and_shrinks_within_its_bounds():

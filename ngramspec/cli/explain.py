@@ -21,6 +21,7 @@ from ngramspec.cli.options import (
     writable,
     write_json,
 )
+from ngramspec.files import write_text
 
 SUMMARY = "measure, predict and explain the speed on a model and prompts"
 
@@ -73,5 +74,5 @@ def run(arguments: argparse.Namespace) -> int:
     write_json(arguments, asdict(found) | derived)
     if arguments.html is not None:
         with writable("--html", arguments.html):
-            arguments.html.write_text(page(found), encoding="utf-8")
+            write_text(arguments.html, page(found))
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.errors import INSTALL, check_int
+from ngramspec.files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -252,7 +253,7 @@ def write_json(arguments: argparse.Namespace, fields: dict[str, Any]) -> None:
 
     found = {"command": arguments.command_line, "where": machine(), **fields}
     with writable("--json", path):
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(found, indent=1) + "\n")
 
 
 def printable(text: str) -> str:

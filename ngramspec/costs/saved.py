@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.costs.processors import processor
+from ngramspec.files import write_text
 
 FORMAT = "ngramspec costs 1"
 
@@ -54,7 +55,7 @@ class SavedCosts:
         """Write a JSON file."""
         seconds = {str(at): of for at, of in sorted(self.seconds.items())}
         fields = {"format": FORMAT, "depends": self.depends, "seconds": seconds}
-        path.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(fields, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> SavedCosts:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.draft import Float32, Int32
+from ngramspec.files import written
 
 MAX_ID = 2**31 - 1
 
@@ -62,9 +63,9 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def write_traces(path: Path, traces: Iterable[Trace]) -> int:
-    """Write each trace as soon as it is generated, for ``read_traces``; return their number."""
+    """Write traces, for ``read_traces``, one at a time as in ``written``; return their number."""
     count = 0
-    with open(path, "w", encoding="utf-8") as lines:
+    with written(path) as lines:
         for trace in traces:
             ids = {"prompt": trace.prompt.tolist(), "output": trace.output.tolist()}
             line: dict[str, Any] = {"group": trace.group, "id": trace.id, **ids}
@@ -74,7 +75,7 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> int:
                 line["top_ids"] = trace.top_tokens.ids.tolist()
                 rounded = trace.top_tokens.log_probs.astype(np.float64).round(3)
                 line["top_log_probs"] = rounded.tolist()
-            lines.write(json.dumps(line, separators=(",", ":")) + "\n")
+            lines.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
             lines.flush()
             count += 1
     return count

@@ -151,6 +151,8 @@ def open_stores(
         raise TypeError(f"{name} must be a list of stores, got {type(stores).__name__}")
     opened: list[Any] = []
     for i, store in enumerate(stores):
+        if isinstance(store, Mapping) and store in stores[:i]:
+            continue  # its store would be another one
         known = store if isinstance(store, Source) else _opened(store, f"{name}[{i}]", tokenizer)
         if known not in opened:
             opened.append(known)

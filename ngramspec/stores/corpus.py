@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike
@@ -25,13 +26,13 @@ from numpy.typing import NDArray
 
 from ngramspec._native import BORDER, STRIDE, CorpusIndex, check_corpus, keys
 from ngramspec.draft import Int32
+from ngramspec.files import open_regular
 from ngramspec.stores import Source, encode, fingerprint, vocabulary_size
 from ngramspec.stores.files import (
     FileKind,
     Section,
     StoreFileError,
     check_checksums,
-    open_regular,
     read_header,
     write_file,
 )
@@ -169,7 +170,7 @@ class Corpus(Source):
     Immutable and memory-mapped: opening reads only the header, and processes that open the same
     file share its pages. Any number of threads may use it. The places of the longest match of a
     context's end are found in microseconds. No match spans two documents. Copies and pickles open
-    the same file.
+    the same file. Corpora of the same file are equal.
 
     Example:
         >>> corpus = Corpus.build([np.array([5, 6, 7, 8], np.int32)], "own.ngc")
@@ -186,6 +187,8 @@ class Corpus(Source):
                 self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError as error:
                 raise StoreFileError(f"{self.path} cannot be mapped: {error}") from error
+            opened = os.fstat(file.fileno())
+        self._file = opened.st_dev, opened.st_ino
         header = self._content[: KIND.header_size]
         self._fields, self._sections = read_header(self.path, KIND, header, len(self._content))
         self.index = self._make_index()
@@ -308,6 +311,12 @@ class Corpus(Source):
     def __len__(self) -> int:
         """Number of tokens."""
         return int(self._fields[5])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Corpus) and self._file == other._file
+
+    def __hash__(self) -> int:
+        return hash(self._file)
 
     def __repr__(self) -> str:
         return f"Corpus({str(self.path)!r}, {len(self):,} tokens)"

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from ngramspec.stores.files import open_regular
+from ngramspec.files import open_regular
 
 IGNORED = ".gitignore"
 MAX_IGNORE_BYTES = 1 << 20  # of a file of patterns

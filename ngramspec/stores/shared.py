@@ -38,13 +38,13 @@ from ngramspec._native import (
 )
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.errors import check_bool, check_choice, check_int
+from ngramspec.files import open_regular
 from ngramspec.stores import NotCopied, Outlet, Source, fingerprint
 from ngramspec.stores.conversations import NO_CONVERSATIONS, Begun, Conversations, TextHash
 from ngramspec.stores.files import (
     FileKind,
     StoreFileError,
     check_checksums,
-    open_regular,
     read_header,
     read_section,
     write_file,

@@ -18,7 +18,7 @@ import ngramspec
 from ngramspec import Corpus, SharedStore, Speculator, build_drafter
 from ngramspec._native import Calibration
 from ngramspec.drafters.call import CallStores
-from ngramspec.stores import StoreFileError
+from ngramspec.stores import StoreFileError, open_stores
 
 pytest.importorskip("pydivsufsort")
 PROMPT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26]])
@@ -126,9 +126,19 @@ def test_arguments_copies_and_pickles_keep_the_stores(path):
     assert [each.path for each in speculator.stores] == [path]
 
 
+def test_a_store_that_is_named_twice_is_opened_once(path, tmp_path):
+    link = tmp_path / "link.ngc"
+    link.symlink_to(path)
+    settings = {"namespace": "n"}
+    stores = open_stores([path, str(path), link, Corpus.open(path), settings, dict(settings)])
+    assert [type(each).__name__ for each in stores] == ["Corpus", "Namespace"]
+    other = Corpus.build([np.arange(50, dtype=np.int32)], tmp_path / "other.ngc")
+    assert len({other, *open_stores([path, other, other.path])}) == 2
+    assert len(open_stores([path, path, {"namespace": "m"}, settings])) == 3
+
+
 def test_build_drafter(path):
-    drafter = build_drafter("auto", stores=[path, Corpus.open(path)])
-    assert len(drafter.stores) == 2
+    drafter = build_drafter("auto", stores=[path])
     assert drafter.source_names[4] == "store"
     session = drafter.start(np.arange(10, dtype=np.int32))
     assert session.propose(3).tokens.tolist() == [10, 11, 12]

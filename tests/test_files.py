@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from hostile_files import SPECIAL
 
-from ngramspec.stores.files import remove_stale, replaced
+from ngramspec.cli.options import write_json
+from ngramspec.costs.saved import SavedCosts
+from ngramspec.files import remove_stale, replaced, write_text
+from ngramspec.measure.traces import write_traces
 
 TEMPORARY = ".s.ngs.0123abcd.new"
 
@@ -130,3 +134,37 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, kind):
         write(path)
     assert os.path.samestat(before, os.lstat(path))
     assert names(tmp_path) == ["special"]
+
+
+WRITERS = {
+    "text": lambda path: write_text(path, "new"),
+    "costs": lambda path: SavedCosts({}, {}).write(path),
+    "traces": lambda path: write_traces(path, []),
+    "json": lambda path: write_json(Namespace(json=path, command_line=""), {}),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_a_file_is_replaced_and_what_a_link_or_a_fifo_leads_to_is_written(
+    writer, tmp_path, monkeypatch
+):
+    path, link = tmp_path / "old", tmp_path / "link"
+    path.write_bytes(b"old")
+    link.symlink_to(path)
+    before = path.stat()
+    writer(link)
+    assert link.is_symlink()
+    content = path.read_bytes()
+    assert content != b"old"
+    assert os.path.samestat(before, path.stat())
+    writer(path)
+    assert path.read_bytes() == content
+    assert not os.path.samestat(before, path.stat())
+    monkeypatch.setattr(os, "fsync", lambda _: 1 // 0)
+    path.write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError):
+        writer(path)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["link", "old"]
+    writer(Path(os.devnull))
+    assert Path(os.devnull).is_char_device()
