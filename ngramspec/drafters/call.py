@@ -124,14 +124,12 @@ class RowStores:
         for store in stores:
             try:
                 store.check_vocabulary(self._vocab)
+                own = self._requests.get(store) or store.request(self._vocab, self._call.session)
             except ValueError as error:
                 self._call.log_once(f"drafting without a store: {error}")
                 continue
-            own = self._requests.get(store)
-            if own is None:
-                own = store.request(self._vocab, self._call.session)
-                if own is not store:
-                    self._requests[store] = own
+            if own is not store:
+                self._requests[store] = own
             fitting.append(own)
         self.writes = self.writes or bool(self._requests)
         return tuple(fitting)

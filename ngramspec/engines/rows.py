@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from ngramspec._native import TokenText, agreed, generous_cost, may_pay, text_hash
@@ -304,8 +305,9 @@ class Rows:
         self.max_sessions = check_int("max_sessions", max_sessions, 1)
         self.max_bytes = check_int("max_bytes", max_bytes, 1)
         self.stats = RowsStats()
-        shares = any(isinstance(store, Namespace) for store in self.drafter.stores)
-        self._stores = CallStores(self._own, None, None, logger.warning) if shares else None
+        log_once = lru_cache(16)(logger.warning)  # each of the last messages
+        reads = bool(self.drafter.stores)
+        self._stores = CallStores(self._own, None, None, log_once) if reads else None
         self._known = KnownRows()
         self._open_sessions = 0
         self._bytes_per_token = 64.0  # average of a row with a session

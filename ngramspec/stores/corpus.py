@@ -251,6 +251,16 @@ class Corpus(Source):
         write_file(Path(path), KIND, fields, sections)
         return cls(path)
 
+    def request(self, limit: int = 0, session: str | None = None) -> Corpus:
+        """The corpus; a StoreFileError if its file was truncated: reading it would crash."""
+        size = self._content.size()
+        if size < len(self._content):
+            raise StoreFileError(
+                f"{self.path} was truncated from {len(self._content)} to {size} bytes while it was"
+                " open; open it again, and replace files by renaming"
+            )
+        return self
+
     def info(self) -> CorpusInfo:
         """The file's metadata."""
         width, largest, size, _, _, tokens, documents, _ = self._fields
@@ -338,4 +348,5 @@ class Corpus(Source):
         return index
 
     def _part(self, section: Section) -> memoryview:
+        self.request()  # it can be read
         return memoryview(self._content)[section.offset : section.offset + section.size]

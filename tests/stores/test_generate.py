@@ -18,6 +18,7 @@ import ngramspec
 from ngramspec import Corpus, SharedStore, Speculator, build_drafter
 from ngramspec._native import Calibration
 from ngramspec.drafters.call import CallStores
+from ngramspec.engines.rows import Rows, RowState
 from ngramspec.stores import StoreFileError, open_stores
 
 pytest.importorskip("pydivsufsort")
@@ -82,6 +83,27 @@ def test_a_store_of_a_larger_vocabulary_is_left_out_and_said_once(tiny, tmp_path
     assert len(said) == 1
     assert "has token id 97, the vocabulary has 97" in said[0]
     assert speculator.stats.drafter_faults == 0
+
+
+def test_a_corpus_that_was_truncated_is_left_out_and_said_once(tiny, path, tmp_path, caplog):
+    """Reading pages that are no longer in the file would kill the process."""
+    corpus = Corpus.build([np.arange(3000, dtype=np.int32) % 90], tmp_path / "cut.ngc")
+    speculator = Speculator(stores=[corpus, path])
+    rows = Rows(speculator.drafter, 4, 97, 300)
+    corpus.path.write_bytes(b"new")  # as cp does
+    for read in (corpus.request, corpus.verify, corpus.recipe):
+        with pytest.raises(StoreFileError, match="was truncated from [0-9]+ to 3 bytes while"):
+            read()
+    with caplog.at_level(logging.WARNING, "ngramspec"):
+        for _ in range(2):
+            calls(speculator, tiny)
+    assert caplog.text.count("drafting without a store") == 1
+    assert speculator.stats.sources["store"].accepted > 0
+    for key in range(2):
+        state = RowState(key, np.arange(100, dtype=np.int32), 6, [5])
+        assert rows.step([state])[0].tokens.tolist() == [6, 7, 8, 9]
+    assert caplog.text.count("drafting without a store") == 2
+    assert speculator.stats.drafter_faults == rows.stats.faults == 0
 
 
 def test_a_store_of_another_tokenizer_is_refused(tiny, tmp_path):
