@@ -66,7 +66,9 @@ def add_arguments(options: Options) -> None:
     help = "redis://HOST:PORT, to share these answers between servers; also from NGRAMSPEC_SYNC"
     limits.text("--sync", "ADDRESS", help)
     limits.count("--active", 8, "maximum answers that are generated at the same time")
-    limits.count("--waiting", 64, "maximum answers that wait; further requests are refused")
+    limits.count(
+        "--waiting", 64, "maximum answers of one key that wait; its further requests are refused"
+    )
     limits.count("--grammar-seconds", 10, "maximum seconds to compile a grammar")
     limits.count("--drain", 30, "seconds that running answers get after SIGTERM")
 

@@ -246,7 +246,13 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
         return Speculator(settings.drafter)
 
     limits = settings.limits
-    pool = CachePool(cache_maker(model), limits.pool, limits.pool_of_key, why_not_kept(model))
+    pool = CachePool(
+        cache_maker(model),
+        limits.pool,
+        limits.pool_of_key,
+        why_not_kept(model),
+        len(settings.keys) or 1,
+    )
     runner = ModelRunner(model, tokenizer, pool, limits.chunk, speculator_of)
     if is_encoder_decoder(model):
         raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")

@@ -7,7 +7,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ logger = logging.getLogger("ngramspec.server")
 T = TypeVar("T")
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
 LONE_CHUNK_FACTOR = 4  # times ``chunk`` while no other job waits: fewer passes; not tuned
-MAX_TURNS_BEFORE_CHAT = 16  # turns of completions before a waiting chat gets one; not tuned
+MAX_TURNS_BEFORE_CHAT = 16  # turns of a key's completions before a chat gets one; not tuned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +187,7 @@ class Job:
         self.cancelled = False  # the only attribute that any thread may set
         self.progress = Progress()
         self.end: str | None = None  # "stop", "length", "cancelled" or "error"
-        self._lease: Lease | None = None
+        self.lease: Lease | None = None  # its cache, from its first turn to its end
         self.generation: OpenGeneration | None = None  # from the last chunk of the prompt
         self._text: Detokenizer | None = None
         self.stop = StopText(request.stops, request.indent)
@@ -232,23 +233,23 @@ class Job:
     def _prefill(self, runner: ModelRunner, chunk: int) -> None:
         """Read a chunk of the prompt; the generation's own prefill reads the last one."""
         request, progress = self.request, self.progress
-        if self._lease is None:
+        if self.lease is None:
             progress.started = time.perf_counter()
-            self._lease = runner.pool.take(request.user, request.prompt)
-            progress.reused = self._lease.reused
-        held, whole = len(self._lease.tokens), len(request.prompt)
-        marked = self._lease.last_mark(whole)
+            self.lease = runner.pool.take(request.user, request.prompt)
+            progress.reused = self.lease.reused
+        held, whole = len(self.lease.tokens), len(request.prompt)
+        marked = self.lease.last_mark(whole)
         end = min(held + chunk, marked if held < marked else whole - 1)
         apart = runner.keeps and (held < marked or whole - held > chunk)
         if held < whole - 1 and (apart or not request.max_tokens):
-            runner.read(self._lease.cache, request.prompt[held:end])
-            self._lease.tokens = request.prompt[:end]
+            runner.read(self.lease.cache, request.prompt[held:end])
+            self.lease.tokens = request.prompt[:end]
             if runner.keeps:
-                self._lease.mark()
+                self.lease.mark()
         elif not request.max_tokens:
             self._end(runner, Delta(ended=LENGTH))
         else:
-            self.generation = runner.open(request, self._lease.cache)
+            self.generation = runner.open(request, self.lease.cache)
             progress.stats = self.generation.stats
             self._text = Detokenizer(runner.tokenizer, request.prompt.tolist(), request.hidden)
             self._add(runner, self.generation.step())
@@ -263,10 +264,10 @@ class Job:
             logprobs = logprobs_of(logits, tokens, request.top_logprobs)
         if not before:
             progress.first = time.perf_counter()
-            assert self._lease is not None
-            self._lease.tokens = request.prompt
+            assert self.lease is not None
+            self.lease.tokens = request.prompt
             if runner.keeps:
-                self._lease.mark()
+                self.lease.mark()
         assert self._text is not None
         text = ""
         for token in tokens:  # up to the one that completes a stop string
@@ -295,7 +296,7 @@ class Job:
         """End the generation, return its cache to the pool and send the last delta."""
         self.end = "error" if delta.error else delta.ended
         self.progress.ended = time.perf_counter()
-        lease, generation = self._lease, self.generation
+        lease, generation = self.lease, self.generation
         try:
             if generation is not None and self.end in (STOP, LENGTH):
                 generation.finish()
@@ -310,7 +311,7 @@ class Job:
             runner.pool.give_back(lease, whole, len(self.request.prompt))
         elif lease is not None:
             runner.pool.drop(lease)
-        self._lease = self.generation = None
+        self.lease = self.generation = None
         self._put(delta)
 
 
@@ -376,27 +377,46 @@ def answers_of(sampling: Sampling, count: int, **common: Any) -> list[Completion
 
 
 class Scheduler:
-    """Chooses which jobs run next, completions before chats. Not thread-safe.
+    """Chooses which jobs run next, going round the keys. Not thread-safe.
 
-    Each turn is one forward: a chunk of one job's prompt, or a step, shared by all answers that are
-    being decoded if ``joint``. Chats run while there are no completions, and once after every
-    MAX_TURNS_BEFORE_CHAT turns of completions. At most ``active`` jobs take turns.
+    Each turn is one forward: a chunk of one job's prompt, or a step, shared by up to ``active``
+    answers that are being decoded if ``joint``. Of K consecutive turns, K keys with work lead one
+    each. A key's completions come before its chats, which lead one turn after every
+    MAX_TURNS_BEFORE_CHAT of its completions.
+
+    ``active`` jobs have places, which go to the keys with the fewest. Beyond them, a key that has
+    no completion or no chat in progress may begin one, unless ``crowded`` names the key because the
+    caches of such jobs, its arguments, take too much memory. It then waits for a place.
     """
 
-    def __init__(self, active: int, waiting: int, *, joint: bool = True) -> None:
+    def __init__(
+        self,
+        active: int,
+        waiting: int,
+        *,
+        joint: bool = True,
+        crowded: Callable[[Sequence[Job]], Collection[str]] = lambda jobs: (),
+    ) -> None:
         self._joint, self._max_active, self._max_jobs = joint, active, active + waiting
+        self._crowded = crowded
         self._waiting: list[Job] = []
-        self._active: list[Job] = []  # the one that waits longest for a turn first
-        self._owed = 0  # turns of completions since the last turn of a chat
+        self._active: list[Job] = []  # those with a place
+        self._extra: list[Job] = []  # in progress without a place
+        self._last: dict[Job, int] = {}  # the last turn of each job in progress
+        self._led = Counter[str]()  # the last turn that each key led
+        self._owed = Counter[str]()  # turns that each key's completions led while a chat was ready
+        self._turn = 0
 
     @property
     def load(self) -> tuple[int, int]:
         """Numbers of jobs that take turns, and that wait."""
-        return len(self._active), len(self._waiting)
+        return len(self._active) + len(self._extra), len(self._waiting)
 
     def add(self, jobs: Sequence[Job], session: Client | None = None) -> None:
         """Add a request's jobs, all or none. Of a session, only the latest request runs."""
-        known, older, late = [*self._waiting, *self._active], list[Job](), False
+        users = {job.request.user for job in jobs}
+        known = [job for job in self._jobs if job.request.user in users]
+        older, late = list[Job](), False
         for job in known:
             if job.session is not None and job.session == session:
                 newer = job.session.arrived > session.arrived
@@ -414,31 +434,67 @@ class Scheduler:
 
     def next(self) -> list[Job]:
         """The jobs of the next turn: several share a forward; empty if none is ready."""
-        while self._waiting and len(self._active) < self._max_active:
-            job = next((job for job in self._waiting if job.request.first), self._waiting[0])
-            self._waiting.remove(job)
-            self._active.append(job)
-        for job in (*self._waiting, *self._active):
+        self._begin()
+        for job in self._jobs:
             if job.cancelled:
                 return [job]
-        jobs = [each for each in self._active if each.request.first]
-        chats = [each for each in self._active if not each.request.first]
-        self._owed += bool(jobs and chats)
-        if chats and (not jobs or self._owed > MAX_TURNS_BEFORE_CHAT):
-            self._owed, jobs = 0, chats
-        taken = [job for job in jobs if job.ready][:1]
-        if taken and self._joint and taken[0].joins:
-            taken += [job for job in jobs if job is not taken[0] and job.ready and job.joins]
-        self._active = [job for job in self._active if job not in taken] + taken
+        crowded = self._crowded(self._extra) if self._extra else ()
+        extra = [job for job in self._extra if job.request.user not in crowded]
+        ready = [job for job in (*self._active, *extra) if job.ready]
+        if not ready:
+            return []
+        ready.sort(key=self._last.__getitem__)
+        user = min((job.request.user for job in ready), key=self._led.__getitem__)
+        own = [job for job in ready if job.request.user == user]
+        both = len({job.request.first for job in own}) == 2
+        owed = self._owed[user] + both
+        lead = min(own, key=lambda job: job.request.first == (owed > MAX_TURNS_BEFORE_CHAT))
+        first, taken = lead.request.first, [lead]
+        if self._joint and lead.joins:
+            others = [job for job in ready if job.joins and job.request.first == first]
+            taken += [job for job in others if job is not lead][: self._max_active - 1]
+        self._turn += 1
+        self._led[user], self._owed[user] = self._turn, owed if first else 0
+        self._last |= dict.fromkeys(taken, self._turn)
         return taken
 
     def remove(self, job: Job) -> None:
-        self._waiting = [each for each in self._waiting if each is not job]
-        self._active = [each for each in self._active if each is not job]
+        for jobs in (self._waiting, self._active, self._extra):
+            if job in jobs:
+                jobs.remove(job)
+        self._last.pop(job, None)
 
     def cancel_all(self) -> None:
-        for job in (*self._waiting, *self._active):
+        for job in self._jobs:
             job.cancelled = True
+
+    @property
+    def _jobs(self) -> list[Job]:
+        return [*self._waiting, *self._active, *self._extra]
+
+    def _begin(self) -> None:
+        """Give free places to jobs, and begin those that need none."""
+        while len(self._active) < self._max_active and (self._extra or self._waiting):
+            held = Counter(job.request.user for job in self._active)
+            job = min(
+                (*self._extra, *self._waiting),
+                key=lambda job: (held[job.request.user], not job.request.first),
+            )
+            (self._extra if job in self._extra else self._waiting).remove(job)
+            self._active.append(job)
+            self._last.setdefault(job, self._turn)
+        kinds = {_kind(job) for job in (*self._active, *self._extra)}
+        for job in list(self._waiting):
+            if _kind(job) not in kinds:
+                kinds.add(_kind(job))
+                self._waiting.remove(job)
+                self._extra.append(job)
+                self._last[job] = self._turn
+
+
+def _kind(job: Job) -> tuple[str, bool]:
+    """A job's key, and whether it is a completion."""
+    return job.request.user, job.request.first
 
 
 class Engine:
@@ -449,7 +505,8 @@ class Engine:
     ) -> None:
         self._runner, self._on_end = runner, on_end
         self.pool, self.closing = runner.pool, False
-        self._scheduler = Scheduler(active, waiting, joint=runner.steps.why_not is None)
+        joint = runner.steps.why_not is None
+        self._scheduler = Scheduler(active, waiting, joint=joint, crowded=self._crowded)
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ngramspec-engine", daemon=True)
 
@@ -494,6 +551,9 @@ class Engine:
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
+
+    def _crowded(self, jobs: Sequence[Job]) -> Collection[str]:
+        return self.pool.crowded([job.lease for job in jobs if job.lease is not None])
 
     def _run(self) -> None:
         scheduler, runner = self._scheduler, self._runner

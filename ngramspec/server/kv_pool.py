@@ -11,6 +11,7 @@ ends of prompts and of what was read at once, and where answers begin.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,6 +88,9 @@ class CachePool:
     max_bytes: int
     max_bytes_of_user: int
     why_afresh: str | None = None  # why this model's caches cannot be kept
+    users: int = (
+        1  # that share ``max_bytes`` equally for answers beyond the places, see ``crowded``
+    )
     copies: int = 0  # caches that were copied
     evicted: int = 0  # caches that were dropped to make room
     afresh: int = 0  # requests that got an empty cache because of ``why_afresh``
@@ -114,6 +118,18 @@ class CachePool:
         own = [each for each in self._idle if each.user == lease.user]
         self._make_room(own, self.max_bytes_of_user)
         self._make_room(self._idle, self.max_bytes)
+
+    def crowded(self, leases: Sequence[Lease]) -> set[str]:
+        """The users whose caches among these, which are in use, exceed their share of the memory.
+
+        Idle caches are dropped to make room for all of these.
+        """
+        held = Counter[str]()
+        for lease in leases:
+            held[lease.user] += lease.bytes
+        self._make_room(self._idle, self.max_bytes - held.total())
+        share = min(self.max_bytes // self.users, self.max_bytes_of_user)
+        return {user for user, count in held.items() if count > share}
 
     def drop(self, lease: Lease) -> None:
         self._caches = [each for each in self._caches if each is not lease]

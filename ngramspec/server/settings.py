@@ -64,8 +64,8 @@ class Limits:
     body: int = 4 * MIB  # bytes of a request's body
     context: int | None = None  # tokens of prompt and answer; None: the model's positions
     answers: int = 16  # answers (prompts times ``n``) of one request
-    active: int = 8  # generations that take turns; others wait
-    waiting: int = 64  # generations that wait; further requests are refused
+    active: int = 8  # generations that take turns; of each key, one completion and one chat more
+    waiting: int = 64  # generations of one key that wait; its further requests are refused
     pool: int = 2048 * MIB  # bytes of all kept key-value caches
     pool_of_key: int = 1024 * MIB  # bytes of the kept key-value caches of one API key
     # Prompt tokens of one forward while several requests take turns; four times this number while

@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import json
 import threading
+from collections import Counter
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,9 +37,9 @@ pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'"
 
 
 class FakeJob:
-    def __init__(self, name, first=True, ready=True, joins=False):
-        self.name, self.request, self.joins = name, SimpleNamespace(first=first), joins
-        self.cancelled, self.ended, self.ready = False, False, ready
+    def __init__(self, name, first=True, ready=True, joins=False, user=""):
+        self.name, self.request = name, SimpleNamespace(first=first, user=user)
+        self.cancelled, self.ended, self.ready, self.joins = False, False, ready, joins
 
     def __repr__(self):
         return self.name
@@ -74,9 +76,93 @@ def test_a_waiting_completion_gets_the_next_place():
     assert turns(scheduler, 1) == "a"
     scheduler.add([chat])
     scheduler.add([job])
-    assert scheduler.load == (1, 2)
+    assert turns(scheduler, 1) == "a"
+    assert scheduler.load == (2, 1)  # the key had no chat in progress
     scheduler.remove(first)
     assert turns(scheduler, 2) == "bb"
+
+
+def test_places_go_to_the_key_with_the_fewest():
+    scheduler = Scheduler(4, 4)
+    jobs = [FakeJob(name, user=name.lower()) for name in "aaabAB"]
+    scheduler.add(jobs[:3])
+    scheduler.add(jobs[3:4])
+    assert turns(scheduler, 2) == "ab"
+    scheduler.add(jobs[4:5])
+    scheduler.add(jobs[5:])
+    assert turns(scheduler, 6) == "ababab"
+    assert scheduler.load == (4, 2)
+    scheduler.remove(jobs[0])
+    assert turns(scheduler, 6) == "abaBab"
+
+
+def test_a_key_without_a_place_begins_all_the_same():
+    scheduler = Scheduler(1, 4)
+    for name in "axbb":
+        scheduler.add([FakeJob(name, name != "x", user="b" if name == "b" else "a")])
+    assert turns(scheduler, 4) == "abab"
+    assert scheduler.load == (3, 1)
+
+
+def test_each_key_may_fill_the_queue_with_its_own_answers():
+    scheduler = Scheduler(1, 2)
+    scheduler.add([FakeJob("a", user="a") for _ in range(3)])
+    with pytest.raises(ApiError, match="too many requests"):
+        scheduler.add([FakeJob("a", user="a")])
+    scheduler.add([FakeJob("b", user="b")])
+    assert sorted(turns(scheduler, 2)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_key_waits_longer_than_stated_whatever_the_others_send(seed):
+    """Keys send, withdraw and end answers of all lengths; those of some take too much memory."""
+    rng = np.random.default_rng(seed)
+    active, keys = int(rng.integers(1, 6)), "abcdef"[: int(rng.integers(2, 7))]
+    large = keys[2:] if seed % 2 else ""
+    scheduler, waited = Scheduler(active, 8, crowded=lambda jobs: large), Counter()
+    left = {}  # turns of each job that has not ended
+
+    def send(key, count, first, lengths):
+        jobs = [FakeJob(key, first, joins=rng.random() < 0.5, user=key) for _ in range(count)]
+        with suppress(ApiError):
+            scheduler.add(jobs)
+            left.update({job: int(rng.choice(lengths)) for job in jobs})
+
+    def end(job):
+        scheduler.remove(job)
+        del left[job]
+
+    for turn in range(1200):
+        for key in keys[1:]:
+            if rng.random() < 0.5:
+                send(key, rng.integers(1, 9), rng.random() < 0.7, [1, 30, 10**9])
+        if turn % 50 == 0:
+            send("a", 1, turn % 100 == 0, [4])
+        for job in rng.choice([None, *left], int(rng.random() < 0.1)):
+            if job is not None and job.request.user != "a":
+                job.cancelled = True
+                assert scheduler.next() == [job]
+                end(job)
+        asked = {(job.request.user, job.request.first) for job in left}
+        taken = scheduler.next()
+        assert len(taken) <= active
+        assert len({job.request.first for job in taken}) == 1
+        assert scheduler.load[0] <= active + 2 * len(keys)
+        given = {(job.request.user, job.request.first) for job in taken}
+        for key in set(keys) - set(large):
+            kinds = {
+                key: {(key, False), (key, True)},
+                (key, 0): {(key, False)},
+                (key, 1): {(key, True)},
+            }
+            bounds = [1, MAX_TURNS_BEFORE_CHAT + 1, 2]
+            for (name, some), bound in zip(kinds.items(), bounds, strict=True):
+                waited[name] = (waited[name] + 1) * bool(some & asked and not some & given)
+                assert waited[name] < bound * len(keys)
+        for job in taken:
+            left[job] -= 1
+            if not left[job]:
+                end(job)
 
 
 def test_a_cancelled_job_has_the_next_turn_even_if_it_waits():
@@ -280,6 +366,24 @@ def test_a_prompt_is_read_in_shorter_chunks_while_another_request_takes_turns(en
     one.wait()
     other.wait()
     assert engine.watched.forwards[:4] == [64, 16, 16, 16]
+
+
+def test_a_completion_is_answered_while_another_key_holds_all_places(tiny, engine_of):
+    engine = engine_of(watched=True, active=2)
+    others, one = Heard(4), Heard()
+    prompts = [np.roll(TEXT, at)[:20] for at in range(5)]
+    engine.submit([request_for(each, 60) for each in prompts[1:]], others)
+    engine.watched.let(6)
+    wait(lambda: len(engine.watched.forwards) == 7)
+    engine.submit([request_for(prompts[0], 4, user="b")], one)
+    engine.watched.let(40)  # fewer than two answers of the other key take
+    assert one.wait().text() == expected(tiny, prompts[0], 4)
+    assert others.left == 4
+    engine.watched.let()
+    others.wait()
+    assert [others.text(at) for at in range(4)] == [
+        expected(tiny, each, 60) for each in prompts[1:]
+    ]
 
 
 def test_several_answers_to_one_prompt_read_it_once(tiny, engine_of):

@@ -198,3 +198,18 @@ def test_a_dropped_cache_is_freed_without_the_collector(tiny):
         assert pool.copies == 0
         assert caches.made >= 4
         assert caches.alive == 1
+
+
+def test_caches_beyond_the_places_have_equal_shares_and_displace_idle_ones(tiny):
+    pool = CachePool(cache_maker(tiny), BIG, BIG, users=2)
+    for user in "ab":
+        fill(pool, tiny, user, TEXT[:100])
+    small, _ = fill(pool, tiny, "c", TEXT[:40], give_back=False)
+    large, _ = fill(pool, tiny, "d", TEXT[:190], give_back=False)
+    pool.max_bytes = pool.bytes + small.bytes
+    assert pool.crowded([small]) == set()
+    assert pool.evicted == 0
+    pool.max_bytes = 2 * large.bytes - 1
+    assert pool.crowded([small, large]) == {"d"}
+    assert pool.evicted > 0
+    assert pool.bytes + small.bytes + large.bytes <= pool.max_bytes
