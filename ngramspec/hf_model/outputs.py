@@ -46,11 +46,16 @@ class OutputRecorder:
     def _of_position(
         self, name: str, layer: torch.Tensor, position: int, keys: int | None
     ) -> torch.Tensor:
-        """Return one position's part of a layer's states, as its own forward would."""
+        """Return one position's part of a layer's states, as its own forward would.
+
+        A part is a copy, because a view would keep the states of the whole forward in memory.
+        """
         if "attentions" in name:
-            return layer[:, :, position : position + 1][..., :keys]
-        axis = 1 if layer.ndim == 4 and not self._streams_first else -2
-        return layer.narrow(axis, position, 1)
+            part = layer[:, :, position : position + 1][..., :keys]
+        else:
+            axis = 1 if layer.ndim == 4 and not self._streams_first else -2
+            part = layer.narrow(axis, position, 1)
+        return layer if part.shape == layer.shape else part.clone()
 
     def output(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.cache.layers import Attention, CacheLayer, Needed
+from ngramspec.hf_model.cache.layers import Attention, CacheLayer, Needed, alone
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.compat.caches import kind_of
 from ngramspec.hf_model.compat.devices import Indices, indices, on_host
@@ -204,16 +204,14 @@ class LinearAttention(CacheLayer):
             yield from (each for each in states.values() if each is not None)
 
     def release(self, *, outlives: bool) -> None:
-        """See CacheLayer. Calls outside inference mode may write to a cache that outlives it.
-
-        A hybrid layer that recorded for its window made new inputs of the convolution, too.
-        """
+        """See CacheLayer. Calls outside inference mode may write to a cache that outlives it."""
         if not self._recurrent:
             self.layer.record_past = False
         for at, inputs in self.layer.conv_states.items() if outlives else ():
-            if inputs is not None and (inputs.is_inference() or not self._recurrent):
+            if inputs is not None:
                 with torch.inference_mode(False):
-                    self.layer.conv_states[at] = inputs.clone()
+                    own = inputs.clone() if inputs.is_inference() else alone(inputs)
+                self.layer.conv_states[at] = own
 
 
 # The classes of a layer's parts, by the name of transformers' class; see ``classes_of``.

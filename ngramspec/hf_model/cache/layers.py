@@ -170,9 +170,9 @@ class Attention(CacheLayer):
         """See CacheLayer. The spare memory of a cache that outlives the generation is freed."""
         if self._update is not None:
             restore_update(self.layer, *self._update)
-            if outlives:
-                close_up(self.layer)
-        self._update = None
+            self._update = None
+        if outlives and not grows_in_place(self.layer):
+            close_up(self.layer)
 
 
 class DynamicAttention(Attention):
@@ -189,7 +189,7 @@ class DynamicAttention(Attention):
 
     def grow_in_place(self) -> None:
         """See CacheLayer. A layer that does so already is left as it is, also by ``release``."""
-        if not isinstance(getattr(self.layer.update, "__self__", None), InPlace):
+        if not grows_in_place(self.layer):
             self._replace(InPlace(self.layer).update)
 
 
@@ -253,15 +253,21 @@ class InPlace:
         vars(self).update(state | {"_layer": ref(state["_layer"])})
 
 
+def grows_in_place(layer: Any) -> bool:
+    """Whether a layer's spare memory is kept for the keys and values of later forwards."""
+    return isinstance(getattr(layer.update, "__self__", None), InPlace)
+
+
 def close_up(layer: Any) -> None:
     """Free a layer's unused memory, which may hold rejected states."""
-    if layer.is_initialized:
-        layer.keys, layer.values = _alone(layer.keys), _alone(layer.values)
+    if layer.is_initialized and layer.keys is not None:
+        layer.keys, layer.values = alone(layer.keys), alone(layer.values)
 
 
-def _alone(states: torch.Tensor) -> torch.Tensor:
-    alone = states.untyped_storage().nbytes() == states.numel() * states.element_size()
-    return states if alone else states.clone(memory_format=torch.contiguous_format)
+def alone(states: torch.Tensor) -> torch.Tensor:
+    """Return states that keep no other memory alive: these, or a copy."""
+    whole = states.untyped_storage().nbytes() == states.numel() * states.element_size()
+    return states if whole else states.clone(memory_format=torch.contiguous_format)
 
 
 def _fits(held: torch.Tensor | None, new: torch.Tensor) -> bool:
