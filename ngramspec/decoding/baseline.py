@@ -1,4 +1,4 @@
-"""Calls that run as the baseline, and the check of a transformers newer than the newest tested one.
+"""Calls that run as the baseline, and the check of a transformers older or newer than those tested.
 
 Before the first call under such a version, a small random Llama decodes a few tokens, with drafts
 of which parts are wrong. The text must be the baseline's.
@@ -19,8 +19,15 @@ from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Caller
 from ngramspec.drafters.known import OracleDrafter
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.devices import is_out_of_memory
 from ngramspec.hf_model.compat.extras import small_model
-from ngramspec.hf_model.compat.names import NEWEST_TESTED, plain_method, untested
+from ngramspec.hf_model.compat.names import (
+    NEWEST_TESTED,
+    OLDEST_SUPPORTED,
+    before,
+    plain_method,
+    untested,
+)
 from ngramspec.options import Options
 from ngramspec.stats import DecodeStats
 
@@ -41,31 +48,38 @@ _lock = threading.Lock()
 def fault_of(version: str, decode: Decode) -> str | None:
     """Why calls under a version of transformers run as the baseline; None: the check has passed.
 
-    The check runs once in a process. If it fails, this is logged as a warning.
+    The check runs once in a process, or again if there was no memory for it. If it fails, this is
+    logged as a warning, and so is an older version with which it passes.
     """
     with _lock:
-        if version not in _found:
-            reason = _try(decode)
-            _found[version] = None if reason is None else _message(version, reason)
-            if reason is not None:
-                logger.warning("decoding without speculation: %s", _found[version])
+        if version in _found:
+            return _found[version]
+        try:
+            with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+                reason = _compare(small_model(VOCAB), decode)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            if is_out_of_memory(error):
+                return reason
+        _found[version] = None if reason is None else _message(version, reason)
+        if reason is not None:
+            logger.warning("decoding without speculation: %s", _found[version])
+        elif before(OLDEST_SUPPORTED):
+            logger.warning("transformers %s is untested; upgrade it (%s)", version, SUPPORTED)
         return _found[version]
 
 
+SUPPORTED = f"transformers>={OLDEST_SUPPORTED}"
+
+
 def _message(version: str, reason: str) -> str:
+    if before(OLDEST_SUPPORTED):
+        return f"ngramspec needs {SUPPORTED}, got {version} ({reason}); upgrade transformers"
     return (
         f"ngramspec does not work with transformers {version}, which is newer than the newest that"
         f" it was tested with ({reason}); upgrade ngramspec, or install"
         f" transformers=={NEWEST_TESTED}"
     )
-
-
-def _try(decode: Decode) -> str | None:
-    try:
-        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
-            return _compare(small_model(VOCAB), decode)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def _compare(model: Any, decode: Decode) -> str | None:

@@ -1,4 +1,4 @@
-"""Calls under a transformers newer than the newest tested one: checked once, else the baseline."""
+"""Calls under a transformers that is not tested: checked once, else the baseline."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from ngramspec.stepwise import open_generation
 GREEDY = {"do_sample": False, "max_new_tokens": 20}
 
 
-@pytest.fixture
-def unknown(monkeypatch):
+OLDER, NEWER = "5.9.0", "5.99.0"
+
+
+@pytest.fixture(params=[OLDER, NEWER])
+def unknown(request, monkeypatch):
     """A version that is not tested, and whose check has not run."""
-    monkeypatch.setattr("transformers.__version__", "5.99.0")
+    monkeypatch.setattr("transformers.__version__", request.param)
     monkeypatch.setattr(baseline, "_found", {})
+    return request.param
 
 
 @pytest.fixture(params=["renamed argument", "removed method", "method without effect"])
@@ -32,7 +36,7 @@ def broken(request, unknown, monkeypatch):
         monkeypatch.delattr(DynamicLayer, "crop")
     else:
         monkeypatch.setattr(DynamicLayer, "crop", lambda self, count: None)
-    yield
+    yield unknown
     caches.cache_names.cache_clear()
 
 
@@ -49,12 +53,15 @@ def test_what_the_check_finds_runs_as_the_baseline(tiny, broken, unsupported, ca
         assert all(torch.equal(ours, plain) for ours in three_ways(tiny, PROMPT, **given))
         assert not speculator.stats.runs
     (warning,) = warnings_of(caplog)
-    assert "transformers 5.99.0" in warning
-    assert f"install transformers=={names.NEWEST_TESTED}" in warning
+    if broken == NEWER:
+        assert f"transformers {NEWER}" in warning
+        assert f"install transformers=={names.NEWEST_TESTED}" in warning
+    else:
+        assert f"needs transformers>={names.OLDEST_SUPPORTED}, got {OLDER}" in warning
 
 
 def test_an_open_generation_has_no_baseline(tiny, broken):
-    with pytest.raises(UnsupportedError, match=r"transformers 5\.99\.0"):
+    with pytest.raises(UnsupportedError, match=broken):
         open_generation(tiny, PROMPT, **GREEDY)
 
 
@@ -64,8 +71,29 @@ def test_an_unknown_version_that_passes_is_used(tiny, unknown, caplog):
         speculator = Speculator(oracle(plain[0].tolist()), 4)
         assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
         assert speculator.stats.accepted > 0
-    assert baseline._found == {"5.99.0": None}
+    assert baseline._found == {unknown: None}
     assert not warnings_of(caplog)
+    older = [each for each in caplog.messages if f"transformers {OLDER} is untested" in each]
+    assert len(older) == (unknown == OLDER)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("no memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_a_check_without_memory_is_repeated(tiny, unknown, monkeypatch, error):
+    plain = tiny.generate(PROMPT, **GREEDY)
+
+    def failing(vocab):
+        raise error
+
+    with monkeypatch.context() as short:
+        short.setattr(baseline, "small_model", failing)
+        given = {"speculator": Speculator(), **GREEDY}
+        assert all(torch.equal(ours, plain) for ours in three_ways(tiny, PROMPT, **given))
+        assert not given["speculator"].stats.runs
+    speculator = Speculator()
+    assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
+    assert speculator.stats.runs
 
 
 def test_the_check_changes_no_random_state(tiny, unknown):
@@ -96,10 +124,18 @@ def test_what_fails_for_one_model_only_runs_as_the_baseline(tiny, unknown, monke
     for _ in range(2):
         assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
     (warning,) = warnings_of(caplog)
-    assert "transformers 5.99.0" in warning
+    assert f"transformers {unknown}" in warning
     monkeypatch.setattr("transformers.__version__", names.NEWEST_TESTED)
     with pytest.raises(AttributeError):
         tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
+
+
+def test_the_oldest_supported_version_is_the_required_one(request):
+    pyproject = (request.config.rootpath / "pyproject.toml").read_text()
+    assert f'"transformers>={names.OLDEST_SUPPORTED}"' in pyproject
+    assert (
+        f'    "{names.OLDEST_SUPPORTED}": ' in (request.config.rootpath / "noxfile.py").read_text()
+    )
 
 
 def test_the_newest_tested_version_is_the_pinned_one(request):

@@ -27,6 +27,12 @@ def input_device(model: Any, given: torch.device) -> torch.device:
     return given if own.type == "meta" else own
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was short, which proves nothing about a model."""
+    short = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return short or "can't allocate memory" in str(error)  # a RuntimeError on a CPU
+
+
 @contextmanager
 def loaded(module: Any) -> Iterator[None]:
     """Have a module's own weights inside the block, also if accelerate offloads them."""

@@ -34,6 +34,7 @@ class Change(NamedTuple):
     what: str
 
 
+OLDEST_SUPPORTED = "5.16.1"
 NEWEST_TESTED = "5.24.0"
 
 MARKS_CACHES = Change("5.19", "generate marks every cache that a caller passed")
@@ -54,10 +55,11 @@ def has(change: Change) -> bool:
 
 
 def untested() -> str | None:
-    """Return the version of the installed transformers if it is newer than NEWEST_TESTED."""
+    """Return the installed transformers' version if no test covers it, older or newer; or None."""
     from transformers import __version__
 
-    return __version__ if Version(__version__) > Version(NEWEST_TESTED) else None
+    covered = Version(OLDEST_SUPPORTED) <= Version(__version__) <= Version(NEWEST_TESTED)
+    return None if covered else __version__
 
 
 # Models. For those that are refused, the reason is part of the message.
