@@ -163,7 +163,7 @@ def test_costs_travel_with_a_copy(tiny, tmp_path, copied):
     from ngramspec.costs.saved import SavedCosts, described
 
     path = tmp_path / "costs.json"
-    SavedCosts(described(tiny, "sdpa"), {64: {1: 1.0, 8: 1.5}}).write(path)
+    SavedCosts(described(tiny, "sdpa", tiny.device), {64: {1: 1.0, 8: 1.5}}).write(path)
     speculator = Speculator(costs=path)
     path.unlink()
     saved = copied(speculator).caller().saved_costs

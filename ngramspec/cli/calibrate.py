@@ -24,6 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_least(arguments, contexts=1, repeats=1)
     screen = console()
     from ngramspec.costs.saved import SavedCosts, described
+    from ngramspec.hf_model.compat.devices import device_of
     from ngramspec.hf_model.compat.names import attention_of
     from ngramspec.measure.forwards import forward_seconds
 
@@ -41,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen.print(f"cost of a forward, in forwards of one position ({milliseconds})")
     if arguments.json is not None:
         with writable("--json", arguments.json):
-            SavedCosts(described(model, attention_of(model)), seconds).write(arguments.json)
+            depends = described(model, attention_of(model), device_of(model))
+            SavedCosts(depends, seconds).write(arguments.json)
         screen.print(f"saved; use Speculator(costs={str(arguments.json)!r})")
     return 0

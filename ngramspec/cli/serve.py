@@ -124,6 +124,7 @@ def prepare(
     arguments: argparse.Namespace, keys: dict[str, str], corpora: dict[str, Corpus]
 ) -> FastAPI:
     """Load the model: the application that serves it."""
+    from ngramspec.hf_model.compat.devices import device_of
     from ngramspec.server.app import make_app
 
     loaded = load_model(arguments, option="MODEL")
@@ -139,7 +140,7 @@ def prepare(
         settings = settings_of(arguments, loaded, keys, corpora)
         app = make_app(loaded.model, loaded.tokenizer, settings)
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    print(f"serving {settings.name} on {loaded.model.device} in {dtype}", flush=True)
+    print(f"serving {settings.name} on {device_of(loaded.model)} in {dtype}", flush=True)
     return app
 
 

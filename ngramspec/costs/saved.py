@@ -15,14 +15,14 @@ from ngramspec.files import write_text
 FORMAT = "ngramspec costs 1"
 
 
-def described(model: Any, attention: str) -> dict[str, Any]:
-    """What the costs of a model's forwards depend on, as JSON values.
+def described(model: Any, attention: str, device: Any) -> dict[str, Any]:
+    """What the costs of a model's forwards on a torch device depend on, as JSON values.
 
     ``attention`` is the name of the attention implementation of its decoder.
     """
     import torch
 
-    device, name = model.device, model.device.type
+    name = device.type
     if device.type == "cpu":
         name = processor()
     elif device.type == "cuda":
@@ -83,9 +83,9 @@ class SavedCosts:
             raise ValueError(f"{path} holds no times")
         return cls(depends, seconds)
 
-    def differences(self, model: Any, attention: str) -> list[str]:
+    def differences(self, model: Any, attention: str, device: Any) -> list[str]:
         """The differences of this model and machine to ``depends``. Empty: the costs apply."""
-        here = described(model, attention)
+        here = described(model, attention, device)
         return [
             f"{name} is {here[name]}, was {self.depends.get(name)}"
             for name in here

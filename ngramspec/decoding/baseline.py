@@ -19,7 +19,7 @@ from ngramspec.decoding.request import GenerateCall
 from ngramspec.decoding.setup import Caller
 from ngramspec.drafters.known import OracleDrafter
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.devices import is_out_of_memory
+from ngramspec.hf_model.compat.devices import is_transient
 from ngramspec.hf_model.compat.extras import small_model
 from ngramspec.hf_model.compat.names import (
     NEWEST_TESTED,
@@ -59,7 +59,7 @@ def fault_of(version: str, decode: Decode) -> str | None:
                 reason = _compare(small_model(VOCAB), decode)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            if is_out_of_memory(error):
+            if is_transient(error):
                 return reason
         _found[version] = None if reason is None else _message(version, reason)
         if reason is not None:

@@ -25,11 +25,13 @@ from ngramspec.decoding.setup import Caller, CallSetup, ranks_for
 from ngramspec.decoding.step import Step
 from ngramspec.draft import Draft
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.devices import device_of
 from ngramspec.hf_model.facts import check_request
 from ngramspec.hf_model.joint import (
     ForwardShare,
     JointForward,
     JointResult,
+    is_tried,
     share_of,
     why_not_joint,
     why_not_tried,
@@ -230,16 +232,22 @@ class _Turn:
 
 
 class JointSteps:
-    """Runs joint steps of a model's generations, and learns their costs. Not thread-safe.
-
-    Attributes:
-        why_not: why a trial found that the model's forwards cannot be joined; None if they can.
-    """
+    """Runs joint steps of a model's generations, and learns their costs. Not thread-safe."""
 
     def __init__(self, model: Any) -> None:
-        self.why_not = why_not_tried(model)
         self._model = model
         self._costs: StepCosts | None = None
+        self._why_not, self._tried = why_not_tried(model), is_tried(model)
+
+    @property
+    def why_not(self) -> str | None:
+        """Why a trial found that the model's forwards cannot be joined; None if they can.
+
+        A trial that had too little memory is repeated.
+        """
+        if not self._tried:
+            self._why_not, self._tried = why_not_tried(self._model), is_tried(self._model)
+        return self._why_not
 
     @torch.no_grad()
     def step(self, generations: Sequence[OpenGeneration]) -> list[Added]:
@@ -339,7 +347,7 @@ class JointSteps:
         for turn, result in zip(stepped, results, strict=True):
             with turn.own_errors():
                 turn.added = turn.generation.end_step(turn.step, result)
-        waited = self._model.device.type == "cpu"  # see Step.waited
+        waited = device_of(self._model).type == "cpu"  # see Step.waited
         if tracker is not None and len(stepped) == len(turns):
             _learn(tracker, stepped, (forwarded if waited else perf_counter()) - began)
 

@@ -350,7 +350,7 @@ class CallSetup:
         )
         rows = target.prompt.shape[0]
         if saved is not None:
-            differences = saved.differences(target.model, kind.attention)
+            differences = saved.differences(target.model, kind.attention, target.device)
             if rows > 1 or kind.static:
                 differences.append("they were measured on single sequences with a dynamic cache")
             if differences:

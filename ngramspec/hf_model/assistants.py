@@ -18,7 +18,7 @@ from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import extras, names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
-from ngramspec.hf_model.compat.devices import indices, moved
+from ngramspec.hf_model.compat.devices import device_of, indices, moved
 from ngramspec.hf_model.outputs import StateChannel
 
 
@@ -28,6 +28,7 @@ class AssistantModel:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.length = 0  # tokens read
+        self._device = device_of(model)
         self._cache: KVCache | None = None
         self._first = _full_cache(model)  # for the first forward
         self._takes = inspect.signature(model.forward).parameters
@@ -49,10 +50,10 @@ class AssistantModel:
         given: dict[str, Any] = {"logits_to_keep": last} if "logits_to_keep" in self._takes else {}
         if "position_ids" in self._takes:  # without them Qwen2-VL counts on from its last generate
             end = self.length + len(tokens)
-            given["position_ids"] = torch.arange(self.length, end, device=self.model.device)[None]
-        with torch.no_grad(), in_place(self.model.device):
+            given["position_ids"] = torch.arange(self.length, end, device=self._device)[None]
+        with torch.no_grad(), in_place(self._device):
             outputs = self.model(
-                input_ids=moved(tokens[None], self.model.device),
+                input_ids=moved(tokens[None], self._device),
                 use_cache=True,
                 return_dict=True,
                 **cache_argument(cache),
@@ -102,7 +103,7 @@ def folder_model(path: str, target: Any) -> Any:
     """A folder's model on the target's device and in its dtype, read if nothing uses it yet."""
     with _lock:
         known = _folders.setdefault(target, WeakValueDictionary())
-        key = path, target.device, target.dtype
+        key = path, device_of(target), target.dtype
         model = known[key] = known.get(key) or read_folder(path, target)
         return model
 
@@ -115,7 +116,7 @@ def read_folder(path: str, like: Any) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         path, local_files_only=True, trust_remote_code=False, dtype=like.dtype
     )
-    return model.to(like.device).eval()
+    return model.to(device_of(like)).eval()
 
 
 def check_folder(path: str) -> None:

@@ -132,7 +132,7 @@ def grouped(original: Attention) -> Attention:
     return attend
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _folded(key_heads: int, group: int, n: int, threads: int) -> int:
     """Return how many of a group's query heads make one head of torch's CPU kernel.
 

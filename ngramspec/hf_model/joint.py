@@ -21,6 +21,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import Attention, attending, available, in_place
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
+from ngramspec.hf_model.compat.devices import device_of, is_transient
 from ngramspec.hf_model.facts import Ability, why_unsupported
 from ngramspec.hf_model.masks import tree_mask
 from ngramspec.hf_model.outputs import head_inputs
@@ -136,6 +137,7 @@ class JointForward:
         kwargs.pop("is_causal", None)
         queries = torch.split(query, self._widths, dim=2)
         masks = [each.masks for each in self._shares]
+        layer = getattr(module, "layer_idx", layer)  # not the cache's, if layers run in loops
         masks = [each[layer] if isinstance(each, list) else each for each in masks]
         found = [
             own(module, part, *states, mask, is_causal=False, **kwargs)[0]
@@ -155,6 +157,11 @@ def why_not_tried(model: Any) -> str | None:
     return tested_once(model, _try, _found)
 
 
+def is_tried(model: Any) -> bool:
+    """Whether that test has had a result, rather than too little memory."""
+    return model in _found
+
+
 @torch.no_grad()
 def _try(model: Any) -> str | None:
     try:
@@ -162,6 +169,8 @@ def _try(model: Any) -> str | None:
         alone = [_alone(model, share) for share in shares]
         together = [result.logits for result in JointForward(model, shares).run()]
     except Exception as error:
+        if is_transient(error):
+            raise
         return f"its joint forward failed: {error}"
     if alike(together, alone, model.dtype):
         return None
@@ -170,7 +179,7 @@ def _try(model: Any) -> str | None:
 
 def _share(model: Any, before: int, new: int) -> ForwardShare:
     """Return the share of a text with ``before`` tokens in its cache and ``new`` further ones."""
-    positions = torch.arange(before + new, device=model.device)[None]
+    positions = torch.arange(before + new, device=device_of(model))[None]
     tokens = (positions * 7 + before) % (names.embedding_count(model) or 8)
     cache = new_cache(model.config)
     model(input_ids=tokens[:, :before], **cache_argument(cache), use_cache=True)

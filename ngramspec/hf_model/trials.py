@@ -15,6 +15,7 @@ from ngramspec.hf_model.cache.kinds import states_of
 from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_names, new_cache, parameter_of
+from ngramspec.hf_model.compat.devices import device_of
 from ngramspec.hf_model.compat.extras import layer_count, least_step_size, new_encoder_decoder_cache
 
 PREFIX_TOKENS = 4  # tokens in the cache before the forwards that are compared
@@ -41,7 +42,8 @@ def tested_once(model: Any, test: Callable[[Any], str | None], found: TestResult
 
     In training mode, layers may get no cache, so a result holds in one mode. A test that raises
     rules the model out for this call. A baseline generation may continue with states kept in
-    attributes of the model's modules, so these are restored.
+    attributes of the model's modules, so these are restored; what another thread sets meanwhile,
+    such as the mode or a ``generate``, is no such state.
     """
     training = any(module.training for module in model.modules())
     if found.get(model, (None,))[0] != training:
@@ -49,14 +51,37 @@ def tested_once(model: Any, test: Callable[[Any], str | None], found: TestResult
         try:
             found[model] = training, test(model)
         except Exception as error:
+            _unload(model)
             return f"a forward that tests it failed: {type(error).__name__}: {error}"
         finally:
             for module, own in before:
-                now = vars(module)
-                for name in now.keys() - own.keys():
-                    del now[name]
-                now.update(own)
+                _restore_states(module, own)
     return found[model][1]
+
+
+STATES = (torch.Tensor, list, tuple)
+
+
+def _restore_states(module: Any, own: dict[str, Any]) -> None:
+    """Give attributes that hold or held a state their earlier values back."""
+    now = vars(module)
+    for name in own.keys() | now.keys():
+        held, holds = own.get(name), now.get(name)
+        if held is holds or not (isinstance(held, STATES) or isinstance(holds, STATES)):
+            continue
+        if name in own:
+            now[name] = held
+        else:
+            del now[name]
+
+
+def _unload(model: Any) -> None:
+    """Offload the weights that an interrupted forward left loaded."""
+    for module in model.modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        loaded = any(not each.is_meta for each in module.parameters(recurse=False))
+        if loaded and getattr(hook, "offload", False):
+            hook.post_forward(module, None)
 
 
 @torch.no_grad()
@@ -67,7 +92,7 @@ def why_not_continued(model: Any, rows: int = 1) -> str | None:
         return f"it clamps their step sizes to at least {least}, but not that of a single token"
     decoder = model.get_decoder()
     cache = new_cache(decoder.config)
-    tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=decoder.device).expand(rows, -1)
+    tokens = torch.arange(PREFIX_TOKENS + PROBE_TOKENS, device=device_of(model)).expand(rows, -1)
     before, new = tokens[:, :PREFIX_TOKENS], tokens[:, PREFIX_TOKENS:]
     _run(decoder, before, cache)
     recurrent = (states_of(layer)[1].values() for layer in _linear(cache))
@@ -165,7 +190,7 @@ def _prepared(model: Any, input_ids: torch.Tensor, grown: dict[str, Any]) -> dic
 def _zeros(model: Any, rows: int, length: int) -> Any:
     """Return a cache with keys and values of zeros, (rows, 1, length, 1), for each layer."""
     cache = new_cache()
-    states = torch.zeros((rows, 1, length, 1), dtype=model.dtype, device=model.device)
+    states = torch.zeros((rows, 1, length, 1), dtype=model.dtype, device=device_of(model))
     for layer in range(layer_count(model)):
         cache.update(states, states, layer)
     return new_encoder_decoder_cache(cache) if names.is_encoder_decoder(model) else cache

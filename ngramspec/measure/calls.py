@@ -17,6 +17,7 @@ import torch
 
 from ngramspec import DecodeStats, Speculator, StepEvent, generate
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
+from ngramspec.hf_model.compat.devices import device_of
 from ngramspec.hf_model.compat.extras import compile_config
 from ngramspec.measure.forwards import forwards_of
 from ngramspec.measure.machine import PeakMemory, synchronize
@@ -144,7 +145,7 @@ def usual_configurations(
 
 def inputs_of(model: Any, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
     """One prompt as ``input_ids`` and ``attention_mask``."""
-    ids = torch.tensor([list(prompt)], device=model.device)
+    ids = torch.tensor([list(prompt)], device=device_of(model))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
@@ -156,7 +157,7 @@ class Caller:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.memory = PeakMemory(model.device)
+        self.memory = PeakMemory(device_of(model))
         self.kept: tuple[Sequence[int] | None, Any] = (None, None)
 
     def keep(self, ids: Sequence[int]) -> None:
@@ -195,7 +196,7 @@ class Caller:
             call = partial(generate, self.model, speculator=speculator)
         self.memory.reset()
         with forwards_of(self.model, watch="prompt_lookup_num_tokens" in arguments) as seen:
-            synchronize(self.model.device)
+            synchronize(device_of(self.model))
             begin = perf_counter()
             output = call(**arguments)
             tokens: list[int] = output[0, len(ids) :].tolist()
@@ -214,7 +215,7 @@ class Caller:
         """The arguments that make ``generate`` compile, or keep a static cache from doing so."""
         if not configuration.compiled:
             return {"disable_compile": True} if configuration.static else {}
-        mode = "default" if self.model.device.type == "cpu" else "reduce-overhead"
+        mode = "default" if device_of(self.model).type == "cpu" else "reduce-overhead"
         config = compile_config(dynamic=False, mode=mode)  # a changed one compiles again
         return {"compile_config": config}
 
@@ -290,7 +291,7 @@ def difference(
     model = loaded.model
     same = first_difference(plain, speculative) or 0
     with torch.no_grad():
-        prefix = torch.tensor([[*ids, *plain[:same]]], device=model.device)
+        prefix = torch.tensor([[*ids, *plain[:same]]], device=device_of(model))
         logits: Any = model(input_ids=prefix, logits_to_keep=1).logits
     best, second = logits[0, -1].to(model.dtype).topk(2).values
     return Difference(

@@ -19,6 +19,7 @@ import torch
 from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
+from ngramspec.hf_model.compat.devices import device_of
 from ngramspec.hf_model.compat.extras import forget_compiled_call
 from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.machine import synchronize
@@ -38,7 +39,7 @@ def forward_seconds(
     the ``repeats`` timed ones warms up. After each forward the dynamic cache of the causal language
     model is truncated to ``context`` positions.
     """
-    device = model.device
+    device = device_of(model)
     generator = torch.Generator().manual_seed(0)
     vocab = model.get_input_embeddings().weight.shape[0]
     count = max(context, *widths)
@@ -69,7 +70,7 @@ def forward_seconds(
 @torch.inference_mode()
 def top_tokens(model: Any, prompt: Sequence[int], output: Sequence[int], k: int) -> TopTokens:
     """A model's k >= 1 most probable tokens at the positions of an output, by one forward."""
-    text = torch.tensor([[*prompt, *output]], device=model.device)
+    text = torch.tensor([[*prompt, *output]], device=device_of(model))
     logits = model(input_ids=text[:, :-1], logits_to_keep=len(output), use_cache=False).logits
     ids, log_probs = leading(logits[0, -len(output) :].float(), k)
     return TopTokens(ids.int().cpu().numpy(), log_probs.cpu().numpy())
@@ -95,7 +96,7 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
         model's own text, which is the initial state. It may be called repeatedly.
     """
     kind = type(model)
-    targets = torch.zeros(capacity, dtype=torch.int64, device=model.device)
+    targets = torch.zeros(capacity, dtype=torch.int64, device=device_of(model))
     forcing = [False]
 
     @wraps(kind.forward)

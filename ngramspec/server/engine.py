@@ -22,6 +22,7 @@ from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.drafters.value import ValueDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_argument
+from ngramspec.hf_model.compat.devices import device_of
 from ngramspec.server.kv_pool import CachePool, Lease
 from ngramspec.server.responses import ApiError, queue_full, shutting_down
 from ngramspec.server.settings import Client
@@ -332,7 +333,7 @@ class ModelRunner:
         self._speculator, self._plain = speculator, Speculator("none")
 
     def _ids(self, tokens: Int32) -> torch.Tensor:
-        return torch.from_numpy(tokens.astype(np.int64))[None].to(self.model.device)
+        return torch.from_numpy(tokens.astype(np.int64))[None].to(device_of(self.model))
 
     @torch.no_grad()
     def read(self, cache: Any, tokens: Int32) -> None:
@@ -359,7 +360,7 @@ class ModelRunner:
             extra_stores=[*request.stores, *request.siblings] if stores else None,
             session=request.session,
             tools=request.tools if request.speculate else None,
-            **request.sampling.arguments(ids.shape[1], self.model.device),
+            **request.sampling.arguments(ids.shape[1], device_of(self.model)),
             **kept,
         )
 
@@ -394,7 +395,7 @@ class Scheduler:
         active: int,
         waiting: int,
         *,
-        joint: bool = True,
+        joint: Callable[[], bool] = lambda: True,
         crowded: Callable[[Sequence[Job]], Collection[str]] = lambda jobs: (),
     ) -> None:
         self._joint, self._max_active, self._max_jobs = joint, active, active + waiting
@@ -450,7 +451,7 @@ class Scheduler:
         owed = self._owed[user] + both
         lead = min(own, key=lambda job: job.request.first == (owed > MAX_TURNS_BEFORE_CHAT))
         first, taken = lead.request.first, [lead]
-        if self._joint and lead.joins:
+        if lead.joins and self._joint():
             others = [job for job in ready if job.joins and job.request.first == first]
             taken += [job for job in others if job is not lead][: self._max_active - 1]
         self._turn += 1
@@ -505,8 +506,10 @@ class Engine:
     ) -> None:
         self._runner, self._on_end = runner, on_end
         self.pool, self.closing = runner.pool, False
-        joint = runner.steps.why_not is None
-        self._scheduler = Scheduler(active, waiting, joint=joint, crowded=self._crowded)
+        steps = runner.steps
+        self._scheduler = Scheduler(
+            active, waiting, joint=lambda: steps.why_not is None, crowded=self._crowded
+        )
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ngramspec-engine", daemon=True)
 

@@ -31,6 +31,7 @@ from ngramspec.hf_model.cache.copies import (
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat.caches import new_cache
+from ngramspec.hf_model.compat.devices import device_of
 from ngramspec.hf_model.facts import Ability, facts_of, why_unsupported
 
 MARK_EVERY = 32  # tokens
@@ -206,7 +207,7 @@ def cache_maker(model: Any) -> Callable[[], Any]:
 
 def why_not_kept(model: Any) -> str | None:
     """Why a model's caches cannot be used by later requests, or None."""
-    ids = torch.ones((1, 1), dtype=torch.int64, device=model.device)
+    ids = torch.ones((1, 1), dtype=torch.int64, device=device_of(model))
     cache = KVCache(cache_maker(model)())
     facts = facts_of(model, ids, model.generation_config, {}, cache)
     return why_unsupported(Ability.KEPT, facts)

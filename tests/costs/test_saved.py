@@ -17,7 +17,7 @@ def test_saved_costs_are_begun_with_and_corrected_when_wrong(tmp_path, caplog):
     model = tiny_llama()
     seconds = {400: {1: 0.01, 9: 0.02, 17: 0.04}, 4000: {1: 0.02, 17: 0.03}}
     path = tmp_path / "costs.json"
-    SavedCosts(described(model, "sdpa"), seconds).write(path)
+    SavedCosts(described(model, "sdpa", model.device), seconds).write(path)
     saved = SavedCosts.read(path)
     assert saved.seconds == seconds
     assert saved.near(512) == pytest.approx({1: 1, 9: 2, 17: 4, 34: 8})
@@ -36,8 +36,8 @@ def test_saved_costs_are_begun_with_and_corrected_when_wrong(tmp_path, caplog):
 
 
 def test_costs_of_something_else_are_not_used(tmp_path, caplog):
-    path = tmp_path / "costs.json"
-    SavedCosts(described(tiny_llama(vocab=50), "sdpa"), {400: {1: 0.01, 9: 0.5}}).write(path)
+    path, other = tmp_path / "costs.json", tiny_llama(vocab=50)
+    SavedCosts(described(other, "sdpa", other.device), {400: {1: 0.01, 9: 0.5}}).write(path)
     model = tiny_llama()
     speculator = Speculator(costs=path)
     assert Speculator.from_dict(speculator.to_dict()).costs == str(path)

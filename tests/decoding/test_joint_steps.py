@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from conftest import tiny_llama
 from doubles import Failing, bushy, half_right, random_drafter
-from families import CAUSAL, VOCAB, build
+from families import CAUSAL, SIZES, VOCAB, build
 from layer_states import assert_same_cache
 from transformers import DynamicCache
 
@@ -334,3 +335,20 @@ def test_costs_are_of_all_drafted_tokens():
     alone.joint = None
     assert alone.cost() is before
     assert model.steps == 0
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DoryForCausalLM"), reason="new in 5.24")
+@pytest.mark.parametrize("window", [12, 64])
+def test_a_model_whose_layers_run_in_loops_gives_plain_text(window):
+    """Its cache has a layer for each loop, its masks one for each layer."""
+    torch.manual_seed(3)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    sizes = {"n_input_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 3}
+    settings = SIZES | sizes | {"num_hidden_layers": 4, "layer_types": kinds}
+    config = transformers.DoryConfig(**settings, sliding_window=window)
+    model = transformers.DoryForCausalLM(config).eval()
+    plain = texts(model, PROMPTS[:3], **GREEDY)
+    runs = opened(model, PROMPTS[:3], [(half_right(text, VOCAB), 5) for text in plain], **GREEDY)
+    assert runs[0].why_alone is None
+    run_together(model, runs)
+    assert [run.tokens for run in runs] == [t[-30:] for t in plain]

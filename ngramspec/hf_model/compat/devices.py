@@ -27,10 +27,20 @@ def input_device(model: Any, given: torch.device) -> torch.device:
     return given if own.type == "meta" else own
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was short, which proves nothing about a model."""
-    short = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return short or "can't allocate memory" in str(error)  # a RuntimeError on a CPU
+def device_of(model: Any) -> torch.device:
+    """Return the device on which a model computes, also if its weights are offloaded."""
+    own: torch.device = model.device
+    if own.type != "meta":
+        return own
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((each for each in devices if each is not None), "cpu"))
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether an error is of the machine, such as too little memory, and proves nothing else."""
+    known = isinstance(error, MemoryError | OSError | torch.OutOfMemoryError)
+    return known or "can't allocate memory" in str(error)  # a RuntimeError on a CPU
 
 
 @contextmanager
