@@ -54,7 +54,7 @@ class Ranks:
 
     def check(self, target: Target) -> None:
         """Raise an UnsupportedError if a process could run no forward after the end of its text."""
-        if self.synced and target.cache.capacity is not None:
+        if self.synced and target.facts.static:
             raise UnsupportedError(
                 "synced_gpus is not supported with a static cache, which has no room for further"
                 " forwards; use a dynamic cache"

@@ -25,7 +25,6 @@ from ngramspec.decoding.row import Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores, RowStores
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.caches import given_cache, layers_restored
 from ngramspec.hf_model.compat.devices import input_device
 from ngramspec.hf_model.compat.names import pad_token, plain_method, untested
 from ngramspec.hf_model.facts import (
@@ -345,7 +344,7 @@ class CallSetup:
             machine=cpu_kind() if target.device.type == "cpu" else GPU,
             dtype=str(target.model.dtype).removeprefix("torch."),
             attention=target.facts.attention,
-            static=target.cache.capacity is not None,
+            static=target.facts.static,
             compiled=bool(target.widths),
         )
         rows = target.prompt.shape[0]
@@ -420,13 +419,12 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
     ranks = loop = None
     try:
         ranks = ranks_for(call)
-        with layers_restored(given_cache(call.model_kwargs)):
-            setup = CallSetup(caller, call, ranks)
-            loop = setup.loop()
-            try:
-                sequences = decode(loop)
-            finally:
-                caller.count(setup.stats)
+        setup = CallSetup(caller, call, ranks)
+        loop = setup.loop()
+        try:
+            sequences = decode(loop)
+        finally:
+            caller.count(setup.stats)
     except (UnsupportedError, *BROKEN) as error:
         from ngramspec.decoding.baseline import decode_plainly, why_plain
 

@@ -26,11 +26,10 @@ CACHE_SIZE_MULTIPLE = 256  # positions; so many lengths share a graph
 class ForwardShapes:
     """The widths of a generation's forwards, and the number of keys that they attend to.
 
-    The constructor also resizes a static cache made by ``generate`` to what the widths need.
-
     Attributes:
         widths: allowed widths of the forwards, ascending; empty: any width.
         keys: positions that forwards over a dynamic cache attend to; None: those that it holds.
+        capacity: positions that a static cache needs after the prefill; None: it is dynamic.
         run: the model, or its compiled forward.
     """
 
@@ -55,14 +54,18 @@ class ForwardShapes:
             self._graphs = Graphs(model, config, len(self.widths))
         self.run: Callable[..., Any] = model if self._graphs is None else self._graphs
         self.keys: int | None = None
+        self.capacity: int | None = None
+        if facts.static:
+            self.capacity = facts.longest - 1 if cache.capacity is None else cache.capacity
         if not self.widths:
             return
-        widest, capacity, fixed = self.widths[-1], cache.capacity, width is not None
+        widest, capacity, fixed = self.widths[-1], self.capacity, width is not None
         # The last forward begins with the second-to-last token.
         needed = facts.longest - 2 + widest
         if capacity is None:
             self.keys = needed
-        elif config.cache_implementation is not None:  # generate made it
+        elif config.cache_implementation is not None or cache.capacity is None:
+            # generate made it, or all its layers have windows
             needed = max(needed, config.max_cache_len or 0)
             # With a fixed width, the number of keys attended to depends on the request alone.
             # Otherwise the cache does not shrink from one call to the next, as in ``generate``, so
@@ -71,7 +74,7 @@ class ForwardShapes:
                 needed = max(needed, capacity + widest - 1)
             if self._graphs is not None:
                 needed = -(-needed // CACHE_SIZE_MULTIPLE) * CACHE_SIZE_MULTIPLE
-            cache.resize(needed)
+            self.capacity = needed
         elif fixed and capacity < needed:
             raise UnsupportedError(
                 f"width={widest} needs a static cache of {needed} positions, the one given has"

@@ -84,6 +84,8 @@ class Facts:
     gap_obstacle: str | None  # which layers do not allow gaps between positions; None: all do
     attends: bool  # whether a layer of the cache holds keys and values
     static: bool  # whether the cache has a fixed size
+    # Positions that layers with windows of a static cache hold, if the model's windows are larger.
+    reach: int | None
     states: tuple[str, ...]  # names of the requested attentions and hidden states
     hooked: bool  # whether modules have hooks, which may rely on all rows of the call
     # The first of them with a hook that may rely on the number of positions, or None.
@@ -165,6 +167,8 @@ def facts_of(
 
         hooks_positions = any(counting_modules(model))
     hooked = list(hooked_modules(model))
+    own = windows_of(names.text_config(model))
+    windows = own if own is None or cache.reach is None else own.shortened(cache.reach)
     unaligned, skips_padding = None, not placed and found["skips_padding"]
     # The baseline runs such a call, so it is run too, without drafts.
     if not encodes and cached > 0 and cached >= end:
@@ -173,7 +177,7 @@ def facts_of(
         unaligned = "the model counts tokens other than padding itself"
     return Facts(
         **found | {"skips_padding": skips_padding},
-        windows=windows_of(names.text_config(model)),
+        windows=windows,
         takes_positions=placed,
         hooks_positions=hooks_positions,
         config=config,
@@ -187,7 +191,8 @@ def facts_of(
         indexed=cache.indexed,
         gap_obstacle=cache.gap_obstacle,
         attends=bool(cache.attention),
-        static=cache.capacity is not None,
+        static=cache.static,
+        reach=None if own is not None and windows == own else cache.reach,
         states=requested_states(config, kwargs, encodes=encodes),
         hooked=bool(hooked),
         counting_hook=next((name or "the model" for name, alike in hooked if not alike), None),
@@ -428,6 +433,15 @@ FACTS = (
         "a prefill whose positions do not match its masks: {0.unaligned}",
         lambda f: f.unaligned is not None,
         (_DRAFTS, _JOINT, _DRAFT, _ONCE, _WIDTH, _COMPILED),
+    ),
+    Fact(
+        "a static cache that holds less than a window, under masks that the model makes",
+        lambda f: (
+            f.reach is not None
+            and f.longest - 1 > f.reach
+            and (f.encodes or f.windows is None or not f.takes_masks)
+        ),
+        (_DRAFTS, _WIDTH, _COMPILED),
     ),
     Fact(
         "a model that makes or changes its masks itself, for example with ALiBi",

@@ -21,14 +21,13 @@ from ngramspec.hf_model.facts import (
     check_model,
     facts_of,
     prefilled_length,
-    prompt_end,
     why_unsupported,
-    windows_of,
 )
 from ngramspec.hf_model.inputs import Inputs, for_rows
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.cache.copies import Checkpoint, Pending
+    from ngramspec.hf_model.cache.kinds import Room
     from ngramspec.hf_model.compiled import ForwardShapes
     from ngramspec.hf_model.masks import Trees
     from ngramspec.hf_model.outputs import OutputRecorder, StateChannel
@@ -106,12 +105,6 @@ class Target:
             input_ids, model_kwargs = moved(input_ids, device), moved(model_kwargs, device)
         model_kwargs = model_kwargs | for_rows(model_kwargs, len(input_ids))
         self.model, self.config, self.prompt = model, config, input_ids
-        if config.cache_implementation is not None and windows_of(names.text_config(model)):
-            end = prompt_end(input_ids, model_kwargs, mask_length=names.mask_length(config))
-            from ngramspec.hf_model.cache.kinds import widen_static  # few models need it
-
-            longest = end + int(config.max_length) - input_ids.shape[1] - 1
-            widen_static(decoder_cache(cache_of(model_kwargs)), longest)
         self.cache = KVCache(cache_of(model_kwargs), recurrent=names.is_stateful(model))
         self.facts = facts = facts_of(model, input_ids, config, model_kwargs, self.cache)
         self.pending: Pending | None = None
@@ -147,6 +140,7 @@ class Target:
                 facts, self.cache, width=width, compiled=compiled, gamma_max=gamma_max
             )
         self.widths: tuple[int, ...] = () if self._shapes is None else self._shapes.widths
+        self._room: Room | None = None  # of a static cache, from the prefill on
         self._run: Callable[..., Any] = model if self._shapes is None else self._shapes.run
         once = beams > 1 and why_unsupported(Ability.ONE_PREFILL, facts) is None
         self._copies = beams if once else 1  # copies made of each row that the prefill runs
@@ -257,6 +251,11 @@ class Target:
             prompt = torch.cat((prompt, moved(draft, self.device).to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
             config = names.with_longer_mask(config, count)
+        capacity = None if self._shapes is None else self._shapes.capacity
+        if capacity is not None and (self.no_drafts is None or self.widths):
+            from ngramspec.hf_model.cache.kinds import Room  # few calls have a static cache
+
+            self._room = Room(decoder_cache(cache_of(kwargs)), capacity)
         if (self.facts.cached or draft is not None) and config.prefill_chunk_size is None:
             self.cache.record()  # so that a draft or an interrupted prefill can be rolled back
         if self.cache.checkpoint is not None:
@@ -272,8 +271,11 @@ class Target:
         self.inputs.carry(outputs)
         if self._copies > 1:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
+        stored = prefilled_length(self.facts, KVCache(cache_of(self.inputs.kwargs)))
+        if self._room is not None:
+            self._room.widen(stored - self.facts.end)
         self._use_cache()
-        self._slots = (prefilled_length(self.facts, self.cache) or self.facts.end) - count
+        self._slots = (stored or self.facts.end) - count
         if draft is None:
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self.inputs.begin(self.prompt, self._slots)
@@ -542,6 +544,9 @@ class Target:
                     self.rollback([()] * rows)
         finally:
             self.cache.release(outlives=self._outlives)
+            if self._room is not None and (self._outlives or self._prefilled is None):
+                self._room.give_back(self.cache.length())
+            self._room = None
 
     def output(
         self,

@@ -7,7 +7,7 @@ position. Here they are counted by positions in the text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,17 +26,17 @@ class Reach:
     @property
     def limit(self) -> int | None:
         """Maximum number of positions that a position attends to; None: no limit."""
-        return self.chunk if self.window is None else self.window
+        return min((each for each in (self.window, self.chunk) if each is not None), default=None)
 
     def within(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return which keys are included, by text positions, bool (rows, 1, width, keys)."""
         one, other = queries[:, None, :, None], keys[:, None, None, :]
-        if self.window is not None:
+        if self.chunk is None:
+            assert self.window is not None
             return other > one - self.window
-        assert self.chunk is not None
-        return one.div(self.chunk, rounding_mode="floor") == other.div(
-            self.chunk, rounding_mode="floor"
-        )
+        first, second = (each.div(self.chunk, rounding_mode="floor") for each in (one, other))
+        same = first == second
+        return same if self.window is None else same & (other > one - self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,14 @@ class Windows:
         """The least limit: a text that is no longer has full attention in all layers."""
         limits = (each.limit for each in self.reaches.values())
         return min((each for each in limits if each is not None), default=0)
+
+    def shortened(self, held: int) -> Windows:
+        """Return the windows of layers that hold at most ``held`` positions."""
+        reaches = {
+            kind: replace(each, window=held) if (each.limit or 0) > held else each
+            for kind, each in self.reaches.items()
+        }
+        return replace(self, reaches=reaches)
 
     def masks(self, mask: Tensor, past: Tensor, queries: Tensor, held: int | None) -> Masks:
         """Return the mask or masks that the model takes, from the ``mask`` without windows.

@@ -122,6 +122,7 @@ def _compare_rest(case: Case, plain: Side, ours: Side, *, loose: bool) -> None:
         _compare_emitted(ours)
     _compare_logs(plain, ours)
     _same("cache", plain.held, ours.held)
+    _same("layers of the cache", plain.layers, ours.layers)
     if isinstance(plain.on, torch.Tensor) and isinstance(ours.on, torch.Tensor):
         if not torch.equal(plain.on, ours.on):
             _differ("continuation", *_around(plain.on, ours.on))

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from caches_made import made_caches
-from transformers import DynamicCache
 
 import ngramspec
 from fuzz import state
@@ -41,6 +40,7 @@ class Side:
         random: torch's random state, or the generator's, at the end.
         untouched: whether torch's own random state is as it was at the beginning.
         held: positions in the cache that the caller holds.
+        layers: their kinds, sizes and shapes.
         on: the ids that plain generate goes on with from that cache; or how it failed.
         changed: names of arguments that were changed.
         left: what is on the model now.
@@ -55,6 +55,7 @@ class Side:
     random: torch.Tensor | None = None
     untouched: bool = True
     held: int | None = None
+    layers: list[Any] = field(default_factory=list)
     on: Any = None
     changed: list[str] = field(default_factory=list)
     left: dict[str, Any] = field(default_factory=dict)
@@ -204,7 +205,7 @@ def _perform(
     side.untouched = torch.equal(now, begin)
     side.random = now if generator is None else generator.get_state()
     side.left = state.of_model(model)
-    side.held = state.length_of(cache)
+    side.held, side.layers = state.length_of(cache), state.layers_of(cache)
     if cache is not None and side.outputs and side.error is None:
         side.on = _continued(case, model, side.sequences, cache, mask)
     return side
@@ -226,11 +227,8 @@ def mode_of(what: str, case: Case, turn: int = 0) -> AbstractContextManager[Any]
 
 
 def _continued(case: Case, model: Any, ids: torch.Tensor, cache: Any, mask: Any) -> Any:
-    """What plain ``generate`` says next, from a cache that grows or was given."""
-    growing = type(cache) is DynamicCache
+    """What plain ``generate`` says next, from a cache that was returned or given."""
     if model.config.is_encoder_decoder or case.inputs not in ("ids", "positions"):
-        return None
-    if not (growing or case.cache == "static"):
         return None
     more = torch.cat((ids, torch.full_like(ids[:, :2], 6)), dim=1)
     whole = torch.ones_like(more)

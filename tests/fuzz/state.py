@@ -77,6 +77,20 @@ def length_of(cache: Any) -> int | None:
         return None
 
 
+def layers_of(cache: Any) -> list[Any]:
+    """The kind and size of each layer of a cache, or of a decoder's, and the shapes of its states.
+
+    Others than keys and values are not compared: a recurrent state has one shape.
+    """
+    own = getattr(cache, "self_attention_cache", cache)
+    found = []
+    for each in getattr(own, "layers", ()):
+        states = [getattr(each, name, None) for name in ("keys", "values")]
+        shapes = [None if one is None else (*one.shape,) for one in states]
+        found.append((type(each).__name__, getattr(each, "max_cache_len", None), shapes))
+    return found
+
+
 def _brief(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return str(value.dtype), value.tolist()

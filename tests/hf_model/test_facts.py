@@ -103,6 +103,7 @@ CASES = {
     "a prefill whose positions do not match its masks: {0.unaligned}": {
         "unaligned": "it holds {all}"
     },
+    "a static cache that holds less than a window, under masks that the model makes": {"reach": 9},
     "a model that makes or changes its masks itself, for example with ALiBi": {
         "standard_masks": False
     },

@@ -62,6 +62,8 @@ class IndexedAttention(Attention):
 class StaticAttention(Attention):
     """Full attention in memory of a fixed size. Positions from the length on are masked."""
 
+    static = True
+
     @property
     def capacity(self) -> int:  # type: ignore[override]
         return int(self.layer.get_max_length())
@@ -71,10 +73,6 @@ class StaticAttention(Attention):
         """See Attention. The lengths are on the device, and one host sync reads them all."""
         first, others = on_host(*(each.layer.cumulative_length for each in layers))
         return [int(each.item()) for each in (first, *others) if each is not None]
-
-    def resize(self, capacity: int) -> None:
-        self.layer.max_cache_len = capacity
-        _allocate_like(self.layer, self.layer)
 
     @classmethod
     def truncate_all(cls, layers: Sequence[Any], count: int, needed: Needed) -> None:
@@ -89,6 +87,37 @@ class StaticAttention(Attention):
 
     def truncate_to(self, length: int) -> None:
         self.truncate_all([self], max(self.length - length, 0), lambda window: 0)
+
+
+class StaticWindow(Attention):
+    """Attention to the last positions in memory of a fixed size, until the prefill has run.
+
+    Forwards overwrite the oldest positions, so later ones use layers with room (``Room``).
+    """
+
+    static = True
+
+    def __init__(self, layer: Any, *, recurrent: bool = False) -> None:
+        super().__init__(layer)
+        self._before: dict[str, Any] = {}  # copied by ``record``, at a length
+        self._recorded = 0
+
+    @property
+    def reach(self) -> int:  # type: ignore[override]
+        return int(self.layer.max_cache_len)
+
+    def record(self) -> None:
+        self._recorded = self.length
+        for name, value in vars(self.layer).items():
+            self._before[name] = value.clone() if isinstance(value, torch.Tensor) else value
+
+    def truncate_to(self, length: int) -> None:
+        """See CacheLayer. If it has no copy of that length, it is as the baseline leaves it."""
+        if length == 0 and self.layer.is_initialized:
+            with torch.inference_mode():
+                self.layer.reset()
+        elif length == self._recorded:
+            vars(self.layer).update(self._before)
 
 
 class WindowAttention(Attention):
@@ -219,6 +248,7 @@ KINDS: dict[str, tuple[type[CacheLayer], ...]] = {
     caches.INDEXED: (IndexedAttention,),
     caches.SLIDING: (WindowAttention,),
     caches.STATIC: (StaticAttention,),
+    caches.STATIC_SLIDING: (StaticWindow,),
     caches.LINEAR: (LinearAttention,),
     caches.LINEAR_AND_FULL: (Attention, LinearAttention),
     caches.LINEAR_AND_SLIDING: (WindowAttention, LinearAttention),
@@ -231,18 +261,71 @@ def states_of(layer: Any) -> tuple[dict[int, Any], dict[int, Any]]:
     return layer.conv_states, layer.recurrent_states
 
 
-def widen_static(cache: Any, capacity: int) -> None:
-    """Replace layers with windows in an empty static cache by ones that overwrite nothing."""
-    # All layers get one length, because transformers makes their masks for the first layer's.
-    full = [layer.max_cache_len for layer in cache.layers if kind_of(layer) == caches.STATIC]
-    capacity = max(full, default=capacity)
-    for at, layer in enumerate(cache.layers):
-        if kind_of(layer) == caches.STATIC_SLIDING:
-            cache.layers[at] = new_static_layer(capacity)
-            _allocate_like(cache.layers[at], layer)
+class Room:
+    """Room for drafts in the layers of a static cache, from the prefill until ``give_back``.
+
+    All layers get one length, because transformers makes their masks for the first layer's. Those
+    with windows are replaced after the prefill by layers that overwrite nothing.
+    """
+
+    def __init__(self, cache: Any, capacity: int) -> None:
+        self._layers, self._capacity = cache.layers, capacity
+        self._full = [each for each in self._layers if kind_of(each) == caches.STATIC]
+        self._sizes = [each.max_cache_len for each in self._full]
+        self._windows: dict[int, Any] = {}  # the layers that were replaced, by place
+        for layer in self._full:
+            _resize(layer, capacity)
+
+    def widen(self, more: int) -> None:
+        """Replace the layers that have windows. The prefill stored ``more`` than its positions."""
+        capacity = self._capacity if self._full else self._capacity + max(more, 0)
+        for at, layer in enumerate(self._layers):
+            if kind_of(layer) == caches.STATIC_SLIDING:
+                self._windows[at] = layer
+                self._layers[at] = wide = new_static_layer(capacity)
+                if layer.is_initialized:
+                    wide.lazy_initialization(layer.keys[:, :, :0], layer.values[:, :, :0])
+                    wide.cumulative_length.fill_(layer.get_seq_length())
+                    for own, copied in _held(layer, wide):
+                        copied.copy_(own)
+
+    @torch.inference_mode()
+    def give_back(self, length: int) -> None:
+        """Restore the cache's own layers, with the states of ``length`` positions."""
+        for layer, size in zip(self._full, self._sizes, strict=True):
+            _resize(layer, size)
+            for states in (layer.keys, layer.values) if layer.is_initialized else ():
+                states[:, :, length:] = 0  # rejected positions
+        for at, layer in self._windows.items():
+            wide, self._layers[at] = self._layers[at], layer
+            if layer.is_initialized:
+                for own, copied in _held(layer, wide):
+                    own.copy_(copied)  # rows may have been reordered
+                # A layer counts positions in another way once it is full.
+                start = int(layer.get_seq_length())
+                full = max(start, min(layer.max_cache_len, length))
+                for new in (slice(start, full), slice(full, length)):
+                    if new.start < new.stop:
+                        layer.update(wide.keys[:, :, new], wide.values[:, :, new])
 
 
-def _allocate_like(layer: Any, other: Any) -> None:
-    """Allocate an empty static layer if another one is allocated (before a prefill in chunks)."""
-    if other.is_initialized:
-        layer.lazy_initialization(other.keys[:, :, :0], other.values[:, :, :0])
+def _held(layer: Any, wide: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the keys and the values of a layer with a window, and where they are in a wide one."""
+    end = int(layer.get_seq_length())
+    held = min(end, layer.max_cache_len)
+    for one, other in ((layer.keys, wide.keys), (layer.values, wide.values)):
+        yield one[:, :, :held], other[:, :, end - held : end]
+
+
+def _resize(layer: Any, capacity: int) -> None:
+    """Give a static layer another capacity. Its length stays where it is, for CUDA graphs."""
+    if layer.max_cache_len == capacity:
+        return
+    layer.max_cache_len = capacity
+    if layer.is_initialized:
+        before = layer.keys, layer.values
+        with torch.inference_mode(False):  # calls outside inference mode may write to it
+            layer.lazy_initialization(*(each[:, :, :0] for each in before))
+        for own, held in zip((layer.keys, layer.values), before, strict=True):
+            kept = min(capacity, held.shape[2])
+            own[:, :, :kept] = held[:, :, :kept]

@@ -16,12 +16,6 @@ from ngramspec.hf_model.compat.devices import Indices, indices
 if TYPE_CHECKING:
     from ngramspec.hf_model.cache.copies import Checkpoint
 
-# What to do about kinds that cannot be rolled back.
-REMEDIES = {
-    caches.STATIC_SLIDING: "pass cache_implementation='static' instead of a StaticCache, or a"
-    " DynamicCache"
-}
-
 
 class KVCache:
     """The decoder's layers in a cache of transformers, all of kinds that can be rolled back.
@@ -33,7 +27,9 @@ class KVCache:
         layers: all but those of cross-attention, which change only when rows leave.
         attention: those of ``layers`` that hold keys and values.
         gap_obstacle: which layers allow no gaps between the cache's positions; None: all do.
+        static: whether the cache has a fixed size.
         capacity: positions that the cache can hold; None: no limit.
+        reach: positions that a static layer with a window holds at most; None: there are none.
         key_length: positions that a forward attends to, masked ones included; None: the length.
     """
 
@@ -62,11 +58,12 @@ class KVCache:
 
             self.checkpoint = Checkpoint([each.layer for each in linear])
         self._records = self.slides or self.convolves  # so that each forward is truncated
-        self.capacity = self.key_length = self._capacity()
-
-    def _capacity(self) -> int | None:
+        self.static = any(each.static for each in self.layers)
         limits = (each.capacity for each in self.layers)
-        return min((each for each in limits if each is not None), default=None)
+        self.capacity = min((each for each in limits if each is not None), default=None)
+        self.key_length = self.capacity
+        held = (each.reach for each in self.layers)
+        self.reach = max((each for each in held if each is not None), default=None)
 
     @property
     def held(self) -> int | None:
@@ -81,11 +78,6 @@ class KVCache:
     def length(self) -> int:
         """Positions in the longest layer. It costs one host sync if the cache is static."""
         return max(self.lengths(), default=0)
-
-    def resize(self, capacity: int) -> None:
-        for each in self.layers:
-            each.resize(capacity)
-        self.capacity = self.key_length = self._capacity()
 
     def stretch(self, length: int) -> None:
         for each in self.attention:
@@ -187,12 +179,11 @@ def _check_kinds(cache: Any) -> None:
         names.add("offloading")
     classes = {kind: classes_of(kind) for kind in kinds}
     parts = [part for each in classes.values() for part in each or ()]
-    mixed = caches.STATIC in kinds and any(part.convolves for part in parts)
+    mixed = any(part.static for part in parts) and any(part.convolves for part in parts)
     if not names <= caches.KNOWN_CACHES or mixed:
         remedy = "remove cache_implementation, or pass a DynamicCache"
     elif None in classes.values():
         remedy = "use a model with attention layers and a dynamic or static cache"
-        remedy = next((REMEDIES[kind] for kind in kinds if kind in REMEDIES), remedy)
     else:
         return
     raise UnsupportedError(

@@ -37,6 +37,7 @@ class CacheLayer:
 
     attends: ClassVar[bool] = False  # whether it holds keys and values
     slides: ClassVar[bool] = False  # whether it forgets positions that have left its window
+    static: ClassVar[bool] = False  # whether its memory has a fixed size
     indexed: ClassVar[bool] = False  # whether it has an index of its keys
     convolves: ClassVar[bool] = False  # whether it has a convolution or a recurrent state
     croppable: ClassVar[bool] = False  # whether its first n positions are those of n tokens alone
@@ -44,6 +45,7 @@ class CacheLayer:
     capacity: int | None = None  # positions that it can hold; None: no limit
     first: int = 0  # of the text's positions, the first that it holds
     held: int | None = None  # positions in a layer with a window; None: another, or it is empty
+    reach: int | None = None  # positions that a static layer with a window holds at most
 
     def __init__(self, layer: Any, *, recurrent: bool = False) -> None:
         self.layer = layer  # transformers'; keys and values are (batch, heads, positions, size)
@@ -51,9 +53,6 @@ class CacheLayer:
     def forgets(self, length: int) -> bool:
         """Whether it does not hold all of a text of ``length`` positions."""
         return False
-
-    def resize(self, capacity: int) -> None:
-        """Make room for ``capacity`` positions, if it is empty and has a limit."""
 
     def record(self) -> None:
         """From the next forward on, keep what would be overwritten until the next ``truncate``."""

@@ -7,12 +7,10 @@ names against the installed version (``tests/transformers_names.py``).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.names import MARKS_CACHES, has
 
 MODULE = "transformers.cache_utils"
@@ -111,18 +109,6 @@ def is_callers(cache: Any) -> bool:
 def mark_as_made_by_generate(cache: Any) -> None:
     """Mark a cache as made by ``generate``, as newer versions of transformers do."""
     cache._is_user_defined = False
-
-
-@contextmanager
-def layers_restored(cache: Any) -> Iterator[None]:
-    """Give a cache its own layers back if the block refuses a call; see ``widen_static``."""
-    layers = getattr(decoder_cache(cache), "layers", [])
-    own = list(layers)
-    try:
-        yield
-    except UnsupportedError:
-        layers[:] = own
-        raise
 
 
 Update = Callable[..., Any]

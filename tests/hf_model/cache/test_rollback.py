@@ -18,7 +18,7 @@ from layer_states import (
     new_cache,
     stored_bytes,
 )
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 import ngramspec
 from benchmarks import tiny
@@ -183,6 +183,27 @@ def test_an_interrupted_prefill_leaves_what_was_there(model, kept):
         assert_same_cache(ours, cache_after(model, PROMPT[:, :kept]))
     text = model.generate(PROMPT, **cache_argument(ours), **GREEDY)
     assert torch.equal(text, model.generate(PROMPT, **GREEDY))
+
+
+@pytest.mark.parametrize("call", [1, 4])  # the prefill, or a later forward
+@pytest.mark.parametrize("kept", [0, 7, 9])
+def test_an_interrupt_leaves_a_static_cache_with_its_own_layers(kept, call):
+    model = model_of("Gemma2ForCausalLM")
+    text = model.generate(PROMPT, **GREEDY)
+    ours = StaticCache(model.config, max_cache_len=64)
+    own = [*ours.layers]
+    with torch.no_grad():
+        model(PROMPT[:, :kept], **cache_argument(ours)) if kept else None
+    kwargs = GREEDY | {**cache_argument(ours), "custom_generate": Speculator(oracle(text[0]), 3)}
+    with interrupted(model.model.layers[-1], call):
+        model.generate(PROMPT, **kwargs)
+    assert own == ours.layers
+    (length,) = {int(each.get_seq_length()) for each in own}
+    assert length == (kept if call == 1 else PROMPT.shape[1] + 8)
+    for begin in (text[:, : max(length + 1, PROMPT.shape[1])], text):
+        left = {"do_sample": False, "max_length": max(begin.shape[1] + 3, text.shape[1])}
+        more = model.generate(begin, **cache_argument(ours), **left)
+        assert torch.equal(more, model.generate(begin, **left))
 
 
 def test_an_interrupted_prefill_leaves_no_layers_that_it_added(tiny):
