@@ -28,10 +28,10 @@ def letters(known: dict[str, int] | None = None, special: Sequence[str] = (), **
     return PreTrainedTokenizerFast(tokenizer_object=characters, **{"pad_token": " "} | settings)
 
 
-def over_bytes():
-    """A tokenizer without merges: each token is a byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    plain = Tokenizer(models.BPE({each: at for at, each in enumerate(alphabet)}, []))
+def over_bytes(*merges: tuple[str, str]):
+    """A tokenizer whose tokens are bytes, and those of the merges."""
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    plain = Tokenizer(models.BPE({each: at for at, each in enumerate(pieces)}, list(merges)))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     plain.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain)

@@ -1,14 +1,17 @@
 """Jump-forward decoding: tokens that a call's grammar leaves no alternative to.
 
 The grammar's matcher is copied, the copy accepts the last committed token, and then gives the
-forced continuation. The processor is never called, and its matchers do not change.
+forced continuation. It can be a million characters long. It is kept while committed tokens spell
+it, and asked for again at its end. The processor is never called, and its matchers do not change.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 from weakref import finalize
 
@@ -44,11 +47,12 @@ ALL_BYTES = [bytes((each,)) for each in range(256)]
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
 MASK_WORD_BITS = 32  # bits of a word of xgrammar's masks
 Spelling = dict[bytes, int]  # token ids by their text
-# From the last committed token, if there is one, and the number >= 1 of tokens that are needed, to
-# the tokens that have to follow; empty: there is a choice.
+# From a session's committed tokens, to which each call may add, and the number >= 1 of tokens that
+# are needed, to the tokens that have to follow; empty: there is a choice.
 Forced = Callable[[Sequence[int], int], list[int]]
 
-_spellings: dict[int, Spelling] = {}  # by the ``id`` of a live compiled grammar
+# The text of each token, and their reverse, by the ``id`` of a live compiled grammar.
+_spellings: dict[int, tuple[Sequence[bytes], Spelling]] = {}
 
 
 class ForcedDrafter(Drafter):
@@ -58,7 +62,7 @@ class ForcedDrafter(Drafter):
     how often it does, separately for the last token of a forced continuation.
     """
 
-    def __init__(self, inner: Drafter, forced: Forced) -> None:
+    def __init__(self, inner: Drafter, forced: Callable[[], Forced]) -> None:
         self.inner = inner
         self.forced = forced
         self.estimates = inner.estimates
@@ -75,7 +79,7 @@ class ForcedDrafter(Drafter):
 
 
 def with_forced(
-    forced: Forced, given_to: Callable[[Drafter], Drafter], drafter: Drafter
+    forced: Callable[[], Forced], given_to: Callable[[Drafter], Drafter], drafter: Drafter
 ) -> Drafter:
     """A drafter with a row's stores, and with forced tokens if it has room for another source."""
     own = given_to(drafter)
@@ -85,9 +89,9 @@ def with_forced(
 class _ForcedSession(ForwardingSession):
     def __init__(self, drafter: ForcedDrafter, inner: DraftSession, tokens: Int32) -> None:
         super().__init__(inner)
-        self._forced = drafter.forced
+        self._forced = drafter.forced()
         self._source = len(drafter.source_names) - 1
-        self._context = tokens[-1:].tolist()
+        self._context: list[int] = tokens[-1:].tolist()
         self._counts = [list(PRIOR_COUNTS), list(PRIOR_COUNTS_LAST)]
         self._broken = False
         self._mine = 0  # forced tokens of the last draft; 0: the inner session drafted it
@@ -140,27 +144,57 @@ class _ForcedSession(ForwardingSession):
             counts[1] += 1
 
     def extend(self, tokens: Int32) -> None:
-        self._context = tokens[-1:].tolist() or self._context
+        self._context += tokens.tolist()
         super().extend(tokens)
 
 
-def forced_by(processors: Iterable[Any] | None, row: int, rows: int) -> Forced | None:
-    """The source of a row's forced tokens by the first known grammar, or None if there is none."""
+def forced_by(processors: Iterable[Any] | None, row: int, rows: int) -> Callable[[], Forced] | None:
+    """Makes a session's source of a row's forced tokens by the first known grammar, if any."""
     for processor in processors or ():
         kind = type(processor)
         matchers = MATCHERS.get((kind.__module__, kind.__name__))
         if matchers is not None:
             known = processor, matchers, row, rows
-            return _LLGuidance(*known) if matchers == "ll_matchers" else _XGrammar(*known)
+            return partial(_LLGuidance if matchers == "ll_matchers" else _XGrammar, *known)
     return None
 
 
-class _Grammar:
+class _Grammar(ABC):
     """Forced tokens by the row's matcher, in the processor's attribute ``matchers``."""
 
     def __init__(self, processor: Any, matchers: str, row: int, rows: int) -> None:
         self._processor, self._matchers = processor, matchers
         self._row, self._rows = row, rows
+        self._text, self._at = b"", 0  # forced text, and how much of it is committed
+        self._read = 0  # number of committed tokens that are known
+
+    def __call__(self, context: Sequence[int], max_tokens: int) -> list[int]:
+        matcher = self._matcher()
+        if matcher is None or not context:
+            return []
+        self._follow(context)
+        copy = None
+        if self._at >= len(self._text):
+            copy = self._copy(matcher, context[-1])
+            if copy is None:
+                return []
+            self._text, self._at = self._jump(copy), 0
+        end = self._at + max_tokens * MAX_TOKEN_BYTES
+        found = self._spelled(self._text[self._at : end], max_tokens)
+        if len(found) < max_tokens:
+            copy = copy or self._copy(matcher, context[-1])
+            found += [] if copy is None else self._end(copy, found)
+        return found
+
+    def _follow(self, context: Sequence[int]) -> None:
+        """Move to the end of what is committed, or of the text if it is spelled differently."""
+        for token in context[self._read :]:
+            if self._at >= len(self._text):
+                break
+            piece = self._piece(token)
+            spells = piece and self._text.startswith(piece, self._at)
+            self._at += len(piece) if spells else len(self._text)
+        self._read = len(context)
 
     def _matcher(self) -> Any:
         """The row's matcher; None before the first call, when matchers may be an earlier call's."""
@@ -170,24 +204,53 @@ class _Grammar:
         ready = begun and not fresh and len(matchers) == self._rows
         return matchers[self._row] if ready else None
 
+    @abstractmethod
+    def _copy(self, matcher: Any, token: int) -> Any:
+        """A copy of a matcher that has accepted a token; None if the text has ended before."""
+
+    @abstractmethod
+    def _jump(self, copy: Any) -> bytes:
+        """The text that a matcher forces."""
+
+    @abstractmethod
+    def _piece(self, token: int) -> bytes:
+        """The text of a token."""
+
+    @abstractmethod
+    def _spelled(self, text: bytes, max_tokens: int) -> list[int]:
+        """At most ``max_tokens`` tokens of a text."""
+
+    @abstractmethod
+    def _end(self, copy: Any, found: list[int]) -> list[int]:
+        """The token that has to end the text after the tokens ``found``; empty if none has to."""
+
 
 class _XGrammar(_Grammar):
     """Forced tokens by xgrammar, which gives bytes: they are split into the longest tokens."""
 
-    def __call__(self, context: Sequence[int], max_tokens: int) -> list[int]:
-        matcher = self._matcher()
-        if matcher is None or not context or matcher.is_terminated():
-            return []
-        copy = matcher.fork()
-        if not copy.accept_token(context[-1]) or copy.is_terminated():
-            return []
+    def _copy(self, matcher: Any, token: int) -> Any:
+        copy = None if matcher.is_terminated() else matcher.fork()
+        ends = copy is None or not copy.accept_token(token) or copy.is_terminated()
+        return None if ends else copy
+
+    def _jump(self, copy: Any) -> bytes:
+        return _jump_forward(copy)
+
+    def _piece(self, token: int) -> bytes:
+        return _spelling(self._grammar)[0][token]
+
+    def _spelled(self, text: bytes, max_tokens: int) -> list[int]:
+        return spelled(text, _spelling(self._grammar)[1], max_tokens)
+
+    def _end(self, copy: Any, found: list[int]) -> list[int]:
+        if all(copy.accept_token(token) for token in found) and copy.is_completed():
+            return _only(copy, self._grammar.tokenizer_info.vocab_size)
+        return []
+
+    @property
+    def _grammar(self) -> Any:
         several = getattr(self._processor, "compiled_grammars", None)
-        grammar = several[self._row] if several else self._processor.compiled_grammar
-        found = spelled(_jump_forward(copy), _spelling(grammar), max_tokens)
-        followed = all(copy.accept_token(token) for token in found)
-        if followed and len(found) < max_tokens and copy.is_completed():
-            found += _only(copy, grammar.tokenizer_info.vocab_size)
-        return found
+        return several[self._row] if several else self._processor.compiled_grammar
 
 
 def _jump_forward(matcher: Any) -> bytes:
@@ -204,11 +267,12 @@ def _jump_forward(matcher: Any) -> bytes:
         return error.object[: len(error.object) - len(begun) + whole]
 
 
-def _spelling(grammar: Any) -> Spelling:
+def _spelling(grammar: Any) -> tuple[Sequence[bytes], Spelling]:
     """The vocabulary of a compiled grammar, made once and kept while the grammar exists."""
     found = _spellings.get(id(grammar))
     if found is None:
-        found = spelling_of(grammar.tokenizer_info.decoded_vocab)
+        names = grammar.tokenizer_info.decoded_vocab
+        found = names, spelling_of(names)
         _spellings[id(grammar)] = found
         finalize(grammar, _spellings.pop, id(grammar), None)
     return found
@@ -259,16 +323,28 @@ def _only(matcher: Any, vocab: int) -> list[int]:
 
 
 class _LLGuidance(_Grammar):
-    """Forced tokens by llguidance, which gives tokens."""
+    """Forced tokens by llguidance, which gives tokens. Their text can be committed in others."""
 
-    def __call__(self, context: Sequence[int], max_tokens: int) -> list[int]:
-        matcher = self._matcher()
-        if matcher is None or not context or matcher.is_stopped():
-            return []
-        copy = matcher.deep_copy()
-        if not copy.consume_token(context[-1]):
-            return []
-        found: list[int] = [] if copy.is_stopped() else copy.compute_ff_tokens()
+    def _copy(self, matcher: Any, token: int) -> Any:
+        copy = None if matcher.is_stopped() else matcher.deep_copy()
+        return None if copy is None or not copy.consume_token(token) else copy
+
+    def _jump(self, copy: Any) -> bytes:
+        tokens = [] if copy.is_stopped() else copy.compute_ff_tokens()
+        found: bytes = self._tokenizer.decode_bytes(tokens)
+        return found
+
+    def _piece(self, token: int) -> bytes:
+        found: bytes = self._tokenizer.decode_bytes([token])
+        return found
+
+    def _spelled(self, text: bytes, max_tokens: int) -> list[int]:
+        return list(self._tokenizer.tokenize_bytes(text)[:max_tokens])
+
+    def _end(self, copy: Any, found: list[int]) -> list[int]:
         ends = copy.is_stopped() or (copy.consume_tokens(found) and copy.is_stopped())
-        end = self._processor.llg_tokenizer.eos_token
-        return [*found, *([end] if ends else [])][:max_tokens]
+        return [self._tokenizer.eos_token] if ends else []
+
+    @property
+    def _tokenizer(self) -> Any:
+        return self._processor.llg_tokenizer

@@ -40,7 +40,7 @@ class Script:
 
 def session(forced, draft=EMPTY_DRAFT, start=(1,)):
     inner = ScriptedDrafter(lambda at, gamma: draft.first(gamma))
-    return ForcedDrafter(inner, forced).start(ids(*start)), inner
+    return ForcedDrafter(inner, lambda: forced).start(ids(*start)), inner
 
 
 def test_what_is_forced_is_drafted_with_a_source_of_its_own():
@@ -66,7 +66,7 @@ def test_evidence_goes_to_the_inner_session_without_the_forced_draft():
             session.observe = lambda *arguments: told.append(arguments)
             return session
 
-    drafter = ForcedDrafter(Asking(lambda at, gamma: draft_of([9])), Script({1: [5]}))
+    drafter = ForcedDrafter(Asking(lambda at, gamma: draft_of([9])), lambda: Script({1: [5]}))
     assert drafter.evidence == Asking.evidence
     found = drafter.start(ids(1))
     draft, evidence = found.propose(4), object()
@@ -96,7 +96,7 @@ def test_a_sampled_inner_draft_never_decides_whether_the_forced_one_is_used():
 
 def test_without_anything_forced_trees_and_costs_are_the_inner_drafter_s():
     inner = ScriptedDrafter(lambda at, gamma: draft_of([gamma]), branches=True)
-    found = ForcedDrafter(inner, Script({})).start(ids(1))
+    found = ForcedDrafter(inner, lambda: Script({})).start(ids(1))
     assert found.propose(4, np.ones(6, np.float32), tree=True).tokens.tolist() == [4]
 
 
@@ -118,13 +118,13 @@ def test_acceptance_is_counted_for_the_last_forced_token_apart():
     assert last == pytest.approx(1 / 8)
 
 
-def test_the_context_is_the_last_token():
+def test_the_context_is_the_last_token_and_what_follows():
     script = Script({})
     found, _ = session(script, start=())
     for new in ([], [3, 4], [], [5, 6]):
         found.extend(ids(*new))
         found.propose(4)
-    assert script.asked == [(), (4,), (4,), (6,)]
+    assert script.asked == [(), (3, 4), (3, 4), (3, 4, 5, 6)]
 
 
 def test_a_source_that_fails_is_left_out_and_the_drafter_goes_on(caplog):
@@ -140,10 +140,10 @@ def test_a_source_that_fails_is_left_out_and_the_drafter_goes_on(caplog):
 
 def test_forced_tokens_are_a_further_source_if_there_is_room_for_one():
     inner = ScriptedDrafter(lambda at, gamma: EMPTY_DRAFT)
-    made = with_forced(Script({}), lambda drafter: drafter, inner)
+    made = with_forced(lambda: Script({}), lambda drafter: drafter, inner)
     assert made.source_names == ("scripted", FORCED_SOURCE)
     inner.source_names = ("inner",) * 128
-    assert with_forced(Script({}), lambda drafter: drafter, inner) is inner
+    assert with_forced(lambda: Script({}), lambda drafter: drafter, inner) is inner
 
 
 def test_processors_without_a_grammar_force_nothing():
@@ -182,7 +182,7 @@ def test_whole_characters_are_forced_where_a_part_of_another_one_is(make):
     """本 and 木 differ in their last bytes only."""
     tokenizer = make()
     processor = constrained(tokenizer, 'root ::= "ab" ("d日本e" | "d日木e") "ch"')
-    source = forced_by([processor], 0, 1)
+    source = forced_by([processor], 0, 1)()
     text = [each for each in tokenizer.encode("abd日本ech") if tokenizer.decode([each])]
     assert tokenizer.decode(text) == "abd日本ech"
     counts = []
@@ -212,3 +212,60 @@ def test_forced_text_of_parts_of_characters_is_accepted_and_logs_nothing(make, c
     assert torch.equal(run(custom_generate=speculator), run())
     assert speculator.stats.sources["forced"].accepted > 20
     assert not [each for each in caplog.records if each.name.startswith("ngramspec")]
+
+
+class Read:
+    """A matcher that counts what it and its copies tell of forced text: characters or tokens."""
+
+    def __init__(self, matcher, told):
+        self.matcher, self.told = matcher, told
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            found = getattr(self.matcher, name)(*arguments)
+            if name in ("find_jump_forward_string", "compute_ff_tokens"):
+                self.told.append(len(found))
+            return Read(found, self.told) if name in ("fork", "deep_copy") else found
+
+        return call
+
+
+def guided(tokenizer, regex):
+    """llguidance's logits processor of outlines."""
+    pytest.importorskip("llguidance", reason="pip install 'ngramspec[grammars]'")
+    backend = pytest.importorskip("outlines.backends.llguidance")
+    from llguidance import LLMatcher
+    from llguidance.hf import from_tokenizer
+
+    made = from_tokenizer(tokenizer, len(tokenizer))
+    return backend.LLGuidanceLogitsProcessor(LLMatcher.grammar_from_regex(regex), made, "torch")
+
+
+@pytest.mark.parametrize(
+    ("make", "grammar", "matchers"),
+    [
+        (constrained, 'root ::= ("b" | "cc") "a"{400} ("b" | "c") "dé"{10}', "matchers"),
+        (guided, "(b|cc)a{400}(b|c)(dé){10}", "ll_matchers"),
+    ],
+)
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_forced_text_is_read_once_however_it_is_spelled(make, grammar, matchers, width):
+    """In tokens as they are forced, or, with ``width`` below 3, in shorter ones."""
+    tokenizer = over_bytes(("a", "a"), ("aa", "a"))
+    processor = make(tokenizer, grammar)
+    pieces = ["b", *["a" * width] * (400 // width), "a" * (400 % width), "c", *"dé" * 10]
+    text = [token for piece in pieces for token in tokenizer.encode(piece)]
+    source, told, most = forced_by([processor], 0, 1)(), [], 4
+    for end in range(len(text)):
+        processor(torch.tensor([[5, *text[:end]]]), torch.zeros(1, len(tokenizer)))
+        (matcher,) = getattr(processor, matchers)
+        setattr(processor, matchers, [Read(matcher, told)])
+        found = source([5, *text[: end + 1]], most)
+        setattr(processor, matchers, [matcher])
+        new = forced_by([processor], 0, 1)()  # which has read nothing
+        whole = new([5, *text[: end + 1]], most)
+        assert tokenizer.decode(found)[:4] == tokenizer.decode(whole)[:4]
+        if 0 < end < 100:
+            assert new([5, *text[: end + 1], *tokenizer.encode("e")], most) == []
+    assert found in ([0], [tokenizer.eos_token_id])
+    assert 400 // 3 <= sum(told) <= 500

@@ -269,7 +269,7 @@ def test_forced_tokens_are_those_that_must_follow_and_then_the_end(smollm2, rand
     regex = r"Berlin is (nice|a large city)\."
     processor = random_words.make(library, "regex", regex)
     text = tokenizer("Berlin is nice.")["input_ids"]
-    source = forced_by([processor], 0, 1)
+    source = forced_by([processor], 0, 1)()
     assert source([5], 8) == []  # before the first call
     prompt, found = [1, 5], []
     for end in range(len(text)):
