@@ -45,7 +45,7 @@ class PartialJson:
         space: white space since the last other character; after the end, all text.
         last: the last character of punctuation.
         style: white space before the text (""), after a colon, and after a comma, as last written.
-        values: the finished simple values, as JSON text, by the path of their keys.
+        values: the last finished simple value, as JSON text, by the path of its keys.
     """
 
     max_depth: int = MAX_DEPTH
@@ -55,7 +55,7 @@ class PartialJson:
     space: str = ""
     last: str = ""
     style: dict[str, str] = field(default_factory=dict)
-    values: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    values: dict[tuple[str, ...], str] = field(default_factory=dict)
     _escape: str = ""  # the unfinished escape sequence
 
     def read(self, text: str) -> PartialJson:
@@ -146,7 +146,7 @@ class PartialJson:
 
     def _end_value(self, text: str) -> None:
         whole = text[0] == '"' or text in LITERALS or NUMBER.fullmatch(text)
-        self.values.append((self.path, text))
+        self.values[self.path] = text
         self.state, self.partial = "after" if whole else "invalid", ""
 
     def _close(self) -> None:

@@ -88,7 +88,7 @@ class CallPredictor:
         self._text = CallText(tools)
         self._recent: list[int] = tokens[-OPENING_TOKENS:].tolist()  # while no call is open
         self._call: list[int] = []  # tokens since the opening, which is among them
-        self._known = ""  # text of the open call that was read
+        self._from, self._known = 0, ""  # where its last tokens begin, and their text that was read
         self._reader: PartialJson | None = None
         self._path: list[int] = []  # predicted tokens still to come
         self._broken = False
@@ -150,36 +150,44 @@ class CallPredictor:
         else:
             self._recent = [*self._recent, token][-OPENING_TOKENS:]
         if token in self._calls.ends:
-            _, opens, after = self._calls.text(self._recent).rpartition(OPEN)
+            before, opens, after = self._calls.text(self._recent).rpartition(OPEN)
             if opens and len(after) < len(self._calls.text(self._recent[-1:])):
-                self._call, self._known, self._path = list(self._recent), "", []
+                self._call, self._path = list(self._recent), []
+                self._from, self._known = 0, before + OPEN
                 self._reader = PartialJson()
 
     def _read_on(self) -> None:
-        """Read what the open call has in addition."""
+        """Read what the open call has in addition, of which only the last tokens are decoded."""
         assert self._reader is not None
         self._recent = self._call[-OPENING_TOKENS:]
-        text = self._calls.text(self._call).rpartition(OPEN)[2]
-        if text.endswith("\ufffd"):  # the rest of a character is to come
-            return
-        if not text.startswith(self._known) or len(self._call) > MAX_CALL_TOKENS:
+        text, known = self._whole_text(), self._known
+        new = text[len(known) :]
+        again = OPEN in known[1 - len(OPEN) :] + new
+        if not text.startswith(known) or again or len(self._call) > MAX_CALL_TOKENS:
             self._reader = None
             return
-        self._reader.read(text[len(self._known) :])
+        self._reader.read(new)
         self._known = text
+        if len(self._call) - self._from > 2 * OPENING_TOKENS:
+            self._from = len(self._call) - OPENING_TOKENS
+            self._known = self._whole_text()
         if self._reader.state == "invalid":
             self._reader = None
-        elif self._reader.state == "done" and CLOSE in text:
+        elif self._reader.state == "done" and CLOSE in self._reader.space:
             self._text.learn(self._reader)
             self._reader = None
+
+    def _whole_text(self) -> str:
+        """The text of the last tokens, without a character whose rest is to come."""
+        return self._calls.text(self._call[self._from :]).rstrip("\ufffd")
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of a continuation, as the tokenizer splits it after the call if that fits."""
         if not text:
             return []
-        tokenizer, before = self._calls.tokenizer, OPEN + self._known
-        if len(self._call) > CONTEXT_TOKENS:
-            before = self._calls.text(self._call[-CONTEXT_TOKENS:])
+        tokenizer, before = self._calls.tokenizer, self._calls.text(self._call[-CONTEXT_TOKENS:])
+        if len(self._call) <= CONTEXT_TOKENS:
+            before = OPEN + before.rpartition(OPEN)[2]
         begun, whole = encode(tokenizer, before), encode(tokenizer, before + text)
         if whole[: len(begun)] == begun and self._call[-len(begun) :] == begun:
             return whole[len(begun) :]
@@ -214,7 +222,7 @@ class CallText:
     def after(self, call: PartialJson) -> str:
         """The likeliest text that comes next; empty where nothing is known."""
         frames = [Frame(x.path, None if x.keys is None else [*x.keys]) for x in call.frames]
-        call = replace(call, frames=frames, style={}, values=[*call.values])
+        call = replace(call, frames=frames, style={}, values={**call.values})
         text = ""
         while len(text) < MAX_PREDICTED_CHARACTERS:
             if call.state == "scalar" and call.partial in self._known(call):
@@ -317,7 +325,8 @@ class CallText:
 
 def tool_of(call: PartialJson) -> str | None:
     """The name of a call's tool, once it is complete."""
-    return next((unquoted(text[1:-1]) for path, text in call.values if path == (NAME_KEY,)), None)
+    text = call.values.get((NAME_KEY,))
+    return None if text is None else unquoted(text[1:-1])
 
 
 def required(schema: Schema) -> frozenset[str]:

@@ -105,6 +105,6 @@ def test_the_depth_is_bounded():
 
 def test_values_have_paths():
     json = read('\n{"a": [1, {"b":"x\\n"}], "c" : "d')
-    assert json.values == [(("a",), "1"), (("a", "b"), '"x\\n"')]
+    assert json.values == {("a",): "1", ("a", "b"): '"x\\n"'}
     assert (json.state, json.partial, json.path) == ("string", "d", ("c",))
     assert json.style == {"": "\n", ":": " ", ",": " "}
