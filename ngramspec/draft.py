@@ -216,7 +216,7 @@ class EvidenceRequest:
     hidden: bool = False
 
     def __post_init__(self) -> None:
-        check_int("top_k", self.top_k, 0, MAX_TOP_K)
+        object.__setattr__(self, "top_k", check_int("top_k", self.top_k, 0, MAX_TOP_K))
         if not check_bool("hidden", self.hidden) and not self.top_k:
             raise ValueError("an EvidenceRequest must have top_k >= 1 or hidden=True, got neither")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from numbers import Real
 
 INSTALL = {  # command that installs a missing package
     "numpy": "pip install numpy",
@@ -21,25 +23,31 @@ class UnsupportedError(ValueError):
 
 
 def check_int(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return ``value`` if it is an integer in low..high; ``high=None`` is no upper bound.
+    """Return ``value`` as an int if it is an integer in low..high; ``high=None``: no upper bound.
 
-    A TypeError says that it is none (a bool is not one), a ValueError that it is out of bounds.
+    Integers of NumPy and torch are integers, too. A TypeError says that it is none (a bool is not
+    one), a ValueError that it is out of bounds.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < low or (high is not None and value > high):
+    try:
+        if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
+            raise TypeError
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if found < low or (high is not None and found > high):
         bound = f">= {low}" if high is None else f"in {low}..{high}"
-        raise ValueError(f"{name} must be {bound}, got {value}")
-    return value
+        raise ValueError(f"{name} must be {bound}, got {found}")
+    return found
 
 
 def check_real(name: str, value: object, low: float, high: float) -> float:
     """Return ``value`` as a float if low < value <= high; the errors are those of check_int."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not low < value <= high:
+    found = float(value)
+    if not low < found <= high:
         raise ValueError(f"{name} must be > {low} and <= {high}, got {value}")
-    return float(value)
+    return found
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

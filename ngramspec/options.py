@@ -215,7 +215,7 @@ class Options:
             value = _checked(each.name, getattr(self, each.name), **each.metadata["bounds"])
             self._set(each.name, value)
         if not isinstance(self.gamma, str):
-            check_int("gamma", self.gamma, 1, self.longest)
+            self._set("gamma", check_int("gamma", self.gamma, 1, self.longest))
         self._check_combinations()
         if self.on_step is not None and not callable(self.on_step):
             kind = type(self.on_step).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from doubles import InterruptedStreamer, half_right, liar, oracle, random_drafter
@@ -12,6 +13,7 @@ from threads import PROMPTS, assert_each_is, in_threads
 
 import ngramspec
 from ngramspec import SharedStore, Speculator, build_drafter
+from ngramspec.draft import EvidenceRequest
 
 GREEDY = {"max_new_tokens": 30, "do_sample": False}
 
@@ -28,12 +30,15 @@ def text(tiny):
         ({"gamma": 65}, ValueError, r"gamma must be in 1\.\.64, got 65"),
         ({"gamma": 2.5}, TypeError, r"gamma must be an integer, got 2\.5"),
         ({"gamma": True}, TypeError, "gamma must be an integer, got True"),
+        ({"gamma": torch.tensor(True)}, TypeError, r"gamma must be an integer, got tensor\(True\)"),
+        ({"tree": np.True_}, TypeError, r"tree must be an integer, got np.True_"),
         ({"tree": 0}, ValueError, r"tree must be in 1\.\.4096, got 0"),
         ({"tree": "wide"}, ValueError, "tree must be an integer, 'auto' or None, got 'wide'"),
         ({"tree": True}, TypeError, "tree must be an integer, got True"),
         ({"tree": 8, "gamma": 9}, ValueError, r"gamma must be in 1\.\.8, got 9"),
         ({"gamma": "fast"}, ValueError, "'auto' or 'heuristic', got 'fast'"),
         ({"gamma_max": 0}, ValueError, r"gamma_max must be in 1\.\.4096, got 0"),
+        ({"lenience": "1"}, TypeError, "lenience must be a number, got '1'"),
         ({"gamma_max": 5000}, ValueError, "got 5000"),
         ({"drafter": "cpy+ngram"}, ValueError, "'cpy' is no drafter's name"),
         ({"drafter": 3}, TypeError, "drafter must be a string or a Drafter, got int"),
@@ -45,6 +50,22 @@ def text(tiny):
 def test_arguments_are_checked_at_construction(arguments, error, message):
     with pytest.raises(error, match=message):
         Speculator(**arguments)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int16, np.array, torch.tensor])
+def test_integers_of_other_types_are_stored_as_int(kind, tmp_path):
+    given = {"gamma": 4, "gamma_max": 16, "tree": 8, "width": 16}
+    for options in ({"gamma", "tree"}, {"gamma_max"}, {"width"}):
+        speculator = Speculator(**{name: kind(given[name]) for name in options})
+        speculator.save_pretrained(tmp_path)  # as JSON
+        again = Speculator.from_pretrained(tmp_path)
+        for name in options:
+            assert type(getattr(speculator, name)) is int
+            assert getattr(again, name) == given[name]
+    assert type(Speculator().options.with_chains_of(kind(4)).gamma) is int  # num_assistant_tokens
+    assert type(SharedStore(kind(1 << 13)).max_bytes) is int
+    assert Speculator(lenience=np.float32(0.5)).lenience == 0.5
+    assert type(EvidenceRequest(top_k=kind(8)).top_k) is int
 
 
 def test_statistics_add_up_over_runs_until_reset(tiny, text):

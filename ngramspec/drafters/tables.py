@@ -167,10 +167,9 @@ class NGramDrafter(Drafter):
         if mode != "backoff":
             what = "must be 'backoff' with this order, window or policy"
             raise ValueError(f"mode {what}, got {mode!r}")
-        check_int("order", order, 2, 8)
+        self.order = check_int("order", order, 2, 8)
         if window is not None:
-            check_int("window", window, order, MOST_TOKENS)
-        self.order = order
+            window = check_int("window", window, order, MOST_TOKENS)
         self.window = window
         limits = f"order={order}," + (f"window={window}," if window else "")
         self.sample = check_bool("sample", sample)

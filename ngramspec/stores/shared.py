@@ -272,7 +272,7 @@ class SharedStore(NotCopied):
         sync: str | RedisSync | None = None,
     ) -> None:
         self.max_bytes = check_int("max_bytes", max_bytes, MIN_NAMESPACE_BYTES, MAX_BYTES)
-        most = min(max_bytes, MAX_NAMESPACE_BYTES)
+        most = min(self.max_bytes, MAX_NAMESPACE_BYTES)
         if namespace_bytes is None:
             namespace_bytes = min(max(max_bytes // DEFAULT_NAMESPACES, MIN_NAMESPACE_BYTES), most)
         self.namespace_bytes = check_int(
@@ -407,7 +407,7 @@ class SharedStore(NotCopied):
                 which.
             ImportError: xxhash is not installed.
         """
-        check_int("max_bytes", max_bytes, MIN_NAMESPACE_BYTES, MAX_BYTES)
+        max_bytes = check_int("max_bytes", max_bytes, MIN_NAMESPACE_BYTES, MAX_BYTES)
         saved = SavedStore(path, max_bytes)
         if namespace_bytes is None:
             namespace_bytes = max(min(saved.namespace_bytes, max_bytes), MIN_NAMESPACE_BYTES)
