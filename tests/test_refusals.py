@@ -374,9 +374,12 @@ def test_bad_prompts_name_the_argument_the_bound_and_the_value(tiny):
         (torch.tensor([[3, -1, 4]]), r"input_ids must lie in 0\.\.96, got -1"),
         (torch.tensor([[3, 97, 4]]), r"input_ids must lie in 0\.\.96, got 97"),
         (torch.empty((1, 0), dtype=torch.long), r"at least one token, got shape \(1, 0\)"),
+        (PROMPT[:0], r"input_ids must hold at least one row, got shape \(0, \d+\)"),
     ]:
         with pytest.raises(ValueError, match=message):
             ngramspec.generate(tiny, ids, max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"inputs_embeds must hold at least one row, got shape"):
+        ngramspec.generate(tiny, inputs_embeds=torch.zeros(0, 5, 32), max_new_tokens=4)
 
 
 def test_embeddings_in_chunks_are_refused_because_every_chunk_would_read_them_all(tiny):

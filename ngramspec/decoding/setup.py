@@ -435,6 +435,9 @@ def _speculate(caller: Caller, call: GenerateCall) -> Any:
             raise
         synced = ranks is not None and ranks.synced
         return decode_plainly(call, reason, synced_gpus=synced, log=caller.log_once)
+    notice, fed = setup.target.facts.padding_notice, sequences[:, setup.target.prompt.shape[1] : -1]
+    if notice is not None and bool((fed == notice.token).any()):  # as it may be inside of a draft
+        notice.give()
     sampler = loop.sampler
     ranking = loop.batch.ranking(scores=sampler.scores is not None)
     output = setup.target.output(sequences, sampler.scores, sampler.logits, ranking)

@@ -23,7 +23,7 @@ from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
 from ngramspec.hf_model.compat.devices import Int64
 from ngramspec.hf_model.compat.hooks import is_ours
-from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
+from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, PaddingNotice, has
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.windows import Windows
@@ -91,6 +91,8 @@ class Facts:
     # The first of them with a hook that may rely on the number of positions, or None.
     counting_hook: str | None
     unaligned: str | None  # why the cache's positions will not match the masks, or None
+    # What warns of the padding token in a forward's first and last token, as there is no mask.
+    padding_notice: PaddingNotice | None
     ragged: bool = False  # whether rows may accept different numbers of tokens
 
     @property
@@ -169,6 +171,8 @@ def facts_of(
     hooked = list(hooked_modules(model))
     own = windows_of(names.text_config(model))
     windows = own if own is None or cache.reach is None else own.shortened(cache.reach)
+    # In a static cache, steps have masks.
+    padding_masked = kwargs.get(f"{prefix}attention_mask") is not None or cache.static
     unaligned, skips_padding = None, not placed and found["skips_padding"]
     # The baseline runs such a call, so it is run too, without drafts.
     if not encodes and cached > 0 and cached >= end:
@@ -197,6 +201,7 @@ def facts_of(
         hooked=bool(hooked),
         counting_hook=next((name or "the model" for name, alike in hooked if not alike), None),
         unaligned=unaligned,
+        padding_notice=None if padding_masked else names.padding_notice(model),
     )
 
 
@@ -430,6 +435,11 @@ FACTS = (
     Fact("unknown modules that count positions", lambda f: not f.placed, (_TREES, _RAGGED, _FIT)),
     Fact("a model that gives no positions to padding", lambda f: f.skips_padding, (_DRAFT,)),
     Fact(
+        "a model that warns of padding tokens without a mask (GPT-2)",
+        lambda f: f.padding_notice is not None,
+        (_DRAFT,),
+    ),
+    Fact(
         "a prefill whose positions do not match its masks: {0.unaligned}",
         lambda f: f.unaligned is not None,
         (_DRAFTS, _JOINT, _DRAFT, _ONCE, _WIDTH, _COMPILED),
@@ -631,12 +641,16 @@ def refusal(settings: dict[str, Any]) -> str:
 
 
 def check_prompt(model: Any, input_ids: Int64, model_kwargs: dict[str, Any]) -> None:
-    """Raise a ValueError for an empty prompt, or for ids that the model has no embedding for.
+    """Raise a ValueError for no prompt, an empty one, or ids that the model has no embedding for.
 
     Placeholders, for example of an image, may be outside the vocabulary, and so may tokens that a
     given cache holds, for example the padding of an earlier turn.
     """
-    if model_kwargs.get("inputs_embeds") is not None:
+    embeds = model_kwargs.get("inputs_embeds")
+    name, given = ("input_ids", input_ids) if embeds is None else ("inputs_embeds", embeds)
+    if given.shape[0] == 0:
+        raise ValueError(f"{name} must hold at least one row, got shape {(*given.shape,)}")
+    if embeds is not None:
         return
     if input_ids.shape[1] == 0:
         raise ValueError(f"input_ids must hold at least one token, got shape {(*input_ids.shape,)}")

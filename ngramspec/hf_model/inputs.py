@@ -153,6 +153,8 @@ class Inputs:
         # no draft extends past that point.
         if keys is not None and facts.takes_masks and not facts.encodes:
             masked = masked or facts.rereads_at != slots
+        # The model would warn of padding if a draft, maybe a wrong one, ends with such a token.
+        masked = masked or (width > 1 and own is None and facts.padding_notice is not None)
         # It would also read a mask of padding before a forward of one position.
         padding = width == 1 and own is not None
         # Attention recognises the mask of a chain that is made here, and a GPU needs none then.

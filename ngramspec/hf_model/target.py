@@ -345,6 +345,10 @@ class Target:
 
         Its logits are returned, (batch, n + 1, vocab).
         """
+        if self.cache.convolves:
+            from ngramspec.hf_model.trials import give_notices  # few models have such layers
+
+            give_notices(self.model, self.device)
         inputs = self.begin_forward(forward)
         if self._decoding is not None:
             self.narrow(forward.width == 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +17,12 @@ from ngramspec.hf_model.cache.layers import parts_of
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_names, new_cache, parameter_of
 from ngramspec.hf_model.compat.devices import device_of
-from ngramspec.hf_model.compat.extras import layer_count, least_step_size, new_encoder_decoder_cache
+from ngramspec.hf_model.compat.extras import (
+    is_first_notice,
+    layer_count,
+    least_step_size,
+    new_encoder_decoder_cache,
+)
 
 PREFIX_TOKENS = 4  # tokens in the cache before the forwards that are compared
 PROBE_TOKENS = 3  # tokens of these forwards
@@ -104,6 +110,21 @@ def why_not_continued(model: Any, rows: int = 1) -> str | None:
     if alike(together, [torch.cat(single, dim=1), *_states(other)], model.dtype):
         return None
     return "its forward over several tokens does not continue from its recurrent state"
+
+
+@torch.no_grad()
+def give_notices(model: Any, device: torch.device) -> None:
+    """Let a model log once what the baseline's forwards of one position do, in a forward of that.
+
+    There, linear layers use other kernels, and log that a fast one is not installed. Forwards over
+    drafts, or over convolutions that record, do not use these.
+    """
+    if is_first_notice(type(model)):
+        decoder = model.get_decoder()
+        cache, token = new_cache(decoder.config), torch.zeros((1, 1), dtype=torch.int64)
+        with suppress(Exception):  # the call itself may still work
+            for _ in range(2):  # the second one has a state to continue from
+                _run(decoder, token.to(device), cache)
 
 
 def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:

@@ -184,6 +184,8 @@ class StopRules:
     End-of-sequence and maximum length are decided from the token's id and the length. Criteria of
     maximum time are called without tokens, and stop strings with tokens on the host. All others
     (``custom``) are called with the committed tokens, once per token, in the order of the list.
+    Those of maximum length are also called once if the text exceeds the model's positions, of which
+    they warn.
     """
 
     def __init__(self, criteria: Iterable[Any]) -> None:
@@ -192,6 +194,7 @@ class StopRules:
         self.timers: list[Any] = []
         self.strings: list[Any] = []
         self.custom: list[Any] = []
+        self.warning: list[tuple[int, Any]] = []  # by the length that they warn of
         for criterion in criteria:
             name = stock_name(criterion, CRITERION_MODULE)
             if name == END_OF_SEQUENCE:
@@ -199,6 +202,8 @@ class StopRules:
             elif name == MAX_LENGTH:
                 lengths = [criterion.max_length, self.max_length]
                 self.max_length = min(each for each in lengths if each is not None)
+                if criterion.max_position_embeddings is not None:
+                    self.warning.append((criterion.max_position_embeddings, criterion))
             elif name == MAX_TIME:
                 self.timers.append(criterion)
             elif name == STOP_STRING:
@@ -221,6 +226,9 @@ class StopRules:
     ) -> list[bool]:
         """Whether each row ends with its last token; ``ids`` is called for custom criteria only."""
         all_done = self.max_length is not None and length >= self.max_length
+        for limit, criterion in self.warning:
+            if length > limit:
+                criterion(torch.empty((1, length), device="meta"), None)
         if not (self.timers or self.strings or self.custom):
             return [all_done or token in self.eos for token in tokens]
         for criterion in self.timers:

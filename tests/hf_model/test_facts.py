@@ -15,7 +15,7 @@ from transformers import LEDConfig, LlamaConfig, WhisperConfig
 
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, new_cache
-from ngramspec.hf_model.compat.names import position_limit
+from ngramspec.hf_model.compat.names import PaddingNotice, position_limit
 from ngramspec.hf_model.facts import FACTS, Ability, Facts, facts_of, prompt_end, why_unsupported
 from ngramspec.hf_model.target import MAX_PREFILL_DRAFT_TOKENS, Target
 from ngramspec.hf_model.windows import Reach, Windows
@@ -100,6 +100,9 @@ CASES = {
     "a model that counts its positions itself": {"takes_positions": False, "hooks_positions": True},
     "unknown modules that count positions": {"takes_positions": False},
     "a model that gives no positions to padding": {"skips_padding": True},
+    "a model that warns of padding tokens without a mask (GPT-2)": {
+        "padding_notice": PaddingNotice(None, 0)
+    },
     "a prefill whose positions do not match its masks: {0.unaligned}": {
         "unaligned": "it holds {all}"
     },

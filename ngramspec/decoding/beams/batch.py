@@ -221,6 +221,9 @@ class BeamBatch(LockstepBatch):
         self.length = self.search.length
         if self.search.stopped:
             self.end_rows([True] * len(self.rows))
+        notice = self.target.facts.padding_notice
+        if notice is not None and not self.stopped and notice.token in tokens:
+            notice.give()
         more = not self.stopped and all(path.position is not None for path in self.paths)
         self.position = len(self.accepted_positions) if more else None
 

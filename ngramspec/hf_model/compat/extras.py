@@ -255,6 +255,27 @@ def cached_file_or_none(repository: str, name: str, revision: str) -> Path | Non
     return None if found is None else Path(found)
 
 
+class _Memory(threading.local):
+    """A logger to transformers' ``warning_once``, which calls it for what it does not remember."""
+
+    new = False
+
+    def warning(self, _: object) -> None:
+        self.new = True
+
+
+_memory = _Memory()
+
+
+def is_first_notice(about: object) -> bool:
+    """Whether this was not asked since transformers began, or forgot, what it logs only once."""
+    from transformers.utils.logging import warning_once
+
+    _memory.new = False
+    warning_once(_memory, about)
+    return _memory.new
+
+
 def is_slow(tokenizer: Any) -> bool:
     """Whether a tokenizer is written in Python."""
     from transformers import PreTrainedTokenizer
