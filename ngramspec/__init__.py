@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ngramspec.drafters.base import Drafter, DraftSession
     from ngramspec.drafters.tool_calls import ToolCalls
     from ngramspec.errors import UnsupportedError
-    from ngramspec.hf import Enabled, enable, enabled, generate
+    from ngramspec.hf import Enabled, disable, enable, enabled, generate
     from ngramspec.speculator import Speculator
     from ngramspec.stats import DecodeStats, StepEvent
     from ngramspec.stores import Corpus, SharedStore
@@ -29,8 +29,8 @@ except PackageNotFoundError:  # a source tree that was built in place
 __all__ = [
     "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Enabled", "Evidence",
     "EvidenceRequest", "Proposal", "SharedStore", "Speculator", "StepEvent", "ToolCalls",
-    "UnsupportedError", "Verdict", "build_drafter", "enable", "enabled", "generate",
-    "register_drafter",
+    "UnsupportedError", "Verdict", "build_drafter", "disable", "enable", "enabled",
+    "generate", "register_drafter",
 ]
 # fmt: on
 __getattr__ = lazy_names(
@@ -41,7 +41,7 @@ __getattr__ = lazy_names(
         "drafters.base": ("DraftSession", "Drafter"),
         "drafters.tool_calls": ("ToolCalls",),
         "errors": ("UnsupportedError",),
-        "hf": ("Enabled", "enable", "enabled", "generate"),
+        "hf": ("Enabled", "disable", "enable", "enabled", "generate"),
         "speculator": ("Speculator",),
         "stats": ("DecodeStats", "StepEvent"),
         "stores": ("Corpus", "SharedStore"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from ngramspec.decoding.request import GenerateCall, mtp_head
 from ngramspec.decoding.setup import Caller, decode_call, version_fault
@@ -380,6 +381,9 @@ class PatchedGenerate:
         return copy.copy, (self.plain,)
 
 
+_handles: WeakSet[Enabled] = WeakSet()  # those that are active are kept by ``PatchedGenerate``
+
+
 class Enabled:
     """Speculation that is switched on for a model until ``disable``, or until its block ends.
 
@@ -387,15 +391,17 @@ class Enabled:
 
     Attributes:
         speculator (Speculator): can be changed while it is on, for example its drafter.
+        model: the model.
     """
 
     def __init__(self, model: Any, speculator: Speculator) -> None:
-        self.speculator, self._model = speculator, model
+        self.speculator, self.model = speculator, model
         self._enable()
 
     def _enable(self) -> None:
-        model = self._model
+        model = self.model
         with _lock:
+            _handles.add(self)
             patched = vars(model).get("generate")
             if not (isinstance(patched, PatchedGenerate) and patched.model is model):
                 patched = PatchedGenerate(model, model.generate, own="generate" in vars(model))
@@ -451,10 +457,33 @@ def enable(model: Any, speculator: Speculator | None = None) -> Enabled:
     Example:
         ``handle = ngramspec.enable(model); model.generate(**inputs); print(handle.stats)``
     """
-    model = getattr(model, "_orig_mod", model)  # in torch.compile's
+    return Enabled(_unwrapped(model), checked(speculator))
+
+
+def disable(model: Any) -> None:
+    """Switch off all speculation that ``enable`` switched on for a model, in blocks too.
+
+    Calls that are running end with speculation. Nothing happens if none is on.
+
+    Args:
+        model: a transformers model.
+
+    Example:
+        ``ngramspec.enable(model); model.generate(**inputs); ngramspec.disable(model)``
+    """
+    model = _unwrapped(model)
+    with _lock:
+        for each in [*_handles]:
+            if each.model is model:
+                each.disable()
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model, or the one in torch.compile's; a TypeError if it is not a model."""
+    model = getattr(model, "_orig_mod", model)
     if not (hasattr(model, "generate") and hasattr(model, "__dict__")):
         raise TypeError(f"model must be a transformers model, got {type(model).__name__}")
-    return Enabled(model, checked(speculator))
+    return model
 
 
 @contextmanager

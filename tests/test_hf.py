@@ -190,6 +190,30 @@ def test_it_is_enabled_until_it_is_disabled(model):
         assert model.generate == original
 
 
+def test_disable_ends_all_handles_of_a_model(model):
+    """Also those that nobody kept, those of blocks, and those under another code's wrapper."""
+    original, other = model.generate, copy.deepcopy(model)
+    ngramspec.disable(model)  # nothing is on
+    with ngramspec.enabled(other) as beside, ngramspec.enabled(model) as outer:
+        ngramspec.enable(model)
+        with ngramspec.enabled(model) as inner:
+            below = model.generate
+            model.generate = lambda *args, **kwargs: below(*args, **kwargs)
+            above = ngramspec.enable(model)
+            ngramspec.disable(torch.compile(model))
+            model.generate(PROMPT, **GREEDY)
+            assert [each.stats.runs for each in (outer, inner, above)] == [0, 0, 0]
+            del model.generate
+            with ngramspec.enabled(model) as again:
+                model.generate(PROMPT, **GREEDY)
+            assert again.stats.runs == 1
+        other.generate(PROMPT, **GREEDY)
+        assert beside.stats.runs == 1
+    assert model.generate == original
+    with pytest.raises(TypeError, match="must be a transformers model, got int"):
+        ngramspec.disable(3)
+
+
 @pytest.mark.parametrize("where", ["argument", "config"])
 def test_a_call_s_draft_length_is_num_assistant_tokens(model, where):
     lengths, speculator = set(), Speculator()
