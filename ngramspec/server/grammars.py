@@ -56,6 +56,7 @@ class GrammarPool:
         self._waiting = dict.fromkeys(users, 0)
         self._places = asyncio.Semaphore(MAX_WORKERS)
         self._made: tuple[str, Any] | None = None  # the vocabulary as JSON, and its compiler
+        self._transient = False  # whether it is None because of the machine, not the tokenizer
         self._idle: list[_Worker] = []
         self.workers: set[_Worker] = set()  # busy or idle
 
@@ -69,8 +70,12 @@ class GrammarPool:
 
             info = self._vocabulary()
             compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
+            self._transient = False
             self._made = info.serialize_json(), compiler
         except Exception as error:  # whatever xgrammar raises about a tokenizer
+            from ngramspec.hf_model.compat.devices import is_transient  # workers need no torch
+
+            self._transient = is_transient(error)
             logger.warning("xgrammar cannot use the model's tokenizer: %s", str(error))
 
     async def processor(self, user: str, source: Source) -> Callable[[], Any]:
@@ -105,6 +110,8 @@ class GrammarPool:
 
     async def _compile(self, param: str, kind: str, text: str) -> Any:
         refused = f"the {'grammar' if kind == 'grammar' else 'schema'} cannot be used"
+        if self._made is None and self._transient:
+            await run_sync(self.prepare)
         if self._made is None:
             raise bad(param, f"{refused}: xgrammar cannot use the model's tokenizer")
         vocabulary, compiler = self._made

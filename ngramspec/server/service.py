@@ -64,7 +64,7 @@ class Service:
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.engine, self.settings = engine, settings
-        self.corpora = Shelf(settings.corpora)
+        self.corpora = Shelf(settings.corpora, tokenizer)
         self.text = TextEncoder(tokenizer)
         self.bytes_of, self.hidden = TokenBytes(tokenizer), hidden_ids(tokenizer)
         family = family_of(tokenizer)

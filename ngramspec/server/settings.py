@@ -118,10 +118,11 @@ class ServerSettings:
 
 
 class Shelf(UserDict[str, Corpus]):
-    """Corpora by name. Each access compares the file's state, which takes microseconds."""
+    """Corpora by name, of a tokenizer. Each access compares the file's state, in microseconds."""
 
-    def __init__(self, corpora: Mapping[str, Corpus]) -> None:
+    def __init__(self, corpora: Mapping[str, Corpus], tokenizer: Any) -> None:
         super().__init__(corpora)
+        self._tokenizer = tokenizer
         self._states = {name: _state(corpus) for name, corpus in corpora.items()}
 
     def __getitem__(self, name: str) -> Corpus:
@@ -130,7 +131,9 @@ class Shelf(UserDict[str, Corpus]):
         if state not in (None, self._states[name]):
             self._states[name] = state
             try:
-                self.data[name] = Corpus.open(corpus.path)
+                opened = Corpus.open(corpus.path)
+                opened.check_tokenizer(self._tokenizer)
+                self.data[name] = opened
             except (OSError, ValueError) as error:
                 logger.warning("the corpus %s cannot be opened again: %s", name, str(error))
         return self.data[name]

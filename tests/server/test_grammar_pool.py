@@ -201,3 +201,22 @@ def test_a_grammar_that_ends_the_compiler_is_refused_and_the_next_one_compiled(a
         assert await pool.compile("ann", SIMPLE)
 
     pooled(test)
+
+
+def test_a_vocabulary_that_once_had_no_memory_is_read_again(monkeypatch, caplog):
+    def short(*_, **__):
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as without:
+        without.setattr(xgrammar, "GrammarCompiler", short)
+        pool = GrammarPool(vocabulary, seconds=LONG, users=USERS, waiting=8)
+        pool.prepare()
+        assert "none left" in caplog.text
+
+    async def run():
+        try:
+            assert await pool.compile("ann", SIMPLE) is not None
+        finally:
+            await pool.close()
+
+    asyncio.run(run())

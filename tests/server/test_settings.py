@@ -67,12 +67,16 @@ def test_a_replaced_corpus_is_opened_again(tmp_path, caplog):
     def build(text):
         return Corpus.build([text], path, tokenizer=tokenizer)
 
-    shelf = Shelf({"own": build("the first text")})
+    shelf = Shelf({"own": build("the first text")}, tokenizer)
     first = shelf["own"]
     assert shelf["own"] is first
     build("another text, which is longer")
     assert len(shelf["own"]) == len("another text, which is longer")
     assert len(first) == len("the first text")
+    longer = shelf["own"]
+    Corpus.build(["the text of another model"], path, tokenizer=letters(fim=False))
+    assert shelf["own"] is longer
+    assert "another tokenizer" in caplog.text
     path.with_suffix(".new").write_bytes(b"no corpus")
     os.replace(path.with_suffix(".new"), path)
     assert len(shelf["own"]) > len(first)
