@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_right
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -53,6 +54,7 @@ COUNT_SPREAD = 0.7  # of the number of positions that a row or a drafted token c
 
 STEPS_AFTER_OUTLIER = 16  # without a plain one, if the last one's time was improbable
 MAX_STEPS_WITHOUT_PLAIN = 128  # then a step of one position in each row is run to be timed
+MAX_COUNTS = 1024  # pairs of rows and positions whose steps are counted
 FORGOTTEN_PER_STEP = 1 / 1024  # share of the knowledge that is forgotten at each step
 REVIVED_SHARE = 0.01  # of the prior uncertainty, restored after a change of the machine's speed
 
@@ -79,7 +81,8 @@ class CostModel:
     """The costs of one kind of forwards. Thread-safe.
 
     Learning from a step costs O(coefficients^2), reading costs O(positions): each about 20
-    microseconds. Memory: O(coefficients^2), about 60 KB.
+    microseconds. Memory: O(coefficients^2), about 60 KB, and at most 250 KB
+    of counts.
 
     Args:
         table: costs until they are measured, see ``initial_costs``.
@@ -89,15 +92,15 @@ class CostModel:
     Attributes:
         steps: number of steps that were learned from.
         since_plain: the number of these since the last one without a draft.
-        counts: the number of these by (rows, positions).
-        timed: rows -> the numbers of positions that were timed more than once.
+        counts: the number of these by (rows, positions), of the MAX_COUNTS latest pairs.
+        timed: rows -> the numbers of positions that were timed more than once, of these pairs.
     """
 
     def __init__(
         self, table: Costs, token: float = 1.0, spread: float = 1.0, saved: SavedCosts | None = None
     ) -> None:
         self.steps, self.since_plain = 0, MAX_STEPS_WITHOUT_PLAIN
-        self.counts: dict[tuple[int, int], int] = {}
+        self.counts: OrderedDict[tuple[int, int], int] = OrderedDict()
         self.timed: dict[int, tuple[int, ...]] = {}
         self._table, self._saved, self._token = extended(table), saved, token
         self._corrections = Corrections(_covariance(spread), FORGOTTEN_PER_STEP, REVIVED_SHARE)
@@ -145,15 +148,26 @@ class CostModel:
         self.steps += 1
         self.since_plain = self.since_plain + 1 if positions > rows else 0
         with self._lock:
-            count = self.counts[rows, positions] = self.counts.get((rows, positions), 0) + 1
-            if count == 2:
-                self.timed[rows] = (*self.timed.get(rows, ()), positions)
+            self._count(rows, positions)
             self._corrections.revived = max(REVIVED_SHARE, 1.0 / self.steps)
             assumed, features = self._features(rows, positions, length, branches)
             residual = math.log(max(seconds, 1e-9)) - assumed
             likely = self._corrections.learn(before, features, residual)
         if likely < 0.5 and not self.since_plain:
             self.since_plain = MAX_STEPS_WITHOUT_PLAIN - STEPS_AFTER_OUTLIER
+
+    def _count(self, rows: int, positions: int) -> None:
+        """Count a step, and drop the pair that was not counted for longest if there are many."""
+        count = self.counts[rows, positions] = self.counts.get((rows, positions), 0) + 1
+        self.counts.move_to_end((rows, positions))
+        if count == 2:
+            self.timed[rows] = (*self.timed.get(rows, ()), positions)
+        if len(self.counts) > MAX_COUNTS:
+            (rows, gone), count = self.counts.popitem(last=False)
+            if count > 1:
+                self.timed[rows] = tuple(each for each in self.timed[rows] if each != gone)
+                if not self.timed[rows]:
+                    del self.timed[rows]
 
     def _features(
         self, rows: int, positions: int, length: int, branches: bool

@@ -15,7 +15,7 @@ from cost_models import IDS, KIND, fed, step_costs
 from doubles import oracle
 
 from ngramspec import Speculator
-from ngramspec.costs.model import ForwardKind
+from ngramspec.costs.model import MAX_COUNTS, ForwardKind
 from ngramspec.costs.policies import CostGamma
 from ngramspec.costs.processors import AMX, extended, initial_costs
 from ngramspec.costs.steps import MARGIN, MIN_PREFILL_POSITIONS, required_tokens
@@ -303,6 +303,21 @@ def test_what_the_machine_takes_is_what_is_learned(monkeypatch):
     speculator = Speculator(oracle(text), gamma_max=8)
     model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
     assert step_costs(model).times()[9] > 1.9
+
+
+def test_the_counts_of_steps_are_bounded():
+    """An engine's steps have any number of rows and of positions."""
+    model = step_costs().model
+    pairs = [(rows, rows + drafted) for rows in range(1, 61) for drafted in range(30)]
+    for at, pair in enumerate(pairs):
+        for given in (pair, pair, (1, 1)):
+            model._count(*given)
+        if at == MAX_COUNTS // 2:
+            assert len(model.counts) == sum(map(len, model.timed.values())) == at + 1
+    assert set(model.counts) == {(1, 1), *pairs[1 - MAX_COUNTS :]}
+    assert model.counts[1, 1] == len(pairs) + 2
+    timed = [(rows, each) for rows, of in model.timed.items() for each in of]
+    assert sorted(timed) == sorted(model.counts)
 
 
 def test_forwards_of_a_few_widths_count_at_those():
