@@ -98,7 +98,9 @@ class Speculator(Arguments):
                 self._saved_costs = _saved_costs(options)
             if options.longest != self.options.longest:
                 self._prefill_length = PrefillDraftLength(options.longest)
-            self._options = options
+            before, self._options = self._options, options
+            if options.drafter is not before.drafter:  # it and its stores are freed
+                self._heads = None
 
     @property
     def options(self) -> Options:
@@ -280,9 +282,9 @@ class Speculator(Arguments):
         from ngramspec.drafters.headed import HeadOfCalls  # most calls have none
 
         with self._lock:
-            self._heads = self._heads or HeadOfCalls()
+            heads = self._heads = self._heads or HeadOfCalls()
         by_request = self.options.calibration == "request"
-        return self._heads.drafter(self.drafter, head, by_request=by_request)
+        return heads.drafter(self.drafter, head, by_request=by_request)
 
     def count(self, stats: DecodeStats) -> None:
         """Add a run's counts and times to the statistics."""

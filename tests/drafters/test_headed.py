@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from engine_pair import costs, ids
 from scipy.stats import chisquare
 from two_tokens import VOCAB, P, fits, two_tokens
 
-from ngramspec import UnsupportedError, build_drafter
+from ngramspec import SharedStore, Speculator, UnsupportedError, build_drafter
 from ngramspec.costs.policies import GammaController
 from ngramspec.drafters import CopyDrafter, HeadedDrafter, ModelDrafter, MtpDrafter, ValueDrafter
 from ngramspec.drafters.headed import HeadOfCalls, with_head
@@ -218,6 +220,19 @@ def test_what_is_learned_of_a_calls_head_is_kept():
     assert len(alone.start(TEXT).propose(4)) == 0  # without its model
     other = with_head(alone, MtpDrafter(2))
     assert (other.head.gamma, other.spec.count("mtp")) == (2, 1)
+
+
+def test_a_replaced_drafter_is_freed_with_its_stores():
+    speculator = Speculator(stores=[SharedStore()["a"]])
+    first = speculator._drafter_with(MtpDrafter(2))
+    speculator.gamma = 4
+    assert speculator._drafter_with(MtpDrafter(2)) is first
+    replaced = weakref.ref(speculator.drafter), weakref.ref(speculator.stores[0].store)
+    del first
+    speculator.drafter = ValueDrafter()
+    gc.collect()
+    assert [each() for each in replaced] == [None, None]
+    assert speculator._drafter_with(MtpDrafter(2)).stores == ()
 
 
 def steps_until_read(reading, promised, steps=400):
