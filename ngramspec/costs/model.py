@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,7 +228,7 @@ def _covariance(spread: float) -> Float64:
     return covariance
 
 
-_models: WeakKeyDictionary[Any, dict[ForwardKind, CostModel]] = WeakKeyDictionary()
+_models: dict[int, dict[ForwardKind, CostModel]] = {}  # by id of a target that exists
 _lock = threading.Lock()
 
 
@@ -238,7 +238,9 @@ def model_of(target: Any, kind: ForwardKind, saved: SavedCosts | None = None) ->
     ``saved`` are initial costs for one that does not exist yet.
     """
     with _lock:
-        known = _models.setdefault(target, {})
+        if id(target) not in _models:  # mlx's modules have no hash
+            weakref.finalize(target, _models.pop, id(target), None).atexit = False
+        known = _models.setdefault(id(target), {})
         if kind not in known:
             known[kind] = CostModel(initial_costs(kind.machine, kind.dtype), saved=saved)
         return known[kind]

@@ -222,11 +222,9 @@ class HeadedSession(ReadingSession, ValueSession):
     def _read(self, reader: Reader, plan: Chain, depth: int) -> None:
         """Read the head's rows up to a depth of the chain."""
         path: list[int] = plan.tokens[:depth].tolist()
-        text, first = self.text + path, plan.known
+        first = plan.known
         last = depth + 1 - first  # the head's distributions after that many tokens are new
-        at = min(reader.agree(text, len(self.text)), len(text) - last)
-        reader.forget(at)
-        ids, log_probs = reader.forward(text[at:], last)
+        ids, log_probs = reader.forward(reader.rest(self.text, path, last), last)
         before = np.array([0, *path], np.int32)[first:]
         self.engine.set_head_rows(before, ids, log_probs, first)
         self._rows[first:] = list(zip(ids, log_probs, strict=True))

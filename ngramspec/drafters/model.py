@@ -54,18 +54,19 @@ class Reader:
         end = next((at for at, token in enumerate(tokens) if token >= vocab), len(tokens))
         return tokens[:end]
 
-    def agree(self, text: Sequence[int], committed: int) -> int:
-        """Forget what differs from ``text``; return how much of it is read, not its last token.
+    def rest(self, text: list[int], path: list[int], least: int = 1) -> list[int]:
+        """Forget what differs; return what is not read, at least the ``least`` last tokens.
 
-        ``text`` has ``committed`` committed tokens, followed by draft tokens.
+        ``text`` is committed, and ``path`` are the draft tokens after it. Neither is copied whole.
         """
-        at, end = self._sure, min(len(self._read), len(text) - 1)
-        while at < end and self._read[at] == text[at]:
+        committed = len(text)
+        end = min(len(self._read), committed + len(path) - least)
+        at = min(self._sure, end)
+        while at < end and self._read[at] == (text[at] if at < committed else path[at - committed]):
             at += 1
-        at = min(at, end)
         self.forget(at)
         self._sure = min(at, committed)
-        return at
+        return text[at:] + path[max(at - committed, 0) :]
 
     def unread(self, committed: int) -> int:
         """How many of the committed tokens are not read, if it has read no others."""
@@ -129,8 +130,7 @@ class ModelSession(ReadingSession):
     def propose_after(self, drafted: Int32, gamma: int) -> Draft:
         gamma = min(gamma, self.drafter.gamma)
         reader, path = self.reader, drafted.tolist()
-        text = self.text + path
-        if reader is None or not text:
+        if reader is None or not (self.text or path):
             return EMPTY_DRAFT
         if reader.model.ahead is not None:
             gamma = min(gamma, reader.model.ahead - len(path))
@@ -138,17 +138,17 @@ class ModelSession(ReadingSession):
         if not fits or len(reader.readable(path)) < len(path):
             return EMPTY_DRAFT
         reader.model.commit(len(self.text))
-        return self._drafted(reader, text, gamma) if reader.model.ready else EMPTY_DRAFT
+        return self._drafted(reader, path, gamma) if reader.model.ready else EMPTY_DRAFT
 
-    def _drafted(self, reader: Reader, text: list[int], gamma: int) -> Draft:
-        """Draft after ``text`` until the next token is not probable enough."""
-        unread = text[reader.agree(text, len(self.text)) :]
+    def _drafted(self, reader: Reader, path: list[int], gamma: int) -> Draft:
+        """Draft after the text and ``path`` until the next token is not probable enough."""
+        unread = reader.rest(self.text, path)
         found: list[tuple[int, Int32, Float32]] = []
         going = True
         while going and len(found) < gamma:
             guess: list[int] = []  # the tables' guess of the model's next tokens
             if room := gamma - len(found) - 1:
-                drafted = np.array(text[len(self.text) :], np.int32)
+                drafted = np.array(path, np.int32)
                 guess = self.tables.propose_after(drafted, room).tokens[:room].tolist()
                 guess = list(reader.readable(guess))
             ids, log_probs = reader.forward(unread + guess, 1 + len(guess))
@@ -158,11 +158,11 @@ class ModelSession(ReadingSession):
                 if choice is None:
                     break
                 found.append(choice)
-                text.append(choice[0])
+                path.append(choice[0])
                 if at == len(guess) or choice[0] != guess[at]:
                     break
-            reader.forget(len(text) - going)
-            unread = text[-1:]
+            reader.forget(len(self.text) + len(path) - going)
+            unread = path[-1:]
         return self._draft(found)
 
     def _choose(self, ids: Int32, log_probs: Float32) -> tuple[int, Int32, Float32] | None:

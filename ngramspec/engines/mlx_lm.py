@@ -53,7 +53,7 @@ def stream_generate(
     the prompt and the yielded tokens. Accepted draft tokens have ``from_draft=True``.
 
     Args:
-        speculator: drafts chains; keeps what forwards cost. None: one that such calls share.
+        speculator: drafts chains. None: one that such calls share.
         reference_ids: text that drafters read before the prompt, such as that of the prompt cache.
 
     Raises:
@@ -136,13 +136,14 @@ class _Text:
         self.sampler, self.processors = sampler or greedy_sampler, logits_processors or ()
         self.at_once = self.sampler is greedy_sampler and not self.processors
         self.chunk, self.progress = prefill_step_size, prompt_progress_callback or (lambda *_: None)
-        forwards = model_of(speculator, ForwardKind("cpu", attention=f"mlx {id(model)}"))
+        forwards = model_of(model, ForwardKind("cpu", attention="mlx"))
         costs = self.costs = StepCosts(forwards, options.longest + 1, pads=False)
         lengths = make_controller(options.planned_gamma, options.longest, costs.cost)
         self.learns = options.planned_gamma == "auto"
         self.row = Row(partial(report_fault, self.stats), lengths)
         self.stores = CallStores(lambda: speculator.drafter, None, None, speculator.log_once)
-        self.seen, self.last = prompt[:0], prompt[-1:]  # the tokens before the next choice
+        self.last = prompt[-1:]  # the token before the next choice
+        self.buffer, self.count = prompt, prompt.size - 1  # the tokens before it, and their number
         self.length = self.kept = self.cache[0].offset  # before the forward; if closed now
 
     def tokens(self) -> Generator[tuple[int, mx.array, bool], None, None]:
@@ -179,7 +180,7 @@ class _Text:
             chunk = left[: min(self.chunk, left.size - 1)]
             self.model(chunk[None], cache=self.cache)
             mx.eval([each.state for each in self.cache])
-            self.seen, left = mx.concatenate([self.seen, chunk]), left[chunk.size :]
+            left = left[chunk.size :]
             self.length = self.kept = self.kept + chunk.size
             mx.clear_cache()
         self.progress(self.prompt.size - 1, self.prompt.size)
@@ -196,15 +197,23 @@ class _Text:
         """The token (1,) of mlx-lm's sampler at a position, and its log probabilities (vocab,)."""
         if position == len(self.chosen):
             logits = self.logits[:, position, :]
-            if self.processors:
-                self.seen = mx.concatenate([self.seen, self.last])
+            seen = self.seen() if self.processors else self.last
             for processor in self.processors:
-                logits = processor(self.seen, logits)
+                logits = processor(seen, logits)
             logprobs = logits - mx.logsumexp(logits, keepdims=True)
             self.chosen.append((self.sampler(logprobs), logprobs.squeeze(0)))
             if not self.at_once:
                 mx.async_eval(self.chosen[-1])
         return self.chosen[position]
+
+    def seen(self) -> mx.array:
+        """All tokens (n,), with the last one, which is added in place; a full buffer doubles."""
+        if self.count == self.buffer.size:
+            room = mx.zeros(self.buffer.shape, self.last.dtype)
+            self.buffer = mx.concatenate([self.buffer, room])
+        self.buffer = mx.slice_update(self.buffer, self.last, mx.array([self.count]), [0])
+        self.count += 1
+        return self.buffer[: self.count]
 
     def read(self, token: mx.array, *, first: bool) -> int:
         began, found, self.last = perf_counter(), int(token.item()), token

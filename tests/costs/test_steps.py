@@ -15,7 +15,7 @@ from cost_models import IDS, KIND, fed, step_costs
 from doubles import oracle
 
 from ngramspec import Speculator
-from ngramspec.costs.model import MAX_COUNTS, ForwardKind
+from ngramspec.costs.model import MAX_COUNTS, ForwardKind, model_of
 from ngramspec.costs.policies import CostGamma
 from ngramspec.costs.processors import AMX, extended, initial_costs
 from ngramspec.costs.steps import MARGIN, MIN_PREFILL_POSITIONS, required_tokens
@@ -303,6 +303,21 @@ def test_what_the_machine_takes_is_what_is_learned(monkeypatch):
     speculator = Speculator(oracle(text), gamma_max=8)
     model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
     assert step_costs(model).times()[9] > 1.9
+
+
+class Module(dict):
+    """A model without a hash, as mlx's are."""
+
+
+def test_models_without_a_hash_have_costs_of_their_own():
+    target = Module()
+    costs = model_of(target, KIND)
+    assert model_of(target, KIND) is costs
+    assert model_of(Module(), KIND) is not costs
+    assert model_of(target, FLAT) is not costs
+    gone = weakref.ref(costs)
+    del target, costs
+    assert gone() is None
 
 
 def test_the_counts_of_steps_are_bounded():

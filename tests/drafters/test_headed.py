@@ -55,6 +55,34 @@ def session_of(drafter, tokens, model):
     return session
 
 
+class Watched(list):
+    """A text that counts the tokens that are copied."""
+
+    copied = 0
+
+    def __add__(self, other):
+        self.copied += len(self)
+        return [*self, *other]
+
+    def __getitem__(self, at):
+        found = super().__getitem__(at)
+        self.copied += len(found) if isinstance(at, slice) else 0
+        return found
+
+
+@pytest.mark.parametrize("drafter", [ModelDrafter("toy", threshold=1e-9), headed()])
+def test_no_step_copies_the_text(drafter):
+    session = session_of(drafter, ids(np.arange(3000) % VOCAB), Toy(noisy(), 0.0))
+    session.propose(4)
+    session.text = Watched(session.text)
+    for _ in range(20):
+        draft = session.propose(4)
+        session.observe(draft, [])
+        session.extend(ids([3]))
+    assert session.reader.model.calls > 20
+    assert session.text.copied < 20 * 8
+
+
 class KnownCosts(GammaController):
     """The same costs at every step."""
 

@@ -34,6 +34,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from ngramspec import Draft, Drafter, DraftSession, SharedStore, Speculator, UnsupportedError
+from ngramspec.costs.model import _models
 from ngramspec.engines.mlx_lm import stream_generate
 
 pytestmark = pytest.mark.slow
@@ -160,7 +161,7 @@ def test_samplers_and_processors_are_called_for_one_token_after_another(tiny, wo
     calls = []
 
     def note(tokens, logits):
-        calls.append((tokens.tolist(), logits.shape))
+        calls.append((tokens.tolist(), tokens.dtype, logits.shape))
         return logits
 
     def settings():
@@ -178,7 +179,31 @@ def test_samplers_and_processors_are_called_for_one_token_after_another(tiny, wo
     assert len(turns) == 5
     assert all(turn == turns[0] for turn in turns)
     assert len(turns[0]) == TOKENS + 1  # mlx-lm calls them once more
-    assert {shape for _, shape in turns[0]} == {(1, VOCAB)}
+    assert {shape for *_, shape in turns[0]} == {(1, VOCAB)}
+
+
+def test_no_token_copies_the_text_for_processors(tiny, words, monkeypatch):
+    used = []
+
+    class Noted:
+        def __getattr__(self, name):
+            used.append(name)
+            return getattr(mx, name)
+
+    monkeypatch.setattr("ngramspec.engines.mlx_lm.mx", Noted())
+    prompt = np.arange(600) % VOCAB
+    run(stream_generate, tiny, words, prompt.tolist(), logits_processors=[lambda _, logits: logits])
+    assert used.count("concatenate") == 1
+    assert used.count("slice_update") == TOKENS + 1
+
+
+def test_costs_belong_to_one_model_and_go_with_it(words):
+    before = set(_models)
+    for seed in range(2):
+        model = build("llama", seed)
+        run(stream_generate, model, words, PROMPT)
+        assert set(_models) - before == {id(model)}
+        del model
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])
