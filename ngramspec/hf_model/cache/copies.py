@@ -141,6 +141,7 @@ def forgets(cache: Any, length: int) -> bool:
 
 def copy_positions(cache: Any, source: Any, length: int, layers: Sequence[int] = ()) -> None:
     """Give ``cache``, empty or ``source``, the first positions of some or all layers."""
+    caches.add_layers(cache, len(source.layers))
     for at, layer in enumerate(source.layers):
         if (layers and at not in layers) or caches.kind_of(layer) == caches.EMPTY:
             continue
@@ -166,6 +167,7 @@ class Snapshot:
 
     def restore(self, cache: Any, source: Any) -> None:
         """Give ``cache``, empty or ``source``, the first ``length`` positions of ``source``."""
+        caches.add_layers(cache, len(source.layers))
         for at, layer in self._layers.items():
             cache.layers[at] = _copied(layer)
         others = [at for at in range(len(source.layers)) if at not in self._layers]

@@ -90,6 +90,13 @@ def new_cache(config: Any = None, *, windows: bool = True) -> Any:
     return cache
 
 
+def add_layers(cache: Any, count: int) -> None:
+    """Add empty layers to a dynamic cache up to ``count``, as forwards in loops do (Dory)."""
+    from transformers.cache_utils import DynamicLayer
+
+    cache.layers.extend(DynamicLayer() for _ in range(len(cache.layers), count))
+
+
 def decoder_cache(cache: Any) -> Any:
     """Return the self-attention cache in an encoder-decoder model's cache, or ``cache`` itself."""
     return getattr(cache, "self_attention_cache", cache)

@@ -11,7 +11,7 @@ from layer_states import GREEDY, PROMPT, assert_close, cache_after, model_of, ne
 import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.hf_model.cache.copies import Checkpoint, Snapshot, memory
+from ngramspec.hf_model.cache.copies import Checkpoint, Snapshot, copy_positions, memory
 from ngramspec.hf_model.compat.caches import cache_argument, parameter_of
 from ngramspec.hf_model.compat.names import before
 from ngramspec.hf_model.trials import why_not_continued
@@ -121,3 +121,23 @@ def test_a_snapshot_of_a_recording_cache_does_not_record(name):
             if isinstance(value, torch.Tensor):
                 assert getattr(own, name).shape == value.shape, name
         assert memory(own) <= memory(used.layers[at]) + memory(other)
+
+
+@pytest.mark.parametrize("windows", [True, False])
+def test_layers_that_a_forward_added_are_copied(windows):
+    """The layers of Dory run in loops, with one layer in the cache for each loop."""
+    model = model_of("DoryForCausalLM")
+    if not windows:
+        config = type(model.config)(**model.config.to_diff_dict() | {"layer_types": None})
+        config.layer_types = ["full_attention"] * config.num_hidden_layers
+        model = type(model)(config).eval()
+    used, copied = new_cache(model), new_cache(model)
+    with torch.no_grad():
+        model(TEXT[:, :10], **cache_argument(used))
+        if windows:
+            Snapshot(used).restore(copied, used)
+        else:
+            copy_positions(copied, used, 10)
+        own, other = (model(TEXT[:, 10:], **cache_argument(each)).logits for each in (copied, used))
+    assert len(copied.layers) == len(used.layers) > model.config.num_hidden_layers
+    assert_close(own, other)
