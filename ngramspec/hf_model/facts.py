@@ -23,9 +23,10 @@ from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
 from ngramspec.hf_model.compat.devices import Int64
 from ngramspec.hf_model.compat.hooks import is_ours
-from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, PaddingNotice, has
+from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
 
 if TYPE_CHECKING:
+    from ngramspec.hf_model.compat.extras import PaddingNotice
     from ngramspec.hf_model.windows import Windows
 
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
@@ -91,8 +92,7 @@ class Facts:
     # The first of them with a hook that may rely on the number of positions, or None.
     counting_hook: str | None
     unaligned: str | None  # why the cache's positions will not match the masks, or None
-    # What warns of the padding token in a forward's first and last token, as there is no mask.
-    padding_notice: PaddingNotice | None
+    padding_notice: PaddingNotice | None  # what warns of padding in a forward without a mask
     ragged: bool = False  # whether rows may accept different numbers of tokens
 
     @property
@@ -171,8 +171,12 @@ def facts_of(
     hooked = list(hooked_modules(model))
     own = windows_of(names.text_config(model))
     windows = own if own is None or cache.reach is None else own.shortened(cache.reach)
-    # In a static cache, steps have masks.
-    padding_masked = kwargs.get(f"{prefix}attention_mask") is not None or cache.static
+    padding_notice = None
+    masked = kwargs.get(f"{prefix}attention_mask") is not None or cache.static
+    if not masked and getattr(names.text_config(model), "pad_token_id", None) is not None:
+        from ngramspec.hf_model.compat.extras import find_padding_notice  # Llama has no padding
+
+        padding_notice = find_padding_notice(model)
     unaligned, skips_padding = None, not placed and found["skips_padding"]
     # The baseline runs such a call, so it is run too, without drafts.
     if not encodes and cached > 0 and cached >= end:
@@ -201,7 +205,7 @@ def facts_of(
         hooked=bool(hooked),
         counting_hook=next((name or "the model" for name, alike in hooked if not alike), None),
         unaligned=unaligned,
-        padding_notice=None if padding_masked else names.padding_notice(model),
+        padding_notice=padding_notice,
     )
 
 

@@ -181,11 +181,10 @@ def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
 class StopRules:
     """A list of stopping criteria; the common ones need no transfer to the host.
 
-    End-of-sequence and maximum length are decided from the token's id and the length. Criteria of
-    maximum time are called without tokens, and stop strings with tokens on the host. All others
-    (``custom``) are called with the committed tokens, once per token, in the order of the list.
-    Those of maximum length are also called once if the text exceeds the model's positions, of which
-    they warn.
+    End-of-sequence and maximum length are decided from the token's id and the length; criteria of
+    length are called to warn of exceeded positions. Those of maximum time are called without
+    tokens, and stop strings with tokens on the host. All others (``custom``) are called with the
+    committed tokens, once per token, in the order of the list.
     """
 
     def __init__(self, criteria: Iterable[Any]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -253,6 +254,31 @@ def cached_file_or_none(repository: str, name: str, revision: str) -> Path | Non
         _raise_exceptions_for_connection_errors=False,
     )
     return None if found is None else Path(found)
+
+
+PADDING_METHOD = "warn_if_padding_and_no_attention_mask"  # that some forwards call
+
+
+class PaddingNotice(NamedTuple):
+    """A module whose forwards warn of its padding token, if they find it and have no mask."""
+
+    module: Any
+    token: int
+
+    def give(self) -> None:
+        """Log the warning, which transformers does once."""
+        self.module.warn_if_padding_and_no_attention_mask(torch.tensor([[self.token]]), None)
+
+
+def find_padding_notice(model: Any) -> PaddingNotice | None:
+    """Return the notice that a model's forwards over text may give; None: they give none."""
+    found: dict[Any, Any] = {type(each): each for each in model.get_decoder().modules()}
+    for kind, module in found.items():
+        code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+        if code is not None and PADDING_METHOD in code.co_names:
+            token = module.config.pad_token_id
+            return None if token is None else PaddingNotice(module, int(token))
+    return None
 
 
 class _Memory(threading.local):

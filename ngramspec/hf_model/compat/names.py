@@ -136,7 +136,6 @@ STEP_METHODS = (
     *("__call__", "_prefill", "_update_model_kwargs_for_generation", "create_masks_for_generate"),
     *("forward", "get_decoder", "prepare_inputs_for_generation"),
 )
-PADDING_METHOD = "warn_if_padding_and_no_attention_mask"  # that some forwards call
 ROUTER_LOGITS = "output_router_logits"  # an argument of forwards, and the field of a config
 # Methods of the baseline that the decode loop, its beam search and ``carried_kwargs`` replace.
 LOOP_METHODS = ("_sample", "_has_unfinished_sequences")
@@ -271,28 +270,6 @@ def head_size(model: Any) -> int | None:
     weight = getattr(model.get_output_embeddings(), "weight", None)
     if isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.is_floating_point():
         return int(weight.shape[0])
-    return None
-
-
-class PaddingNotice(NamedTuple):
-    """A module whose forwards warn of its padding token, if they find it and have no mask."""
-
-    module: Any
-    token: int
-
-    def give(self) -> None:
-        """Log the warning, which transformers does once."""
-        self.module.warn_if_padding_and_no_attention_mask(torch.tensor([[self.token]]), None)
-
-
-def padding_notice(model: Any) -> PaddingNotice | None:
-    """Return the notice that a model's forwards over text may give; None: they give none."""
-    found: dict[Any, Any] = {type(each): each for each in model.get_decoder().modules()}
-    for kind, module in found.items():
-        code = getattr(inspect.unwrap(kind.forward), "__code__", None)
-        if code is not None and PADDING_METHOD in code.co_names:
-            token = module.config.pad_token_id
-            return None if token is None else PaddingNotice(module, int(token))
     return None
 
 
