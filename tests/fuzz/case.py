@@ -31,7 +31,7 @@ class Case:
         options: arguments of ``generate``.
         as_config: whether options are given as a GenerationConfig.
         processors, criteria: names of user's own, see ``watchers``.
-        streamer: whether one is given; "raises": one that raises.
+        streamer: whether one is given; "raises": one that raises; "looks": see ``looks``.
         drafter: see ``drafters``.
         settings: other arguments of the Speculator.
         reference: text for drafters: "", "prompt", or "beyond": ids that the model does not know.
@@ -43,6 +43,9 @@ class Case:
             "turns": the first turn's call outside and the second one's in it.
         steps: of "stepwise": "" in the mode of the opening, "outside", "inside", "mixed", or
             "joint": mixed, together with another generation that was opened in the other mode.
+        hooks, offload: what was done to the model before, see ``users``.
+        looks: whether the model is saved inside each forward, as another thread may do; the
+            processors, criteria and streamers that look save it between forwards.
     """
 
     seed: int = 0
@@ -69,6 +72,9 @@ class Case:
     entry: str = "generate"
     mode: str = ""
     steps: str = ""
+    hooks: str = ""
+    offload: str = ""
+    looks: bool = False
 
     @property
     def samples(self) -> bool:

@@ -43,6 +43,10 @@ def next_turn(case: Case, before: Any, kwargs: dict[str, Any], log: Log) -> dict
     if own is not None and own.shape[0] in (1, len(ids)) and own.shape[1] <= ids.shape[1]:
         mask[:, : own.shape[1]] = own
     options = {each: v for each, v in case.options.items() if each != "num_return_sequences"}
+    if options.pop("cache_implementation", None):  # beside a cache, plain does not take it
+        said = len(before.sequences[0]) - max(len(each) for each in case.prompts)
+        room = options["max_new_tokens"] - said - more.shape[1]  # of static full attention
+        options["max_new_tokens"] = max(1, room)
     return {
         "input_ids": ids,
         "attention_mask": mask,
@@ -141,5 +145,6 @@ def _watchers(case: Case, log: Log) -> dict[str, Any]:
         )
     if case.streamer:
         at = random.Random(f"streamer {case.seed}").randrange(1, 14)
-        own["streamer"] = Streamer(log, at if case.streamer == "raises" else None)
+        last = at if case.streamer == "raises" else None
+        own["streamer"] = Streamer(log, last, looks=case.streamer == "looks")
     return own

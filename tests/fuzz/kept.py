@@ -74,6 +74,17 @@ TEXTS: dict[str, Case] = {
     ),
 }
 KEPT: dict[str, Case] = {
+    "a prompt's keys that a hook drops, before the prefill's draft": Case(
+        prompts=(PROMPT * 8,), hooks="compress"
+    ),
+    "positions whose weights are offloaded": Case(family="trocr decoder", offload="cpu"),
+    "trial forwards whose weights are offloaded": Case(
+        family="FalconH1ForCausalLM", offload="disk"
+    ),
+    "a model that another thread saves inside a forward": Case(looks=True),
+    "a static cache with windows, used again": Case(
+        family="mistral sliding", turns=2, options=STATIC | DICT
+    ),
     "a failing forward over recurrent states of inference mode": Case(
         family="LaraMiniForCausalLM",
         prompts=((29,),),

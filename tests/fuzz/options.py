@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from fuzz import drafters, models, watchers
+from fuzz import drafters, models, users, watchers
 from fuzz.case import PROMPT, Case
 from fuzz.families import VOCAB
 
@@ -57,7 +57,9 @@ RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidde
 def draw(seed: int) -> Case:
     """The case of a seed: the same in every process."""
     rng = random.Random(f"case {seed}")
-    family = models.draw_family(rng)
+    offload = _rare(rng, 0.03, users.OFFLOADS, "")
+    often = offload and rng.random() < 0.5
+    family = rng.choice(users.OFFLOADED) if often else models.draw_family(rng)
     prompts = _prompts(rng)
     options = _options(rng)
     case: dict[str, Any] = {
@@ -72,7 +74,7 @@ def draw(seed: int) -> Case:
         "prompt_dtype": _rare(rng, 0.03, ("int32",), "int64"),
         "inputs": _inputs(rng, family),
         "as_config": rng.random() < 0.15,
-        "streamer": rng.choices((False, True, "raises"), (84, 13, 3))[0],
+        "streamer": rng.choices((False, True, "raises", "looks"), (84, 12, 3, 1))[0],
         "processors": _some(rng, 0.15, watchers.PROCESSORS),
         "criteria": _some(rng, 0.12, watchers.CRITERIA),
         "reference": _rare(rng, 0.08, ("prompt", "beyond"), ""),
@@ -81,6 +83,9 @@ def draw(seed: int) -> Case:
             (50, 18, 10, 2, 6, 14),
         )[0],
         "mode": _rare(rng, 0.25, MODES, ""),
+        "hooks": _rare(rng, 0.03, users.HOOKS, ""),
+        "offload": offload,
+        "looks": rng.random() < 0.03,
     }
     if case["entry"] == "stepwise":
         _draw_steps(rng, case, options)
@@ -90,7 +95,11 @@ def draw(seed: int) -> Case:
     again = rng.random() < 0.4 and case["inputs"] == "ids"  # embeddings are not of the text
     if "return_dict_in_generate" in options and again:
         case["turns"] = 2
-    if case.get("cache", "own") != "own":
+    if case["hooks"] in users.COMPRESSING:
+        long = [(each * users.LONG)[: users.LONG + min(len(each), 12)] for each in case["prompts"]]
+        case["prompts"] = tuple(long)  # little padding, so that each row keeps some keys
+        case["settings"].pop("gamma_max", None)  # 200 would be as long
+    if case.get("cache", "own") != "own" or case["hooks"] in users.COMPRESSING:
         options.pop("cache_implementation", None)
     if case["entry"] == "hook" and case["streamer"]:
         case["streamer"] = False  # transformers does not pass it on

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from caches_made import made_caches
@@ -17,6 +18,7 @@ from fuzz.case import Case
 from fuzz.drafters import drafter_of
 from fuzz.families import VOCAB
 from fuzz.inputs import arguments, next_turn
+from fuzz.users import prepared
 from fuzz.watchers import Log
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
@@ -39,8 +41,10 @@ class Side:
         log: what processors, criteria and streamers were shown.
         random: torch's random state, or the generator's, at the end.
         untouched: whether torch's own random state is as it was at the beginning.
+        told: warnings and log lines of the calls.
         held: positions in the cache that the caller holds.
         layers: their kinds, sizes and shapes.
+        bytes: of memory that they keep alive.
         on: the ids that plain generate goes on with from that cache; or how it failed.
         changed: names of arguments that were changed.
         left: what is on the model now.
@@ -51,11 +55,13 @@ class Side:
 
     outputs: list[Any] = field(default_factory=list)
     error: Exception | None = None
-    log: Log = field(default_factory=list)
+    log: Log = field(default_factory=Log)
     random: torch.Tensor | None = None
     untouched: bool = True
+    told: list[str] = field(default_factory=list)
     held: int | None = None
     layers: list[Any] = field(default_factory=list)
+    bytes: int = 0
     on: Any = None
     changed: list[str] = field(default_factory=list)
     left: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +87,8 @@ def plain(case: Case, model: Any) -> Side:
     With ``use_cache=None`` that has a cache and reads the whole text into it at every step; ours
     takes None for what is not said, which is True.
     """
-    return _perform(_said(case), model, model.generate, Side())
+    with prepared(case, model) as model:
+        return _perform(_said(case), model, model.generate, Side())
 
 
 def _said(case: Case) -> Case:
@@ -135,7 +142,7 @@ def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
         def call(**kwargs: Any) -> Any:
             return ngramspec.generate(model, speculator=speculator, **kwargs, **extra)
 
-    with made_caches() as caches:
+    with prepared(case, model) as model, made_caches() as caches:
         _perform(case, model, call, side, generator)
     side.cycles = caches.freed_by_the_collector()
     stats = speculator.stats
@@ -178,13 +185,15 @@ def _perform(
         raise NotAsked(f"{type(error).__name__}: {error}") from error
     mask = kwargs.get("attention_mask")
     cache = cache_of(kwargs)
+    side.log.model = model
+    told = state.Told()
     torch.manual_seed(case.seed)
     begin = torch.get_rng_state()
     process = state.of_process()
     for turn in range(case.turns):
         before = state.of_arguments(kwargs)
         try:
-            with mode_of("calls", case, turn):
+            with mode_of("calls", case, turn), told.listening(), looking(case, side.log):
                 output = call(**kwargs)
         except Exception as error:
             side.error = _without_tracebacks(error)
@@ -205,7 +214,9 @@ def _perform(
     side.untouched = torch.equal(now, begin)
     side.random = now if generator is None else generator.get_state()
     side.left = state.of_model(model)
+    side.told = told.lines
     side.held, side.layers = state.length_of(cache), state.layers_of(cache)
+    side.bytes = state.bytes_of(cache)
     if cache is not None and side.outputs and side.error is None:
         side.on = _continued(case, model, side.sequences, cache, mask)
     return side
@@ -224,6 +235,19 @@ def mode_of(what: str, case: Case, turn: int = 0) -> AbstractContextManager[Any]
     """The inference mode of a turn's "calls" or "inputs", or the absence of one."""
     inside = case.mode in (what, "both") or (case.mode == "turns" and what == "calls" and turn > 0)
     return torch.inference_mode() if inside else nullcontext()
+
+
+@contextmanager
+def looking(case: Case, log: Log) -> Iterator[None]:
+    """Look at the model inside each of the block's forwards, where tokens are embedded."""
+    original = torch.nn.functional.embedding
+
+    def embedding(*args: Any, **kwargs: Any) -> torch.Tensor:
+        log.look()
+        return original(*args, **kwargs)
+
+    with mock.patch.object(torch.nn.functional, "embedding", embedding if case.looks else original):
+        yield
 
 
 def _continued(case: Case, model: Any, ids: torch.Tensor, cache: Any, mask: Any) -> Any:

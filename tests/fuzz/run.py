@@ -105,6 +105,8 @@ def _check_refusal(case: Case, ours: Side) -> None:
         raise Finding("late refusal", _line(ours.error))
     if not ours.outputs and not ours.untouched:
         raise Finding("late refusal", f"random numbers were drawn: {_line(ours.error)}")
+    if case.offload and "a forward that tests it failed" in str(ours.error):
+        raise Finding("refusal of offloaded weights", _line(ours.error))
     asked = case.settings.get("unsupported") == "plain"
     asked = asked and case.entry not in ("generator", "stepwise")  # which plain does not have
     if asked and "cannot be used here" not in str(ours.error):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+import pickle
 import random
 import warnings
 from collections.abc import Iterator
@@ -42,11 +45,17 @@ def of_model(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"config": model.config.to_dict()}
     found["generation_config"] = model.generation_config.to_dict()
     for name, module in model.named_modules():
+        hooks = {**module._forward_hooks, **module._forward_pre_hooks}.items()
+        stay = {at for at, each in hooks if type(each).__module__.startswith("ngramspec.")}
         for key, value in vars(module).items():
             if key in OF_LAST_FORWARD:
                 continue
-            if key in ("_modules", "_parameters", "_buffers"):
+            if key.startswith("_forward_"):
+                value = {at: each for at, each in value.items() if at not in stay}
+            if key == "_modules":
                 value = [*value]
+            elif key in ("_parameters", "_buffers"):  # and whether they are offloaded
+                value = {each: str(getattr(part, "device", "")) for each, part in value.items()}
             found[f"{name}.{key}"] = _brief(value)
     return found
 
@@ -89,6 +98,71 @@ def layers_of(cache: Any) -> list[Any]:
         shapes = [None if one is None else (*one.shape,) for one in states]
         found.append((type(each).__name__, getattr(each, "max_cache_len", None), shapes))
     return found
+
+
+def bytes_of(*values: Any) -> int:
+    """Bytes of the memory that the tensors in some values keep alive."""
+    found, left = dict[int, int](), [*values]
+    while left:
+        value = left.pop()
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(value, list | tuple):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+        elif hasattr(value, "layers"):  # a cache
+            left += [vars(each) for each in value.layers]
+    return sum(found.values())
+
+
+def saved(model: Any) -> set[str]:
+    """What is found in a model and its copies: their attentions' names; or why it has no copy."""
+    try:
+        copies = [model, copy.deepcopy(model.config), pickle.loads(pickle.dumps(model))]
+    except Exception as error:
+        return {f"{type(error).__name__}: {error}"}
+    parts = [part for each in (copies[0], copies[2]) for part in each.modules()]
+    configs = [copies[1], *(vars(each).get("config") for each in parts)]
+    names = [getattr(each, "_attn_implementation", None) for each in configs]
+    return {f"{type(each).__name__} {each}" for each in names}
+
+
+UNSHOWN = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+
+
+class Told(logging.Handler):
+    """What a block warns of and logs, ngramspec's own lines excepted; each as if for once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.name.startswith("ngramspec"):
+            self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        root, own = logging.getLogger(), logging.getLogger("transformers")
+        before = logging.root.manager.disable, torch.is_warn_always_enabled()
+        logging.Logger.warning_once.cache_clear()  # type: ignore[attr-defined]
+        logging.disable(logging.NOTSET)
+        torch.set_warn_always(True)
+        try:
+            with (
+                warnings.catch_warnings(record=True) as shown,
+                mock.patch.multiple(own, handlers=[self], level=logging.WARNING),
+                mock.patch.multiple(root, handlers=[self]),
+            ):
+                warnings.simplefilter("always")
+                yield
+        finally:
+            logging.disable(before[0])
+            torch.set_warn_always(before[1])
+            kept = [each for each in shown if not issubclass(each.category, UNSHOWN)]
+            self.lines += [f"{each.category.__name__} {each.message}" for each in kept]
 
 
 def _brief(value: Any) -> Any:

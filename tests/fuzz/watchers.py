@@ -7,12 +7,31 @@ from typing import Any
 
 import torch
 
-Log = list[tuple[Any, ...]]
+from fuzz import state
+
 PROCESSORS = (
     *("watch", "stateful", "history", "in place", "forbid last", "raises", "column bias"),
-    *("nothing", "nan row"),
+    *("nothing", "nan row", "looks"),
 )
-CRITERIA = ("watch", "bool", "rows", "column", "scores", "raises", "list")
+CRITERIA = ("watch", "bool", "rows", "column", "scores", "raises", "list", "looks")
+
+
+class Log(list[tuple[Any, ...]]):
+    """What was shown to watchers, in order.
+
+    Attributes:
+        model: of the calls.
+        found: what those found who looked at the model meanwhile.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: Any = None
+        self.found: set[str] = set()
+
+    def look(self) -> None:
+        """Save the model, as another thread may do at any time."""
+        self.found |= state.saved(self.model)
 
 
 class Processor:
@@ -26,6 +45,8 @@ class Processor:
         self.calls += 1
         seen = str(input_ids.dtype), input_ids.tolist(), tuple(scores.shape)
         self.log.append(("processor", self.kind, *seen))
+        if self.kind == "looks":
+            self.log.look()
         vocab = scores.shape[-1]
         if self.kind == "raises" and self.calls == self.at:
             raise RuntimeError("the processor raises")
@@ -61,6 +82,8 @@ class Criterion:
         self.calls += 1
         known = len(scores) if isinstance(scores, tuple | list) else type(scores).__name__
         self.log.append(("criterion", self.kind, input_ids.tolist(), known))
+        if self.kind == "looks":
+            self.log.look()
         if self.kind == "raises" and self.calls == self.at:
             raise RuntimeError("the criterion raises")
         over = self.calls >= self.at
@@ -77,16 +100,18 @@ class Criterion:
 
 
 class Streamer:
-    """Writes down every ``put`` and ``end``; it raises at the put ``last``."""
+    """Writes down every ``put`` and ``end``; it may look, and raises at the put ``last``."""
 
-    def __init__(self, log: Log, last: int | None = None) -> None:
-        self.log, self.last, self.puts = log, last, 0
+    def __init__(self, log: Log, last: int | None, *, looks: bool) -> None:
+        self.log, self.last, self.looks, self.puts = log, last, looks, 0
 
     def put(self, value: torch.Tensor) -> None:
         self.puts += 1
         if self.puts == self.last:
             raise OSError("the streamer raises")
         self.log.append(("put", tuple(value.shape), str(value.dtype), value.tolist()))
+        if self.looks:
+            self.log.look()
 
     def end(self) -> None:
         self.log.append(("end",))
