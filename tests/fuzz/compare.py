@@ -10,6 +10,7 @@ from fuzz import state
 from fuzz.case import Case
 from fuzz.drafters import is_drawn
 from fuzz.perform import Side, ids_of
+from fuzz.users import STEERING
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-4}
 ROUNDING = 4e-5  # of the largest number: what float32 may lose over a few layers
@@ -28,8 +29,6 @@ STATES = (
 
 
 RETURNED_BYTES = 1.1, 256  # times plain's, and more: what returned states may keep alive
-# Of ``users.HOOKS``, those under which the text may be another: none so far.
-LOOSE_HOOKS: tuple[str, ...] = ()
 RANKING = ("sequences_scores", "beam_indices")  # of beam searches
 
 
@@ -52,7 +51,7 @@ def why_loose(case: Case, model: Any) -> str | None:
     verification = case.settings.get("verification", "exact")
     if case.dtype != "float32":
         return f"{case.dtype} rounds by a forward's width"
-    if case.hooks in LOOSE_HOOKS:
+    if case.hooks in STEERING:
         return "hooks that tell the lengths of forwards"
     if verification == "typical" or case.settings.get("lenience", 1.0) < 1.0:
         return "a verification that changes the distribution"
