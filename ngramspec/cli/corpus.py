@@ -128,7 +128,7 @@ def build(out: Path, recipe: dict[str, Any]) -> int:
         left_out.setdefault(why, []).append(path)
 
     try:
-        with usable("--tokenizer"):
+        with usable("--tokenizer"), models.gguf_read_once():
             tokenizer = models.load_tokenizer(models.locate(recipe.get("tokenizer")))
         with usable():
             paths = [Path(each) for each in recipe["paths"]]

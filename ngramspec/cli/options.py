@@ -192,7 +192,8 @@ def load_model(
     from ngramspec.measure import models
 
     with usable(option):
-        loaded = models.load(arguments.model, dtype or arguments.dtype, on_stage=on_stage)
+        chosen = dtype or arguments.dtype
+        loaded = models.load(arguments.model, chosen, on_stage=on_stage, alone=True)
     if not hasattr(arguments, "device"):
         return loaded
     if arguments.device == "auto":

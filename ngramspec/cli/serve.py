@@ -135,6 +135,7 @@ def prepare(
     with usable("--corpus"):
         for corpus in corpora.values():
             corpus.check_tokenizer(loaded.tokenizer)
+    os.environ["PYTHONSAFEPATH"] = "1"  # grammars' workers import nothing from the folder
     logging.getLogger("ngramspec").setLevel(logging.WARNING)
     with usable():
         settings = settings_of(arguments, loaded, keys, corpora)

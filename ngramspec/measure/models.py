@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
@@ -37,7 +37,7 @@ class Source:
 
     path: str
     name: str
-    arguments: dict[str, str] = field(default_factory=dict)  # none but for a GGUF file
+    arguments: dict[str, Any] = field(default_factory=dict)  # none but for a GGUF file
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _gguf(path: Path, name: str) -> Source:
     if not _reads_gguf():
         raise ValueError(f"{path} needs gguf and accelerate; run: {INSTALL_DEMO}")
     path = path.absolute()
-    return Source(str(path.parent), name, {"gguf_file": str(path)})
+    return Source(str(path.parent), name, {"gguf_file": str(path), "local_files_only": True})
 
 
 def _embedded() -> Source:
@@ -131,27 +131,32 @@ def load_tokenizer(source: Source) -> Any:
     """The tokenizer of a located model."""
     from transformers import AutoTokenizer
 
-    with gguf_read_once():
-        return AutoTokenizer.from_pretrained(source.path, **source.arguments)
+    return AutoTokenizer.from_pretrained(source.path, **source.arguments)
 
 
 def load(
-    model: str | None, dtype: str, *, on_stage: Callable[[str], None] | None = None
+    model: str | None,
+    dtype: str,
+    *,
+    on_stage: Callable[[str], None] | None = None,
+    alone: bool = False,
 ) -> LoadedModel:
     """Load a model and its tokenizer, and local ones offline.
 
     The weights of a GGUF file are converted to ``dtype`` once, because packed ones would be
     unpacked in every forward. ``on_stage`` is called with each of STAGES, before that is loaded,
     and with the memory that a GGUF file needs. Without it, that is printed on stderr with
-    transformers' progress bar, except for the embedded model; nothing else is printed. A ValueError
-    says why a model cannot be loaded; errors of ``locate`` are raised, too.
+    transformers' progress bar, except for the embedded model. ``alone``: the process is a
+    command's, so its stderr, environment and gguf's reader may be replaced: nothing else is
+    printed, and GGUF files load faster. A ValueError says why a model cannot be loaded; errors of
+    ``locate`` are raised, too.
     """
     source = locate(model)
     file = source.arguments.get("gguf_file")
     shown = on_stage is None and model is not None and file is not None
     stage = on_stage or str
     say = partial(print, file=sys.stderr, flush=True) if shown else stage
-    if file is not None:
+    if file is not None and alone:
         os.environ["HF_HUB_OFFLINE"] = "1"
     stage(STAGES[0])
     import torch
@@ -162,8 +167,11 @@ def load(
     silence()
     arguments: dict[str, Any] = {"dtype": getattr(torch, dtype), **source.arguments}
     try:
-        # The progress bar of GGUF files has no switch.
-        with nullcontext() if shown else redirect_stderr(StringIO()), gguf_read_once():
+        with ExitStack() as process:
+            if alone:
+                process.enter_context(gguf_read_once())
+            if alone and not shown:  # the progress bar of GGUF files has no switch
+                process.enter_context(redirect_stderr(StringIO()))
             if file is not None:
                 say(f"{source.name}: {memory_needed(file, arguments['dtype'].itemsize)} ({dtype})")
                 arguments |= unpacked()

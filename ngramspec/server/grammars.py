@@ -64,7 +64,6 @@ class GrammarPool:
         """Read the vocabulary if xgrammar is installed. It holds the GIL, so do it at the start."""
         if find_spec("xgrammar") is None:
             return
-        os.environ["PYTHONSAFEPATH"] = "1"  # workers import nothing from the working directory
         try:
             import xgrammar
 

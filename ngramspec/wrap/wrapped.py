@@ -70,14 +70,15 @@ def _settings_file(model: Any) -> Path | None:
 
 
 def _log_as_asked() -> None:
-    """Show the package's log at the level in the environment variable, if it is set."""
+    """Show the package's log at the level in the environment variable, if only that is set."""
     level = os.environ.get(LOG_VARIABLE, "").upper()
     if not level:
         return
     levels = logging.getLevelNamesMapping()
     if level not in levels:
         raise ValueError(f"{LOG_VARIABLE} must be one of {', '.join(levels)}, got {level}")
-    logger.setLevel(levels[level])
+    if logger.level == logging.NOTSET:  # else the application has set it
+        logger.setLevel(levels[level])
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

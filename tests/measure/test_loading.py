@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import gguf_file
 import pytest
 import torch
@@ -29,14 +31,28 @@ def test_a_model_that_cannot_be_loaded_is_a_usage_error(tmp_path):
     assert stages[0] == models.STAGES[0]
 
 
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("in_gguf", [True, False])
-def test_only_a_gguf_file_switches_the_hub_off(in_gguf, tmp_path, monkeypatch):
+def test_only_a_command_s_gguf_file_switches_the_hub_off(in_gguf, alone, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     source = models.Source(str(tmp_path), "x", {"gguf_file": "x.gguf"} if in_gguf else {})
     monkeypatch.setattr(models, "locate", lambda model: source)
     with pytest.raises(ValueError, match="cannot load the model x"):
-        models.load(None, "float32", on_stage=str)
-    assert os.environ["HF_HUB_OFFLINE"] == ("1" if in_gguf else "0")
+        models.load(None, "float32", on_stage=str, alone=alone)
+    assert os.environ["HF_HUB_OFFLINE"] == ("1" if in_gguf and alone else "0")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_only_a_command_replaces_stderr_and_the_reader_of_gguf_files(alone, tmp_path):
+    gguf_file.write(tmp_path / "tiny.gguf")
+    before, seen = (sys.stderr, gguf.GGUFReader), []
+
+    def stage(_):
+        seen.append((sys.stderr is before[0], gguf.GGUFReader is before[1]))
+
+    models.load(str(tmp_path), "float32", on_stage=stage, alone=alone)
+    assert set(seen[1:]) == {(not alone, not alone)}
+    assert (sys.stderr, gguf.GGUFReader) == before
 
 
 @pytest.mark.parametrize("folder", [True, False])
@@ -67,7 +83,7 @@ def test_a_gguf_file_is_loaded_in_the_dtype_and_says_what_it_needs(
 def test_the_tokenizer_of_a_gguf_file_has_its_template_and_its_special_tokens(tmp_path, capfd):
     gguf_file.write(tmp_path / "tiny.gguf")
     stages: list[str] = []
-    loaded = models.load(str(tmp_path), "float32", on_stage=stages.append)
+    loaded = models.load(str(tmp_path), "float32", on_stage=stages.append, alone=True)
     assert [stage for stage in stages if stage in models.STAGES] == [*models.STAGES]
     assert any(" GB of weights" in stage for stage in stages)
     assert capfd.readouterr().err == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import re
 import shutil
@@ -361,7 +362,11 @@ def test_settings_that_are_gone_are_missed_aloud(plain, folder, tmp_path, monkey
     )
 
 
-def test_the_log_can_be_asked_for(wrapped_folder, model, monkeypatch):
+def test_the_log_can_be_asked_for(wrapped_folder, model, monkeypatch, caplog):
+    with caplog.at_level(logging.ERROR, "ngramspec"):  # the application has set it
+        monkeypatch.setenv("NGRAMSPEC_LOG", "info")
+        wrapped._log_as_asked()
+        assert logging.getLogger("ngramspec").level == logging.ERROR
     monkeypatch.setenv("NGRAMSPEC_LOG", "loud")
     with pytest.raises(ValueError, match=r"NGRAMSPEC_LOG must be one of .*INFO.*, got LOUD"):
         model.generate(PROMPT, **GREEDY)

@@ -347,7 +347,6 @@ def small_model(vocab: int) -> Any:
     """Return a random Llama in float32 on the CPU, to check an untested version with."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.default_generator.manual_seed(0)  # not those of other devices
     config = LlamaConfig(
         vocab_size=vocab,
         hidden_size=32,
@@ -361,5 +360,19 @@ def small_model(vocab: int) -> Any:
         eos_token_id=None,
         pad_token_id=0,
     )
-    with torch.device("cpu"):
+    with torch.device("cpu"), _OwnGenerator():
         return LlamaForCausalLM(config).eval().float()
+
+
+class _OwnGenerator(TorchFunctionMode):
+    """Weights that are initialized inside are drawn from a separate generator. One thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator("cpu").manual_seed(0)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if "generator" in kwargs and kwargs["generator"] is None:
+            kwargs["generator"] = self._generator
+        return func(*args, **kwargs)
