@@ -111,6 +111,17 @@ def end_streamer_on_error(kwargs: dict[str, Any]) -> Iterator[None]:
         raise
 
 
+class NoHookError(UnsupportedError):
+    """A model's own ``generate`` does not take ``custom_generate``."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(
+            f"the generate of {type(model).__name__} takes no custom_generate, which a Speculator"
+            " needs; let it accept **kwargs and pass them to super().generate, or pass"
+            " Speculator(unsupported='plain') to decode without speculation"
+        )
+
+
 class Arguments:
     """A call of a model's ``generate``; positional arguments but the first are in ``kwargs``."""
 
@@ -118,6 +129,7 @@ class Arguments:
         self, plain: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.plain, self.model, self.args, self.kwargs = plain, model, args, kwargs
+        self._given = args, dict(kwargs)
         if len(args) < 2:
             return
         parameters = self._positional()
@@ -176,12 +188,7 @@ class Arguments:
         kinds = {each.kind for each in parameters.values()}
         if "custom_generate" in parameters or inspect.Parameter.VAR_KEYWORD in kinds:
             return None
-        name = type(self.model).__name__
-        return (
-            f"the generate of {name} takes no custom_generate, which a Speculator needs; let it"
-            " accept **kwargs and pass them to super().generate, or pass"
-            " Speculator(unsupported='plain') to decode without speculation"
-        )
+        return str(NoHookError(self.model))
 
     def speculate(self, speculator: Speculator, *, unsupported: str) -> Any:
         """Run the call with speculation; ``unsupported`` is used if the Speculator's is None."""
@@ -196,7 +203,14 @@ class Arguments:
             head = self.prepare(speculator)
         except UnsupportedError as error:
             return self._decode_plainly(str(error), caller)
-        output, called = self.run(decode_call, speculator.caller(head, unsupported=unsupported))
+        reason: str | None = None
+        try:
+            output, called = self.run(decode_call, speculator.caller(head, unsupported=unsupported))
+        except NoHookError as error:
+            reason = str(error)
+        if reason is not None:
+            self.args, self.kwargs = self._given
+            return self._decode_plainly(reason, caller)
         if not called:
             speculator.log_once(
                 f"decoding without speculation: the generate of {type(self.model).__name__} did not"
@@ -210,7 +224,7 @@ class Arguments:
         """Call ``generate`` with a hook; return its output, and whether it called the hook.
 
         transformers calls the hook instead of its own decoding loop, with the arguments that its
-        signature names, and drops some of them.
+        signature names, and drops some of them. A NoHookError says that ``generate`` refuses it.
         """
         generate_makes_cache, called = given_cache(self.kwargs) is None, False
         dropped = {"streamer": self.kwargs.get("streamer")}
@@ -228,7 +242,12 @@ class Arguments:
             return decode(caller, call)
 
         hook.__signature__ = _HOOK_SIGNATURE  # type: ignore[attr-defined]
-        output = self.plain(*self.args, **self.kwargs | {"custom_generate": hook})
+        try:
+            output = self.plain(*self.args, **self.kwargs | {"custom_generate": hook})
+        except (TypeError, ValueError) as error:  # it validates its arguments, or passes them on
+            if called or "custom_generate" not in str(error):
+                raise
+            raise NoHookError(self.model) from None
         return output, called
 
     def prepare(self, speculator: Speculator) -> ModelDrafter | None:

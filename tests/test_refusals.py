@@ -9,15 +9,18 @@ import re
 import peft
 import pytest
 import torch
+from any_model import tiny_chat
 from conftest import tiny_llama
 from doubles import Puts
 from families import build
 from fuzz.remote import OwnSample
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaForCausalLM, MusicgenMelodyForCausalLM
 
 import ngramspec
+from benchmarks import tiny as small_models
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.facts import OFF_VALUES
+from ngramspec.stepwise import open_generation
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 8, "do_sample": False}
@@ -189,6 +192,50 @@ class Narrow(LlamaForCausalLM):
 class Deaf(LlamaForCausalLM):
     def generate(self, input_ids, **kwargs):
         return super().generate(input_ids, max_new_tokens=4, do_sample=False)
+
+
+class Strict(LlamaForCausalLM):
+    """Validates its arguments, as MusicGen does."""
+
+    error, seen = ValueError, ()
+
+    def generate(self, inputs, **kwargs):
+        if "custom_generate" in kwargs:
+            raise self.error("not used by the model: ['custom_generate']")
+        self.seen = kwargs
+        return super().generate(inputs, **kwargs)
+
+
+def musicgen():
+    config = small_models.small(MusicgenMelodyForCausalLM.config_class, num_codebooks=2)
+    model = MusicgenMelodyForCausalLM(config).eval()
+    tokens = dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), 60)
+    model.generation_config.update(**tokens, eos_token_id=None, guidance_scale=3.0)
+    return model
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, None])
+@pytest.mark.filterwarnings("ignore:.*max_length:UserWarning")
+def test_a_generate_that_refuses_custom_generate_runs_with_the_original_arguments(error, caplog):
+    tokenizer = tiny_chat()[1]
+    given = {"max_new_tokens": 6, "do_sample": False}
+    if error is None:
+        model, ids = musicgen(), torch.tensor([[60], [60]])
+    else:
+        model, ids = Strict(tiny_chat()[0].config).eval(), PROMPT
+        model.error = error
+        given |= {"stop_strings": ["zzz"], "tokenizer": tokenizer, "synced_gpus": False}
+    expected = model.generate(ids, **given)
+    with ngramspec.enabled(model) as speculator:
+        for _ in range(2):
+            assert torch.equal(model.generate(ids, **given), expected)
+    assert error is None or model.seen == given
+    assert speculator.stats.runs == 0
+    name = type(model).__name__
+    assert caplog.text.count(f"the generate of {name} takes no custom_generate") == 1
+    for call in (ngramspec.generate, open_generation):
+        with pytest.raises(UnsupportedError, match=f"{name} takes no custom_generate"):
+            call(model, ids, **given)
 
 
 def test_a_generate_that_takes_no_speculator_is_named(tiny, caplog):
