@@ -18,9 +18,9 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (33_000, 34_225),
+    "shipped lines": (33_000, 35_000),
     "shipped files": (160, None),
-    "lines of tests": (41_000, 41_150),
+    "lines of tests": (41_000, 42_600),
     "lines of benchmarks": (7_500, None),
     "modules of a greedy call": (42, None),
     "lines of a greedy call": (8_500, None),
