@@ -24,6 +24,7 @@ from openai.types.chat.chat_completion_named_tool_choice_param import (
 )
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -72,7 +73,7 @@ CONSTRAINING_FIELDS = (
 )
 # Names of one thing in OpenAI's and llama.cpp's APIs, to suggest the other one.
 SAME_FIELDS = {
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_new_tokens"), ("n_predict",)),
+    "max_new_tokens": ("n_predict",),
     "n_predict": ("max_completion_tokens", "max_tokens"),
     **dict.fromkeys(CONSTRAINING_FIELDS, ("response_format", "grammar", "json_schema")),
 }
@@ -82,7 +83,13 @@ IGNORABLE_FIELDS = {
     *("metadata", "prompt_cache_retention"),
     *("safety_identifier", "service_tier", "store"),
     *("cache_prompt", "id_slot", "n_cache_reuse", "sse_ping_interval"),
-    *("t_max_prompt_ms", "timings_per_token"),
+    *("t_max_prompt_ms", "timings_per_token", "verbose", "stream_options"),
+}
+# Other names of llama.cpp's fields. Of several that are given, the first one has an effect.
+ALIASES = {
+    "n_predict": ("n_predict", "max_completion_tokens", "max_tokens"),
+    "n_cmpl": ("n_cmpl", "n"),
+    "n_probs": ("n_probs", "logprobs"),
 }
 
 P = ParamSpec("P")
@@ -293,6 +300,8 @@ class ChatBody(Common):
     functions: Objects | None = None
     modalities: Names | None = None
     chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=100)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content"] | None = None
     reasoning_effort: Name | None = None
     verbosity: Name | None = None
 
@@ -309,7 +318,16 @@ class ChatBody(Common):
     @property
     def variables(self) -> dict[str, Any]:
         known = self.model_dump(include=set(TEMPLATE_FIELDS), exclude_none=True)
-        return known | (self.chat_template_kwargs or {})
+        continues = bool(self.continue_final_message)
+        begins = not continues and self.add_generation_prompt is not False
+        ending = {"continue_final_message": continues, "add_generation_prompt": begins}
+        return known | (self.chat_template_kwargs or {}) | ending
+
+    @property
+    def continuable(self) -> bool:
+        """Whether the last message is text of the assistant."""
+        last = self.messages[-1]
+        return last.role == "assistant" and bool(joined(last.content))
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -341,6 +359,10 @@ class ChatBody(Common):
         return "tools" if self.offered and strict else None
 
 
+def _aliases(name: str) -> Any:
+    return Field(validation_alias=AliasChoices(*ALIASES[name]))
+
+
 class ExtraFile(Given):
     """One entry of ``input_extra``: a file, or part of one, shown before the edited text."""
 
@@ -352,9 +374,9 @@ class LlamaBody(Body):
     """The fields that llama.cpp's ``/completion`` and ``/infill`` share."""
 
     prompt: str | Tokens = ""
-    n_predict: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    n_predict: Annotated[int, Field(ge=-1, lt=2**31), _aliases("n_predict")] = -1
     n_indent: Count = 0
-    n_cmpl: Answers = 1
+    n_cmpl: Annotated[Answers, _aliases("n_cmpl")] = 1
     stream: bool = False
     temperature: Annotated[float, Field(le=100), AfterValidator(_usable)] | None = None
     top_k: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 40
@@ -366,13 +388,25 @@ class LlamaBody(Body):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = -1
     ignore_eos: bool = False
     samplers: Names | None = None
-    t_max_predict_ms: Annotated[float, Field(ge=0)] = 0.0
+    t_max_predict_ms: Annotated[float, Field(ge=-1)] = 0.0
     response_fields: Names | None = None
     return_tokens: bool = False
-    n_probs: Annotated[int, Field(ge=0, le=20)] = 0
+    n_probs: Annotated[int, Field(ge=0, le=20), _aliases("n_probs")] = 0
     logit_bias: LlamaBias = Field(default_factory=list)
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_other_names(cls, given: Any) -> Any:
+        """Leave out the aliases of fields that are given by a name that comes first."""
+        if not isinstance(given, dict):
+            return given
+        found = dict(given)
+        for names in ALIASES.values():
+            for name in [each for each in names if given.get(each) is not None][1:]:
+                del found[name]
+        return found
 
 
 class InfillBody(LlamaBody):

@@ -116,10 +116,10 @@ class LlamaReply(Reply):
             [prompt],
             body.n_cmpl,
             sampling,
-            max_tokens=(asked, None),
+            max_tokens=asked,
             logprobs=(body.n_probs or None, "n_probs"),
             indent=body.n_indent,
-            seconds=body.t_max_predict_ms / 1000 or None,
+            seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         )
 
     def whole(self, jobs: Sequence[Job], found: Sequence[Delta]) -> Any:

@@ -114,7 +114,7 @@ class CompletionReply(OpenAIReply):
             [service.check_prompt(each) for each in ids],
             n,
             service.sampling(body),
-            max_tokens=(body.max_tokens, "max_tokens"),
+            max_tokens=body.max_tokens,
             logprobs=(body.logprobs, "logprobs"),
         )
         # The text to repeat before each answer.
@@ -167,8 +167,15 @@ def completion_ids(service: Service, body: CompletionBody, many: list[Any]) -> l
 
 
 def apply_template(service: Service, body: ChatBody, client: Client) -> Response:
-    """The text of a chat's prompt, as llama.cpp's ``/apply-template``."""
+    """The text of a chat's prompt, as llama.cpp's ``/apply-template``.
+
+    An assistant's last message is continued, unless ``continue_final_message`` is false.
+    """
     service.check_model(body.model)
+    if body.continue_final_message is None and body.continuable:
+        body = body.model_copy(
+            update={"continue_final_message": True, "add_generation_prompt": None}
+        )
     check(service, body)
     render = partial(prompt_text, service.tokenizer, variables=body.variables)
     return json_response({"prompt": templated(service, body, render)})
@@ -190,6 +197,11 @@ def check(service: Service, body: ChatBody) -> None:
     refuse_unless(all(names), "tools", "a function must have a name")
     refuse_unless(bool(names) or not body.must_call, "tool_choice", "there are no tools to call")
     refuse_unless(body.chosen in (None, *names), "tool_choice", f"there is no tool {body.chosen!r}")
+    if body.continue_final_message:
+        param = "continue_final_message"
+        both = body.add_generation_prompt is True
+        refuse_unless(not both, param, "not supported with add_generation_prompt=true")
+        refuse_unless(body.continuable, param, "the last message must be text of the assistant")
     own = {*signature(service.tokenizer.apply_chat_template).parameters, "messages"}
     for name in body.chat_template_kwargs or ():
         message = f"{name!r} cannot be set, only the template's own variables"
@@ -365,7 +377,7 @@ class ChatReply(OpenAIReply):
             [prompt],
             body.n or 1,
             service.sampling(body),
-            max_tokens=(asked, name),
+            max_tokens=asked,
             logprobs=((body.top_logprobs or 0) if body.logprobs else None, "top_logprobs"),
             stops=body.stops if closing is None else (*body.stops, closing),
             eos=service.eos,

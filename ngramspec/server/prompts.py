@@ -522,7 +522,8 @@ def prompt_text(
     tokenizer: Any, messages: list[Any], tools: list[Any], variables: Mapping[str, Any]
 ) -> str:
     """The text that the model's template renders."""
+    settings: dict[str, Any] = {"add_generation_prompt": True, **variables}
     text: str = tokenizer.apply_chat_template(
-        messages, tools=tools or None, add_generation_prompt=True, tokenize=False, **variables
+        messages, tools=tools or None, tokenize=False, **settings
     )
     return text

@@ -172,16 +172,10 @@ class Service:
             return self.eos
         return tuple(dict.fromkeys((*self.eos, *self.fim.ends)))
 
-    def max_tokens(self, asked: int | None, param: str | None, prompt: Int32) -> int:
-        """The limit on an answer; one beyond the context is refused by ``param``, if given."""
+    def max_tokens(self, asked: int | None, prompt: Int32) -> int:
+        """The limit on an answer, which the context cuts."""
         room = self.context - len(prompt)
-        if asked is None or param is None:
-            return min(self.settings.max_tokens if asked is None else asked, room)
-        if asked > room:
-            bound = f"prompt and answer must have at most {self.context} tokens together"
-            message = f"{bound}, got {len(prompt)} and {asked}"
-            raise bad(param, message, "context_length_exceeded")
-        return asked
+        return min(self.settings.max_tokens if asked is None else asked, room)
 
     def stores(self, extras: Extras, client: Client) -> tuple[Any, ...]:
         """The stores a request drafts from: its namespace of shared text and the corpora."""
@@ -252,14 +246,13 @@ class Reply(ABC):
         n: int,
         sampling: Sampling,
         *,
-        max_tokens: tuple[int | None, str | None],
+        max_tokens: int | None,
         logprobs: tuple[int | None, str],
         **more: Any,
     ) -> list[CompletionRequest]:
         """The requests of ``n`` answers to each prompt, with ``more`` of their fields.
 
-        ``max_tokens`` and ``logprobs`` are values and the names of their fields, see
-        ``Service.max_tokens``.
+        ``logprobs`` is a value and the name of its field.
         """
         service, body = self.service, self.body
         common = {
@@ -281,7 +274,7 @@ class Reply(ABC):
             reference = np.concatenate((like, before, predicted))
             own = {
                 "prompt": prompt,
-                "max_tokens": service.max_tokens(*max_tokens, prompt),
+                "max_tokens": service.max_tokens(max_tokens, prompt),
                 "eos": service.ends_of(prompt),
                 "reference": reference if len(reference) else None,
             }

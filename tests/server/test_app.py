@@ -166,7 +166,7 @@ INFILL = {"input_prefix": "x", "input_suffix": "y"}
 LONG = {"type": "content", "content": "x" * (1 << 19)}
 VALUES = [  # of one field, which are refused by its name
     (PROMPT, "prompt", ["", [], [[]], ["a", 3], [VOCAB], [-1], "x" * 600, None]),
-    (PROMPT, "max_tokens", [600, -1, 0, "many"]),
+    (PROMPT, "max_tokens", [-1, 0, "many"]),
     (PROMPT, "n", [0, 99]),
     (PROMPT, "logit_bias", [{"many": 1}, {str(VOCAB): 1}]),
     (PROMPT, "prediction", ["text", {"type": "other", "content": "x"}, {"type": "content"}, LONG]),
@@ -191,10 +191,11 @@ REFUSED = [
     (PROMPT | {"ngramspec": {"0": 1}}, "ngramspec.0"),
     (PROMPT | {"ngramspec": {"namespace": "mine"}}, "ngramspec.namespace"),
     (PROMPT | {"ngramspec": {"speculate": "maybe"}}, "ngramspec.speculate"),
-    (PROMPT | {"stream": True, "max_tokens": 600}, "max_tokens"),
+    (PROMPT | {"stream": True, "max_tokens": -1}, "max_tokens"),
     (CHATS | {"tools": [{"type": "function"}]}, "tools"),
     (CHATS | {"max_tokens": 0}, "max_tokens"),
-    (CHATS | {"max_completion_tokens": 999}, "max_completion_tokens"),
+    (CHATS | {"max_completion_tokens": 0}, "max_completion_tokens"),
+    (CHATS | {"continue_final_message": True}, "continue_final_message"),
     (CHATS | {"top_logprobs": 2}, "top_logprobs"),
     (CHATS | {"modalities": ["audio"]}, "modalities"),
     (CHATS | {"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
@@ -204,6 +205,8 @@ REFUSED = [
     (INFILL | {"stream": True, "n_cmpl": 2}, "n_cmpl"),
     (INFILL | {"grammar": "root"}, "grammar"),
     (INFILL | {"n_predict": -2}, "n_predict"),
+    (INFILL | {"max_tokens": -2}, "max_tokens"),
+    (INFILL | {"t_max_predict_ms": -2}, "t_max_predict_ms"),
     (INFILL | {"n_probs": 50}, "n_probs"),
 ]
 

@@ -183,7 +183,7 @@ def test_the_other_apis_name_of_a_field_is_suggested(client):
         return answer.json()["error"]["message"].partition("the field")[2]
 
     assert suggestion("/v1/completions", "max_tokenz") == "; did you mean 'max_tokens'?"
-    assert suggestion("/completion", "max_tokens") == "; did you mean 'n_predict'?"
+    assert suggestion("/completion", "max_new_tokens") == "; did you mean 'n_predict'?"
     assert suggestion("/v1/completions", "n_predict") == "; did you mean 'max_tokens'?"
     assert suggestion("/v1/chat/completions", "reasoning_effort") == ""
     wrong = "stream_options", {"include_usag": True, "include_obfuscation": False}

@@ -126,11 +126,44 @@ def test_a_constraint_is_never_ignored(model, mode):
 
 
 def test_more_tokens_than_the_context_has_room_for_are_cut(model, tokenizer):
+    """Agents send large limits with every request."""
     count = 20
     with served(model, tokenizer, limits={"context": len(PROMPT) + count}) as client:
         answer = ask(client, "/completion", **GREEDY | {"n_predict": 10**6})
-    assert answer["generation_settings"]["n_predict"] == count
-    assert answer["content"] == plain(model, tokenizer, PROMPT, count)
+        assert answer["generation_settings"]["n_predict"] == count
+        assert answer["content"] == plain(model, tokenizer, PROMPT, count)
+        for route, name in (
+            ("/v1/completions", "max_tokens"),
+            ("/v1/chat/completions", "max_tokens"),
+            ("/v1/chat/completions", "max_completion_tokens"),
+        ):
+            answer = ask(client, route, **ROUTES[route] | {"max_tokens": None, name: 10**6})
+            assert answer["choices"][0]["finish_reason"] == "length"
+            assert answer["usage"]["total_tokens"] == len(PROMPT) + count
+
+
+@pytest.mark.parametrize("route", ["/completion", "/infill"])
+def test_other_names_of_fields_have_their_effect_unless_the_first_name_is_given(client, route):
+    body = {**ROUTES[route], "temperature": 0, "n_predict": None}
+    own = {"n_predict": 5, "n_cmpl": 2, "n_probs": 3}
+
+    def answers(given):
+        """Whole answers; of their log-probabilities, which are rounded, only the shape."""
+        for each in ask(client, route, **body | given):
+            rows = [len(row["top_logprobs"]) for row in each["completion_probabilities"]]
+            settings = each["generation_settings"] | {"t_max_predict_ms": 0}
+            more = {"completion_probabilities": rows, "generation_settings": settings}
+            yield content(each) | more
+
+    expected = list(answers(own))
+    assert [each["completion_probabilities"] for each in expected] == [[3] * 5] * 2
+    idle = {"t_max_predict_ms": -1, "verbose": True, "stream_options": {"include_usage": True}}
+    for given in (
+        {"max_tokens": 5, "n": 2, "logprobs": 3, **idle},
+        {"max_completion_tokens": 5, "max_tokens": 7, "n_cmpl": 2, "n": 1, "logprobs": 3},
+        {**own, "max_completion_tokens": 7, "max_tokens": 9, "n": 1, "logprobs": 1},
+    ):
+        assert list(answers(given)) == expected
 
 
 def test_many_stop_strings_are_allowed_and_empty_ones_are_none(client, model, tokenizer):

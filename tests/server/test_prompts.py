@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import CHAT as TEMPLATE
 from serving import ask, letters, plain, refused, served
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
@@ -598,6 +599,35 @@ def test_a_template_gets_its_variables(thinker, model, tokenizer, fields, end):
     answer = ask(thinker, "/v1/chat/completions", **HI, **fields)
     assert answer["choices"][0]["message"]["content"] == plain(model, tokenizer, prompt, 8)
     assert ask(thinker, "/apply-template", **HI, **fields) == {"prompt": prompt}
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "prompt", "of_template"),
+    [
+        ("so", {}, "user:hi;assistant:so;assistant:", "user:hi;assistant:so"),
+        ("so", {"continue_final_message": True}, "user:hi;assistant:so", None),
+        ("a<|fim_suffix|> ", {"continue_final_message": "content"}, "user:hi;assistant:{}", None),
+        ("so", {"add_generation_prompt": False}, "user:hi;assistant:so;", "user:hi;assistant:so"),
+        ("so", {"continue_final_message": False}, "user:hi;assistant:so;assistant:", None),
+        ("", {}, "user:hi;assistant:;assistant:", None),
+    ],
+    ids=str,
+)
+def test_a_chat_ends_as_asked_and_apply_template_continues_the_assistant(
+    model, tokenizer, text, fields, prompt, of_template
+):
+    chat = TEMPLATE.replace("assistant:", "{% if add_generation_prompt %}assistant:{% endif %}")
+    messages = [*HI["messages"], {"role": "assistant", "content": text}]
+    prompt = prompt.format(text)
+    with served(model, letters(chat=chat)) as client:
+        body = HI | {"messages": messages} | fields
+        answer = ask(client, "/v1/chat/completions", **body)
+        ids = TextEncoder(tokenizer).encode(prompt)
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+        assert answer["choices"][0]["message"]["content"] == plain(model, tokenizer, ids, 8)
+        assert ask(client, "/apply-template", **body) == {"prompt": of_template or prompt}
+        both = {"continue_final_message": True, "add_generation_prompt": True}
+        refused(client, "/v1/chat/completions", body | both, "continue_final_message")
 
 
 def test_arguments_of_the_template_function_are_no_variables(thinker):

@@ -106,9 +106,8 @@ def test_the_curl_command_of_the_guide_is_answered_as_it_says(smollm2):
 
 def test_openais_client_understands_the_errors(client, server):
     with pytest.raises(openai.BadRequestError) as error:
-        greedy(client, max_tokens=99999)
+        greedy(client, max_tokens=-1)
     assert error.value.param == "max_tokens"
-    assert error.value.code == "context_length_exceeded"
     address, _, log = server
     with client_of(address, "wrong") as other, pytest.raises(openai.AuthenticationError):
         other.models.list()
