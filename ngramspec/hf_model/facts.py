@@ -22,7 +22,7 @@ from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
 from ngramspec.hf_model.compat.devices import Int64
-from ngramspec.hf_model.compat.hooks import is_ours
+from ngramspec.hf_model.compat.hooks import hooked_modules
 from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
 
 if TYPE_CHECKING:
@@ -249,24 +249,6 @@ def requested_states(config: Any, kwargs: dict[str, Any], *, encodes: bool) -> t
     if config.return_dict_in_generate and kwargs.get("output_hidden_states"):
         found += ("decoder_hidden_states" if encodes else "hidden_states",)
     return found
-
-
-def hooked_modules(model: Any) -> Iterator[tuple[str, bool]]:
-    """Return the names of modules with forward hooks, and of attentions with a replaced forward.
-
-    These may rely on every row of the batch, as adapters that are chosen by row do
-    (``adapter_names`` of PEFT), or on the number of positions, as code that compresses the cache of
-    a prompt does. The bool is whether they are known to treat all positions alike. ngramspec's own
-    hooks do not count, nor do those with which transformers captures states, which do nothing in
-    calls that ask for none.
-    """
-    for name, module in model.named_modules():
-        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())  # noqa: SLF001
-        for hook in hooks:
-            if not (is_ours(hook) or names.captures_states(hook)):
-                yield name, names.treats_positions_alike(hook)
-        if names.has_replaced_attention(module):
-            yield name, False
 
 
 # What facts rule out

@@ -280,6 +280,8 @@ class Target:
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self.inputs.begin(self.prompt, self._slots)
         self._prefilled = self._slots
+        if self.facts.counting_hook is not None and len({*self.cache.lengths()}) > 1:
+            self.no_drafts = "a hook has shortened some layers of the cache"  # one mask fits all
         if draft is not None:
             self._forward = Forward(width=count, outputs=outputs)
         if self._recorder is not None:

@@ -121,10 +121,13 @@ def give_notices(model: Any, device: torch.device) -> None:
     """
     if is_first_notice(type(model)):
         decoder = model.get_decoder()
-        cache, token = new_cache(decoder.config), torch.zeros((1, 1), dtype=torch.int64)
+        cache, token = (
+            new_cache(decoder.config),
+            torch.zeros((1, 1), dtype=torch.int64, device=device),
+        )
         with suppress(Exception):  # the call itself may still work
             for _ in range(2):  # the second one has a state to continue from
-                _run(decoder, token.to(device), cache)
+                _run(decoder, token, cache)
 
 
 def _run(decoder: Any, tokens: torch.Tensor, cache: Any) -> torch.Tensor:

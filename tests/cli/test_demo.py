@@ -28,7 +28,7 @@ needs_weights = pytest.mark.skipif(
 @pytest.fixture
 def tiny(monkeypatch):
     loaded = models.LoadedModel(tiny_model(), ByteTokenizer(), "tiny")
-    monkeypatch.setattr(models, "load", lambda model, dtype, on_stage: loaded)
+    monkeypatch.setattr(models, "load", lambda model, dtype, on_stage, alone: loaded)
     return loaded
 
 

@@ -37,13 +37,16 @@ def messages():
     """Count what is warned and logged inside, as in a new process."""
     warning_once.cache_clear()
     records, logger = Records(), logging.getLogger("transformers")
+    level = logger.level  # another test may have silenced it
     logger.addHandler(records)
+    logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             yield records.found
     finally:
         logger.removeHandler(records)
+        logger.setLevel(level)
     records.found.update(str(each.message) for each in caught)
 
 

@@ -267,7 +267,9 @@ class PaddingNotice(NamedTuple):
 
     def give(self) -> None:
         """Log the warning, which transformers does once."""
-        self.module.warn_if_padding_and_no_attention_mask(torch.tensor([[self.token]]), None)
+        self.module.warn_if_padding_and_no_attention_mask(
+            torch.tensor([[self.token]], device="cpu"), None
+        )
 
 
 def find_padding_notice(model: Any) -> PaddingNotice | None:

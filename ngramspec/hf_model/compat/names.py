@@ -121,8 +121,6 @@ PASSES_POSITIONS = frozenset(
 # quantization, named by its Python modules, has one scale for all.
 MIXES_POSITIONS = frozenset({"DogeCDMoE", "NllbMoeTop2Router"})
 SCALES_TOGETHER = ("torch.ao.nn.intrinsic.quantized.dynamic", "torch.ao.nn.quantized.dynamic")
-# Libraries whose forward hooks treat all positions alike.
-POSITIONWISE_HOOKS = ("accelerate.", "peft.", "torch.")
 WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
 
 END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
@@ -204,24 +202,6 @@ def captures_states(hook: Any) -> bool:
     """Whether a hook is transformers' own, which captures states in calls that ask for them."""
     module = getattr(hook, "__module__", None)
     return bool(module == f"{PACKAGE}.{CAPTURE_MODULE}")
-
-
-def treats_positions_alike(hook: Any) -> bool:
-    """Whether a hook's function is of a library whose hooks do not count a forward's positions."""
-    function = getattr(hook, "func", hook)  # of a functools.partial
-    return str(getattr(function, "__module__", "")).startswith(POSITIONWISE_HOOKS)
-
-
-def has_replaced_attention(module: Any) -> bool:
-    """Whether an attention module has another ``forward`` than its class.
-
-    That of accelerate, which loads weights, and a compiled one do not count.
-    """
-    if "Attention" not in type(module).__name__:
-        return False
-    own = vars(module).get("_old_forward" if "_hf_hook" in vars(module) else "forward")
-    own = getattr(own, "_torchdynamo_orig_callable", own)
-    return own is not None and getattr(own, "__func__", own) is not type(module).forward
 
 
 # Models
