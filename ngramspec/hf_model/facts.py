@@ -398,6 +398,11 @@ FACTS = (
         (_JOINT, _DRAFT, _ONCE),
     ),
     Fact(
+        "hooks on modules of a model with windows, which may shorten some layers' cache",
+        lambda f: f.counting_hook is not None and f.windows is not None,
+        (_TREES, _RAGGED),
+    ),
+    Fact(
         "a model that finds tokens by their slots in the cache",
         lambda f: f.names & names.BY_SLOT,
         (_TREES, _RAGGED, _JOINT, _DRAFT, _KEPT, _FIT),

@@ -52,6 +52,7 @@ class Inputs:
         # Whether no layer needs the mask of padding if it has a mask of four dimensions.
         known = facts.gap_obstacle is None and (facts.windows is None or facts.windows.known)
         known = known and facts.unaligned is None and not facts.names & names.BY_SLOT
+        known = known and facts.counting_hook is None  # it may have shortened the cache
         self._replaces_padding = known and facts.takes_masks and not facts.encodes
         self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
         self._extended: dict[str, torch.Tensor] = {}  # see ``_lengthened``

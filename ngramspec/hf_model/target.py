@@ -112,7 +112,8 @@ class Target:
             from ngramspec.hf_model.cache.copies import Pending  # few models have such a state
             from ngramspec.hf_model.trials import check_recurrent
 
-            check_recurrent(model, len(input_ids))
+            if facts.longest > facts.end + 1:  # otherwise the prefill is the only forward
+                check_recurrent(model, len(input_ids))
             self.pending = Pending()
         check_facts(facts)
         self.inputs = Inputs(facts)
@@ -273,7 +274,11 @@ class Target:
             cache_of(self.inputs.kwargs).batch_repeat_interleave(self._copies)
         stored = prefilled_length(self.facts, KVCache(cache_of(self.inputs.kwargs)))
         if self._room is not None:
-            self._room.widen(stored - self.facts.end)
+            if self._room.cache is decoder_cache(cache_of(self.inputs.kwargs)):
+                self._room.widen(stored - self.facts.end)
+            else:  # the model has dropped that cache
+                self._room.give_back(self.facts.cached)
+                self._room = None
         self._use_cache()
         self._slots = (stored or self.facts.end) - count
         if draft is None:

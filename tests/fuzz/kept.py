@@ -77,6 +77,21 @@ KEPT: dict[str, Case] = {
     "a prompt's keys that a hook drops, before the prefill's draft": Case(
         prompts=(PROMPT * 8,), hooks="compress"
     ),
+    "keys that a hook drops in some layers of a model with windows": Case(
+        family="gemma2", prompts=((PROMPT * 9)[:85],), hooks="compress"
+    ),
+    "the same in rows of different lengths": Case(
+        family="gemma3", prompts=((PROMPT * 9)[:71], PROMPT), hooks="compress"
+    ),
+    "a prefill over recurrent states that has no forward after it": Case(
+        family="FalconH1ForCausalLM", prompts=((39,),), options={"max_new_tokens": 1}
+    ),
+    "a given static cache that the model drops in its prefill": Case(
+        family="phi3 longrope",
+        prompts=((PROMPT * 3)[:21],),
+        cache="static",
+        options={"max_new_tokens": 1},
+    ),
     "positions whose weights are offloaded": Case(family="trocr decoder", offload="cpu"),
     "trial forwards whose weights are offloaded": Case(
         family="FalconH1ForCausalLM", offload="disk"

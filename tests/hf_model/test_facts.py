@@ -90,6 +90,9 @@ CASES = {
     "hooks on modules, which may rely on all rows of the call, or on its prompt alone": {
         "hooked": True
     },
+    "hooks on modules of a model with windows, which may shorten some layers' cache": {
+        "counting_hook": "a layer", "windows": WINDOW,
+    },
     "a model that finds tokens by their slots in the cache": {
         "names": frozenset({"GlmImageForConditionalGeneration"})
     },

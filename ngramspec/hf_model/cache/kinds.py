@@ -269,7 +269,7 @@ class Room:
     """
 
     def __init__(self, cache: Any, capacity: int) -> None:
-        self._layers, self._capacity = cache.layers, capacity
+        self.cache, self._layers, self._capacity = cache, cache.layers, capacity
         self._full = [each for each in self._layers if kind_of(each) == caches.STATIC]
         self._sizes = [each.max_cache_len for each in self._full]
         self._windows: dict[int, Any] = {}  # the layers that were replaced, by place
