@@ -1,4 +1,4 @@
-"""Trial forwards: on offloaded models, without memory, and beside other threads."""
+"""Trial forwards: on offloaded models, without memory, and while other threads run."""
 
 from __future__ import annotations
 
