@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ngramspec.cli import Parser, execute
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 
 PROGRAM = "python -m benchmarks"
 # A new benchmark is a module and its name in this list.
@@ -60,7 +60,7 @@ def build_parser(name: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=module.run, prog=parser.prog)
-    module.add_arguments(Options(parser))
+    module.add_arguments(CommandOptions(parser))
     return parser
 
 

@@ -22,12 +22,12 @@ from benchmarks import agent_sessions
 from benchmarks.harness import show, write
 from benchmarks.peers import ARCTIC, PEERS, Contenders, add_peers, installed, print_skipped
 from benchmarks.traces import PUBLIC
-from ngramspec.cli.options import Options, usable
+from ngramspec.cli.options import CommandOptions, usable
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.errors import check_int
-from ngramspec.measure.replay import Earlier, Known, Plan, Player, Tally, cost_curve
+from ngramspec.measure.replay import Earlier, Known, Player, ReplayPlan, Tally, cost_curve
 from ngramspec.measure.traces import Trace, by_group, read_traces
 
 OURS = "ngramspec"
@@ -37,14 +37,14 @@ ARCTIC_TREE = "arctic tree"  # these draft no chains
 TRACES_HELP = "JSON lines with group, id, session, prompt and output (default: the public traces)"
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.path("--traces", "FILE", TRACES_HELP, default=PUBLIC)
     options.count("--tree", 64, "most tokens of a chain, and nodes of a tree")
     add_peers(options)
     options.json()
 
 
-def add_traces(options: Options) -> None:
+def add_traces(options: CommandOptions) -> None:
     """Declare ``--traces`` and ``--tokenizer``."""
     options.path("--traces", "FILE", TRACES_HELP, default=PUBLIC)
     options.text("--tokenizer", "FOLDER", "of the traces (default: the embedded model's)")
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
                 contenders.append((name, STORE, make, Earlier("outputs"), gamma))
         for drafter, known, make, knowledge, gamma in contenders:
             most = gamma if isinstance(gamma, str) else min(gamma, longest)
-            plan = Plan(cost, most, longest, trees)
+            plan = ReplayPlan(cost, most, longest, trees)
             groups = Player(make(), plan, knowledge=knowledge).play(traces).groups
             row = {"drafter": drafter, "known": known, "curve": curve, "trees": trees}
             rows.append(row | summary(groups))

@@ -19,14 +19,14 @@ import torch
 
 from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, show_and_write
 from ngramspec import Speculator
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.models import load
 
 UNDRAFTED, OURS = "undrafted", "ours"
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--traces", type=Path, required=True)
     options.add("--group", default="context_qa")
     options.add("--longest", type=int, default=400, help="leave longer prompts out")

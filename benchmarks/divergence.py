@@ -28,7 +28,13 @@ from benchmarks import renderers
 from benchmarks.harness import padded, write
 from benchmarks.texts import library_prompts
 from ngramspec import Speculator, generate
-from ngramspec.cli.options import Options, UsageError, check_least, load_model, make_speculator
+from ngramspec.cli.options import (
+    CommandOptions,
+    UsageError,
+    check_least,
+    load_model,
+    make_speculator,
+)
 from ngramspec.draft import Int32
 from ngramspec.measure.calls import first_difference, ulps_apart
 from ngramspec.measure.models import LoadedModel
@@ -135,7 +141,7 @@ def histogram(found: Sequence[Divergence]) -> dict[str, int]:
 SETTINGS = ("dtype", "tokens", "batch", "plain", "drafter", "gamma")
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.count("--count", 100, "prompts")
     options.count("--tokens", 128, "new tokens of each")
     options.count("--batch", 1, "prompts in a batch")

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.harness import show, write
 from benchmarks.peers import add_peers, installed, print_skipped
 from benchmarks.texts import natural
-from ngramspec.cli.options import Options, usable
+from ngramspec.cli.options import CommandOptions, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
 from ngramspec.drafters.base import Drafter
@@ -124,7 +124,7 @@ class TwinDrafter(ValueDrafter):
         return TwinSession(self, tokens)
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.drafters()
     add_peers(options)
     options.flag("--twin", "also the reference implementation in Python")

@@ -48,7 +48,7 @@ import torch
 
 from benchmarks.harness import write
 from benchmarks.renderers import editor
-from ngramspec.cli.options import Options, UsageError
+from ngramspec.cli.options import CommandOptions, UsageError
 from ngramspec.measure.calls import take_turns
 from ngramspec.server.prompts import FIM
 
@@ -99,7 +99,7 @@ class Answer:
     right: bool = False  # whether it is the rest of the file's line
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--model", type=Path, default=MODEL, help="folder with safetensors")
     options.add("--repository", type=Path, default=RICH, help="folder of Python files")
     options.add("--llama-python", type=Path, help="with llama-cpp-python[server]")

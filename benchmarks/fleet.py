@@ -28,10 +28,10 @@ import numpy as np
 
 from benchmarks.agents import add_traces, summary, tokenizer, turns
 from benchmarks.harness import show, write
-from ngramspec.cli.options import Options, UsageError, usable
+from ngramspec.cli.options import CommandOptions, UsageError, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
-from ngramspec.measure.replay import Known, Plan, Player, cost_curve
+from ngramspec.measure.replay import Known, Player, ReplayPlan, cost_curve
 from ngramspec.measure.traces import Trace
 from ngramspec.stores import SharedStore
 
@@ -42,7 +42,7 @@ DELAYS = 20  # documents whose arrival is timed
 MAX_WAIT_SECONDS = 5.0
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     add_traces(options)
     options.text("--rest", "S", "seconds after each turn", type=float, default=0.5)
     options.json()
@@ -99,7 +99,7 @@ def served(
     rest: float,
 ) -> dict[str, Any]:
     """Replay the turns on the servers; ``ends``: the turn before which the redis-server ends."""
-    plan = Plan(cost_curve("gpu", TREE), gamma_max=TREE, tree=True)
+    plan = ReplayPlan(cost_curve("gpu", TREE), gamma_max=TREE, tree=True)
     players = [Player(build_drafter("auto"), plan, InStore(store)) for store in stores]
     groups: dict[str, Any] = {}
     for player in players:

@@ -45,9 +45,9 @@ from benchmarks.profile import profile
 from benchmarks.syncs import host_syncs, syncs_per_step
 from benchmarks.traces import PUBLIC
 from ngramspec import Speculator
-from ngramspec.cli.options import Options, check_least
+from ngramspec.cli.options import CommandOptions, check_least
 from ngramspec.hf_model.compiled import compilations
-from ngramspec.measure.bench import EndToEnd, Plan, SetText, summarize, to_dict
+from ngramspec.measure.bench import BenchPlan, EndToEnd, SetText, summarize, to_dict
 from ngramspec.measure.calls import PLAIN, Configuration, Outcome, inputs_of, usual_configurations
 from ngramspec.measure.forwards import POSITIONS_AFTER_TEXT, forced_model, forward_seconds
 from ngramspec.measure.machine import synchronize
@@ -78,7 +78,7 @@ WAYS = (("plain", 1), ("repeated", 8), ("folded", 8), ("repeated", 33), ("folded
 Tensor = torch.Tensor
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.json()
     options.path("--traces", "FILE", "what ngramspec record wrote", default=PUBLIC)
     options.text("--device", "DEVICE", "default: cuda", default="cuda")
@@ -234,7 +234,7 @@ class Bench(EndToEnd):
     """Whole calls, one prompt after another; ``graphs``: what each configuration captured."""
 
     def __init__(self, scene: Scene, ways: list[Configuration], prompts: list[Prompt]) -> None:
-        plan = Plan(1 if scene.tiny else 2, scene.new, 2, cost_repeats=1 if scene.tiny else 3)
+        plan = BenchPlan(1 if scene.tiny else 2, scene.new, 2, cost_repeats=1 if scene.tiny else 3)
         super().__init__(scene.model, ways, plan, set_text=scene.set_text)
         self.prompts = prompts
         self.graphs: dict[str, dict[str, Any]] = {}

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from ngramspec import DecodeStats, Speculator, generate
-from ngramspec.cli.options import Options, writable
+from ngramspec.cli.options import CommandOptions, writable
 from ngramspec.measure.machine import machine
 from ngramspec.measure.traces import read_traces
 
 ROOT = Path(__file__).parents[1]
 
 
-def add_run(options: Options, *, repeats: int, new: int) -> None:
+def add_run(options: CommandOptions, *, repeats: int, new: int) -> None:
     """Declare ``--dtype``, ``--repeats``, ``--max-new-tokens`` and ``--json``."""
     options.dtype()
     options.count("--repeats", repeats, "timed calls of each configuration")

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks import renderers
 from benchmarks.harness import write
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters import ModelDrafter, PriorityDrafter, build_drafter
 from ngramspec.drafters.base import Drafter
@@ -31,7 +31,7 @@ from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.value import SOURCES, StoreDrafter, ValueDrafter
 from ngramspec.measure.forwards import top_tokens
 from ngramspec.measure.models import load
-from ngramspec.measure.replay import Plan, Player, cost_curve
+from ngramspec.measure.replay import Player, ReplayPlan, cost_curve
 from ngramspec.measure.traces import Trace, read_traces
 
 ACCURACIES = (0.8, 0.65, 0.5, 0.4)  # of the synthetic head by depth, if all before is right
@@ -141,7 +141,7 @@ GAMMA = 16  # most tokens of a head in the chainings
 CONTEXT = 1024  # last tokens of a prompt that the embedded model reads
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--traces", type=Path, required=True)
     options.add("--costs", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.3])
     options.add("--curve", default="gpu", help="cost of a forward: cpu, gpu or a file")
@@ -176,7 +176,7 @@ def run(arguments: argparse.Namespace) -> int:
         for at, each in enumerate(traces):
             prompt, output = each.prompt.tolist()[-CONTEXT:], each.output.tolist()
             traces[at] = replace(each, top_tokens=top_tokens(model, prompt, output, TOP))
-    plans = {True: Plan(cost_curve(arguments.curve, 64))}
+    plans = {True: ReplayPlan(cost_curve(arguments.curve, 64))}
     plans[False] = replace(plans[True], gamma="heuristic")
     groups = list(dict.fromkeys(trace.group for trace in traces))
     found: list[dict[str, Any]] = []
@@ -202,7 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def play_with(
-    heads: Sequence[RecordedHead], drafter: Drafter, plan: Plan, traces: Sequence[Trace]
+    heads: Sequence[RecordedHead], drafter: Drafter, plan: ReplayPlan, traces: Sequence[Trace]
 ) -> Player:
     """Replay traces, each with its head, whose rows are part of the cost."""
     following = iter(heads)

@@ -31,7 +31,7 @@ import torch
 from benchmarks.harness import prepared_call, show, write
 from benchmarks.profile import Span, timed_forwards
 from ngramspec import Speculator
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.measure.calls import take_turns
 
 OWN, RANDOM, COPY = "own", "random", "copy"
@@ -116,7 +116,7 @@ class Host:
     undrafted: float | None
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.count("--repeats", 5, "timed calls of each configuration")
     options.count("--max-new-tokens", 400, "new tokens of each call")
     options.add("--only", nargs="+", metavar="TEXT", help="only cells with these texts")

@@ -28,7 +28,7 @@ import torch
 from benchmarks.harness import counted, padded, prepared_call, show, write
 from benchmarks.traces import Text, texts
 from ngramspec import DecodeStats, Speculator
-from ngramspec.cli.options import DTYPES, Options
+from ngramspec.cli.options import DTYPES, CommandOptions
 from ngramspec.measure.calls import PLAIN, WARM_UP_TOKENS, take_turns
 from ngramspec.measure.models import LoadedModel, load, locate
 
@@ -45,7 +45,7 @@ KEY = ("model", "dtype", "mode", "task", "text")  # of a row
 SEED = 0
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--model", nargs="+", default=[None], help="folders, GGUF files or hub ids")
     options.add("--texts", choices=("public", "long"), default="public")
     options.numbers("--lengths", [4000, 8000], "tokens of the long texts, about")

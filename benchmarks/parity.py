@@ -20,7 +20,7 @@ from transformers.utils import logging
 from benchmarks import renderers, tiny
 from benchmarks.harness import padded, write
 from ngramspec import Draft, Drafter, DraftSession, Speculator, UnsupportedError, generate
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.draft import Float32, Int32
 
 NEW_TOKENS, GAMMA, TREE, RIGHT = 24, 5, 9, 0.6
@@ -227,7 +227,7 @@ def _line(error: Exception) -> str:
     return (str(error).strip().partition("\n")[0] or type(error).__name__)[:120]
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.flag("--families-only", "a few families, with caches and processors")
     options.json()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 
@@ -136,7 +136,7 @@ def installed() -> tuple[Contenders, dict[str, str]]:
     return here, missing
 
 
-def add_peers(options: Options) -> None:
+def add_peers(options: CommandOptions) -> None:
     """Declare ``--peers``."""
     options.flag("--peers", "also the drafters of other projects, if installed")
 

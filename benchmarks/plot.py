@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.cli.options import Options, UsageError, usable, writable
+from ngramspec.cli.options import CommandOptions, UsageError, usable, writable
 from ngramspec.measure.explain import first_rejected
 from ngramspec.theory.walltime import expected_tokens, improvement, optimal_gamma
 
@@ -34,7 +34,7 @@ Raw = Mapping[str, Any]
 Figures = dict[str, Any]  # by the names of their files
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.path("file", "FILE", "results of a measurement", nargs="?")
     help = "where the files go (default: figures)"
     options.path("--plots", "FOLDER", help, default=Path("figures"))

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import renderers
 from benchmarks.harness import prepared_call, write
 from ngramspec import Speculator
-from ngramspec.cli.options import Options, check_least, console, load_model, usable
+from ngramspec.cli.options import CommandOptions, check_least, console, load_model, usable
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,
@@ -23,7 +23,7 @@ from ngramspec.decoding.observer import (
     Observer,
     no_section,
 )
-from ngramspec.measure.bench import Plan, SetText, forced_texts
+from ngramspec.measure.bench import BenchPlan, SetText, forced_texts
 from ngramspec.measure.calls import inputs_of
 from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import Prompt, sample_prompts, unpredictable
@@ -175,7 +175,7 @@ def profile(
             yield measure(model, prompt, new, repeats)
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.model()
     options.count("--max-new-tokens", 96, "new tokens of each call")
     options.count("--repeats", 3, "calls of each text and configuration")
@@ -191,7 +191,10 @@ def run(arguments: argparse.Namespace) -> int:
         copying = [each for each in sample_prompts(loaded) if each.task == "code_edit"]
     vocab = loaded.model.config.vocab_size
     prompts = [*copying, *unpredictable(copying, new, vocab, loaded.eos_ids)]
-    with forced_texts(loaded.model, prompts, Plan(new=new)) as set_text, screen.status("profiling"):
+    with (
+        forced_texts(loaded.model, prompts, BenchPlan(new=new)) as set_text,
+        screen.status("profiling"),
+    ):
         rows = [*profile(loaded.model, prompts, new, arguments.repeats, set_text)]
     print(renderers.profile({"rows": rows}))
     settings = {"model": loaded.name, "dtype": arguments.dtype, "device": arguments.device}

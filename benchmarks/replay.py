@@ -20,7 +20,7 @@ from benchmarks.harness import show
 from benchmarks.peers import add_peers, installed, print_skipped
 from ngramspec._native import generous_cost
 from ngramspec.cli import replay
-from ngramspec.cli.options import Options, usable, write_json
+from ngramspec.cli.options import CommandOptions, usable, write_json
 from ngramspec.costs.policies import cut_to_one_length
 from ngramspec.costs.row_lengths import urgencies, worthwhile_rows
 from ngramspec.costs.steps import rejections_after, required_tokens, scaled
@@ -237,7 +237,7 @@ def compare_trees(
 PEERS_GAMMA = 64  # most tokens that a peer drafts; --gamma-max does not bound them
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     replay.add_arguments(options)
     add_peers(options)
     help = "play each group in a batch of N rows, which share a step's positions, and alone"
@@ -269,7 +269,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_rows(arguments: argparse.Namespace, given: replay.Given) -> int:
+def run_rows(arguments: argparse.Namespace, given: replay.ReplayInput) -> int:
     """Replay every drafter in batches; print and write the results."""
     with usable():
         rows = check_int("--rows", arguments.rows, 1)
@@ -285,7 +285,7 @@ def run_rows(arguments: argparse.Namespace, given: replay.Given) -> int:
     return 0
 
 
-def run_together(arguments: argparse.Namespace, given: replay.Given) -> int:
+def run_together(arguments: argparse.Namespace, given: replay.ReplayInput) -> int:
     """Replay every drafter in batches of ``generate``; print and write the results."""
     with usable():
         sizes = [check_int("--together", each, 1) for each in arguments.together]

@@ -29,7 +29,7 @@ from benchmarks.harness import (
     show_and_write,
 )
 from ngramspec import DecodeStats, Speculator
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.drafters.call import CallStores
 from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.models import load
@@ -38,7 +38,7 @@ OURS, SEPARATE = "ours", "separate"
 SEED = 0
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--traces", type=Path, required=True)
     options.add("--groups", nargs="+", default=["summary", "answer", "chat", "code"])
     options.add("--longest", type=int, default=400, help="leave longer prompts out")

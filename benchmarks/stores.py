@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.harness import write
 from benchmarks.texts import library
 from benchmarks.traces import PUBLIC
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.draft import Int32
 from ngramspec.measure.models import load_tokenizer, locate
 from ngramspec.measure.traces import read_traces
@@ -34,7 +34,7 @@ REPLACED = 0.02
 BYTES_PER_TOKEN = 28  # of a namespace, about
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.count("--size", 10_000_000, "tokens of the corpus")
     options.add("--mib", type=int, help="measure a shared store whose namespace is as large")
     options.path("--traces", "FILE", "of the shared store", default=PUBLIC)

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.harness import add_run, padded, show_and_write
 from ngramspec import DecodeStats, Speculator, generate
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.calls import PLAIN, take_turns
@@ -174,7 +174,7 @@ def measure(
     }
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--traces", type=Path, required=True)
     options.add("--group", default="summarization")
     options.flag("--extract", "summaries of the article's own sentences")

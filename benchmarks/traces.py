@@ -24,8 +24,8 @@ import numpy as np
 from benchmarks import agent_sessions
 from benchmarks.harness import ROOT
 from ngramspec import Speculator
-from ngramspec.cli.options import Options
-from ngramspec.measure.calls import Caller, Configuration
+from ngramspec.cli.options import CommandOptions
+from ngramspec.measure.calls import Configuration, ModelCaller
 from ngramspec.measure.models import LoadedModel, load
 from ngramspec.measure.traces import Trace, read_traces, write_traces
 
@@ -123,7 +123,7 @@ def traces(
     loaded: LoadedModel, new: int, known: Mapping[tuple[str, str], Trace]
 ) -> Iterator[Trace]:
     """A trace for each prompt of a usable length, and one for each turn of a chat."""
-    caller, ours = Caller(loaded.model), Configuration("ngramspec", speculator=Speculator())
+    caller, ours = ModelCaller(loaded.model), Configuration("ngramspec", speculator=Speculator())
 
     def recorded(group: str, id: str, ids: list[int]) -> Trace:
         before = known.get((group, id))
@@ -157,7 +157,7 @@ def traces(
     )
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--out", type=Path, default=PUBLIC, metavar="FILE")
     options.count("--max-new-tokens", 80, "most new tokens of each trace")
 

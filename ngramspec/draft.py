@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from ngramspec.errors import check_bool, check_int
 
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 Int8 = NDArray[np.int8]
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 
 NO_TOKENS: Int32 = np.empty(0, np.int32)
 Nodes = Sequence[int]  # indices of nodes of a draft

@@ -63,7 +63,7 @@ def generate(
     given = {"tokenizer": tokenizer, "streamer": streamer}
     kwargs |= {name: value for name, value in given.items() if value is not None}
     with end_streamer_on_error(kwargs):
-        call = Arguments(model.generate, model, args, kwargs)
+        call = GenerateArguments(model.generate, model, args, kwargs)
         if kwargs.get("custom_generate") is not None:
             raise ValueError(
                 "custom_generate cannot be combined with ngramspec.generate; remove it"
@@ -85,7 +85,7 @@ def speculate(
     if kwargs.get("custom_generate") is not None:
         return plain(*args, **kwargs)
     with end_streamer_on_error(kwargs):
-        call = Arguments(plain, model, args, kwargs)
+        call = GenerateArguments(plain, model, args, kwargs)
         if kwargs.get("custom_generate") is not None:
             return plain(*call.args, **kwargs)
         return call.speculate(speculator, unsupported="plain")
@@ -122,7 +122,7 @@ class NoHookError(UnsupportedError):
         )
 
 
-class Arguments:
+class GenerateArguments:
     """A call of a model's ``generate``; positional arguments but the first are in ``kwargs``."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Any
 from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, open_call
 from ngramspec.decoding.setup import version_fault
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf import Arguments, checked, end_streamer_on_error
+from ngramspec.hf import GenerateArguments, checked, end_streamer_on_error
 from ngramspec.speculator import Speculator
 
 __all__ = ["Added", "JointSteps", "OpenGeneration", "open_generation"]
@@ -43,7 +43,7 @@ def open_generation(
     """
     speculator = checked(speculator)
     with end_streamer_on_error(kwargs):
-        call = Arguments(model.generate, model, args, kwargs)
+        call = GenerateArguments(model.generate, model, args, kwargs)
         refused = version_fault() or call.refused()
         if refused is not None:
             raise UnsupportedError(refused)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.stores.files import FileKind, Section, aligned, checksum
+from ngramspec.stores.files import FileKind, FileSection, aligned, checksum
 
 Use = Callable[[Path, np.random.Generator], str]
 
@@ -39,9 +39,9 @@ def first_section(kind: FileKind) -> int:
     return kind.layout.size - 24 * len(kind.sections)
 
 
-def sections(content: bytes, kind: FileKind) -> list[Section]:
+def sections(content: bytes, kind: FileKind) -> list[FileSection]:
     numbers = struct.unpack_from("<" + "QQQ" * len(kind.sections), content, first_section(kind))
-    return [Section(*numbers[3 * i : 3 * i + 3]) for i in range(len(kind.sections))]
+    return [FileSection(*numbers[3 * i : 3 * i + 3]) for i in range(len(kind.sections))]
 
 
 def made_right(content: bytearray, kind: FileKind) -> bytes:

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "files": set(),
     "lazy_names": {"errors"},
     "_native": {"lazy_names"},
-    "theory": set(),
+    "theory": {"draft"},
     "draft": {"errors"},
     "stats": {"draft", "errors"},
     "stores": FLOOR | {"_native"},
@@ -220,6 +220,36 @@ def test_no_two_test_files_have_one_name():
     names = [path.name for path in TESTS.rglob("test_*.py")]
     assert len(names) > 100
     assert sorted(set(names)) == sorted(names)
+
+
+NATIVE_NAME = re.compile(r"^(?:cdef )?(?:class|struct) (\w+)", re.MULTILINE)
+
+
+def type_names(path: Path) -> set[str]:
+    """The names of a file's classes, structs and aliases of types, without private ones."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return {*NATIVE_NAME.findall(text)}
+    found, statements = set[str](), list[ast.AST](ast.parse(text).body)
+    for node in statements:
+        if isinstance(node, ast.If | ast.Try):
+            statements += ast.iter_child_nodes(node)
+        elif isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {each.id for each in targets if isinstance(each, ast.Name)}
+    return {name for name in found if re.match(r"[A-Z]\w*[a-z]", name)}
+
+
+def test_a_type_name_is_one_type():
+    owners: dict[str, list[str]] = {}
+    for path in ROOT.rglob("*.p*"):
+        if path.suffix in (".py", ".pyx", ".pxi"):
+            for name in type_names(path):
+                owners.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert {"Row", "Int64", "ValueEngine", "ContextKeys"} <= owners.keys()
+    assert {name: files for name, files in owners.items() if len(files) > 1} == {}
 
 
 def test_files_and_functions_are_short():

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.measure.machine import machine, versions
 
 PLAIN, LOGITS, LOOKUP, OURS = "plain", "logits", "lookup", "ngramspec"
@@ -58,7 +58,7 @@ class Turn:
     drafted: int
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--gguf", type=Path, required=True)
     options.add("--traces", type=Path, required=True)
     options.add("--groups", nargs="+", default=["code_edit", "chat", "shuffled"])

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import renderers
 from benchmarks.harness import write
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.draft import Int32
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import Rows
@@ -73,7 +73,7 @@ class Batch:
             self.sampled[row] = new
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--traces", type=Path, required=True)
     options.add("--rows", nargs="+", type=int, default=[1, 4, 8, 16])
     options.add("--length", type=int, default=2000, help="tokens of a row")

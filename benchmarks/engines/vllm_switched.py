@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks import renderers
 from benchmarks.engines.server import ask_all, serve
-from ngramspec.cli.options import Options
+from ngramspec.cli.options import CommandOptions
 from ngramspec.draft import Int32
 from ngramspec.engines.vllm import NgramspecProposer
 from ngramspec.measure.calls import take_turns
@@ -158,7 +158,7 @@ class Switched:
         return drafts
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.add("--model", type=Path, required=True)
     options.add("--traces", type=Path, required=True)
     options.add("--concurrency", nargs="+", type=int, default=[1, 4, 16])

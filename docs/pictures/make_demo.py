@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ngramspec import Speculator
 from ngramspec.cli.demo_view import ACCEPTED, CORRECTED, PLAIN, REJECTED, STYLES, Piece, Pieces
-from ngramspec.measure.calls import Caller, Configuration
+from ngramspec.measure.calls import Configuration, ModelCaller
 from ngramspec.measure.models import load
 from ngramspec.measure.tasks import sample_texts
 
@@ -88,7 +88,7 @@ def main() -> None:
     text = next(each for each in sample_texts() if each.name == arguments.text)
     ids = loaded.encode(text.prompt, chat=text.chat)
     shown, pieces = Pieces(loaded.tokenizer, ids), []
-    call = partial(Caller(loaded.model).call, ours, ids, arguments.max_new_tokens)
+    call = partial(ModelCaller(loaded.model).call, ours, ids, arguments.max_new_tokens)
     stats = call(lambda event: pieces.extend(shown.of(event))).stats
     outcome = (
         f"{stats.emitted + stats.runs} tokens, {stats.target_calls} target calls,"

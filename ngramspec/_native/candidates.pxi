@@ -25,11 +25,11 @@ cdef struct Position:       # after the committed text and a path of draft token
     bint follows[PLACES]    # whether the path is the text at a place; a resumed copy: always true
     int32_t length          # the match's length, while the path follows it
     int32_t placed[PLACES]  # the token at each place, or NONE
-    Keys copied             # keys of the contexts after the match's token
+    ContextKeys copied             # keys of the contexts after the match's token
     uint64_t live           # bits of the store's places that the path follows
     Votes votes             # the next tokens at these places
     const Slot* known[CONTEXTS]     # its contexts, while it is estimated; NULL: never occurred
-    const Row* row          # the target's probabilities after its last token, or NULL
+    const TopRow* row          # the target's probabilities after its last token, or NULL
     const HeadRow* head     # the head's row for it, or NULL
     bint headed             # whether the path is a drafting head's
     int32_t leads           # the first token of the head's row, or NONE
@@ -285,7 +285,7 @@ cdef inline void add_store(Position* at, bint earlier, const int32_t* own) noexc
         all.standing[i] = <int16_t>standing_of(earlier, own[i], says, votes.length)
 
 
-cdef inline void add_row(Candidates* all, const Row* row, Py_ssize_t n) noexcept nogil:
+cdef inline void add_row(Candidates* all, const TopRow* row, Py_ssize_t n) noexcept nogil:
     """Describe the target's probabilities after the last token; ``n`` tokens are committed."""
     cdef int16_t* cells = add_input(all, TOP_INPUT)
     cdef int age = age_bucket(n - row.since)
@@ -411,7 +411,7 @@ cdef class Estimator(TokenStructure):
         """
         cdef int32_t* tokens = at.candidates.token
         cdef const Slot** known = at.known
-        cdef const Row* row = at.row
+        cdef const TopRow* row = at.row
         cdef const HeadRow* head = at.head
         cdef const Votes* votes = &at.votes
         cdef int count = 0, m, i

@@ -41,7 +41,7 @@ cdef struct Bucket:     # 24 bytes
     int32_t up          # bucket of the same context with the next higher count
     int32_t down        # with the next lower count; links the free list
 
-cdef struct Entry:      # 20 bytes
+cdef struct NGramEntry:      # 20 bytes
     int32_t token
     int32_t bucket
     int32_t last        # position of the last occurrence
@@ -49,7 +49,7 @@ cdef struct Entry:      # 20 bytes
     int32_t next        # links the free list
 
 cdef struct CountOrder:
-    Entry* entries
+    NGramEntry* entries
     Py_ssize_t entry_cap, entry_top, entry_n
     int32_t entry_free
     Bucket* buckets
@@ -181,7 +181,7 @@ cdef int reserve_more(CountOrder* o, Py_ssize_t more) noexcept nogil:
     cdef Py_ssize_t i, cap = o.index_cap, old_cap = o.index_cap
     if o.entry_top + more > INT32_MAX or o.bucket_top + more > INT32_MAX:
         return -1
-    if reserve(<void**>&o.entries, &o.entry_cap, o.entry_top + more, sizeof(Entry)) < 0:
+    if reserve(<void**>&o.entries, &o.entry_cap, o.entry_top + more, sizeof(NGramEntry)) < 0:
         return -1
     if reserve(<void**>&o.buckets, &o.bucket_cap, o.bucket_top + more, sizeof(Bucket)) < 0:
         return -1
@@ -414,7 +414,7 @@ cdef class NGramTable(TokenStructure):
             sizeof(NGramTable)
             + self.slot_cap * sizeof(Context)
             + self.width * sizeof(int32_t)
-            + self.counts.entry_cap * sizeof(Entry)
+            + self.counts.entry_cap * sizeof(NGramEntry)
             + self.counts.bucket_cap * sizeof(Bucket)
             + self.counts.index_cap * sizeof(int32_t)
         )

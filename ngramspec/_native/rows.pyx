@@ -24,7 +24,7 @@ cdef enum:
     WHOLE_TOKENS = 1 << 14  # texts of up to this many tokens are compared completely
     PART_TOKENS = 1 << 12   # tokens in each of the three parts that are compared of longer texts
 
-cdef struct Row:
+cdef struct RowDraft:
     const float* sure
     Py_ssize_t count
     Py_ssize_t taken
@@ -211,8 +211,8 @@ def best_prefix_lengths(
     cdef Py_ssize_t rows = len(confidences), row, total
     cdef Py_ssize_t most = curve.shape[0] - 1
     cdef double expected = rows, value, highest
-    cdef Row* all_rows
-    cdef Row* next_row
+    cdef RowDraft* all_rows
+    cdef RowDraft* next_row
     if most < 0:
         raise ValueError("curve must have one entry or more, got 0")
     if rows == 0:
@@ -220,7 +220,7 @@ def best_prefix_lengths(
     if weights is not None and len(weights) != rows:
         raise ValueError(f"weights must be as many as rows, {rows}, got {len(weights)}")
     held = tuple(confidences)  # keeps the arrays alive
-    all_rows = <Row*>malloc(rows * sizeof(Row))
+    all_rows = <RowDraft*>malloc(rows * sizeof(RowDraft))
     if all_rows == NULL:
         raise MemoryError("a batch's rows")
     try:
@@ -298,7 +298,7 @@ cdef inline double worth(double expected, double cost, double rate) noexcept nog
     return expected / cost if isnan(rate) else expected - rate * cost
 
 
-cdef int begin(Row* row, object confidence) except -1:
+cdef int begin(RowDraft* row, object confidence) except -1:
     row.sure = floats_of(confidence, &row.count, "each of confidences")
     row.taken = row.kept = 0
     row.reach = row.sure[0] if row.count else 0.0
@@ -306,9 +306,9 @@ cdef int begin(Row* row, object confidence) except -1:
     return 0
 
 
-cdef Row* likeliest(Row* rows, Py_ssize_t count) noexcept nogil:
+cdef RowDraft* likeliest(RowDraft* rows, Py_ssize_t count) noexcept nogil:
     """The row whose next token has the highest value; NULL: all tokens are taken."""
-    cdef Row* found = NULL
+    cdef RowDraft* found = NULL
     cdef Py_ssize_t row
     cdef double value, most = 0.0
     for row in range(count):

@@ -31,7 +31,7 @@ cdef enum:
     FAR = 64            # maximum number of tokens compared to find a match's length
     RECENT = 64         # tokens kept
 
-cdef struct Keys:           # keys of a position's contexts; 0 where the text is too short
+cdef struct ContextKeys:           # keys of a position's contexts; 0 where the text is too short
     uint64_t of[CONTEXTS]
 
 cdef struct Slot:       # 32 bytes, never across two cache lines; empty while total == 0
@@ -57,9 +57,9 @@ cdef struct Recent:
     int used
 
 
-cdef inline Keys keys_of(const int32_t* end, Py_ssize_t n, uint64_t salt) noexcept nogil:
+cdef inline ContextKeys keys_of(const int32_t* end, Py_ssize_t n, uint64_t salt) noexcept nogil:
     """Keys of the contexts of a text of ``n`` tokens that ends before ``end``."""
-    cdef Keys keys
+    cdef ContextKeys keys
     keys.of[0] = xxh64(end - 1, 1, 2, salt) if n >= 1 else 0
     keys.of[1] = xxh64(end - 2, 2, 3, salt) if n >= 2 else 0
     keys.of[2] = xxh64(end - 3, 3, 4, salt) if n >= 3 else 0
@@ -208,7 +208,7 @@ cdef class CommittedText:
     cdef Slot unigrams          # the most frequent tokens
     cdef Recent recent          # counted up to recent_n; updated when a tree needs it
     cdef Py_ssize_t recent_n
-    cdef Keys tail              # of the contexts at the text's end
+    cdef ContextKeys tail              # of the contexts at the text's end
     cdef Place places[PLACES]
 
     def __cinit__(self, int min_match):
@@ -240,7 +240,7 @@ cdef class CommittedText:
     cdef int append(self, const int32_t* tokens, Py_ssize_t n) noexcept nogil:
         """Count ``n`` tokens: 0, or -1 without memory."""
         cdef Text* text = &self.text
-        cdef Keys next
+        cdef ContextKeys next
         cdef Py_ssize_t i
         cdef int m
         if text.n + n > text.cap and reserve(
@@ -260,7 +260,7 @@ cdef class CommittedText:
             text.n += 1
         return 0
 
-    cdef void look_up(self, const Keys* keys, const Slot** known) noexcept nogil:
+    cdef void look_up(self, const ContextKeys* keys, const Slot** known) noexcept nogil:
         """Find a position's contexts: CONTEXTS slots, NULL where one never occurred.
 
         If a context is unknown, so are the longer ones.
@@ -272,7 +272,7 @@ cdef class CommittedText:
             if keys.of[m] and (m == 0 or m == SKIP or known[m - 1] != NULL):
                 known[m] = self.table.find(keys.of[m])
 
-    cdef void prefetch(self, const Keys* keys) noexcept nogil:
+    cdef void prefetch(self, const ContextKeys* keys) noexcept nogil:
         """Start loading a position's contexts."""
         cdef int m
         for m in range(CONTEXTS):

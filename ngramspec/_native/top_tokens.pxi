@@ -25,7 +25,7 @@ cdef enum:
     CHANCES = 12        # buckets of a head's probability
     FAINT_CHANCE = CHANCES - 1  # the last bucket: 0.01 or less
 
-cdef struct Row:        # 48 bytes
+cdef struct TopRow:        # 48 bytes
     int32_t since       # position in the text that it belongs to, or at which the draft began
     int32_t n           # number of tokens in it
     int32_t token[RANKS]        # the most probable first
@@ -79,9 +79,9 @@ cdef inline int8_t bucket_of(const float* bounds, int8_t n, float log_prob) noex
 cdef class TopTokens:
     """Rows of the target's most probable tokens, by the preceding tokens."""
 
-    cdef Row* rows
+    cdef TopRow* rows
     cdef int32_t* places        # indexed by token: the place of its row + 1, or 0
-    cdef Row latest[LATEST]     # indexed by the position in the text, modulo LATEST
+    cdef TopRow latest[LATEST]     # indexed by the position in the text, modulo LATEST
     cdef Py_ssize_t n, row_cap, place_cap
 
     def __dealloc__(self):
@@ -90,7 +90,7 @@ cdef class TopTokens:
 
     def sizeof(self):
         """Bytes allocated."""
-        return sizeof(TopTokens) + self.row_cap * sizeof(Row) + self.place_cap * sizeof(int32_t)
+        return sizeof(TopTokens) + self.row_cap * sizeof(TopRow) + self.place_cap * sizeof(int32_t)
 
     def check_integrity(self):
         """Raise an AssertionError if an invariant is broken."""
@@ -104,7 +104,7 @@ cdef class TopTokens:
         for i in range(LATEST):
             assert self.latest[i].n == 0 or self.latest[i].since % LATEST == i, f"latest {i}"
 
-    cdef inline const Row* row_of(self, int32_t last) noexcept nogil:
+    cdef inline const TopRow* row_of(self, int32_t last) noexcept nogil:
         """The row after a token, or NULL; valid until the next ``put``."""
         if last >= self.place_cap or self.places[last] == 0:
             return NULL
@@ -115,7 +115,7 @@ cdef class TopTokens:
     ) noexcept nogil:
         """Write the row after ``last``: 0, or -1 without memory and with the rows unchanged."""
         cdef Py_ssize_t old = self.place_cap
-        cdef Row* row
+        cdef TopRow* row
         cdef int i
         if last >= MAX_IDS:
             return 0
@@ -124,7 +124,7 @@ cdef class TopTokens:
         if self.place_cap > old:
             memset(self.places + old, 0, <size_t>(self.place_cap - old) * sizeof(int32_t))
         if self.places[last] == 0:
-            if reserve(<void**>&self.rows, &self.row_cap, self.n + 1, sizeof(Row)) < 0:
+            if reserve(<void**>&self.rows, &self.row_cap, self.n + 1, sizeof(TopRow)) < 0:
                 return -1
             self.n += 1
             self.places[last] = <int32_t>self.n
@@ -138,7 +138,7 @@ cdef class TopTokens:
 
     cdef void put_latest(self, int32_t last) noexcept nogil:
         """Record that the row just written after ``last`` belongs to the text itself."""
-        cdef const Row* row = self.row_of(last)
+        cdef const TopRow* row = self.row_of(last)
         if row != NULL:
             self.latest[row.since % LATEST] = row[0]
 
@@ -150,7 +150,7 @@ cdef class TopTokens:
         Each token comes once; the latest position's come first, by rank. ``recent`` must be up to
         date. ``into`` has room for UNEMITTED tokens; their number is returned.
         """
-        cdef const Row* row
+        cdef const TopRow* row
         cdef Py_ssize_t at
         cdef int back, i, n = 0
         for back in range(<int>min(<Py_ssize_t>LATEST, text.n)):

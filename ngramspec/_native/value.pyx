@@ -62,13 +62,13 @@ cdef struct Node:       # a token that may be drafted
     int32_t position    # index of the position after it; NONE: not expanded
     int32_t source
 
-cdef struct Ranked:
+cdef struct RankedNode:
     float reach         # P(the path up to and including the node)
     int32_t node
 
 cdef struct Frontier:
     Node* nodes
-    Ranked* order       # by reach; on near ties, the node offered first
+    RankedNode* order       # by reach; on near ties, the node offered first
     Py_ssize_t node_cap, order_cap
     int limit           # maximum number of nodes
     int n
@@ -145,7 +145,7 @@ cdef class DraftSearch(Estimator):
         cdef bint known = self.top_tokens is not None and self.top_tokens.n
         if (
             reserve(<void**>&f.nodes, &f.node_cap, room, sizeof(Node)) < 0
-            or reserve(<void**>&f.order, &f.order_cap, room, sizeof(Ranked)) < 0
+            or reserve(<void**>&f.order, &f.order_cap, room, sizeof(RankedNode)) < 0
             or reserve(<void**>&self.positions, &self.position_cap, room, sizeof(Position)) < 0
         ):
             return -1
@@ -233,7 +233,7 @@ cdef class DraftSearch(Estimator):
         cdef Node* node = ranked(&self.frontier, k)
         cdef const Position* above = &self.positions[node.at]
         cdef Position* p = &self.positions[self.position_n]
-        cdef Keys keys
+        cdef ContextKeys keys
         node.position = self.position_n
         self.position_n += 1
         p.context[0], p.context[1], p.context[2] = above.context[1], above.context[2], node.token
@@ -496,7 +496,7 @@ cdef class ValueEngine(DraftSearch):
         return (
             sizeof(ValueEngine)
             + self.frontier.node_cap * sizeof(Node)
-            + self.frontier.order_cap * sizeof(Ranked)
+            + self.frontier.order_cap * sizeof(RankedNode)
             + self.position_cap * sizeof(Position)
             + sum([part.sizeof() for part in parts if part is not None])
         )

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from ngramspec import __version__
-from ngramspec.cli.options import UNPRINTABLE, Options, UsageError, check_folders, printable
+from ngramspec.cli.options import UNPRINTABLE, CommandOptions, UsageError, check_folders, printable
 from ngramspec.errors import INSTALL
 
 # A new command is a module here and its name in this list. ``--help`` prints its docstring, and
@@ -55,7 +55,7 @@ def build_parser() -> Parser:
         module = import_module(f"{__name__}.{name}")
         command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
         command.set_defaults(run=getattr(module, "run", None), prog=command.prog)
-        module.add_arguments(Options(command))
+        module.add_arguments(CommandOptions(command))
     return parser
 
 

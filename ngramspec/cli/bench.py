@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.cli.options import (
-    Options,
+    CommandOptions,
     UsageError,
     check_least,
     console,
@@ -43,7 +43,7 @@ NUMBERS = {  # by title: a field of a row, and its format
 }
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     """Declare the options; ngramspec's defaults are always compared with the baseline."""
     options.model()
     prompts = options.group("prompts")
@@ -79,7 +79,7 @@ def add_arguments(options: Options) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure; print and write the results."""
-    from ngramspec.measure.bench import EndToEnd, Plan, forced_texts, summarize, to_dict
+    from ngramspec.measure.bench import BenchPlan, EndToEnd, forced_texts, summarize, to_dict
     from ngramspec.measure.calls import usual_configurations
 
     if arguments.least is None:
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = console()
     loaded = load_model(arguments)
     prompts = _prompts(arguments, loaded)
-    plan = Plan(
+    plan = BenchPlan(
         new=arguments.max_new_tokens,
         prompts=arguments.prompts_per_task,
         **{name: getattr(arguments, name) for name in ("repeats", "least", "same_text", "cached")},

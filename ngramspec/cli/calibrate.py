@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ngramspec.cli.options import Options, check_least, console, load_model, make_table, writable
+from ngramspec.cli.options import (
+    CommandOptions,
+    check_least,
+    console,
+    load_model,
+    make_table,
+    writable,
+)
 
 SUMMARY = "measure what wider forwards cost on this machine"
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 20, 24, 32, 33, 48, 64, 65)
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     """Declare the options."""
     options.model("model", nargs="?")
     options.numbers("--contexts", [400, 900], "positions in the cache")

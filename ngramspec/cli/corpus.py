@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ngramspec.cli.options import MODEL_HELP, Options, UsageError, counted, printable, usable
+from ngramspec.cli.options import MODEL_HELP, CommandOptions, UsageError, counted, printable, usable
 from ngramspec.errors import check_int
 from ngramspec.stores.documents import MAX_FILE_MIB
 
@@ -18,7 +18,7 @@ MAX_FILE_HELP = "leave out files of more than MIB mebibytes (default:"
 MAX_NAMED_FILES = 5  # named files per reason for leaving them out
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     """Declare the subcommands."""
     commands = options.commands()
     build = commands("build", run_build, "build a corpus from files and folders")

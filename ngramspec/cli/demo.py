@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ngramspec.cli.options import (
     MODEL_HELP,
-    Options,
+    CommandOptions,
     UsageError,
     check_least,
     load_model,
@@ -33,7 +33,7 @@ MAX_NEW_TOKENS = 96
 MAX_REPEAT_START_SECONDS = 90.0  # no repeats after this time, so slow machines end sooner
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     """Declare the command's options."""
     options.text("--model", "MODEL", MODEL_HELP)
     help = "the model's dtype; both: float32, then bfloat16 (default)"
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from ngramspec.cli.demo_view import View
-    from ngramspec.measure.calls import WARM_UP_TOKENS, Caller, Configuration, compare
+    from ngramspec.measure.calls import WARM_UP_TOKENS, Configuration, ModelCaller, compare
     from ngramspec.measure.models import set_dtype
 
     begin = perf_counter()
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     for number, (text, ids) in enumerate(zip(texts, prompts, strict=True), 1):
         view.title(f"{number}/{len(texts)}  {text.title}", text.prompt, len(ids))
         with view.stream(loaded.tokenizer, ids) as show:
-            stats = Caller(loaded.model).call(ours, ids, new, show).stats
+            stats = ModelCaller(loaded.model).call(ours, ids, new, show).stats
         view.outcome(stats)
     different = 0
     for dtype in dtypes:

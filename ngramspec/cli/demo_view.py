@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ngramspec import DecodeStats, StepEvent, __version__
 from ngramspec.cli.options import counted, printable
-from ngramspec.measure.calls import Row
+from ngramspec.measure.calls import ComparedRow
 from ngramspec.server.text import REPLACEMENT_CHARACTER, Detokenizer, hidden_ids
 
 ACCEPTED, REJECTED, CORRECTED, PLAIN = "accepted", "rejected", "corrected", "plain"
@@ -141,7 +141,7 @@ class View:
         calls = f"{counted(stats.target_calls, 'target call')}, {stats.tokens_per_call:.2f}"
         self._line(Text(f"{INDENT}{tokens}, {calls} tokens per call", "dim"))
 
-    def table(self, dtype: str, rows: Sequence[Row], repeats: int) -> None:
+    def table(self, dtype: str, rows: Sequence[ComparedRow], repeats: int) -> None:
         """Print the measurements in one dtype, and where texts differ."""
         self.out.print()
         runs = "one run each" if repeats == 1 else f"medians of {repeats} runs each, in turn"
@@ -176,7 +176,7 @@ class View:
             self.out.print(row, soft_wrap=True)
 
 
-def cells(row: Row) -> list[Text]:
+def cells(row: ComparedRow) -> list[Text]:
     """A row of the table."""
     ratio = row.speculative_rate / row.plain_rate
     same = row.difference is None
@@ -193,7 +193,7 @@ def cells(row: Row) -> list[Text]:
     ]
 
 
-def note(row: Row) -> str:
+def note(row: ComparedRow) -> str:
     """One sentence about where a text differs from the baseline's."""
     found = row.difference
     assert found is not None

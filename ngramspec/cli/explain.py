@@ -9,7 +9,7 @@ import argparse
 from dataclasses import asdict
 
 from ngramspec.cli.options import (
-    Options,
+    CommandOptions,
     UsageError,
     check_least,
     console,
@@ -26,7 +26,7 @@ from ngramspec.files import write_text
 SUMMARY = "measure, predict and explain the speed on a model and prompts"
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     """Declare the options."""
     options.model("model", nargs="?")
     options.drafter()

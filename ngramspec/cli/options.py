@@ -31,30 +31,32 @@ class UsageError(ValueError):
     """An argument of the user cannot be used. The message is one line."""
 
 
-class Options:
+class CommandOptions:
     """Declares the options of a command, or of one group of them in its help."""
 
     def __init__(self, parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
         self.add = parser.add_argument
         self._parser = parser
 
-    def group(self, title: str) -> Options:
-        return Options(self._parser.add_argument_group(title))
+    def group(self, title: str) -> CommandOptions:
+        return CommandOptions(self._parser.add_argument_group(title))
 
-    def exclusive(self) -> Options:
+    def exclusive(self) -> CommandOptions:
         """Options of which one may be given."""
-        return Options(self._parser.add_mutually_exclusive_group())
+        return CommandOptions(self._parser.add_mutually_exclusive_group())
 
-    def commands(self) -> Callable[..., Options]:
+    def commands(self) -> Callable[..., CommandOptions]:
         """What declares a subcommand by its name, what runs it, and its help."""
         assert isinstance(self._parser, argparse.ArgumentParser)
         found = self._parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-        def declare(name: str, run: Callable[[argparse.Namespace], int], help: str) -> Options:
+        def declare(
+            name: str, run: Callable[[argparse.Namespace], int], help: str
+        ) -> CommandOptions:
             text = f"{help[0].upper()}{help[1:]}."
             parser = found.add_parser(name, help=help, description=text)
             parser.set_defaults(run=run, prog=parser.prog)
-            return Options(parser)
+            return CommandOptions(parser)
 
         return declare
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from ngramspec.cli.options import Options, check_least, load_model, usable, writable
+from ngramspec.cli.options import CommandOptions, check_least, load_model, usable, writable
 
 if TYPE_CHECKING:
     from ngramspec.measure.tasks import Prompt
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SUMMARY = "record what a model generates, for replay"
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     """Declare the options."""
     help = 'JSON lines: texts, or {"prompt": ..., "group": ..., "id": ...}'
     options.path("--prompts", "FILE", help, required=True)
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from ngramspec import Speculator
-    from ngramspec.measure.calls import Caller, Configuration
+    from ngramspec.measure.calls import Configuration, ModelCaller
     from ngramspec.measure.forwards import top_tokens
     from ngramspec.measure.tasks import check_prompts, prompts_of
     from ngramspec.measure.traces import Trace, write_traces
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         prompts = prompts_of(loaded, arguments.prompts, chat=not arguments.no_chat)
         check_prompts(loaded, prompts, arguments.max_new_tokens)
     speculator = Speculator(unsupported="plain")
-    caller, ours = Caller(loaded.model), Configuration("ngramspec", speculator=speculator)
+    caller, ours = ModelCaller(loaded.model), Configuration("ngramspec", speculator=speculator)
 
     def recorded(prompt: Prompt) -> Trace:
         print(".", end="", flush=True, file=sys.stderr)

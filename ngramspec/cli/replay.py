@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import Options, console, make_table, usable, write_json
+from ngramspec.cli.options import CommandOptions, console, make_table, usable, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SUMMARY = "replay recorded outputs through drafters"
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     """Declare the options."""
     help = "JSON lines with group, id, prompt and output (token ids), as ngramspec record writes"
     options.path("--traces", "FILE", help, required=True)
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ReplayInput:
     """What makes each drafter, what is replayed, and what all drafters know besides."""
 
     makers: dict[str, Callable[[], Drafter]]
@@ -76,7 +76,7 @@ class Given:
     knowledge: Known | None
 
 
-def read(arguments: argparse.Namespace) -> Given:
+def read(arguments: argparse.Namespace) -> ReplayInput:
     """Check the options and read the traces; a UsageError if an option cannot be used."""
     from ngramspec import options
     from ngramspec.drafters import build_drafter
@@ -88,7 +88,7 @@ def read(arguments: argparse.Namespace) -> Given:
     with usable():
         checked = [options.Options(spec, **fields) for spec in specs]
         traces = read_traces(arguments.traces)
-        return Given(dict(makers), checked[0].longest, traces, known(arguments, traces))
+        return ReplayInput(dict(makers), checked[0].longest, traces, known(arguments, traces))
 
 
 def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | None:
@@ -117,19 +117,19 @@ def curves(arguments: argparse.Namespace, longest: int) -> dict[str, Float32]:
 
 def replay(
     arguments: argparse.Namespace,
-    given: Given,
+    given: ReplayInput,
     contenders: Contenders,
     gamma_max: int,
     curve: str,
     cost: Float32,
 ) -> list[dict[str, Any]]:
     """Replay all traces through each drafter with one cost curve."""
-    from ngramspec.measure.replay import Plan, compare
+    from ngramspec.measure.replay import ReplayPlan, compare
 
     results = []
     for name, (maker, gamma) in contenders.items():
         limit = gamma_max if isinstance(gamma, str) else min(gamma, gamma_max)
-        plan = Plan(cost, gamma, limit, arguments.tree is not None)
+        plan = ReplayPlan(cost, gamma, limit, arguments.tree is not None)
         known = {"fresh": arguments.fresh, "knowledge": given.knowledge}
         found = compare(maker, plan, given.traces, **known)
         results.append({"drafter": name, "curve": Path(curve).stem, **found})
@@ -138,7 +138,7 @@ def replay(
 
 def report(
     arguments: argparse.Namespace,
-    given: Given,
+    given: ReplayInput,
     results: list[dict[str, Any]],
     skipped: dict[str, str] | None = None,
 ) -> None:

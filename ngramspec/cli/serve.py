@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ngramspec.cli.options import Options, UsageError, check_least, load_model, usable
+from ngramspec.cli.options import CommandOptions, UsageError, check_least, load_model, usable
 from ngramspec.errors import check_int
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ngramspec.server.settings import ServerSettings
     from ngramspec.stores import Corpus
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 SUMMARY = "serve a model to editors, by OpenAI's and llama.cpp's interfaces"
 INSTALL = "pip install fastapi uvicorn prometheus-client openai"
@@ -36,7 +36,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 CPU_CHUNK_TOKENS, CHUNK_TOKENS = 128, 1024
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     """Declare the command's arguments."""
     options.model("model", nargs="?")
     options.drafter()
@@ -100,13 +100,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def in_short_thread(work: Callable[[], Result]) -> Result:
+def in_short_thread(work: Callable[[], Returned]) -> Returned:
     """The result of ``work``. It runs in a thread that ends, and with it its OpenMP workers.
 
     While a process has more of them than cores, all sleep between two parallel loops, and a token
     takes a fifth longer.
     """
-    future = Future[Result]()
+    future = Future[Returned]()
 
     def run() -> None:
         try:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ngramspec.cli.options import Options, counted, usable
+from ngramspec.cli.options import CommandOptions, counted, usable
 
 if TYPE_CHECKING:
     from ngramspec.wrap.folder import Wrapped
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SUMMARY = "write a model folder whose generate speculates"
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     """Declare the command's arguments."""
     options.path("model_dir", "MODEL_DIR", "folder with config.json and weights; it is only read")
     options.path("out_dir", "OUT_DIR", "a new or empty folder")

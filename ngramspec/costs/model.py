@@ -25,15 +25,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ngramspec._native import Comparison, Corrections
-from ngramspec.costs.processors import BFLOAT16, Costs, Float64, extended, initial_costs
+from ngramspec.costs.processors import BFLOAT16, Costs, extended, initial_costs
+from ngramspec.draft import Float64, Int64
 
 if TYPE_CHECKING:
     from ngramspec.costs.saved import SavedCosts
 
-Int64 = NDArray[np.int64]
 
 KNOTS = (1, *range(2, 25), 32, 48, 64, 128, 512, 2048)  # positions with a separate correction
 # Indices of the coefficients: the knots' after the first and, from LONG on, their long-context

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.draft import Draft, Float32
+from ngramspec.draft import Draft, Float32, Float64
 
-Float64 = NDArray[np.float64]
 ONE_ROW = np.ones(1)
 
 

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ngramspec.draft import Float64
 
 GPU = "gpu"
 # Instruction sets of CPUs, the most capable one first; "cpu": any other.
@@ -28,7 +29,6 @@ _FLAGS = {
 AVX512_BF16_AMD = "avx512_bf16_amd"  # costs less than on Intel
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 
-Float64 = NDArray[np.float64]
 Costs = Mapping[int, float]  # positions -> cost, relative to one; linear in between, and beyond
 MANY_POSITIONS = 1 << 16  # costs are extrapolated up to there
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
 from ngramspec.decoding.row import NO_VERDICT, Row
-from ngramspec.draft import EMPTY_DRAFT, Computed, EvidenceRequest
-from ngramspec.hf_model.compat.devices import Int64, sent
+from ngramspec.draft import EMPTY_DRAFT, Computed, EvidenceRequest, Int64
+from ngramspec.hf_model.compat.devices import sent
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
 
 if TYPE_CHECKING:
-    from ngramspec.hf_model.compat.processors import Text
+    from ngramspec.hf_model.compat.processors import RowText
 
 NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
 INITIAL_TOKENS = 256  # generated tokens that a new buffer has room for; not tuned
@@ -63,7 +63,7 @@ class Batch(ABC):
         self.section, self._connect = section, connect
 
     @abstractmethod
-    def texts(self) -> Sequence[Text]:
+    def texts(self) -> Sequence[RowText]:
         """The committed tokens of all rows."""
 
     def ids(self) -> Tensor | None:
@@ -251,7 +251,7 @@ class LockstepBatch(Batch):
         found: list[int] = self._host[0, start : self.length].tolist()
         return found
 
-    def texts(self) -> Sequence[Text]:
+    def texts(self) -> Sequence[RowText]:
         return [self]
 
     def sequences(self) -> Tensor:

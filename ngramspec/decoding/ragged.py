@@ -11,9 +11,13 @@ from ngramspec.costs.policies import cut_to_one_length
 from ngramspec.costs.row_lengths import urgencies
 from ngramspec.decoding.batch import Batch, LockstepBatch
 from ngramspec.decoding.row import Row
-from ngramspec.draft import EMPTY_DRAFT
-from ngramspec.hf_model.compat.devices import Int64
-from ngramspec.hf_model.compat.processors import Histories, Text, all_by_row, process_at_once
+from ngramspec.draft import EMPTY_DRAFT, Int64
+from ngramspec.hf_model.compat.processors import (
+    Histories,
+    RowText,
+    all_by_row,
+    process_at_once,
+)
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
 
@@ -62,7 +66,7 @@ class RaggedBatch(Batch):
         """The rows that have not ended."""
         return [part for part in self.parts if not part.stopped]
 
-    def texts(self) -> Sequence[Text]:
+    def texts(self) -> Sequence[RowText]:
         return self.parts
 
     def sequences(self) -> torch.Tensor:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ngramspec.draft import NO_TOKENS, Int32
-from ngramspec.hf_model.compat.devices import Int64, on_host
+from ngramspec.draft import NO_TOKENS, Int32, Int64
+from ngramspec.hf_model.compat.devices import on_host
 from ngramspec.hf_model.facts import set_by_call
 from ngramspec.hf_model.target import Target
 

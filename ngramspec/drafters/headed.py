@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ngramspec.draft import Draft, Float32, Int32, Nodes, Observed
 from ngramspec.drafters.base import Drafter, verified_count
 from ngramspec.drafters.known import NullDrafter
-from ngramspec.drafters.model import ModelDrafter, Reader, ReadingSession
+from ngramspec.drafters.model import ModelDrafter, ModelReader, ReadingSession
 from ngramspec.drafters.priority import CalibratedDrafter, PriorityDrafter
 from ngramspec.drafters.stochastic import distribution, distributions, proposal_of, sampled
 from ngramspec.drafters.value import (
@@ -163,7 +163,7 @@ class HeadedSession(ReadingSession, ValueSession):
         """The costs of the step, with those of the head's forwards."""
         return cost if cost is None or not self._paid else cost + np.float32(self._paid)
 
-    def _consult(self, reader: Reader, gamma: int, cost: Float32 | None) -> Chain:
+    def _consult(self, reader: ModelReader, gamma: int, cost: Float32 | None) -> Chain:
         """Consult the head while it pays; return the chain that is drafted then."""
         plan = self._plan(gamma, cost)
         rate = 0.0 if cost is None else self._emitted / self._cost  # without costs, all are free
@@ -194,7 +194,7 @@ class HeadedSession(ReadingSession, ValueSession):
             known += 1
         return Chain(tokens, confidence, source, known)
 
-    def _worthwhile(self, reader: Reader, plan: Chain, gamma: int, rate: float) -> int | None:
+    def _worthwhile(self, reader: ModelReader, plan: Chain, gamma: int, rate: float) -> int | None:
         """The depth at which to consult the head, or None. ``rate``: tokens per cost."""
         model = reader.model
         last = min(len(reader.readable(plan.tokens.tolist())), gamma - 1)
@@ -219,7 +219,7 @@ class HeadedSession(ReadingSession, ValueSession):
         self.worth.pays()
         return best
 
-    def _read(self, reader: Reader, plan: Chain, depth: int) -> None:
+    def _read(self, reader: ModelReader, plan: Chain, depth: int) -> None:
         """Read the head's rows up to a depth of the chain."""
         path: list[int] = plan.tokens[:depth].tolist()
         first = plan.known

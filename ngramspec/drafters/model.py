@@ -30,7 +30,7 @@ logger = logging.getLogger("ngramspec")
 MAX_PROPOSAL_IDS = 1 << 20  # larger than any vocabulary
 
 
-class Reader:
+class ModelReader:
     """A draft model, which has read nothing yet, and what it has read since."""
 
     def __init__(self, model: DraftModel, top_k: int) -> None:
@@ -89,12 +89,12 @@ class ReadingSession(DraftSession):
     def __init__(self, drafter: ModelDrafter, tokens: Int32) -> None:
         self.drafter = drafter
         self.text: list[int] = tokens.tolist()  # committed
-        self.reader: Reader | None = None
+        self.reader: ModelReader | None = None
         self.temperature: float | None = None
         self._rng = np.random.default_rng(0)
 
     def begin_models(self, load: Callable[[Any], DraftModel]) -> None:
-        self.reader = Reader(load(self.drafter), self.drafter.top_k)
+        self.reader = ModelReader(load(self.drafter), self.drafter.top_k)
 
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         self.temperature = temperature
@@ -140,7 +140,7 @@ class ModelSession(ReadingSession):
         reader.model.commit(len(self.text))
         return self._drafted(reader, path, gamma) if reader.model.ready else EMPTY_DRAFT
 
-    def _drafted(self, reader: Reader, path: list[int], gamma: int) -> Draft:
+    def _drafted(self, reader: ModelReader, path: list[int], gamma: int) -> Draft:
         """Draft after the text and ``path`` until the next token is not probable enough."""
         unread = reader.rest(self.text, path)
         found: list[tuple[int, Int32, Float32]] = []

@@ -23,7 +23,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ngramspec.hf_model.compat import names
 
-Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+AttentionFunction = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 # Attention in a forward over several sequences, see ``JointForward.attend``.
 Splits = Callable[..., torch.Tensor]
 
@@ -74,7 +74,7 @@ def attending(**state: Any) -> Iterator[None]:
         _thread.masks.clear()
 
 
-def grouped(original: Attention) -> Attention:
+def grouped(original: AttentionFunction) -> AttentionFunction:
     """Return an sdpa attention that makes no copies inside ``in_place``.
 
     Its arguments and results are those of ``original``, transformers' function: query (batch,

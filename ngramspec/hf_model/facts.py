@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
+from ngramspec.draft import Int64
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
-from ngramspec.hf_model.compat.devices import Int64
 from ngramspec.hf_model.compat.hooks import hooked_modules
 from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.attention import Attention, attending, available, in_place
+from ngramspec.hf_model.attention import AttentionFunction, attending, available, in_place
 from ngramspec.hf_model.compat import names
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
 from ngramspec.hf_model.compat.devices import device_of, is_transient
@@ -123,7 +123,7 @@ class JointForward:
 
     def attend(
         self,
-        own: Attention,
+        own: AttentionFunction,
         module: torch.nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ngramspec.draft import Int64
 from ngramspec.hf_model.compat.caches import cache_argument
-from ngramspec.hf_model.compat.devices import Int64, indices
+from ngramspec.hf_model.compat.devices import indices
 from ngramspec.hf_model.compat.extras import output_class
 from ngramspec.hf_model.compat.hooks import call_after
 from ngramspec.hf_model.facts import Facts

@@ -14,8 +14,8 @@ from typing import Any
 from ngramspec.hf_model.compiled import compilations
 from ngramspec.measure.calls import (
     PLAIN,
-    Caller,
     Configuration,
+    ModelCaller,
     Outcome,
     first_difference,
     take_turns,
@@ -36,7 +36,7 @@ SetText = Callable[[Sequence[int] | None], None]  # see ``forced_model``
 
 
 @contextmanager
-def forced_texts(model: Any, prompts: Sequence[Prompt], plan: Plan) -> Iterator[SetText]:
+def forced_texts(model: Any, prompts: Sequence[Prompt], plan: BenchPlan) -> Iterator[SetText]:
     """Force the texts of prompts by the model's own logits, if there are any or the plan asks.
 
     No logits processor is used: transformers' prompt lookup runs the processors over its candidates
@@ -51,11 +51,12 @@ def forced_texts(model: Any, prompts: Sequence[Prompt], plan: Plan) -> Iterator[
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """How to measure.
 
     ``same_text``: the baseline's text is forced in all configurations. Otherwise texts diverge at
-    near ties, and then contain other repetitions to draft from. ``cached``: see ``Caller.keep``.
+    near ties, and then contain other repetitions to draft from. ``cached``: see
+    ``ModelCaller.keep``.
     """
 
     repeats: int = 3  # timed calls of each configuration and prompt
@@ -68,7 +69,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Call:
+class MeasuredCall:
     """One timed call, and how its text compares with the baseline's."""
 
     task: str
@@ -94,7 +95,7 @@ class Measured:
     ``costs`` the context and the seconds of forwards by width, by (task, length).
     """
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[MeasuredCall] = field(default_factory=list)
     prefills: dict[tuple[str, int | None, str], list[float]] = field(default_factory=dict)
     costs: dict[tuple[str, int | None], tuple[int, dict[int, float]]] = field(default_factory=dict)
     static: list[str] = field(default_factory=list)  # ways to whose forwards no costs apply
@@ -109,13 +110,13 @@ class EndToEnd:
 
     model: Any
     configurations: list[Configuration]
-    plan: Plan
+    plan: BenchPlan
     set_text: SetText = lambda tokens: None
     progress: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
         self.configurations = [*self.configurations]  # without those that are skipped
-        self.caller = Caller(self.model)
+        self.caller = ModelCaller(self.model)
         self.measured = Measured(static=[each.name for each in self.configurations if each.static])
 
     def run(self, prompts: Iterable[Prompt]) -> Measured:
@@ -203,7 +204,7 @@ class EndToEnd:
             }
             found = take_turns(calls, 1, warm_up=0, first=first + repeat)
             for name, (outcome,) in found.results.items():
-                call = Call(
+                call = MeasuredCall(
                     task=prompt.task,
                     length=prompt.length,
                     prompt=prompt.id,
@@ -286,7 +287,10 @@ def summarize(measured: Measured) -> list[dict[str, Any]]:
 
 
 def _figures(
-    calls: Sequence[Call], plain: Sequence[Call], prefill: float, costs: dict[int, float]
+    calls: Sequence[MeasuredCall],
+    plain: Sequence[MeasuredCall],
+    prefill: float,
+    costs: dict[int, float],
 ) -> dict[str, Any]:
     """The figures of one configuration for one prompt: medians over repeats."""
     widths: Counter[int] = Counter()
@@ -314,17 +318,23 @@ def _figures(
     }
 
 
-def _rate(call: Call) -> float:
+def _rate(call: MeasuredCall) -> float:
     return call.new_tokens / call.seconds
 
 
-def _ratio(calls: Sequence[Call], plain: Sequence[Call], rate: Callable[[Call], float]) -> float:
+def _ratio(
+    calls: Sequence[MeasuredCall],
+    plain: Sequence[MeasuredCall],
+    rate: Callable[[MeasuredCall], float],
+) -> float:
     """Median over repeats of a configuration's rate / the baseline's."""
     plain_rates = {call.repeat: rate(call) for call in plain}
     return median(rate(call) / plain_rates[call.repeat] for call in calls)
 
 
-def _decode_ratio(calls: Sequence[Call], plain: Sequence[Call], prefill: float) -> float | None:
+def _decode_ratio(
+    calls: Sequence[MeasuredCall], plain: Sequence[MeasuredCall], prefill: float
+) -> float | None:
     """The ratio of tokens emitted after the prefill / (seconds - prefill)."""
     if any(call.seconds <= prefill or call.emitted < 1 for call in (*calls, *plain)):
         return None

@@ -149,7 +149,7 @@ def inputs_of(model: Any, prompt: Sequence[int]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-class Caller:
+class ModelCaller:
     """Generates from one prompt at a time with a causal language model, by any configuration.
 
     Each call has a new Speculator, unless the configuration brings its own.
@@ -243,7 +243,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedRow:
     """The measurement of one text; rates are generated tokens per second of a whole call."""
 
     name: str
@@ -261,12 +261,12 @@ def compare(
     ids: Sequence[int],
     new: int,
     repeats: int,
-) -> Row:
+) -> ComparedRow:
     """Continue a text greedily with the baseline and speculatively in turn, ``repeats`` >= 1 times.
 
     ``name`` is that of the row, and ``new`` the maximum number of new tokens.
     """
-    caller = Caller(loaded.model)
+    caller = ModelCaller(loaded.model)
     ways = Configuration(PLAIN), Configuration("speculative", speculator=speculator)
     calls = {each.name: partial(caller.call, each, ids, new) for each in ways}
     plain, ours = take_turns(calls, repeats, warm_up=0).results.values()
@@ -274,7 +274,7 @@ def compare(
     different = next((both for both in texts if both[0] != both[1]), None)
     stats = ours[-1].stats
     assert stats is not None
-    return Row(
+    return ComparedRow(
         name=name,
         new_tokens=len(ours[-1].tokens),
         stats=stats,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec import DecodeStats, Speculator, StepEvent
-from ngramspec.measure.calls import PLAIN, Caller, Configuration, take_turns
+from ngramspec.measure.calls import PLAIN, Configuration, ModelCaller, take_turns
 from ngramspec.measure.forwards import forward_seconds
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.tasks import Prompt
@@ -27,7 +27,7 @@ from ngramspec.theory.walltime import expected_tokens
 MIN_NOISE = 0.01  # share of a time; no measurement here is more precise
 FIRST, OURS = "first token", "speculative"  # FIRST: calls of the baseline for a single token
 
-Step = Mapping[str, Any]  # see ``step_of``
+ExplainedStep = Mapping[str, Any]  # see ``step_of``
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ def explain(
         on_stage: called with the name of each stage as it begins.
     """
     run = Run(loaded.name, {**speculator.to_dict(), "new": new, "repeats": repeats})
-    caller = Caller(loaded.model)
+    caller = ModelCaller(loaded.model)
     baseline, ours = Configuration(PLAIN), Configuration(OURS, speculator=speculator)
     for each in (baseline, ours):
         caller.call(each, prompts[0].ids, min(new, 8))
@@ -272,7 +272,7 @@ def acceptance(run: Run) -> dict[str, tuple[int, int]]:
     return sources | {f"position {n + 1}": (verified[n], accepted[n]) for n in sorted(verified)}
 
 
-def first_rejected(step: Step) -> int | None:
+def first_rejected(step: ExplainedStep) -> int | None:
     """The first rejected node after the accepted ones, or None."""
     last = step["accepted"][-1] if step["accepted"] else -1
     following = (node for node, parent in enumerate(step["parents"]) if parent == last)
@@ -327,7 +327,7 @@ def _span(kind: str, text: str) -> str:
     return f'<span class="{kind}">{escape(text)}</span>'
 
 
-def _step(step: Step) -> str:
+def _step(step: ExplainedStep) -> str:
     """A step's tokens, with its draft as a tooltip."""
     count, wrong = len(step["accepted"]), first_rejected(step)
     pieces = [_span("accepted", text) for text in step["emitted"][:count]]
@@ -337,7 +337,7 @@ def _step(step: Step) -> str:
     return f'<span class="step" title="{escape(draft_text(step))}">{"".join(pieces)}</span>'
 
 
-def draft_text(step: Step) -> str:
+def draft_text(step: ExplainedStep) -> str:
     """A step's draft as lines, with marks at accepted tokens and what branches follow."""
     milliseconds = 1000 * (step["draft_seconds"] + step["forward_seconds"] + step["other_seconds"])
     lines = [f"step {step['index']}: forward of {step['width']}, {milliseconds:.1f} ms"]

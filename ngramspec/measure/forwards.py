@@ -23,7 +23,7 @@ from ngramspec.hf_model.compat.devices import device_of
 from ngramspec.hf_model.compat.extras import forget_compiled_call
 from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.machine import synchronize
-from ngramspec.measure.traces import TopTokens
+from ngramspec.measure.traces import RecordedTopTokens
 from ngramspec.verification.evidence import leading
 
 PREFILL_CHUNK_POSITIONS = 2048  # positions of a prefill's forward
@@ -68,12 +68,14 @@ def forward_seconds(
 
 
 @torch.inference_mode()
-def top_tokens(model: Any, prompt: Sequence[int], output: Sequence[int], k: int) -> TopTokens:
+def top_tokens(
+    model: Any, prompt: Sequence[int], output: Sequence[int], k: int
+) -> RecordedTopTokens:
     """A model's k >= 1 most probable tokens at the positions of an output, by one forward."""
     text = torch.tensor([[*prompt, *output]], device=device_of(model))
     logits = model(input_ids=text[:, :-1], logits_to_keep=len(output), use_cache=False).logits
     ids, log_probs = leading(logits[0, -len(output) :].float(), k)
-    return TopTokens(ids.int().cpu().numpy(), log_probs.cpu().numpy())
+    return RecordedTopTokens(ids.int().cpu().numpy(), log_probs.cpu().numpy())
 
 
 TARGETS = "_forced_targets"

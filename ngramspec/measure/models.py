@@ -32,7 +32,7 @@ STAGES = ("libraries", "tokenizer", "weights")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """Where a model is stored: a folder or a hub id, and arguments of ``from_pretrained``."""
 
     path: str
@@ -77,7 +77,7 @@ class LoadedModel:
         return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
-def locate(model: str | None) -> Source:
+def locate(model: str | None) -> ModelSource:
     """Find a model without loading it: a folder, a GGUF file or a hub id; None is the embedded one.
 
     A folder without other weights may hold one GGUF file. A FileNotFoundError is raised if there is
@@ -92,17 +92,17 @@ def locate(model: str | None) -> Source:
     if path.is_dir():
         found = sorted(path.glob("*.gguf"))
         if not found or any(each.suffix in OTHER_WEIGHTS for each in path.iterdir()):
-            return Source(str(path), path.name)
+            return ModelSource(str(path), path.name)
         if len(found) > 1:
             listed = ", ".join(each.name for each in found)
             raise ValueError(f"{path} holds {len(found)} GGUF files, give one of them: {listed}")
         return _gguf(found[0], path.absolute().name)
     if model.startswith((".", "/", "~")) or path.suffix == ".gguf":
         raise FileNotFoundError(f"there is no folder or file {model}")
-    return Source(model, path.name)
+    return ModelSource(model, path.name)
 
 
-def _gguf(path: Path, name: str) -> Source:
+def _gguf(path: Path, name: str) -> ModelSource:
     """A GGUF file, which begins as one. transformers prefers a path relative to where it runs."""
     with path.open("rb") as file:
         magic = file.read(len(GGUF_MAGIC))
@@ -111,10 +111,10 @@ def _gguf(path: Path, name: str) -> Source:
     if not _reads_gguf():
         raise ValueError(f"{path} needs gguf and accelerate; run: {INSTALL_DEMO}")
     path = path.absolute()
-    return Source(str(path.parent), name, {"gguf_file": str(path), "local_files_only": True})
+    return ModelSource(str(path.parent), name, {"gguf_file": str(path), "local_files_only": True})
 
 
-def _embedded() -> Source:
+def _embedded() -> ModelSource:
     module = getattr(find_spec(EMBEDDED_PACKAGE), "origin", None)
     missing = [] if module else [INSTALL_MODEL]
     missing += [] if _reads_gguf() else [INSTALL_DEMO]
@@ -127,7 +127,7 @@ def _reads_gguf() -> bool:
     return all(find_spec(name) is not None for name in ("gguf", "accelerate"))
 
 
-def load_tokenizer(source: Source) -> Any:
+def load_tokenizer(source: ModelSource) -> Any:
     """The tokenizer of a located model."""
     from transformers import AutoTokenizer
 

@@ -25,7 +25,7 @@ from ngramspec.costs.steps import rejections_after, required_tokens
 from ngramspec.draft import Evidence, Float32
 from ngramspec.drafters.base import Drafter, DraftModel, call_observe
 from ngramspec.drafters.tool_calls import ToolCalls
-from ngramspec.measure.traces import TopTokens, Trace
+from ngramspec.measure.traces import RecordedTopTokens, Trace
 from ngramspec.stats import DecodeStats
 from ngramspec.stores import Corpus, SharedStore
 
@@ -167,7 +167,7 @@ class Tally(DecodeStats):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     """How drafts are requested from a drafter.
 
     ``cost``, float32 (gamma_max + 2,), has at n the cost of a forward of n positions. With gamma
@@ -196,7 +196,7 @@ class Player:
     """Replays traces through one drafter and keeps the tallies by group."""
 
     drafter: Drafter
-    plan: Plan
+    plan: ReplayPlan
     knowledge: Known | None = None
     head: Callable[[Trace], DraftModel] | None = None
     groups: dict[str, Tally] = field(default_factory=dict)
@@ -253,7 +253,7 @@ class Player:
 
 
 def replayed(
-    top_tokens: TopTokens, output: Sequence[int], before: int, at: int, emitted: int
+    top_tokens: RecordedTopTokens, output: Sequence[int], before: int, at: int, emitted: int
 ) -> Evidence:
     """The evidence of a step from a recording: that of the accepted positions.
 
@@ -272,7 +272,7 @@ def replayed(
 
 def compare(
     make: Callable[[], Drafter],
-    plan: Plan,
+    plan: ReplayPlan,
     traces: Sequence[Trace],
     *,
     fresh: bool = False,

@@ -17,7 +17,7 @@ MAX_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TopTokens:
+class RecordedTopTokens:
     """The target's k most probable tokens at the positions of an output's n tokens."""
 
     ids: Int32  # (n, k), the most probable first; -1 where they were not recorded
@@ -33,7 +33,7 @@ class Trace:
     prompt: Int32  # token ids (n,)
     output: Int32  # token ids (n,), at least two
     repo: str = ""  # the repository it was taken from, if any
-    top_tokens: TopTokens | None = None
+    top_tokens: RecordedTopTokens | None = None
     session: str = ""  # the conversation of which it is a turn, if any
 
 
@@ -107,7 +107,7 @@ def _trace(fields: Any, where: str) -> Trace:
     )
 
 
-def _top_tokens(fields: dict[str, Any], length: int, where: str) -> TopTokens | None:
+def _top_tokens(fields: dict[str, Any], length: int, where: str) -> RecordedTopTokens | None:
     """The optional ``top_ids`` and ``top_log_probs`` of a line."""
     if "top_ids" not in fields:
         return None
@@ -122,7 +122,7 @@ def _top_tokens(fields: dict[str, Any], length: int, where: str) -> TopTokens | 
             f"{where}: top_ids and top_log_probs must be lists of {length} equally long lists of"
             " token ids and of numbers"
         )
-    return TopTokens(ids.astype(np.int32), log_probs)
+    return RecordedTopTokens(ids.astype(np.int32), log_probs)
 
 
 def _ids(value: Any, where: str) -> Int32:

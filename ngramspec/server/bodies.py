@@ -108,11 +108,11 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 Name = Annotated[str, StringConstraints(max_length=1000)]
 Names = Annotated[list[Name], Field(max_length=1000, fail_fast=True)]
-Path = Annotated[str, StringConstraints(max_length=4096)]
+FileName = Annotated[str, StringConstraints(max_length=4096)]
 Stop = Annotated[str, StringConstraints(max_length=1000)]
 Stops = Annotated[list[Stop], Field(max_length=256, fail_fast=True)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
-Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
+AnswerCount = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
 Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_usable)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100)]
@@ -138,7 +138,7 @@ def _same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
-class Given(BaseModel):
+class CheckedModel(BaseModel):
     """An object of a request. A member that is null counts as absent."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # see ``check_fields``
@@ -151,22 +151,22 @@ class Given(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class TextPart(Given):
+class TextPart(CheckedModel):
     """A part of a text, the only kind of parts that is supported."""
 
     type: Literal["text"]
     text: str
 
 
-Text = str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
+TextContent = str | Annotated[list[TextPart], Field(max_length=1000, fail_fast=True)]
 
 
 def joined(text: str | list[TextPart] | None) -> str:
-    """The text of a ``Text``; its parts are joined."""
+    """The text of a ``TextContent``; its parts are joined."""
     return text if isinstance(text, str) else "".join(part.text for part in text or ())
 
 
-class Extras(Given):
+class Extras(CheckedModel):
     """The field ``ngramspec``, an extension of this server."""
 
     stores: Names | None = None  # the server's corpora to draft from; None: all of them
@@ -177,21 +177,21 @@ class Extras(Given):
     speculate: bool = True  # whether the answer is drafted, and added to the shared text
 
 
-class Prediction(Given):
+class Prediction(CheckedModel):
     """The field ``prediction``: text that the answer will probably resemble."""
 
     type: Literal["content"]
-    content: Text
+    content: TextContent
 
 
-class StreamOptions(Given):
+class StreamOptions(CheckedModel):
     """The field ``stream_options``."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class Body(Given):
+class Body(CheckedModel):
     """The fields that all requests for an answer share."""
 
     model: Name | None = None
@@ -231,7 +231,7 @@ class Common(Body):
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None
-    n: Answers | None = None
+    n: AnswerCount | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -255,21 +255,21 @@ class CompletionBody(Common):
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: Answers | None = None
+    best_of: AnswerCount | None = None
 
 
 # A template may form a control token of any other role.
 Role = Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
 
 
-class Message(Given):
+class Message(CheckedModel):
     """One message of a chat; its other fields are passed to the model's template."""
 
     role: Role
-    content: Text | None = None
+    content: TextContent | None = None
 
 
-class ResponseFormat(Given):
+class ResponseFormat(CheckedModel):
     """The field ``response_format``."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -363,11 +363,11 @@ def _aliases(name: str) -> Any:
     return Field(validation_alias=AliasChoices(*ALIASES[name]))
 
 
-class ExtraFile(Given):
+class ExtraFile(CheckedModel):
     """One entry of ``input_extra``: a file, or part of one, shown before the edited text."""
 
     text: str = ""
-    filename: Path = ""
+    filename: FileName = ""
 
 
 class LlamaBody(Body):
@@ -376,7 +376,7 @@ class LlamaBody(Body):
     prompt: str | Tokens = ""
     n_predict: Annotated[int, Field(ge=-1, lt=2**31), _aliases("n_predict")] = -1
     n_indent: Count = 0
-    n_cmpl: Annotated[Answers, _aliases("n_cmpl")] = 1
+    n_cmpl: Annotated[AnswerCount, _aliases("n_cmpl")] = 1
     stream: bool = False
     temperature: Annotated[float, Field(le=100), AfterValidator(_usable)] | None = None
     top_k: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 40
@@ -417,10 +417,10 @@ class InfillBody(LlamaBody):
     input_extra: Annotated[list[ExtraFile], Field(max_length=1000, fail_fast=True)] = Field(
         default_factory=list
     )
-    filename: Path = ""
+    filename: FileName = ""
 
 
-class TokenizeBody(Given):
+class TokenizeBody(CheckedModel):
     """The body of ``/tokenize``."""
 
     content: str
@@ -429,7 +429,7 @@ class TokenizeBody(Given):
     with_pieces: bool = False
 
 
-class DetokenizeBody(Given):
+class DetokenizeBody(CheckedModel):
     """The body of ``/detokenize``."""
 
     tokens: Tokens

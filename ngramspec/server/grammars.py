@@ -29,7 +29,7 @@ MAX_KEPT_BYTES = 64 << 20  # of all users' compiled grammars
 MAX_SCHEMA_CHARACTERS = 65536  # bounds the size of the compiled grammar
 INSTALL = "pip install --no-deps xgrammar==0.2.8 && pip install apache-tvm-ffi"
 # The request's field that requires a grammar, and the grammar's kind and text, see ``compiled``.
-Source = tuple[str, str, str]
+GrammarSource = tuple[str, str, str]
 # The prefix of xgrammar's error messages: time, place in its source, and sometimes its condition.
 SOURCE_LINE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: \(.*\) is false: )?")
 
@@ -77,14 +77,14 @@ class GrammarPool:
             self._transient = is_transient(error)
             logger.warning("xgrammar cannot use the model's tokenizer: %s", str(error))
 
-    async def processor(self, user: str, source: Source) -> Callable[[], Any]:
+    async def processor(self, user: str, source: GrammarSource) -> Callable[[], Any]:
         """The factory of a logits processor; an ApiError names the field. This can take seconds."""
         grammar = await self.compile(user, source)
         import xgrammar
 
         return partial(xgrammar.contrib.hf.LogitsProcessor, grammar)
 
-    async def compile(self, user: str, source: Source) -> Any:
+    async def compile(self, user: str, source: GrammarSource) -> Any:
         """A grammar compiled for a user, see ``compiled``; or an ApiError."""
         kept = self._kept[user]
         if (found := kept.get(source)) is not None:
@@ -169,15 +169,15 @@ class _Kept:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._size = max_bytes, 0
-        self._grammars: OrderedDict[Source, tuple[Any, int]] = OrderedDict()
+        self._grammars: OrderedDict[GrammarSource, tuple[Any, int]] = OrderedDict()
 
-    def get(self, source: Source) -> Any:
+    def get(self, source: GrammarSource) -> Any:
         if source not in self._grammars:
             return None
         self._grammars.move_to_end(source)
         return self._grammars[source][0]
 
-    def add(self, source: Source, grammar: Any) -> None:
+    def add(self, source: GrammarSource, grammar: Any) -> None:
         size = len(source[-1]) + int(grammar.memory_size_bytes)
         self._grammars[source] = grammar, size
         self._size += size

@@ -23,7 +23,7 @@ from ngramspec.server.bodies import (
     TokenizeBody,
 )
 from ngramspec.server.engine import LENGTH, Answers, Delta, Job, Sampling
-from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, Source, bounded_json
+from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, GrammarSource, bounded_json
 from ngramspec.server.metrics import speculation_of, timings_of
 from ngramspec.server.responses import json_response, refuse_unless
 from ngramspec.server.service import BAN, BUILD, Reply, Service
@@ -52,7 +52,7 @@ def samples(body: LlamaBody, sampler: str) -> bool:
     return isinstance(body, InfillBody) or body.samplers is None or sampler in body.samplers
 
 
-def source_of(service: Service, body: LlamaBody) -> Source | None:
+def source_of(service: Service, body: LlamaBody) -> GrammarSource | None:
     """The grammar that a request asks for. As in llama.cpp, ``grammar`` takes precedence."""
     param = "json_schema" if body.grammar is None else "grammar"
     given = getattr(body, param)

@@ -20,7 +20,7 @@ from fastapi import Response
 from ngramspec.drafters.tool_calls import CLOSE, OPEN, ToolCalls
 from ngramspec.server.bodies import ChatBody, Common, CompletionBody, Message, joined, json_value
 from ngramspec.server.engine import STOP, Answers, Delta, Job
-from ngramspec.server.grammars import Source, bounded_json
+from ngramspec.server.grammars import GrammarSource, bounded_json
 from ngramspec.server.metrics import choice_stats_of, ending, timings_of
 from ngramspec.server.prompts import NotTextError, TooManyTokensError, chat_ids, prompt_text
 from ngramspec.server.responses import ApiError, bad, json_response, refuse_unless
@@ -274,7 +274,7 @@ def call_of(call: Any, limits: Limits) -> dict[str, Any]:
         raise bad("messages", f"{reason} as its arguments") from error
 
 
-def source_of(service: Service, body: ChatBody) -> Source | None:
+def source_of(service: Service, body: ChatBody) -> GrammarSource | None:
     """The grammar that a chat asks for, or an ApiError if it is not supported; None: any text."""
     form, param = body.response_format, body.constrained_by
     if form is not None and form.type != "text":
@@ -315,7 +315,7 @@ def structural_tag(body: ChatBody) -> dict[str, Any]:
     return {"type": "structural_tag", "format": form}
 
 
-class Reader:
+class AnswerReader:
     """Converts the deltas of one answer to content, reasoning and calls."""
 
     def __init__(
@@ -391,7 +391,7 @@ class ChatReply(OpenAIReply):
             parser = None
             if tools is not None:
                 parser = tools.parser(service.tokenizer, text, body.offered, body.must_call)
-            self._readers.append(Reader(parser, body.several, closing))
+            self._readers.append(AnswerReader(parser, body.several, closing))
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         reader = self._readers[index]

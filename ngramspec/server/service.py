@@ -37,7 +37,7 @@ from ngramspec.server.engine import (
     answers_of,
     while_connected,
 )
-from ngramspec.server.grammars import INSTALL, GrammarPool, Source
+from ngramspec.server.grammars import INSTALL, GrammarPool, GrammarSource
 from ngramspec.server.prompts import FillInTheMiddle, TextEncoder, TooManyTokensError, family_of
 from ngramspec.server.responses import ApiError, Stream, bad, json_response, refuse_unless
 from ngramspec.server.settings import ANYONE, Client, ServerSettings, Shelf
@@ -233,7 +233,7 @@ class Reply(ABC):
 
     body: Body
     requests: list[CompletionRequest]
-    source: Source | None = None
+    source: GrammarSource | None = None
     done = True
 
     def __init__(self, service: Service, body: Body, client: Client) -> None:

@@ -23,7 +23,7 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # in response
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     """A tool call: the function's name, and its arguments as the text of a JSON object."""
 
     name: str
@@ -36,7 +36,7 @@ class Part:
 
     content: str = ""
     reasoning: str = ""
-    call: Call | None = None
+    call: ParsedCall | None = None
 
 
 class TagParser:
@@ -108,7 +108,7 @@ class TagParser:
         return [Part(text)] if text else None
 
 
-def calls_of(text: str) -> list[Call]:
+def calls_of(text: str) -> list[ParsedCall]:
     """The calls that a JSON text describes; empty if it does not describe calls."""
     try:
         value = from_json(text, allow_inf_nan=False)
@@ -117,7 +117,7 @@ def calls_of(text: str) -> list[Call]:
         return []
 
 
-def call_of(value: Any) -> Call:
+def call_of(value: Any) -> ParsedCall:
     """The call that a JSON value describes; a ValueError if it describes none."""
     named = value if isinstance(value, dict) else {}
     name, arguments = named.get("name"), named.get("arguments", named.get("parameters"))
@@ -126,7 +126,7 @@ def call_of(value: Any) -> Call:
     known = isinstance(name, str) and name
     if not known or not isinstance(from_json(arguments, allow_inf_nan=False), dict):
         raise ValueError("no call of a tool")
-    return Call(str(name), arguments)
+    return ParsedCall(str(name), arguments)
 
 
 class TemplateParser:

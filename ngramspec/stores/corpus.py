@@ -30,7 +30,7 @@ from ngramspec.files import open_regular
 from ngramspec.stores import Source, encode, fingerprint, vocabulary_size
 from ngramspec.stores.files import (
     FileKind,
-    Section,
+    FileSection,
     StoreFileError,
     check_checksums,
     read_header,
@@ -347,6 +347,6 @@ class Corpus(Source):
             )
         return index
 
-    def _part(self, section: Section) -> memoryview:
+    def _part(self, section: FileSection) -> memoryview:
         self.request()  # it can be read
         return memoryview(self._content)[section.offset : section.offset + section.size]

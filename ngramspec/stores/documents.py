@@ -98,11 +98,11 @@ def _fields(path: Path, lines: str, field: str) -> Iterator[str]:
 
 
 # A folder and its .gitignore patterns; rules of deeper folders come later and take precedence.
-Rule = tuple[Path, Any]
+IgnoreRule = tuple[Path, Any]
 
 
 def _walk(
-    folder: Path, top: Path, rules: Sequence[Rule], globs: Sequence[str], skipped: Skipped
+    folder: Path, top: Path, rules: Sequence[IgnoreRule], globs: Sequence[str], skipped: Skipped
 ) -> Iterator[Path]:
     folders = [_listed(folder, rules, skipped)]  # from the top to the one that is being read
     while folders:
@@ -127,8 +127,8 @@ def _walk(
 
 
 def _listed(
-    folder: Path, rules: Sequence[Rule], skipped: Skipped
-) -> tuple[Iterator[os.DirEntry[str]], Sequence[Rule]]:
+    folder: Path, rules: Sequence[IgnoreRule], skipped: Skipped
+) -> tuple[Iterator[os.DirEntry[str]], Sequence[IgnoreRule]]:
     """A folder's entries by name, and the rules that hold for them."""
     try:
         entries = sorted(os.scandir(folder), key=lambda each: each.name)
@@ -151,7 +151,7 @@ def _above(folder: Path) -> list[Path]:
     return []
 
 
-def _rules(folder: Path) -> list[Rule]:
+def _rules(folder: Path) -> list[IgnoreRule]:
     files = [folder / ".git" / "info" / "exclude", folder / IGNORED]
     return [(folder, _spec(file)) for file in files if file.is_file()]
 
@@ -171,7 +171,7 @@ def _spec(file: Path) -> Any:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _excluded(path: Path, folder: bool, rules: Sequence[Rule]) -> bool:
+def _excluded(path: Path, folder: bool, rules: Sequence[IgnoreRule]) -> bool:
     for where, spec in reversed(rules):
         name = path.relative_to(where).as_posix() + ("/" if folder else "")
         included = spec.check_file(name).include

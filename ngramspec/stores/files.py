@@ -52,7 +52,7 @@ class FileKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class FileSection:
     """A section's location: offset in the file and size, in bytes, and its checksum."""
 
     offset: int
@@ -82,7 +82,7 @@ def write_file(
 
 def read_header(
     path: Path, kind: FileKind, header: bytes, file_size: int
-) -> tuple[tuple[Any, ...], list[Section]]:
+) -> tuple[tuple[Any, ...], list[FileSection]]:
     """Read the fields and sections from a file's header and check them against its size in bytes.
 
     ``header`` holds the first ``kind.header_size`` bytes, or all of a shorter file.
@@ -103,12 +103,12 @@ def read_header(
     values = kind.layout.unpack_from(header)
     count = len(kind.sections)
     numbers = values[-3 * count :]
-    found = [Section(*numbers[3 * i : 3 * i + 3]) for i in range(count)]
+    found = [FileSection(*numbers[3 * i : 3 * i + 3]) for i in range(count)]
     _check_sections(path, kind, found, file_size)
     return values[4 : -3 * count], found
 
 
-def read_section(file: BinaryIO, section: Section) -> bytes:
+def read_section(file: BinaryIO, section: FileSection) -> bytes:
     """A section's bytes."""
     file.seek(section.offset)
     content = file.read(section.size)
@@ -132,7 +132,7 @@ def _new_digest(content: Content = b"") -> Any:
 
 
 def check_checksums(
-    path: Path, kind: FileKind, sections: Sequence[Section], contents: Iterable[Content]
+    path: Path, kind: FileKind, sections: Sequence[FileSection], contents: Iterable[Content]
 ) -> None:
     """Compare the contents of the sections with their checksums."""
     for name, section, content in zip(kind.sections, sections, contents, strict=True):
@@ -140,7 +140,7 @@ def check_checksums(
             raise StoreFileError(f"{path}: section {name} is broken: its checksum is another")
 
 
-def _write_section(file: BinaryIO, parts: Sequence[Any]) -> Section:
+def _write_section(file: BinaryIO, parts: Sequence[Any]) -> FileSection:
     offset, digest = aligned(file.tell()), _new_digest()
     file.seek(offset)
     file.truncate()  # an empty section at the end begins there, too
@@ -150,10 +150,10 @@ def _write_section(file: BinaryIO, parts: Sequence[Any]) -> Section:
             chunk = view[begin : begin + WRITE_CHUNK_BYTES]
             file.write(chunk)
             digest.update(chunk)
-    return Section(offset, file.tell() - offset, int(digest.intdigest()))
+    return FileSection(offset, file.tell() - offset, int(digest.intdigest()))
 
 
-def _check_sections(path: Path, kind: FileKind, sections: Sequence[Section], size: int) -> None:
+def _check_sections(path: Path, kind: FileKind, sections: Sequence[FileSection], size: int) -> None:
     end = kind.header_size
     for name, section in zip(kind.sections, sections, strict=True):
         if section.offset != aligned(end) or section.size > size - section.offset:

@@ -80,7 +80,7 @@ class Address:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-class Keys:
+class NamespaceKeys:
     """The keys of namespaces, equal for processes with equal salts, tokenizers and vocabularies."""
 
     def __init__(self, salt: str, tokenizer: Any) -> None:
@@ -94,7 +94,7 @@ class Keys:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class StreamEntry:
     """An entry of a stream: a piece of a document, or the deletion of all earlier text."""
 
     producer: bytes  # random, identifies a process
@@ -117,7 +117,7 @@ class Entry:
         return fields
 
     @classmethod
-    def read(cls, fields: dict[bytes, bytes], vocabulary: int) -> Entry:
+    def read(cls, fields: dict[bytes, bytes], vocabulary: int) -> StreamEntry:
         """The entry with these fields."""
         milliseconds, order, document, at, end = map(int, fields[b"n"].split(b" "))
         producer = bytes(fields[b"p"])
@@ -162,8 +162,8 @@ class PublishQueue:
         self._producer = producer
         self.lost = 0  # tokens that were dropped because the queue was full
         self.lock = threading.RLock()
-        self._waiting: dict[str, deque[Entry]] = {}  # by namespace, none of them empty
-        self._taken: list[Entry] = []
+        self._waiting: dict[str, deque[StreamEntry]] = {}  # by namespace, none of them empty
+        self._taken: list[StreamEntry] = []
         self._size = 0  # of the texts that wait
 
     def __bool__(self) -> bool:
@@ -202,7 +202,7 @@ class PublishQueue:
             last.end = end
         else:
             where = document.number, document.length
-            pieces.append(Entry(self._producer, NO_ENTRY, *where, piece, end, namespace))
+            pieces.append(StreamEntry(self._producer, NO_ENTRY, *where, piece, end, namespace))
             self._size += 1
         self._size += len(piece)
 
@@ -210,7 +210,7 @@ class PublishQueue:
         """Add the deletion of a namespace, which replaces all that still waits for it."""
         with self.lock:
             self.discard(namespace)
-            deletion = Entry(self._producer, NO_ENTRY, 0, 0, None, True, namespace)
+            deletion = StreamEntry(self._producer, NO_ENTRY, 0, 0, None, True, namespace)
             self._waiting[namespace] = deque([deletion])
 
     def deletes(self, namespace: str) -> bool:
@@ -229,7 +229,7 @@ class PublishQueue:
                 each for each in self._taken if each.namespace != namespace or each.tokens is None
             ]
 
-    def take(self, limit: int) -> list[Entry]:
+    def take(self, limit: int) -> list[StreamEntry]:
         """The next pieces of one namespace: a deletion, or text. They stay until ``remove``."""
         with self.lock:
             if self._waiting and not self._taken:
@@ -248,7 +248,7 @@ class PublishQueue:
             self._taken = []
 
 
-def _size(entries: Iterable[Entry]) -> int:
+def _size(entries: Iterable[StreamEntry]) -> int:
     """The entries of texts, and their tokens."""
     return sum(1 + len(each) for each in entries if each.tokens is not None)
 
@@ -268,7 +268,7 @@ class Feed:
         self._documents: OrderedDict[tuple[bytes, int], tuple[StoreStream | None, int]]
         self._documents = OrderedDict()
 
-    def add(self, at: EntryId, entry: Entry, own: bytes) -> int | None:
+    def add(self, at: EntryId, entry: StreamEntry, own: bytes) -> int | None:
         """Add an entry with the id ``at``; ``own`` is the identity of this process.
 
         Returns how many tokens were added; None: another process deleted the namespace.
@@ -287,7 +287,7 @@ class Feed:
         self.cleared = max(self.cleared, at)
         self._documents.clear()
 
-    def _append(self, entry: Entry, tokens: Int32) -> int:
+    def _append(self, entry: StreamEntry, tokens: Int32) -> int:
         """Add a piece that was not added yet; after a missing one, a document begins."""
         name = entry.producer, entry.document
         document, length = self._documents.pop(name, (None, entry.at))
@@ -352,7 +352,7 @@ class RedisSync:
         if tokenizer is None:
             raise ValueError("sync needs tokenizer=, so that models of other tokenizers are apart")
         self.address = Address.parse(address)
-        self._keys = Keys(self.address.salt, tokenizer)
+        self._keys = NamespaceKeys(self.address.salt, tokenizer)
         try:
             self._redis: Any = redis.Redis.from_url(
                 self.address.url,
@@ -491,7 +491,7 @@ class RedisSync:
                 self._send(name, pieces, feed)
             self._queue.remove()
 
-    def _send(self, name: str, pieces: list[Entry], feed: Feed | None) -> None:
+    def _send(self, name: str, pieces: list[StreamEntry], feed: Feed | None) -> None:
         """XADD pieces, with the last deletion that this process knows; a deletion empties first."""
         key, deletion = self._keys[name], pieces[0].tokens is None
         pipeline = self._redis.pipeline(transaction=False)
@@ -553,7 +553,7 @@ class RedisSync:
         for at, fields in entries:
             feed.last = entry_id(at)
             try:
-                entry = Entry.read(fields, self._keys.vocabulary)
+                entry = StreamEntry.read(fields, self._keys.vocabulary)
             except (KeyError, ValueError) as error:  # its message can quote a text
                 logger.debug("sync: an entry that is not one of ours: %s", type(error).__name__)
                 continue

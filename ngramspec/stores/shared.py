@@ -550,7 +550,7 @@ def made_namespace(settings: Mapping[str, Any], tokenizer: Any = None) -> Namesp
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SavedEntry:
     """A namespace in a file: its name, the number of its codes, and its counts."""
 
     name: str
@@ -629,9 +629,9 @@ class SavedStore:
                 left_out,
             )
 
-    def _last_entries(self, limit: int) -> Sequence[Entry]:
+    def _last_entries(self, limit: int) -> Sequence[SavedEntry]:
         """The last entries, at most ``limit``."""
-        entries: deque[Entry] = deque(maxlen=limit)
+        entries: deque[SavedEntry] = deque(maxlen=limit)
         max_known = MEMORY_PER_FILE_BYTE * self._max_bytes // MIN_NAMESPACE_BYTES
         codes, lines = 0, io.BytesIO(self._names)
         try:
@@ -656,7 +656,7 @@ class SavedStore:
         return entries
 
 
-def _checked_entry(element: Any) -> Entry:
+def _checked_entry(element: Any) -> SavedEntry:
     """A namespace from its element of the section names; a ValueError if it is none."""
     if not isinstance(element, list) or len(element) != 2 + COUNTS_PER_ENTRY:
         raise ValueError("an element is no namespace")
@@ -665,4 +665,4 @@ def _checked_entry(element: Any) -> Entry:
         raise ValueError(f"a name must be a string of 1..{MAX_NAME_LENGTH} characters")
     if not all(type(each) is int and 0 <= each < MAX_COUNT for each in numbers):
         raise ValueError(f"counts must be integers in 0..{MAX_COUNT - 1}")
-    return Entry(name, numbers[0], tuple(numbers[1:]))
+    return SavedEntry(name, numbers[0], tuple(numbers[1:]))

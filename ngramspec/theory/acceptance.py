@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ngramspec.theory.arrays import Float64, distribution, probability
+from ngramspec.draft import Float64
+from ngramspec.theory.arrays import distribution, probability
 
 
 def divergence(p: ArrayLike, q: ArrayLike) -> Float64:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Float64 = NDArray[np.float64]
-Int64 = NDArray[np.int64]
+from ngramspec.draft import Float64
 
 SUM_TOLERANCE = 1e-4  # rounding error of a sum of many float32 probabilities
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ngramspec.theory.arrays import Float64, Int64, probability, real, whole
+from ngramspec.draft import Float64, Int64
+from ngramspec.theory.arrays import probability, real, whole
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Float64:

@@ -22,7 +22,7 @@ from ngramspec.hf_model.compat.names import (
 )
 
 if TYPE_CHECKING:  # greedy calls have none of these
-    from ngramspec.hf_model.compat.processors import Text
+    from ngramspec.hf_model.compat.processors import RowText
     from ngramspec.verification.rejection import DeviceGenerator
     from ngramspec.verification.rule import Rule
 
@@ -108,7 +108,7 @@ class TokenSampler:
         self,
         drafts: Sequence[Draft],
         logits: torch.Tensor,
-        texts: Sequence[Text],
+        texts: Sequence[RowText],
         extra: torch.Tensor | None = None,
     ) -> SampledTokens:
         """Sample at all positions of a forward, if ``fetches_at_once``.

@@ -12,7 +12,7 @@ from benchmarks.harness import ROOT
 from benchmarks.replay import BatchPlan, BatchPlayer, GeneratePlan, GeneratePlayer, flat, measured
 from benchmarks.tables import PUBLIC
 from ngramspec.drafters import build_drafter
-from ngramspec.measure.replay import Plan, Player
+from ngramspec.measure.replay import Player, ReplayPlan
 from ngramspec.measure.traces import Trace, by_group, read_traces
 
 
@@ -49,7 +49,7 @@ def test_costs_by_hand():
 )
 def test_one_row_is_the_replay_of_single_traces(player, plan, tree):
     traces = [trace(seed) for seed in range(4)]
-    single = Plan(np.ones(10, np.float32), gamma_max=8, tree=tree)
+    single = ReplayPlan(np.ones(10, np.float32), gamma_max=8, tree=tree)
     alone = Player(build_drafter("auto"), single).play(traces).groups["g"]
     batch = player(build_drafter("auto"), plan).play(traces).tally
     for name in ("emitted", "target_calls", "drafted", "accepted"):

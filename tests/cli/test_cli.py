@@ -58,7 +58,7 @@ def test_commands_declare_what_main_needs():
     for name in COMMANDS:
         module = import_module(f"ngramspec.cli.{name}")
         parser = argparse.ArgumentParser()
-        module.add_arguments(options.Options(parser))
+        module.add_arguments(options.CommandOptions(parser))
         assert module.__doc__
         assert module.SUMMARY
         assert callable(getattr(module, "run", None)) or name == "corpus"  # a group

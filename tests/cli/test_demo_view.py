@@ -15,7 +15,7 @@ from ngramspec import DecodeStats, StepEvent, Verdict
 from ngramspec.cli import demo_view
 from ngramspec.cli.demo_view import Pieces
 from ngramspec.cli.options import printable
-from ngramspec.measure.calls import Row
+from ngramspec.measure.calls import ComparedRow
 
 ESCAPES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")  # control characters other than the newline
 
@@ -153,7 +153,7 @@ def test_a_terminal_without_colour_gets_no_control_characters(name, value, monke
 
 def test_a_table_row_shows_the_words_of_the_design():
     stats = DecodeStats(runs=1, target_calls=8, emitted=20, drafted=30, verified=16, accepted=12)
-    row = Row("code", 21, stats, 10.0, 25.0, None)
+    row = ComparedRow("code", 21, stats, 10.0, 25.0, None)
     assert [cell.plain for cell in demo_view.cells(row)] == [
         *("code", "21", "8", "2.50", "0.75", "10.0", "25.0", "2.50", "yes")
     ]

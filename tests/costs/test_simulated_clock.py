@@ -23,7 +23,7 @@ from ngramspec.costs.policies import CostGamma, ThresholdGamma, make_controller,
 from ngramspec.costs.steps import StepCosts
 from ngramspec.drafters import build_drafter
 from ngramspec.measure.forwards import forced_model
-from ngramspec.measure.replay import Plan, Player, cost_curve
+from ngramspec.measure.replay import Player, ReplayPlan, cost_curve
 from ngramspec.measure.traces import Trace
 
 SEEDS = 2
@@ -205,7 +205,7 @@ def test_it_drafts_less_than_gamma_max_and_more_of_it_is_accepted():
     trace = Trace("g", "0", text[:1200], text[1200:])
     found = {}
     for gamma in ("threshold", 32):
-        plan = Plan(cost=cost_curve("cpu", 64), gamma=gamma, gamma_max=32)
+        plan = ReplayPlan(cost=cost_curve("cpu", 64), gamma=gamma, gamma_max=32)
         found[gamma] = Player(build_drafter("auto"), plan).play([trace]).groups["g"]
     threshold, fixed = found["threshold"], found[32]
     assert threshold.acceptance_rate > 1.5 * fixed.acceptance_rate

@@ -9,7 +9,7 @@ from forced_text import IDS, TEXT, VOCAB
 
 from ngramspec import generate
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
-from ngramspec.measure.calls import Caller, Configuration
+from ngramspec.measure.calls import Configuration, ModelCaller
 from ngramspec.measure.forwards import forced_model
 
 
@@ -62,7 +62,7 @@ def test_a_forced_model_is_decoded_as_its_class_is(model, speculator, cache):
     way = Configuration("ours", {"cache_implementation": cache} if cache else {}, speculator)
     with forced_model(model, 256) as set_text:
         set_text([*IDS, *TEXT])
-        outcome = Caller(model).call(way, IDS, len(TEXT))
+        outcome = ModelCaller(model).call(way, IDS, len(TEXT))
     assert outcome.tokens == list(TEXT)
     assert outcome.stats.chains == {}
     assert max(outcome.widths) > 4

@@ -13,8 +13,16 @@ from doubles import ids
 from ngramspec.drafters import RecycleDrafter, build_drafter
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.measure.forwards import top_tokens
-from ngramspec.measure.replay import Earlier, Knowledge, Plan, Player, compare, cost_curve, replayed
-from ngramspec.measure.traces import TopTokens, Trace, read_traces
+from ngramspec.measure.replay import (
+    Earlier,
+    Knowledge,
+    Player,
+    ReplayPlan,
+    compare,
+    cost_curve,
+    replayed,
+)
+from ngramspec.measure.traces import RecordedTopTokens, Trace, read_traces
 from ngramspec.stores import Corpus
 
 pytest.importorskip("pydivsufsort")
@@ -33,13 +41,13 @@ def test_each_trace_gets_its_repository(tmp_path, traces):
         text = np.concatenate((trace.prompt, trace.output, [0], [7, 8, 0])).astype(np.int32)
         np.save(tmp_path / f"{trace.repo}.npy", text)
     knowledge = Knowledge(tmp_path)
-    alone = compare(lambda: build_drafter("auto"), Plan(COST), traces)
-    known = compare(lambda: build_drafter("auto"), Plan(COST), traces, knowledge=knowledge)
+    alone = compare(lambda: build_drafter("auto"), ReplayPlan(COST), traces)
+    known = compare(lambda: build_drafter("auto"), ReplayPlan(COST), traces, knowledge=knowledge)
     assert alone["mean"]["tokens_per_call"] < 1.5
     assert known["mean"]["tokens_per_call"] > 8
     assert known["sources"]["store"]["accepted"] > 100
     wrong = [Trace(each.group, each.id, each.prompt, each.output, "b") for each in traces[:1]]
-    other = compare(lambda: build_drafter("auto"), Plan(COST), wrong, knowledge=knowledge)
+    other = compare(lambda: build_drafter("auto"), ReplayPlan(COST), wrong, knowledge=knowledge)
     assert other["mean"]["tokens_per_call"] < 1.5
 
 
@@ -54,10 +62,12 @@ def test_one_corpus_for_all_and_drafters_that_take_none(tmp_path, traces):
 
 def test_requests_know_what_earlier_ones_said(traces):
     twice = [*traces, *[Trace("again", e.id, e.prompt[-1:], e.output, e.repo) for e in traces]]
-    found = compare(lambda: build_drafter("auto"), Plan(COST), twice, knowledge=Earlier("outputs"))
+    found = compare(
+        lambda: build_drafter("auto"), ReplayPlan(COST), twice, knowledge=Earlier("outputs")
+    )
     assert found["groups"]["a"]["tokens_per_call"] < 1.5
     assert found["groups"]["again"]["tokens_per_call"] > 8
-    alone = compare(lambda: build_drafter("auto"), Plan(COST), twice)
+    alone = compare(lambda: build_drafter("auto"), ReplayPlan(COST), twice)
     assert alone["groups"]["again"]["tokens_per_call"] < 1.5
 
 
@@ -66,7 +76,10 @@ def test_prompts_are_known_if_they_are_shared(traces):
     later = [Trace("b", e.id, e.prompt[-1:], e.output, e.repo) for e in traces]
     for write, least, most in (("outputs", 0.9, 1.5), ("all", 8, 99)):
         found = compare(
-            lambda: build_drafter("auto"), Plan(COST), [*said, *later], knowledge=Earlier(write)
+            lambda: build_drafter("auto"),
+            ReplayPlan(COST),
+            [*said, *later],
+            knowledge=Earlier(write),
         )
         assert least < found["groups"]["b"]["tokens_per_call"] < most
 
@@ -76,7 +89,7 @@ def test_arctic_keeps_the_responses(traces):
     from benchmarks.peers import ArcticDrafter
 
     twice = [*traces, *[Trace("again", e.id, e.prompt, e.output, e.repo) for e in traces]]
-    plan = Plan(COST, 64, 64)
+    plan = ReplayPlan(COST, 64, 64)
     found = compare(lambda: ArcticDrafter(4.0), plan, twice, knowledge=Earlier("outputs"))
     assert found["groups"]["again"]["tokens_per_call"] > 8
 
@@ -91,7 +104,7 @@ def test_candidates_are_those_before_each_token_of_the_output():
 
 
 def test_replay_gives_the_evidence_of_accepted_positions():
-    found = TopTokens(ids(*range(10)).reshape(5, 2), np.zeros((5, 2), np.float32))
+    found = RecordedTopTokens(ids(*range(10)).reshape(5, 2), np.zeros((5, 2), np.float32))
     evidence = replayed(found, [20, 21, 22, 23, 24], before=21, at=2, emitted=2)
     assert evidence.tokens.tolist() == [21, 22]
     assert evidence.parents.tolist() == [-1, 0]
@@ -102,8 +115,10 @@ def test_replay_gives_the_evidence_of_accepted_positions():
 def test_a_replayed_table_drafts_what_the_target_said_before():
     said = [7, 8, 9, 7, 8, 9, 7, 8, 9]
     top = np.array([[each, 50] for each in said], np.int32)
-    trace = Trace("g", "0", ids(1, 2), ids(*said), "", TopTokens(top, np.zeros((9, 2), np.float32)))
-    plan = Plan(cost=cost_curve("gpu", 8), gamma=3, gamma_max=8)
+    trace = Trace(
+        "g", "0", ids(1, 2), ids(*said), "", RecordedTopTokens(top, np.zeros((9, 2), np.float32))
+    )
+    plan = ReplayPlan(cost=cost_curve("gpu", 8), gamma=3, gamma_max=8)
     tally = Player(RecycleDrafter(top_k=2), plan).play([trace]).groups["g"]
     # 8, 9 and 7 come alone and fill the table; then 8 9 7 with 8; the last one alone
     assert (tally.target_calls, tally.accepted) == (5, 3)

@@ -35,7 +35,7 @@ def test_a_model_that_cannot_be_loaded_is_a_usage_error(tmp_path):
 @pytest.mark.parametrize("in_gguf", [True, False])
 def test_only_a_command_s_gguf_file_switches_the_hub_off(in_gguf, alone, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    source = models.Source(str(tmp_path), "x", {"gguf_file": "x.gguf"} if in_gguf else {})
+    source = models.ModelSource(str(tmp_path), "x", {"gguf_file": "x.gguf"} if in_gguf else {})
     monkeypatch.setattr(models, "locate", lambda model: source)
     with pytest.raises(ValueError, match="cannot load the model x"):
         models.load(None, "float32", on_stage=str, alone=alone)
@@ -98,7 +98,7 @@ def test_the_tokenizer_of_a_gguf_file_has_its_template_and_its_special_tokens(tm
 def test_a_folder_with_safetensors_is_not_read_from_its_gguf_file(tmp_path):
     for name in ("model.gguf", "model.safetensors"):
         (tmp_path / name).touch()
-    assert models.locate(str(tmp_path)) == models.Source(str(tmp_path), tmp_path.name)
+    assert models.locate(str(tmp_path)) == models.ModelSource(str(tmp_path), tmp_path.name)
 
 
 def _truncated(path: Path) -> None:

@@ -12,7 +12,7 @@ from forced_text import tiny_loaded
 from ngramspec.cli import main
 from ngramspec.draft import Draft, verified_nodes
 from ngramspec.drafters import ValueDrafter
-from ngramspec.measure.replay import Plan, Player, compare, cost_curve
+from ngramspec.measure.replay import Player, ReplayPlan, compare, cost_curve
 from ngramspec.measure.traces import Trace, read_traces, write_traces
 
 
@@ -21,7 +21,7 @@ def trace(output, prompt=(1, 2), group="g", id="0"):
 
 
 def plan(**changes):
-    return Plan(**{"cost": cost_curve("cpu", 64), "gamma": 4, **changes})
+    return ReplayPlan(**{"cost": cost_curve("cpu", 64), "gamma": 4, **changes})
 
 
 # The tree of Stratos's note: after a b, the drafts c e, c f, d g, d h.

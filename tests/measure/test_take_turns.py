@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from ngramspec.measure.bench import Call, Measured, summarize
+from ngramspec.measure.bench import Measured, MeasuredCall, summarize
 from ngramspec.measure.calls import PLAIN, first_difference, take_turns
 
 
@@ -51,7 +51,7 @@ def call(way, seconds, new=11, widths=None, emitted=10, prompt="p", **changes):
     fields = {"task": "t", "length": None, "prompt": prompt, "prompt_tokens": 5, "way": way}
     fields |= {"repeat": 0, "seconds": seconds, "new_tokens": new, "first_difference": None}
     fields |= {"peak": 100, "widths": widths or {}, "emitted": emitted, "stats": None}
-    return Call(**(fields | changes))
+    return MeasuredCall(**(fields | changes))
 
 
 def test_figures_by_hand():

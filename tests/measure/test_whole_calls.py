@@ -12,12 +12,12 @@ from families import build
 from forced_text import IDS, TEXT, VOCAB, prompt
 
 from ngramspec import Speculator, generate
-from ngramspec.measure.bench import EndToEnd, Plan, forced_texts, summarize, to_dict
+from ngramspec.measure.bench import BenchPlan, EndToEnd, forced_texts, summarize, to_dict
 from ngramspec.measure.calls import (
     OWN_POSITIONS,
     PLAIN,
-    Caller,
     Configuration,
+    ModelCaller,
     forwards_of,
     usual_configurations,
 )
@@ -32,16 +32,16 @@ def model():
 
 def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
     order = []
-    plain_call = Caller.call
+    plain_call = ModelCaller.call
 
     def noted(self, way, ids, new, **arguments):
         order.append((way.name, new))
         outcome = plain_call(self, way, ids, new, **arguments)
         return replace(outcome, seconds=1.0 + sum(outcome.widths.values()))  # a second a forward
 
-    monkeypatch.setattr(Caller, "call", noted)
+    monkeypatch.setattr(ModelCaller, "call", noted)
     ways = usual_configurations(lookups=[4], speculators=[{"colour": 1}])
-    plan = Plan(repeats=2, new=20, least=15, cost_repeats=1)
+    plan = BenchPlan(repeats=2, new=20, least=15, cost_repeats=1)
     short = prompt(id="short", text=TEXT[:9])
     prompts = [short, prompt(), prompt(id="1"), prompt(NOTHING, "r")]
     with forced_texts(model, prompts, plan) as set_text:
@@ -67,7 +67,7 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
 
 def test_lookup_does_not_learn_a_forced_text_from_the_forcing(model):
     """A logits processor that forces the text would cut its drafts where they are wrong."""
-    plan = Plan(repeats=1, new=35, least=15, cost_repeats=1)
+    plan = BenchPlan(repeats=1, new=35, least=15, cost_repeats=1)
     with forced_texts(model, [prompt()], plan) as set_text:
         bench = EndToEnd(model, usual_configurations(lookups=[10]), plan, set_text=set_text)
         measured = bench.run([prompt()])
@@ -82,7 +82,7 @@ def test_lookups_forwards_are_counted(model):
     with forced_model(model, 256) as set_text:
         set_text([*IDS, *IDS])
         lookup = Configuration("lookup", {"prompt_lookup_num_tokens": 1})
-        outcome = Caller(model).call(lookup, (*IDS, *IDS[:2]), 21)
+        outcome = ModelCaller(model).call(lookup, (*IDS, *IDS[:2]), 21)
     assert outcome.tokens == list(IDS[2:23])
     assert sum(width * count for width, count in outcome.widths.items()) == outcome.emitted
     assert outcome.widths[2] == 9
@@ -104,14 +104,14 @@ def test_a_steps_width_is_that_of_its_forward(model, width, cache):
 
 
 def test_a_call_counts_only_itself(model):
-    caller, own = Caller(model), Configuration("own", {}, Speculator())
+    caller, own = ModelCaller(model), Configuration("own", {}, Speculator())
     for way in (usual_configurations()[-1], own):
         assert [caller.call(way, IDS, 5).stats.runs for _ in range(2)] == [1, 1]
 
 
 def test_calls_begin_with_a_copy_of_the_kept_cache(model):
     ids, ways = IDS * 3, usual_configurations(lookups=[4])
-    bench = EndToEnd(model, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1, cached=True))
+    bench = EndToEnd(model, ways, BenchPlan(repeats=1, new=9, least=2, cost_repeats=1, cached=True))
     whole = [bench.call(way, Prompt("t", "0", ids), 9).tokens for way in ways]
     assert bench.run([Prompt("t", "0", ids)]).skipped.keys() == {"prompt lookup 4"}
     assert whole[0] == whole[2]
@@ -135,7 +135,7 @@ def test_compiling_that_did_not_happen_is_no_figure(model):
         Configuration(PLAIN),
         Configuration("eager", {"cache_implementation": "static"}, {}, compiled=True),
     ]
-    bench = EndToEnd(model, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
+    bench = EndToEnd(model, ways, BenchPlan(repeats=1, new=9, least=2, cost_repeats=1))
     bench.caller._compiling = lambda way: {}
     measured = bench.run([prompt(text=None)])
     assert "was not compiled" in measured.skipped["eager"]
@@ -145,7 +145,7 @@ def test_trees_that_were_none_are_no_figure():
     ids = tuple(1 + each % 60 for each in IDS)
     alibi = build("bloom (alibi)")
     ways = usual_configurations(lookups=[], speculators=[{"tree": 4}])
-    bench = EndToEnd(alibi, ways, Plan(repeats=1, new=9, least=2, cost_repeats=1))
+    bench = EndToEnd(alibi, ways, BenchPlan(repeats=1, new=9, least=2, cost_repeats=1))
     measured = bench.run([Prompt("t", "0", ids)])
     assert "its drafts were no trees: " in measured.skipped["ngramspec, tree 4"]
     assert {each.way for each in measured.calls} == {PLAIN, "ngramspec"}
@@ -154,7 +154,7 @@ def test_trees_that_were_none_are_no_figure():
 def test_a_call_that_compiled_is_done_again(model, monkeypatch):
     graphs = iter([0, 0, 5, 6, 7, 7, 8, 8, *[8] * 99])
     monkeypatch.setattr("ngramspec.measure.bench.compilations", lambda: next(graphs))
-    bench = EndToEnd(model, [Configuration(PLAIN)], Plan(new=9))
+    bench = EndToEnd(model, [Configuration(PLAIN)], BenchPlan(new=9))
     own = prompt(text=None)
     assert len(bench.timed(bench.configurations[0], own).tokens) == 9
     assert bench.measured.compiling == {}
@@ -166,7 +166,7 @@ def test_a_call_that_compiled_is_done_again(model, monkeypatch):
 
 
 def test_a_text_that_was_not_forced_stops_the_measurement(model):
-    bench = EndToEnd(model, [Configuration(PLAIN)], Plan(new=9, least=2))
+    bench = EndToEnd(model, [Configuration(PLAIN)], BenchPlan(new=9, least=2))
     with pytest.raises(RuntimeError, match="copy 0: the forced text was not generated"):
         bench.run([prompt()])
     with pytest.raises(ValueError, match="no prompt"):
@@ -180,7 +180,7 @@ def test_all_ways_may_say_what_plain_says(model, same):
         Configuration("other words", {"repetition_penalty": 5.0}),
         Configuration("ours", {}, {}),
     ]
-    plan = Plan(repeats=1, new=20, least=20, cost_repeats=1, same_text=same)
+    plan = BenchPlan(repeats=1, new=20, least=20, cost_repeats=1, same_text=same)
     with forced_model(model, 256) as set_text:
         measured = EndToEnd(model, ways, plan, set_text=set_text).run([Prompt("t", "1", IDS)])
         own = model.generate(torch.tensor([IDS]), max_new_tokens=20, do_sample=False)

@@ -16,18 +16,18 @@ from ngramspec.stores.redis import (
     NO_ENTRY,
     STALE_MILLISECONDS,
     Address,
-    Entry,
     Feed,
-    Keys,
+    NamespaceKeys,
     Outgoing,
     PublishQueue,
     RedisSync,
+    StreamEntry,
 )
 
 
 def entry(tokens=(1, 2, 3), *, producer=b"other", document=0, at=0, cleared=NO_ENTRY, end=True):
     ids = None if tokens is None else np.array(tokens, np.int32)
-    return Entry(producer, cleared, document, at, ids, end)
+    return StreamEntry(producer, cleared, document, at, ids, end)
 
 
 def test_an_address_has_our_options_and_those_of_redis():
@@ -54,19 +54,19 @@ def test_addresses_that_are_refused(given, error, message):
 
 def test_keys_differ_by_salt_tokenizer_and_vocabulary():
     keys = [
-        Keys(salt, Letters(letters))[name]
+        NamespaceKeys(salt, Letters(letters))[name]
         for salt in ("", "s")
         for letters in ("abc", "bac", "abcd")
         for name in ("a", "b", "\ud800")
     ]
     assert len(set(keys)) == len(keys) == 18
-    assert Keys("s", Letters())["a"] == Keys("s", Letters())["a"]
-    assert b"team" not in Keys("s", Letters())["team"]
+    assert NamespaceKeys("s", Letters())["a"] == NamespaceKeys("s", Letters())["a"]
+    assert b"team" not in NamespaceKeys("s", Letters())["team"]
 
 
 def test_an_entry_is_read_as_it_was_written():
     for given in (entry(), entry((), end=False), entry(tokens=None), entry(cleared=(5, 6), at=7)):
-        again = Entry.read(given.fields(), 4)
+        again = StreamEntry.read(given.fields(), 4)
         for name in ("producer", "cleared", "document", "at", "end"):
             assert getattr(again, name) == getattr(given, name)
         assert (again.tokens is None) == (given.tokens is None)
@@ -91,7 +91,7 @@ def test_an_entry_is_read_as_it_was_written():
 )
 def test_fields_that_are_no_entry(fields):
     with pytest.raises((KeyError, ValueError)):
-        Entry.read(fields, 4)
+        StreamEntry.read(fields, 4)
 
 
 def tokens_of(ring):

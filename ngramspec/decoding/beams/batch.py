@@ -44,7 +44,7 @@ def check_beams(call: GenerateCall, options: Options) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class BeamPath:
     """A beam's path through the last forward.
 
     Attributes:
@@ -59,12 +59,12 @@ class Path:
     accepted: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
 
-    def with_token(self, token: int, draft: Draft) -> Path:
+    def with_token(self, token: int, draft: Draft) -> BeamPath:
         """The path extended by one token; ``position`` must not be None."""
         assert self.position is not None
         node = draft.node_with(token, self.position)
         accepted, tokens = (*self.accepted, self.position), (*self.tokens, token)
-        return Path(self.row, None if node is None else node + 1, accepted, tokens)
+        return BeamPath(self.row, None if node is None else node + 1, accepted, tokens)
 
 
 class BeamOdds:
@@ -126,10 +126,10 @@ class BeamBatch(LockstepBatch):
     def __init__(self, *args: Any, search: BeamSearch, **more: Any) -> None:
         super().__init__(*args, **more)
         self.search = search
-        self.paths: list[Path] = []
+        self.paths: list[BeamPath] = []
         self._kept: list[tuple[int, ...]] = []
         self._continued: list[int] = []  # the beam that each new beam of the last step continues
-        self._reached: list[Path] = []  # the beams' paths before each step
+        self._reached: list[BeamPath] = []  # the beams' paths before each step
         self._odds = BeamOdds(search.beams, len(self.rows) // search.beams)
         self._least: NDArray[np.float32] | None = None  # lowest confidence at each depth
 
@@ -177,7 +177,7 @@ class BeamBatch(LockstepBatch):
     def begin_step(self) -> None:
         """Reset what is known about the last forward."""
         super().begin_step()
-        self.origins, self.paths = (), [Path(row) for row in self.places]
+        self.origins, self.paths = (), [BeamPath(row) for row in self.places]
         self._kept, self._reached = [], []
 
     def accepted_paths(self) -> Sequence[Sequence[int]]:

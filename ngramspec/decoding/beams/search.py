@@ -19,7 +19,7 @@ EXCLUDED_SCORE = -1.0e9
 
 
 @dataclass(slots=True)
-class Ranked:
+class RankedSequences:
     """Some sequences of each prompt.
 
     Attributes:
@@ -33,21 +33,21 @@ class Ranked:
     ids: torch.Tensor
     origins: torch.Tensor
 
-    def take(self, which: torch.Tensor) -> Ranked:
+    def take(self, which: torch.Tensor) -> RankedSequences:
         """Select sequences by their indices ``which``, int64 (batch, k)."""
         ids = self.ids.take_along_dim(which[:, :, None], dim=1)
         origins = self.origins.take_along_dim(which[:, :, None], dim=1)
-        return Ranked(self.scores.take_along_dim(which, dim=1), ids, origins)
+        return RankedSequences(self.scores.take_along_dim(which, dim=1), ids, origins)
 
     def followed_by(self, tokens: torch.Tensor, origins: torch.Tensor) -> None:
         """Append a token to each sequence, int64 (batch, sequences), and the beam it continues."""
         self.ids = torch.cat((self.ids, tokens[:, :, None]), dim=2)
         self.origins = torch.cat((self.origins, origins[:, :, None].to(torch.int32)), dim=2)
 
-    def concatenated(self, other: Ranked) -> Ranked:
+    def concatenated(self, other: RankedSequences) -> RankedSequences:
         """These sequences, followed by the others."""
         pairs = ((self.scores, other.scores), (self.ids, other.ids), (self.origins, other.origins))
-        return Ranked(*(torch.cat(pair, dim=1) for pair in pairs))
+        return RankedSequences(*(torch.cat(pair, dim=1) for pair in pairs))
 
 
 class BeamSearch:
@@ -81,8 +81,8 @@ class BeamSearch:
         excluded = torch.full(ids.shape[:2], EXCLUDED_SCORE, dtype=torch.float32, device=device)
         first = excluded.clone()  # all beams are equal, so only the first may be continued
         first[:, 0] = 0.0
-        self._running = Ranked(first, ids, nothing)
-        self._finished = Ranked(excluded, ids, nothing)
+        self._running = RankedSequences(first, ids, nothing)
+        self._finished = RankedSequences(excluded, ids, nothing)
         self._is_finished = torch.zeros(ids.shape[:2], dtype=torch.bool, device=device)
         self._improvable = torch.ones((batch, 1), dtype=torch.bool, device=device)
         self._candidates = max(2, 1 + len(eos)) * self.beams  # enough for beams that do not end
@@ -108,7 +108,7 @@ class BeamSearch:
         ended = self._ended(best, scores)
         open_scores = best.scores + ended.to(torch.float32) * EXCLUDED_SCORE
         kept = torch.topk(open_scores, k=self.beams)[1]
-        self._running = Ranked(open_scores, best.ids, best.origins).take(kept)
+        self._running = RankedSequences(open_scores, best.ids, best.origins).take(kept)
         self._finish(best, ended)
         origins, tokens = self._running.origins[:, :, -1].long(), self._running.ids[:, :, -1]
         stops = self._stops(ended).expand_as(tokens)
@@ -116,7 +116,7 @@ class BeamSearch:
         self.stopped = bool(found[2][0])
         return found[0], found[1]
 
-    def _continuations(self, log_probs: torch.Tensor) -> Ranked:
+    def _continuations(self, log_probs: torch.Tensor) -> RankedSequences:
         """The best continuations of each prompt's beams, best first."""
         vocab = log_probs.shape[-1]
         batch, beams = self._running.scores.shape
@@ -128,7 +128,7 @@ class BeamSearch:
         best.followed_by(places % vocab, beam + self._first_row)
         return best
 
-    def _ended(self, best: Ranked, scores: Sequence[torch.Tensor] | None) -> torch.Tensor:
+    def _ended(self, best: RankedSequences, scores: Sequence[torch.Tensor] | None) -> torch.Tensor:
         """Whether each of the continuations ends, bool (batch, candidates)."""
         ids, given = best.ids.flatten(0, 1), None if scores is None else tuple(scores)
         ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
@@ -136,7 +136,7 @@ class BeamSearch:
             ended = ended | criterion(ids, given)
         return ended.reshape(best.scores.shape)
 
-    def _finish(self, best: Ranked, ended: torch.Tensor) -> None:
+    def _finish(self, best: RankedSequences, ended: torch.Tensor) -> None:
         """Update the best finished sequences with those that have just ended."""
         config = self._config
         new = ended & self._in_front
@@ -147,7 +147,7 @@ class BeamSearch:
         scores += (~new) * EXCLUDED_SCORE  # the product has the default dtype, as in ``generate``
         fill = torch.full_like(self._is_finished, self.filler, dtype=torch.int64)
         self._finished.followed_by(fill, torch.full_like(fill, -1))
-        merged = self._finished.concatenated(Ranked(scores, best.ids, best.origins))
+        merged = self._finished.concatenated(RankedSequences(scores, best.ids, best.origins))
         kept = torch.topk(merged.scores, k=self.beams)[1]
         self._finished = merged.take(kept)
         self._is_finished = torch.cat((self._is_finished, new), dim=1).take_along_dim(kept, dim=1)
@@ -175,7 +175,7 @@ class BeamSearch:
         found = result.scores if scores else None
         return {"sequences_scores": found, "beam_indices": result.origins}
 
-    def result(self) -> Ranked:
+    def result(self) -> RankedSequences:
         """The returned sequences, best first, cut to the longest.
 
         Scores, ids and origins have no batch dimension: (batch * returned, ...).
@@ -185,4 +185,4 @@ class BeamSearch:
         new = int((origins >= 0).sum(dim=1).max())
         ids = self._finished.ids[:, returned].flatten(0, 1)[:, : self._prompt_length + new]
         scores = self._finished.scores[:, returned].flatten(0, 1)
-        return Ranked(scores, ids.clone(), origins[:, :new].clone())
+        return RankedSequences(scores, ids.clone(), origins[:, :new].clone())

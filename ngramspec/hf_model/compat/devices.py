@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-Int64 = NDArray[np.int64]
+from ngramspec.draft import Int64
+
 Indices = Callable[[torch.device], torch.Tensor]  # int64, on a device
 
 

@@ -367,10 +367,10 @@ LAYER_TYPES: dict[str, tuple[str | None, str | None]] = {
     "sliding_attention": ("sliding_window", None),
     "chunked_attention": (None, "attention_chunk_size"),
 }
-Limits = tuple[int | None, int | None]  # the sizes of a window and of a chunk
+AttentionLimits = tuple[int | None, int | None]  # the sizes of a window and of a chunk
 
 
-def attention_limits(config: Any) -> tuple[dict[str, Limits | None], tuple[str, ...]]:
+def attention_limits(config: Any) -> tuple[dict[str, AttentionLimits | None], tuple[str, ...]]:
     """Return each type of layers with its limits, None if unknown, and the type of each layer.
 
     A model whose config has no types of layers has one, "", and its layers are not listed. The
@@ -383,7 +383,7 @@ def attention_limits(config: Any) -> tuple[dict[str, Limits | None], tuple[str, 
         return {} if window is None and chunk is None else {"": (window, chunk)}, ()
     if not any("sliding" in kind or "chunked" in kind for kind in kinds):
         return {}, ()
-    found: dict[str, Limits | None] = dict.fromkeys(kinds)
+    found: dict[str, AttentionLimits | None] = dict.fromkeys(kinds)
     for kind in found.keys() & LAYER_TYPES.keys():
         window, chunk = LAYER_TYPES[kind]
         found[kind] = getattr(config, window or "", None), getattr(config, chunk or "", None)

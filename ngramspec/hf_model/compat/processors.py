@@ -38,7 +38,7 @@ BY_ROW = frozenset(
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
 
 
-class Text(Protocol):
+class RowText(Protocol):
     """The committed tokens of some rows of equal length, such as a ``LockstepBatch``.
 
     Attributes:
@@ -93,7 +93,7 @@ class Histories:
     """
 
     def __init__(
-        self, texts: Sequence[Text], drafts: Sequence[Draft], positions: int, batch: int
+        self, texts: Sequence[RowText], drafts: Sequence[Draft], positions: int, batch: int
     ) -> None:
         self.batch = batch
         self._texts, self._drafts, self._positions = texts, drafts, positions
