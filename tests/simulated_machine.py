@@ -180,7 +180,7 @@ def share_of_best(
     ours, best = np.zeros(2), np.zeros(2)
     for _ in range(calls):
         costs = tracker()
-        controller = make_controller("auto", MOST, costs.cost, costs.surcharge)
+        controller = make_controller("auto", MOST, costs.required_tokens, costs.surcharge)
         at = 0
         while at < new:
             costs.at(length + at)
@@ -258,7 +258,7 @@ def call_share(
     machine = Machine((*costs_of,), (*costs_of.values(),), (0.0,) * len(costs_of))
     position = (machine.seconds(64, 0) - machine.seconds(32, 0)) / 32  # of a wide forward
     costs = StepCosts(model_of(Model(), kind), MOST + 1)
-    controller = make_controller("auto", MOST, costs.cost, costs.surcharge)
+    controller = make_controller("auto", MOST, costs.required_tokens, costs.surcharge)
     session = build_drafter("auto").start(text[:prompt])
 
     def propose(most: int, room: int, tree: bool) -> tuple[Draft, list[int]]:

@@ -113,12 +113,12 @@ class CostGamma(HeuristicGamma):
 
     Args:
         gamma_max: maximum number of tokens in a draft.
-        cost: returns float32 (gamma_max + 2,): [n] is the current cost of n positions.
+        required: returns ``StepCosts.required_tokens``, float32 (gamma_max + 2,) or longer.
         surcharge: returns the factor on the cost of a draft with branches, >= 1. If a path of the
             tree, or no draft, has more expected tokens per cost, that is verified instead. None:
             all branches are verified.
-        drafting_cost: returns the costs by which the drafter ends its drafts, for a row whose draft
-            is cut together with those of other rows afterwards. None: ``cost``.
+        drafting: returns what the drafter ends its drafts by, for a row whose draft is cut together
+            with those of other rows afterwards. None: ``required``.
     """
 
     STEPS_BETWEEN_TRIALS = 8  # calls of plan per draft, while drafting gains less than it costs
@@ -127,12 +127,12 @@ class CostGamma(HeuristicGamma):
     def __init__(
         self,
         gamma_max: int,
-        cost: Callable[[], Float32],
+        required: Callable[[], Float32],
         surcharge: Callable[[], float] | None = None,
-        drafting_cost: Callable[[], Float32] | None = None,
+        drafting: Callable[[], Float32] | None = None,
     ) -> None:
         super().__init__(gamma_max)
-        self._cost, self._drafting_cost = cost, drafting_cost or cost
+        self._required, self._drafting = required, drafting or required
         self._surcharge = surcharge
         self._estimates = False  # whether the last draft was ended by cost
         self._surplus = 0.5  # tokens per cost - 1 of drafted steps, decaying
@@ -141,7 +141,7 @@ class CostGamma(HeuristicGamma):
     def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
         self._estimates = estimates
         if estimates:
-            return self._max, self._drafting_cost()
+            return self._max, self._drafting()
         if self._surplus < 0:
             self._skipped += 1
             if self._skipped % self.STEPS_BETWEEN_TRIALS:
@@ -152,9 +152,9 @@ class CostGamma(HeuristicGamma):
         if self._estimates:
             return
         super().observe(drafted, accepted)
-        cost = self._cost()
-        positions = min(1 + drafted, len(cost) - 1)  # another rank's draft may be longer
-        surplus = (1 + accepted) / float(cost[positions]) - 1
+        required = self._required()
+        positions = min(1 + drafted, len(required) - 1)  # another rank's draft may be longer
+        surplus = (1 + accepted) / float(required[positions]) - 1
         self._surplus = self.MEMORY * self._surplus + (1 - self.MEMORY) * surplus
         self._surplus = max(self._surplus, self.MEMORY - 1)  # one good draft resumes it
 
@@ -164,7 +164,7 @@ class CostGamma(HeuristicGamma):
         surcharge = self._surcharge()
         if surcharge == 1.0 or draft.proposal is not None:
             return draft
-        return cut_to_one_length([draft], ONE_ROW, self._cost(), surcharge)[0]
+        return cut_to_one_length([draft], ONE_ROW, self._required(), surcharge)[0]
 
 
 class PrefillDraftLength:
@@ -199,7 +199,7 @@ class PrefillDraftLength:
 def make_controller(
     gamma: int | str,
     gamma_max: int,
-    cost: Callable[[], Float32],
+    required: Callable[[], Float32],
     surcharge: Callable[[], float] | None = None,
 ) -> GammaController:
     """Make the controller for one row of a generation.
@@ -213,7 +213,7 @@ def make_controller(
         return HeuristicGamma(gamma_max)
     if gamma == "threshold":
         return ThresholdGamma(gamma_max)
-    return CostGamma(gamma_max, cost, surcharge)
+    return CostGamma(gamma_max, required, surcharge)
 
 
 def confidence_of(draft: Draft) -> Float32:
@@ -255,25 +255,26 @@ def likeliest_path(parents: NDArray[np.int32], confidence: NDArray[np.float32]) 
     return path
 
 
-def worthwhile_nodes(reach: NDArray[np.float64], cost: NDArray[np.float32]) -> int:
+def worthwhile_nodes(reach: Float64, required: Float32) -> int:
     """The number of leading nodes with the highest expected tokens per cost, the largest if equal.
 
-    Theorem 3.8 with a probability for each node and a measured cost.
+    Theorem 3.8 with a probability for each node and a measured cost, which is given as the tokens
+    that it requires.
 
     Args:
         reach: float64 (n,), non-increasing: P(accepted) of each node and all its ancestors.
-        cost: float32 (n + 2,) or longer: [k] is the cost of a forward of k positions.
+        required: float32 (n + 2,) or longer: [k] is what a forward of k positions requires.
 
     Example:
         >>> worthwhile_nodes(np.array([0.9, 0.09]), np.array([0, 1, 1.2, 1.4], np.float32))
         1
     """
-    value = (1.0 + np.cumsum(np.concatenate(([0.0], reach)))) / cost[1 : len(reach) + 2]
+    value = (1.0 + np.cumsum(np.concatenate(([0.0], reach)))) / required[1 : len(reach) + 2]
     return int(len(reach) - value[::-1].argmax())
 
 
 def cut_to_one_length(
-    drafts: Sequence[Draft], weights: Float64, cost: Float32, surcharge: float = 1.0
+    drafts: Sequence[Draft], weights: Float64, required: Float32, surcharge: float = 1.0
 ) -> list[Draft]:
     """Cut the drafts of rows that share a forward of the longest draft's width.
 
@@ -284,11 +285,11 @@ def cut_to_one_length(
     Args:
         drafts: one per row, chains or trees. Without confidence each token counts as 0.5.
         weights: float64 (rows,), value of a token of each row, with a sum of 1.
-        cost: float32 (longest + 2,) or longer: [k] is the cost of a forward of k positions per row,
-            relative to one.
+        required: float32 (longest + 2,) or longer: [k] is what a forward of k positions per row
+            requires.
         surcharge: factor on the cost of a forward with branches.
     """
-    length, value = _best_length(drafts, weights, cost)
+    length, value = _best_length(drafts, weights, required)
     if surcharge > 1.0 and any(draft.parents is not None for draft in drafts):
         paths = [
             draft
@@ -296,16 +297,16 @@ def cut_to_one_length(
             else draft.path(likeliest_path(draft.parents, confidence_of(draft)))
             for draft in drafts
         ]
-        longest, best = _best_length(paths, weights, cost)
+        longest, best = _best_length(paths, weights, required)
         if value / surcharge <= best:
             drafts, length = paths, longest
     return [draft.first(length).as_chain() for draft in drafts]
 
 
-def _best_length(drafts: Sequence[Draft], weights: Float64, cost: Float32) -> tuple[int, float]:
+def _best_length(drafts: Sequence[Draft], weights: Float64, required: Float32) -> tuple[int, float]:
     """The length with the most expected tokens per cost, and these tokens per cost."""
     reach = np.zeros(max(map(len, drafts)))
     for draft, weight in zip(drafts, weights, strict=True):
         reach[: len(draft)] += weight * reach_of(draft.parents, confidence_of(draft))
-    length = worthwhile_nodes(reach, cost)
-    return length, (1.0 + float(reach[:length].sum())) / float(cost[length + 1])
+    length = worthwhile_nodes(reach, required)
+    return length, (1.0 + float(reach[:length].sum())) / float(required[length + 1])

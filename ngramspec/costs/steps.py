@@ -118,27 +118,27 @@ class StepCosts:
             known = self._cached["times"] = key, np.exp(logs - logs[1]).astype(np.float32)
         return known[1]
 
-    def cost(self) -> Float32:
-        """The tokens for which a step of n positions pays, float32 (limit + 1,).
+    def required_tokens(self) -> Float32:
+        """The tokens that a step of n positions must be expected to yield, float32 (limit + 1,).
 
         [n] is the cost of n or more positions relative to a plain step, with a margin; [1] is 1.
         """
         if self.joint is not None:
-            return scaled(self.joint.cost(), self.joint.rows)
+            return scaled(self.joint.required_tokens(), self.joint.rows)
         times = self.times()
         key = times, self._prefill, self._pending, self._rejections
-        known = self._cached.get("cost")
+        known = self._cached.get("required")
         if known is None or known[0][0] is not times or known[0][1:] != key[1:]:
-            known = self._cached["cost"] = key, self._required(times)
+            known = self._cached["required"] = key, self._required(times)
         return known[1]
 
     def share(self) -> Float32:
-        """Lower bound on the costs of one row's draft, float32 (limit + 1,).
+        """One row's share of ``required_tokens``, float32 (limit + 1,).
 
-        A wider forward may be worth its cost because of other rows, so each row bears only its
-        share. The width is chosen later, when all drafts are known.
+        A wider forward may be worth its cost because of other rows. The width is chosen later, when
+        all drafts are known.
         """
-        return scaled(self.cost(), 1.0 / self.rows)
+        return scaled(self.required_tokens(), 1.0 / self.rows)
 
     def surcharge(self) -> float:
         """Factor on the cost of a forward whose draft has branches, >= 1."""
@@ -238,9 +238,9 @@ def rejections_after(rejections: int, accepted: int) -> int:
     return 0 if accepted else min(rejections + 1, MAX_REJECTIONS)
 
 
-def scaled(cost: Float32, share: float) -> Float32:
-    """The costs with ``share`` times the cost of further positions, of the same shape."""
-    shared: Float32 = (1.0 + (cost - 1.0) * share).astype(np.float32)
+def scaled(required: Float32, share: float) -> Float32:
+    """``share`` times what further positions require, of the same shape."""
+    shared: Float32 = (1.0 + (required - 1.0) * share).astype(np.float32)
     return shared
 
 

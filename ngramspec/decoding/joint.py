@@ -362,7 +362,9 @@ def _cut(turns: Sequence[_Turn], tracker: StepCosts) -> None:
     by_cost = all(turn.generation.step_costs is not None for turn in turns)
     if not by_cost or any(draft.proposal is not None for draft in drafts):
         return
-    for turn, draft in zip(turns, worthwhile_rows(drafts, tracker.cost()[1:]), strict=True):
+    for turn, draft in zip(
+        turns, worthwhile_rows(drafts, tracker.required_tokens()[1:]), strict=True
+    ):
         turn.step.rows[0].draft, turn.step.width = draft.as_chain(), 1 + len(draft)
 
 

@@ -120,7 +120,7 @@ class RaggedBatch(Batch):
         left = [part.tokens_left() for part in parts]
         weights = urgencies(left, [part.length - part.prompt_length for part in parts], self._steps)
         surcharge = 1.0 if isinstance(rows[0].tree, int) else costs.surcharge()
-        cut = cut_to_one_length(drafts, weights, costs.cost(), surcharge)
+        cut = cut_to_one_length(drafts, weights, costs.required_tokens(), surcharge)
         for row, draft in zip(rows, cut, strict=True):
             row.draft = draft
 

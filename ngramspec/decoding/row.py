@@ -161,15 +161,15 @@ class Row:
             assert lengths is not None
             if self.session is None:
                 self.start()
-            gamma, cost = lengths.plan(drafter.estimates)
+            gamma, required = lengths.plan(drafter.estimates)
             if tree and self.tree == "auto":
-                tree = cost is not None and bool(drafter.branches)
+                tree = required is not None and bool(drafter.branches)
             tree = tree and self.tree is not None
             gamma = min(max(limit, nodes) if tree else limit, gamma)
             if gamma < 1:
                 return EMPTY_DRAFT
-            cost = None if cost is None else cost.copy()  # drafters may change it
-            draft = self.ask(gamma, cost, tree=tree)
+            required = None if required is None else required.copy()  # drafters may change it
+            draft = self.ask(gamma, required, tree=tree)
         except Exception as error:
             return self.lose_draft(error)
         if len(draft.tokens):
@@ -204,14 +204,16 @@ class Row:
         if self._begin is not None:
             self._begin(self, session)
 
-    def ask(self, gamma: int, cost: Float32 | None, *, tree: bool, copied: bool = True) -> Draft:
+    def ask(
+        self, gamma: int, required: Float32 | None, *, tree: bool, copied: bool = True
+    ) -> Draft:
         """A draft of at most ``gamma`` >= 1 tokens that can be verified. It may raise.
 
         If a draft cannot be verified, its valid part is returned, see ``valid_prefix``. ``copied``:
         the draft must be independent of later calls of the session.
         """
         assert self.session is not None
-        draft = self.session.propose(gamma, cost, tree=tree)
+        draft = self.session.propose(gamma, required, tree=tree)
         self._wants_evidence = self._evidence is not None and self.session.wants_evidence
         if draft is not EMPTY_DRAFT and (copied or not is_plain_chain(draft, gamma, self.vocab)):
             sources = len(self.source_names)

@@ -368,9 +368,11 @@ class CallSetup:
         """The controller of a row's draft length."""
         options = self.options
         if self.target.inputs.ragged and self.learns_costs:
-            return CostGamma(options.longest, costs.cost, drafting_cost=costs.share)
+            return CostGamma(options.longest, costs.required_tokens, drafting=costs.share)
         surcharge = None if isinstance(options.tree, int) else costs.surcharge
-        return make_controller(options.planned_gamma, options.longest, costs.cost, surcharge)
+        return make_controller(
+            options.planned_gamma, options.longest, costs.required_tokens, surcharge
+        )
 
 
 def prefers_one_transfer(device: torch.device) -> bool:

@@ -72,9 +72,10 @@ class DraftSession(ABC):
         Args:
             gamma: maximum number of draft nodes (num_speculative_tokens), >= 0.
             cost: float32 (gamma + 2,). ``cost[n]`` is the cost of a forward of n positions relative
-                to a one-position forward; index 0 is unused. The draft then ends where expected
-                tokens per cost are highest. None: up to gamma nodes. A drafter without estimates
-                ignores it.
+                to a one-position forward, or what a step of such a forward must yield
+                (``StepCosts.required_tokens``, which includes a margin); index 0 is unused. The
+                draft then ends where expected tokens per cost are highest. None: up to gamma nodes.
+                A drafter without estimates ignores it.
             tree: whether a tree may be returned instead of a chain.
 
         Returns:

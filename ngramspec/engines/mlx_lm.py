@@ -138,7 +138,7 @@ class _Text:
         self.chunk, self.progress = prefill_step_size, prompt_progress_callback or (lambda *_: None)
         forwards = model_of(model, ForwardKind("cpu", attention="mlx"))
         costs = self.costs = StepCosts(forwards, options.longest + 1, pads=False)
-        lengths = make_controller(options.planned_gamma, options.longest, costs.cost)
+        lengths = make_controller(options.planned_gamma, options.longest, costs.required_tokens)
         self.learns = options.planned_gamma == "auto"
         self.row = Row(partial(report_fault, self.stats), lengths)
         self.stores = CallStores(lambda: speculator.drafter, None, None, speculator.log_once)

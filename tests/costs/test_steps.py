@@ -93,7 +93,7 @@ def test_generations_of_other_limits_and_rows_share_what_is_measured():
     model = tiny_llama()
     short = step_costs(model, limit=9)
     fed(short, {1: 0.02, 9: 0.1})
-    assert len(short.cost()) == 10
+    assert len(short.required_tokens()) == 10
     long = step_costs(model)
     assert long.model is short.model
     assert 4 < long.times()[9] < long.times()[40]
@@ -114,12 +114,12 @@ def test_each_number_of_rows_has_costs_of_its_own():
 def test_a_row_bears_its_share_of_a_wider_forward():
     batch = step_costs(rows=4)
     fed(batch, {width: 1 + 0.4 * (width - 1) for width in range(1, 6)}, 12)
-    row = CostGamma(8, batch.cost, drafting_cost=batch.share)
+    row = CostGamma(8, batch.required_tokens, drafting=batch.share)
     gamma, cost = row.plan(estimates=True)
     assert gamma == 8
-    assert cost[1:] == pytest.approx(1 + (batch.cost()[1:] - 1) / 4)
+    assert cost[1:] == pytest.approx(1 + (batch.required_tokens()[1:] - 1) / 4)
     assert row.plan(estimates=False)[1] is None
-    assert np.all(batch.cost()[2:] > 1)
+    assert np.all(batch.required_tokens()[2:] > 1)
 
 
 @pytest.mark.parametrize(("factor", "surcharge"), [(1.3, 1.3), (0.97, 1.0)])
@@ -148,7 +148,7 @@ def test_a_draft_is_padded_to_a_width_that_is_measured_to_be_cheaper():
     costs = fed(step_costs(), {1: 0.02, 2: 0.05, 3: 0.055, 5: 0.03}, 20)
     assert [costs.width(n, 65) for n in (1, 2, 3, 4, 5, 6)] == [1, 5, 5, 5, 5, 6]
     assert costs.width(2, 4) == 2  # there is no room for 5
-    envelope = costs.cost()
+    envelope = costs.required_tokens()
     assert envelope[2] == envelope[5]
     assert (np.diff(envelope) >= 0).all()
     assert envelope.flags.c_contiguous
@@ -165,15 +165,15 @@ def test_a_plain_step_is_padded_where_one_position_is_slow():
     fed(costs, {1: 0.05, 2: 0.02, 3: 0.021, 9: 0.04})
     assert [costs.width(n, 65) for n in (1, 2, 3)] == [2, 2, 3]
     assert costs.width(1, 1) == 1
-    cost = costs.cost()
+    cost = costs.required_tokens()
     assert cost[1] == 1
     assert cost[2] == pytest.approx(1 + MARGIN, abs=0.01)
     assert cost[9] == pytest.approx(1 + 1.5, abs=0.2)
     alone = step_costs(kind=FLAT, pads=False)  # of a recurrent target
     fed(alone, {1: 0.05, 2: 0.02, 9: 0.04})
     assert alone.width(1, 65) == 1
-    assert alone.cost()[2] == pytest.approx(0.4, abs=0.05)  # nothing is clamped at 1
-    assert alone.cost()[9] == pytest.approx(0.8, abs=0.1)
+    assert alone.required_tokens()[2] == pytest.approx(0.4, abs=0.05)  # nothing is clamped at 1
+    assert alone.required_tokens()[9] == pytest.approx(0.8, abs=0.1)
 
 
 def test_two_positions_are_not_tried_where_they_are_known_to_cost_more():
@@ -229,7 +229,7 @@ def test_a_draft_that_costs_more_than_it_gives_is_found_out(times, accepted):
         planned.append(costs.plain())
         costs.record_time(1 if planned[-1] else 9, 0.01 if planned[-1] else 0.01 * times)
         costs.record_acceptance(0 if planned[-1] else 8, accepted)
-    assert costs.cost()[9] > 1 + accepted
+    assert costs.required_tokens()[9] > 1 + accepted
 
 
 def steps(costs, plan, machine=lambda at: 1.0):
@@ -260,7 +260,7 @@ def test_drafts_that_are_rejected_have_to_promise_more():
     added = costs.times()[9:].min() - 1
 
     def factor():
-        return (costs.cost()[9] - 1 - MARGIN) / added
+        return (costs.required_tokens()[9] - 1 - MARGIN) / added
 
     assert factor() == pytest.approx(1.5, abs=0.01)
     for _ in range(40):
@@ -341,7 +341,7 @@ def test_forwards_of_a_few_widths_count_at_those():
     for width, seconds in [*[(1, 0.02)] * 5, (2, 0.08), (4, 0.08)]:
         costs.record_time(width, seconds)
     assert [costs.model.counts.get((1, width), 0) for width in (1, 2, 4, 16)] == [5, 0, 2, 0]
-    cost = costs.cost()
+    cost = costs.required_tokens()
     assert cost[4] > 1.2
     assert cost[2] == cost[3] == cost[4] > 1
     assert cost[5] == cost[16]
@@ -351,25 +351,25 @@ def test_forwards_of_a_few_widths_count_at_those():
 def test_pending_tokens_widen_a_forward_and_plain_steps_get_rid_of_them():
     kind = replace(KIND, machine="gpu")
     costs = fed(step_costs(kind=kind, pads=False), {1: 0.02, 5: 0.03, 9: 0.04, 17: 0.06})
-    free = costs.cost().copy()
+    free = costs.required_tokens().copy()
     costs.at(0, 0)
-    assert free[9] < costs.cost()[9] < 1.4 * free[9]  # half of all drafts leave some
+    assert free[9] < costs.required_tokens()[9] < 1.4 * free[9]  # half of all drafts leave some
     costs.at(0, 8)
     relative = costs.times()[17] / costs.times()[9]
-    assert costs.cost()[9] > 1 + 1.5 * (relative - 1)
-    assert costs.cost()[2] > 1.2
+    assert costs.required_tokens()[9] > 1 + 1.5 * (relative - 1)
+    assert costs.required_tokens()[2] > 1.2
     flat = step_costs(kind=kind, pads=False)
-    unmeasured = flat.cost()[2]
+    unmeasured = flat.required_tokens()[2]
     flat.at(0, 30)
-    assert flat.cost()[2] == pytest.approx(unmeasured, rel=0.05)
+    assert flat.required_tokens()[2] == pytest.approx(unmeasured, rel=0.05)
 
 
 def test_in_a_prefill_a_draft_costs_what_its_own_positions_add():
     costs = step_costs()
     costs.at(300)
-    step = costs.cost()
+    step = costs.required_tokens()
     costs.at(300, prefill=True)
-    prefill = costs.cost()
+    prefill = costs.required_tokens()
     assert prefill[2] < step[2]
     slope = float(costs.times()[65] - costs.times()[33]) / 32
     assert prefill[40] - prefill[10] == pytest.approx(1.5 * 30 * slope, rel=0.01)

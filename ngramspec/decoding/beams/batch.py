@@ -159,8 +159,9 @@ class BeamBatch(LockstepBatch):
         costs = self.costs
         limit = 0 if self.target.facts.states else self.draft_limits()[0]
         if costs is not None:
-            cost = costs.cost()
-            if not worthwhile_nodes(self._odds.reach(FULL_CONFIDENCE[: len(cost) - 2]), cost):
+            required = costs.required_tokens()
+            surest = self._odds.reach(FULL_CONFIDENCE[: len(required) - 2])
+            if not worthwhile_nodes(surest, required):
                 return
         for row in self.rows:
             limit = len(row.propose(limit, tree=False))
@@ -170,7 +171,7 @@ class BeamBatch(LockstepBatch):
         if limit and len(known) == len(self.rows):
             self._least = np.min([each[:limit] for each in known], axis=0)
             if costs is not None:
-                limit = worthwhile_nodes(self._odds.reach(self._least), costs.cost())
+                limit = worthwhile_nodes(self._odds.reach(self._least), costs.required_tokens())
         for row in self.rows:
             row.draft = row.draft.first(limit)
 
