@@ -21,7 +21,7 @@ from benchmarks.peers import add_peers, installed, print_skipped
 from ngramspec._native import generous_cost
 from ngramspec.cli import replay
 from ngramspec.cli.options import CommandOptions, usable, write_json
-from ngramspec.costs.policies import cut_to_one_length
+from ngramspec.costs.policies import common_length
 from ngramspec.costs.row_lengths import urgencies, worthwhile_rows
 from ngramspec.costs.steps import rejections_after, required_tokens, scaled
 from ngramspec.decoding.ragged import MAX_UNFINISHED_SHARE
@@ -204,7 +204,8 @@ class GeneratePlayer(BatchPlayer):
             for row in rows
         ]
         weights = urgencies([row.left for row in rows], [row.at for row in rows], steps)
-        drafts = cut_to_one_length(drafts, weights, cost)
+        length, _ = common_length(drafts, weights, cost)
+        drafts = [draft.first(length).as_chain() for draft in drafts]
         self.tally.cost += float(absolute[1 + max(map(len, drafts))])
         before = self.tally.drafted, self.tally.accepted
         for row, draft in zip(rows, drafts, strict=True):

@@ -7,12 +7,12 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ngramspec.decoding.request import GenerateCall, mtp_head
-from ngramspec.decoding.setup import Caller, decode_call, version_fault
+from ngramspec.decoding.request import Request, mtp_head
+from ngramspec.decoding.setup import decode, version_fault
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made_by_generate
 from ngramspec.hf_model.facts import REFUSED_AT_ONCE, refusal
@@ -195,22 +195,23 @@ class GenerateArguments:
         fault = version_fault()
         if fault is not None:
             return self._decode_plainly(fault)
-        caller = speculator.caller(unsupported=unsupported)
+        unsupported = speculator.options.unsupported or unsupported
+        plainly = partial(self._decode_plainly, speculator=speculator, unsupported=unsupported)
         refused = self.refused()
         if refused is not None:
-            return self._decode_plainly(refused, caller)
+            return plainly(refused)
         try:
             head = self.prepare(speculator)
         except UnsupportedError as error:
-            return self._decode_plainly(str(error), caller)
+            return plainly(str(error))
         reason: str | None = None
         try:
-            output, called = self.run(decode_call, speculator.caller(head, unsupported=unsupported))
+            output, called = self.run(decode, speculator, head, unsupported=unsupported)
         except NoHookError as error:
             reason = str(error)
         if reason is not None:
             self.args, self.kwargs = self._given
-            return self._decode_plainly(reason, caller)
+            return plainly(reason)
         if not called:
             speculator.log_once(
                 f"decoding without speculation: the generate of {type(self.model).__name__} did not"
@@ -219,9 +220,16 @@ class GenerateArguments:
         return output
 
     def run(
-        self, decode: Callable[[Caller, GenerateCall], Any], caller: Caller
+        self,
+        decode: Callable[[Request], Any],
+        speculator: Speculator,
+        head: ModelDrafter | None,
+        *,
+        unsupported: str,
     ) -> tuple[Any, bool]:
         """Call ``generate`` with a hook; return its output, and whether it called the hook.
+
+        The hook decodes a request with ``head``, which drafts in addition to the drafter.
 
         transformers calls the hook instead of its own decoding loop, with the arguments that its
         signature names, and drops some of them. A NoHookError says that ``generate`` refuses it.
@@ -235,11 +243,11 @@ class GenerateArguments:
             called = True
             bound = _HOOK_SIGNATURE.bind(*args, **kwargs | dropped)
             bound.apply_defaults()
-            call = GenerateCall(**bound.arguments)
-            cache = cache_of(call.model_kwargs)
+            request = speculator.request(head, unsupported=unsupported, **bound.arguments)
+            cache = cache_of(request.model_kwargs)
             if generate_makes_cache and cache is not None:
                 mark_as_made_by_generate(cache)
-            return decode(caller, call)
+            return decode(request)
 
         hook.__signature__ = _HOOK_SIGNATURE  # type: ignore[attr-defined]
         try:
@@ -312,16 +320,18 @@ class GenerateArguments:
         if "stop_strings" in kwargs or self.model.generation_config.stop_strings is not None:
             kwargs["stop_strings"] = None  # the argument overrides the model's config
 
-    def _decode_plainly(self, reason: str, caller: Caller | None = None) -> Any:
+    def _decode_plainly(
+        self, reason: str, *, speculator: Speculator | None = None, unsupported: str = "plain"
+    ) -> Any:
         """Decode without speculation, or raise an error if the caller asks for it."""
-        if caller is not None and caller.unsupported == "error":
+        if unsupported == "error":
             raise UnsupportedError(reason)
         if self.kwargs.pop("generator", None) is not None:
             raise UnsupportedError(f"generator: {reason}")
         for name in ("reference_ids", "stores", "extra_stores", "session", "tools"):
             self.kwargs.pop(name, None)
-        if caller is not None:
-            caller.log_once(f"decoding without speculation: {reason}")
+        if speculator is not None:
+            speculator.log_once(f"decoding without speculation: {reason}")
         return self.plain(*self.args, **self.kwargs)
 
 

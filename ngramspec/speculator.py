@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from ngramspec.costs.saved import SavedCosts
-    from ngramspec.decoding.setup import Caller
+    from ngramspec.decoding.request import Request
     from ngramspec.drafters.headed import HeadOfCalls
     from ngramspec.drafters.model import ModelDrafter
 
@@ -270,13 +270,30 @@ class Speculator(Arguments):
             UnsupportedError: the request does not support speculation, unless unsupported="plain".
             ValueError: the prompt is empty or has ids outside the vocabulary.
         """
-        arguments = dict(locals())  # GenerateCall has fields of these names
-        del arguments["self"]
-        from ngramspec.decoding.request import GenerateCall, mtp_head
-        from ngramspec.decoding.setup import decode_call
+        from ngramspec.decoding.request import mtp_head
+        from ngramspec.decoding.setup import decode
 
-        head = mtp_head(getattr(generation_config, "use_mtp", None))
-        return decode_call(self.caller(head), GenerateCall(**arguments))
+        return decode(
+            self.request(
+                mtp_head(getattr(generation_config, "use_mtp", None)),
+                model=model,
+                input_ids=input_ids,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                streamer=streamer,
+                reference_ids=reference_ids,
+                stores=stores,
+                extra_stores=extra_stores,
+                session=session,
+                tools=tools,
+                inputs_tensor=inputs_tensor,
+                generator=generator,
+                synced_gpus=synced_gpus,
+                num_assistant_tokens=num_assistant_tokens,
+                model_kwargs=model_kwargs,
+            )
+        )
 
     def _drafter_with(self, head: ModelDrafter) -> Drafter:
         from ngramspec.drafters.headed import HeadOfCalls  # most calls have none
@@ -299,16 +316,19 @@ class Speculator(Arguments):
         if not known:
             logger.warning("%s", message)
 
-    def caller(self, head: ModelDrafter | None = None, *, unsupported: str = "error") -> Caller:
-        """What a call that begins now takes; ``head`` drafts in addition to the drafter.
+    def request(
+        self, head: ModelDrafter | None = None, *, unsupported: str = "error", **arguments: Any
+    ) -> Request:
+        """The request of a call that begins now, with the ``arguments`` of ``__call__``.
 
-        ``unsupported`` is used if the option is None.
+        ``head`` drafts in addition to the drafter. ``unsupported`` is used if the option is None.
         """
-        from ngramspec.decoding.setup import Caller
+        from ngramspec.decoding.request import Request
 
         options, shared = self.options, self.options.calibration == "shared"
         current = partial(attrgetter("_options.drafter"), self)  # replaced between two steps
-        return Caller(
+        return Request(
+            **arguments,
             options=options,
             unsupported=options.unsupported or unsupported,
             saved_costs=self._saved_costs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, open_call
+from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, opened
 from ngramspec.decoding.setup import version_fault
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf import GenerateArguments, checked, end_streamer_on_error
@@ -47,10 +47,11 @@ def open_generation(
         refused = version_fault() or call.refused()
         if refused is not None:
             raise UnsupportedError(refused)
-        opened, _ = call.run(open_call, speculator.caller(call.prepare(speculator)))
-    if not isinstance(opened, OpenGeneration):
+        head = call.prepare(speculator)
+        found, _ = call.run(opened, speculator, head, unsupported="error")
+    if not isinstance(found, OpenGeneration):
         name = type(model).__name__
         raise UnsupportedError(
             f"the generate of {name} does not return the result of custom_generate"
         )
-    return opened
+    return found

@@ -67,18 +67,23 @@ def drafting_of(drafter, *, tokens=TEXT, controller=None, **more):
     current = drafter if callable(drafter) else lambda: drafter
     stats = DecodeStats()
     row = Row(partial(report_fault, stats), controller or GammaController(8), **more)
-    row.connect(current, VOCAB, tokens)
+    row.begin(VOCAB, tokens)
+    row.connect(current)
     return row, stats
 
 
 def learn(row, verdict):
     """The verdict of a row's draft, as the loop reports it."""
-    row.verdict = verdict
+    for token in verdict.emitted:
+        row.advance(token)
+    row.judge()
+    assert (row.verdict.verified, [*row.verdict.accepted]) == (verdict.verified, verdict.accepted)
     row.learn()
 
 
 def step(row, stats):
     """A step as the loop does it, in which the first token is accepted."""
+    row.reset()
     draft = row.propose(8)
     accepted = [0] if len(draft) else []
     emitted = [int(draft.tokens[0]) if len(draft) else 5, 6]

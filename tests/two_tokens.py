@@ -38,7 +38,8 @@ def two_tokens(drafter, tokens, gamma=4, samples=2000, controller=None, models=N
             controller or GammaController(gamma),
             begin=partial(begin, row),
         )
-        drafting.connect(lambda: drafter, VOCAB, tokens)
+        drafting.begin(VOCAB, tokens)
+        drafting.connect(lambda: drafter)
         drafts.append(drafting.propose(gamma))
         drafting.close()
     rule = Rule(True, generator=torch.Generator().manual_seed(0))

@@ -164,7 +164,8 @@ class CostGamma(HeuristicGamma):
         surcharge = self._surcharge()
         if surcharge == 1.0 or draft.proposal is not None:
             return draft
-        return cut_to_one_length([draft], ONE_ROW, self._required(), surcharge)[0]
+        length, path = common_length([draft], ONE_ROW, self._required(), surcharge)
+        return (likeliest(draft) if path else draft).first(length).as_chain()
 
 
 class PrefillDraftLength:
@@ -273,14 +274,20 @@ def worthwhile_nodes(reach: Float64, required: Float32) -> int:
     return int(len(reach) - value[::-1].argmax())
 
 
-def cut_to_one_length(
-    drafts: Sequence[Draft], weights: Float64, required: Float32, surcharge: float = 1.0
-) -> list[Draft]:
-    """Cut the drafts of rows that share a forward of the longest draft's width.
+def likeliest(draft: Draft) -> Draft:
+    """The most probable path of a deterministic tree; else the draft itself."""
+    if draft.parents is None:
+        return draft
+    return draft.path(likeliest_path(draft.parents, confidence_of(draft)))
 
-    They get the length with the most expected tokens per cost. A row with a short chain fills that
-    width with branches, if its draft has some. If branches are not worth their surcharge, it is the
-    length of the most probable paths.
+
+def common_length(
+    drafts: Sequence[Draft], weights: Float64, required: Float32, surcharge: float = 1.0
+) -> tuple[int, bool]:
+    """Where to cut the drafts of rows that share a forward of the longest draft's width.
+
+    It is the length with the most expected tokens per cost. A row with a short chain fills that
+    width with branches, if its draft has some.
 
     Args:
         drafts: one per row, chains or trees. Without confidence each token counts as 0.5.
@@ -288,19 +295,18 @@ def cut_to_one_length(
         required: float32 (longest + 2,) or longer: [k] is what a forward of k positions per row
             requires.
         surcharge: factor on the cost of a forward with branches.
+
+    Returns:
+        The length, and whether it is that of the drafts' most probable paths, because branches are
+        not worth their surcharge.
     """
     length, value = _best_length(drafts, weights, required)
     if surcharge > 1.0 and any(draft.parents is not None for draft in drafts):
-        paths = [
-            draft
-            if draft.parents is None
-            else draft.path(likeliest_path(draft.parents, confidence_of(draft)))
-            for draft in drafts
-        ]
+        paths = [likeliest(draft) for draft in drafts]
         longest, best = _best_length(paths, weights, required)
         if value / surcharge <= best:
-            drafts, length = paths, longest
-    return [draft.first(length).as_chain() for draft in drafts]
+            return longest, True
+    return length, False
 
 
 def _best_length(drafts: Sequence[Draft], weights: Float64, required: Float32) -> tuple[int, float]:

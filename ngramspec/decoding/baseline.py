@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from ngramspec.costs.policies import PrefillDraftLength
-from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.setup import Caller
+from ngramspec.decoding.request import Request
 from ngramspec.drafters.known import OracleDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.devices import is_transient
@@ -33,7 +32,7 @@ from ngramspec.stats import DecodeStats
 
 logger = logging.getLogger("ngramspec")
 
-Decode = Callable[[Caller, GenerateCall], Any]
+Decode = Callable[[Request], Any]
 
 VOCAB = 61
 PROMPT = (5, 6, 7, 8, 5, 6, 7, 9)
@@ -92,20 +91,22 @@ def _compare(model: Any, decode: Decode) -> str | None:
     wrong = [(token + 1) % VOCAB for token in text]
     ends = range(len(PROMPT) + RIGHT, len(text), RIGHT)
     drafter = OracleDrafter([text[:end] + wrong[end:] for end in ends])
-    caller = Caller(
-        options=Options(gamma=GAMMA, tree=None, compiled=False),
-        drafter=lambda: drafter,
-        prefill_length=PrefillDraftLength(GAMMA),
-        observer=None,
-        count=stats.add,
-        log_once=said.append,
-    )
 
     def hook(model: Any, input_ids: torch.Tensor, **given: Any) -> Any:
         prepared = ("logits_processor", "stopping_criteria", "generation_config")
         own = {name: given.pop(name, None) for name in prepared}
-        call = GenerateCall(model=model, input_ids=input_ids, **own, model_kwargs=given)
-        return decode(caller, call)
+        request = Request(
+            model=model,
+            input_ids=input_ids,
+            **own,
+            model_kwargs=given,
+            options=Options(gamma=GAMMA, tree=None, compiled=False),
+            drafter=lambda: drafter,
+            prefill_length=PrefillDraftLength(GAMMA),
+            count=stats.add,
+            log_once=said.append,
+        )
+        return decode(request)
 
     ours = model.generate(ids, custom_generate=hook, **asked)
     if not torch.equal(plain, ours):
@@ -115,10 +116,10 @@ def _compare(model: Any, decode: Decode) -> str | None:
     return None
 
 
-def why_plain(caller: Caller, error: Exception) -> str | None:
+def why_plain(request: Request, error: Exception) -> str | None:
     """Why the baseline may decode a call that failed with an error; None: it may not."""
     if isinstance(error, UnsupportedError):
-        return None if caller.unsupported == "error" else str(error)
+        return None if request.unsupported == "error" else str(error)
     version = untested()
     if version is None:
         return None
@@ -126,18 +127,22 @@ def why_plain(caller: Caller, error: Exception) -> str | None:
 
 
 def decode_plainly(
-    call: GenerateCall, reason: str, *, synced_gpus: bool, log: Callable[[str], None] | None = None
+    request: Request,
+    reason: str,
+    *,
+    synced_gpus: bool,
+    log: Callable[[str], None] | None = None,
 ) -> Any:
     """Let the baseline decode the call; an UnsupportedError says that it cannot.
 
     The error itself is not passed, only the ``reason``: a frame that holds an error in whose
     traceback it is would keep the call's cache alive.
     """
-    method = plain_method(call.generation_config)
+    method = plain_method(request.generation_config)
     if method is None:
         raise UnsupportedError(reason)
-    plain = getattr(type(call.model), method)
-    own = {"streamer": call.streamer, "generator": call.generator}
+    plain = getattr(type(request.model), method)
+    own = {"streamer": request.streamer, "generator": request.generator}
     given = {name: value for name, value in own.items() if value is not None}
     for name in given:
         if name not in signature(plain).parameters:
@@ -145,12 +150,12 @@ def decode_plainly(
     if log is not None:
         log(f"decoding without speculation: {reason}")
     return plain(
-        call.model,
-        call.input_ids,
-        logits_processor=call.logits_processor,
-        stopping_criteria=call.stopping_criteria,
-        generation_config=call.generation_config,
+        request.model,
+        request.input_ids,
+        logits_processor=request.logits_processor,
+        stopping_criteria=request.stopping_criteria,
+        generation_config=request.generation_config,
         synced_gpus=synced_gpus,
         **given,
-        **call.model_kwargs,
+        **request.model_kwargs,
     )

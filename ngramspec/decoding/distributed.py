@@ -81,7 +81,7 @@ class Ranks:
             message = self._broadcast(_pack(drafts, longest, width))
         sent = drafts if self.drafts else _unpack(message)
         for row, draft in zip(rows, sent, strict=True):
-            row.draft = replace(draft, proposal=None)
+            row.take(replace(draft, proposal=None))
             if not self.drafts:  # rows that drafted nothing have no session
                 row.source_names = Follower.source_names
         return int(message[0, 1])

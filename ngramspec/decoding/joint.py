@@ -18,10 +18,9 @@ import torch
 
 from ngramspec.costs.row_lengths import worthwhile_rows
 from ngramspec.costs.steps import MAX_JOINT_TOKENS, StepCosts
-from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.decoding.loop import DecodeLoop
-from ngramspec.decoding.request import GenerateCall
-from ngramspec.decoding.setup import Caller, CallSetup, ranks_for
+from ngramspec.decoding.request import Request
+from ngramspec.decoding.setup import loop_of, ranks_for
 from ngramspec.decoding.step import Step
 from ngramspec.draft import Draft
 from ngramspec.errors import UnsupportedError
@@ -59,8 +58,7 @@ class OpenGeneration:
         self.target = loop.target
         self.inference_mode = torch.is_inference_mode_enabled()
         self._loop, self._count, self._streamer = loop, count, streamer
-        assert isinstance(loop.batch, LockstepBatch)
-        self._batch = loop.batch
+        (self._row,) = loop.group.rows
         self._unfinished, self._closed = True, False
 
     @property
@@ -79,12 +77,12 @@ class OpenGeneration:
     @property
     def length(self) -> int:
         """Number of tokens so far, including the prompt."""
-        return self._batch.length
+        return self._row.length
 
     @property
     def tokens(self) -> list[int]:
         """The generated tokens so far."""
-        return self._batch.tokens_from(self._batch.prompt_length)
+        return self._row.ids_from(self._row.prompt_length)
 
     def take_logits(self) -> list[torch.Tensor]:
         """Return and drop the logits of the tokens since the last call, float32 (1, vocab) each.
@@ -115,7 +113,7 @@ class OpenGeneration:
         context = self.target.decoding() if self._loop.prefilled else nullcontext()
         with self._closed_by_errors(), context:
             self._unfinished = self._loop.advance()
-        return self._batch.tokens_from(before)
+        return self._row.ids_from(before)
 
     def begin_step(self) -> Step:
         """First half of a joint step: propose. An error closes the generation."""
@@ -137,7 +135,7 @@ class OpenGeneration:
         with self._closed_by_errors():
             self._loop.complete(step, self.target.end_forward(result, result.hidden))
             self._unfinished = self._loop.is_unfinished()
-        return self._batch.tokens_from(before)
+        return self._row.ids_from(before)
 
     @contextmanager
     def _closed_by_errors(self) -> Iterator[None]:
@@ -157,7 +155,7 @@ class OpenGeneration:
     def finish(self) -> None:
         """End it as if a stopping rule had fired, so shared stores may keep its text."""
         if not self._closed:
-            self._batch.finish()
+            self._loop.group.finish()
         self.close()
 
     def close(self) -> None:
@@ -180,10 +178,10 @@ class OpenGeneration:
         self.close()
 
 
-def open_call(caller: Caller, call: GenerateCall) -> OpenGeneration:
-    """Begin to decode a call of one row step by step; ``unsupported`` is ignored."""
-    check_request(call.generation_config, call.model)
-    beams, rows = call.beams, call.input_ids.shape[0]
+def opened(request: Request) -> OpenGeneration:
+    """Begin to decode a request of one row step by step; ``unsupported`` is ignored."""
+    check_request(request.generation_config, request.model)
+    beams, rows = request.beams, request.input_ids.shape[0]
     if beams > 1:
         raise UnsupportedError(
             f"num_beams={beams} cannot be decoded step by step, because no token is selected before"
@@ -191,10 +189,10 @@ def open_call(caller: Caller, call: GenerateCall) -> OpenGeneration:
         )
     if rows != 1:
         raise ValueError(f"input_ids must have one row to be decoded step by step, got {rows}")
-    ranks = ranks_for(call)
+    ranks = ranks_for(request)
     if ranks is not None and ranks.together:
         raise UnsupportedError("several processes cannot decode step by step; use generate")
-    return OpenGeneration(CallSetup(caller, call).loop(), caller.count, call.streamer)
+    return OpenGeneration(loop_of(request), request.count, request.streamer)
 
 
 Added = list[int] | Exception
@@ -365,7 +363,8 @@ def _cut(turns: Sequence[_Turn], tracker: StepCosts) -> None:
     for turn, draft in zip(
         turns, worthwhile_rows(drafts, tracker.required_tokens()[1:]), strict=True
     ):
-        turn.step.rows[0].draft, turn.step.width = draft.as_chain(), 1 + len(draft)
+        turn.step.rows[0].cut(len(draft))
+        turn.step.width = 1 + len(draft)
 
 
 def _learn(tracker: StepCosts, turns: Sequence[_Turn], seconds: float) -> None:

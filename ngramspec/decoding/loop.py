@@ -12,7 +12,7 @@ import torch
 
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.costs.steps import StepCosts
-from ngramspec.decoding.batch import Batch
+from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import (
     DRAFTING,
     INPUT_PREPARATION,
@@ -23,6 +23,7 @@ from ngramspec.decoding.observer import (
     Section,
 )
 from ngramspec.decoding.step import Step
+from ngramspec.decoding.verify import verify
 from ngramspec.draft import Computed
 from ngramspec.hf_model.target import MissingLogitsError, Target
 from ngramspec.stats import DecodeStats, StepEvent
@@ -32,25 +33,6 @@ if TYPE_CHECKING:  # most calls have one process
     from ngramspec.decoding.distributed import Ranks
 
 logger = logging.getLogger("ngramspec")
-
-
-def decode(loop: DecodeLoop) -> torch.Tensor:
-    """Generate until a stopping rule fires in every row.
-
-    Afterwards the target's cache holds what the baseline would have left there, and the draft
-    sessions are closed. Both also hold if an exception ends the run.
-
-    Returns:
-        int64 (batch, prompt + generated), on the prompt's device. Rows that ended early are padded.
-    """
-    try:
-        unfinished = loop.advance()
-        with loop.target.decoding():
-            while unfinished:
-                unfinished = loop.advance()
-        return loop.batch.sequences()
-    finally:
-        loop.close()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -73,7 +55,7 @@ class DecodeLoop:
     """
 
     target: Target
-    batch: Batch
+    group: Group
     sampler: TokenSampler
     costs: StepCosts | None
     prefill_length: PrefillDraftLength
@@ -84,6 +66,25 @@ class DecodeLoop:
     device: torch.device
     prefilled: bool = False
     steps: int = 0
+
+    def run(self) -> torch.Tensor:
+        """Generate until a stopping rule fires in every row.
+
+        Afterwards the target's cache holds what the baseline would have left there, and the draft
+        sessions are closed. Both also hold if an exception ends the run.
+
+        Returns:
+            int64 (batch, prompt + generated), on the prompt's device. Rows that ended early are
+            padded.
+        """
+        try:
+            unfinished = self.advance()
+            with self.target.decoding():
+                while unfinished:
+                    unfinished = self.advance()
+            return self.group.sequences()
+        finally:
+            self.close()
 
     def step(self) -> None:
         """One step of speculative decoding (Leviathan et al. 2023, Alg. 1), or the prefill.
@@ -116,10 +117,10 @@ class DecodeLoop:
         Steps must run inside the target's ``decoding`` context, and the prefill outside it. Returns
         whether there is another step to run.
         """
-        if self.ranks is not None and self.prefilled and self.batch.stopped:
+        if self.ranks is not None and self.prefilled and self.group.stopped:
             # Other ranks need this rank's share of the weights. The result is dropped.
-            self.batch.begin_step()
-            self.forward(Step(rows=self.batch.rows))
+            self.group.begin_step()
+            self.forward(Step(rows=self.group.rows))
             self.rollback()
         else:
             with self.section(STEP if self.prefilled else PREFILL):
@@ -128,11 +129,11 @@ class DecodeLoop:
 
     def is_unfinished(self) -> bool:
         """Whether there is another step to run; if not, end the drafting successfully."""
-        unfinished = not self.batch.stopped
+        unfinished = not self.group.stopped
         if self.ranks is not None:
             unfinished = self.ranks.any_unfinished(unfinished)
         if not unfinished:
-            self.batch.finish()
+            self.group.finish()
         return unfinished
 
     def close(self) -> None:
@@ -143,26 +144,26 @@ class DecodeLoop:
             try:
                 self.target.close()
             finally:
-                self.batch.close()
+                self.group.close()
 
     def propose(self) -> Step:
         """Propose each row's draft, and collect the drafters' request for evidence."""
-        batch, started = self.batch, perf_counter()
-        batch.begin_step()
+        group, started = self.group, perf_counter()
+        group.begin_step()
         with self.section(DRAFTING):
             if self.prefilled:
-                batch.propose()
-                width = batch.width()
+                group.propose()
+                width = group.width()
                 if self.ranks is not None:
-                    width = self.ranks.share(batch.rows, width)
+                    width = self.ranks.share(group.rows, width)
             else:
                 if self.ranks is None:  # other ranks would not know the draft
-                    batch.propose_for_prefill(self.prefill_length.limit)
-                width = 1 + len(batch.rows[0].draft)
-        request = batch.evidence()
+                    group.propose_for_prefill(self.prefill_length.limit)
+                width = 1 + len(group.rows[0].draft)
+        request = group.evidence()
         self.target.keep_hidden = request is not None and request.hidden
         return Step(
-            rows=[*batch.rows],
+            rows=[*group.rows],
             width=width,
             request=request,
             prefill=not self.prefilled,
@@ -173,7 +174,7 @@ class DecodeLoop:
     def forward(self, step: Step) -> torch.Tensor:
         """The target's logits at every row's last committed token and draft."""
         if step.prefill:
-            draft = self.batch.block(step.width)[:, 1:] if step.width > 1 else None
+            draft = self.group.block(step.width)[:, 1:] if step.width > 1 else None
             logits = self.target.prefill(draft)
             self.prefilled = True
             return logits
@@ -185,18 +186,18 @@ class DecodeLoop:
                     raise
                 logger.warning("the following steps have no drafts: %s", error)
                 self.target.without_drafts(str(error))
-            self.batch.begin_step()
+            self.group.begin_step()
             step.width = 1
             return self.target.forward(self.prepared(step))
 
     def prepared(self, step: Step) -> Step:
         """Set the tokens of a step's forward."""
-        step.block = self.batch.block(step.width)
+        step.block = self.group.block(step.width)
         step.lengths = [1 + len(row.draft.tokens) for row in step.rows]
         drafted = max(step.lengths) > 1
         step.trees = [row.draft.parents for row in step.rows] if drafted else ()
         if self.target.facts.reads_text:
-            step.committed = self.batch.ids()
+            step.committed = self.group.ids()
         return step
 
     def verify(self, step: Step, logits: torch.Tensor) -> SampledTokens | None:
@@ -210,7 +211,7 @@ class DecodeLoop:
                 sampled = self.sample(step, logits)
             step.forwarded = perf_counter()
             step.waited = logits.device.type == "cpu" or sampled is not None
-            self.batch.verify(logits, sampled)
+            verify(self.group, logits, sampled)
         return sampled
 
     def sample(self, step: Step, logits: torch.Tensor) -> SampledTokens:
@@ -221,12 +222,12 @@ class DecodeLoop:
 
             extra = evidence_tensor(logits, self.target.hidden, step.request)
         drafts = [row.draft for row in step.rows]
-        return self.sampler.sample_all(drafts, logits, self.batch.texts(), extra)
+        return self.sampler.sample_all(drafts, logits, self.group.histories, extra)
 
     def rollback(self) -> None:
         """Roll the target's cache back to the accepted positions of its last forward."""
         with self.section(ROLLBACK):
-            self.target.rollback(self.batch.accepted_paths(), self.batch.origins)
+            self.target.rollback(self.group.accepted_paths(), self.group.origins)
 
     def observe_and_extend(
         self, step: Step, logits: torch.Tensor, sampled: SampledTokens | None
@@ -234,8 +235,8 @@ class DecodeLoop:
         """Report each draft's result and the committed tokens to the row's drafter."""
         if step.prefill:
             step.forwarded, step.waited = perf_counter(), True
-            if not self.batch.stopped:
-                self.batch.connect(logits.shape[-1])
+            if not self.group.stopped:
+                self.group.connect(logits.shape[-1])
         computed: list[Computed] | None = None
         if step.request is not None:
             from ngramspec.verification.evidence import evidence_of_rows
@@ -246,7 +247,7 @@ class DecodeLoop:
             with self.section(VERIFICATION):
                 computed = evidence_of_rows(step.request, positions, logits, hidden, fetched)
         with self.section(DRAFTING):
-            self.batch.learn(computed)
+            self.group.learn(computed)
 
     def record(self, step: Step, sampled: SampledTokens | None) -> None:
         """Add a step that has just ended to the statistics, learn from its time, and report it."""
@@ -277,7 +278,7 @@ class DecodeLoop:
         """How many transfers from the device the step needed."""
         if self.device.type == "cpu" != self.target.device.type:  # only that of the logits
             return 1
-        positions = max(map(len, self.batch.accepted_paths()))
+        positions = max(map(len, self.group.accepted_paths()))
         custom = positions if self.sampler.stop.custom else 0
         apart = step.request is not None and (sampled is None or sampled.extra is None)
         evidence = apart and self.device.type != "cpu"

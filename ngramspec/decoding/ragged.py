@@ -1,23 +1,17 @@
-"""A batch whose rows each advance by their own number of tokens."""
+"""A group whose rows each advance by their own number of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 
-from ngramspec.costs.policies import cut_to_one_length
+from ngramspec.costs.policies import common_length
 from ngramspec.costs.row_lengths import urgencies
-from ngramspec.decoding.batch import Batch, LockstepBatch
-from ngramspec.decoding.row import Row
-from ngramspec.draft import EMPTY_DRAFT, Int64
-from ngramspec.hf_model.compat.processors import (
-    Histories,
-    RowText,
-    all_by_row,
-    process_at_once,
-)
+from ngramspec.decoding.group import Group
+from ngramspec.draft import EMPTY_DRAFT
+from ngramspec.hf_model.compat.processors import all_by_row, process_at_once
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
 
@@ -40,52 +34,24 @@ def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
     return bool(sees_all or returned) or not all_by_row(sampler.processors)
 
 
-class RaggedBatch(Batch):
-    """One ``LockstepBatch`` for each row. The arguments are those of LockstepBatch."""
+class RaggedGroup(Group):
+    """Rows that each advance by themselves. The arguments are those of Group."""
 
-    def __init__(
-        self, rows: list[Row], *args: Any, prompt: torch.Tensor, ids: Int64, **options: Any
-    ) -> None:
-        super().__init__(rows, *args, **options)
-        self.parts = []
-        for first in range(len(rows)):
-            one = slice(first, first + 1)
-            options |= {"prompt": prompt[one], "ids": ids[one], "first": first}
-            self.parts.append(LockstepBatch(rows[one], *args, **options))
-        self._steps = 0
-        self._gather()
+    _steps = 0
 
-    def _gather(self) -> None:
-        """Take over the state of the parts."""
-        parts = self.parts
-        self.length, self.stopped = max(part.length for part in parts), not self._running()
-        self.last = [part.last[0] for part in parts]
-        self.active = [at for at, part in enumerate(parts) if part.active]
-
-    def _running(self) -> list[LockstepBatch]:
+    def _running(self) -> list[int]:
         """The rows that have not ended."""
-        return [part for part in self.parts if not part.stopped]
-
-    def texts(self) -> Sequence[RowText]:
-        return self.parts
+        return [at for at, row in enumerate(self.rows) if not row.ended]
 
     def sequences(self) -> torch.Tensor:
-        shape = len(self.parts), self.length
-        out = torch.full(shape, self.pad, device=self.parts[0].device)
-        for own, part in zip(out, self.parts, strict=True):
-            own[: part.length] = part.ids()[0]
+        ids, pad = self.memory.ids(self.length, 0), self.sampler.pad
+        out = ids.clone()
+        for own, row in zip(out, self.rows, strict=True):
+            own[row.length :] = 0 if pad is None else pad
         return out
 
-    def begin_step(self) -> None:
-        for part in self.parts:
-            part.begin_step()
-
-    def accepted_paths(self) -> Sequence[Sequence[int]]:
-        return [part.accepted_positions for part in self.parts]
-
-    def draft_limits(self) -> tuple[int, int]:
-        limits, nodes = zip(*(part.draft_limits() for part in self._running()), strict=True)
-        return min(limits), min(nodes)
+    def shortest_limit(self) -> int:
+        return min(self.limits(self.rows[at])[0] for at in self._running())
 
     def propose(self) -> None:
         self._steps += 1
@@ -93,14 +59,13 @@ class RaggedBatch(Batch):
         super().propose()
 
     def draft(self) -> None:
-        for part in self._running():
-            part.draft()
+        for at in self._running():
+            self.rows[at].propose(*self.limits(self.rows[at]))
         self._cut_together()
 
     def _drop_ended(self) -> None:
         """Remove ended rows from the batch once enough rows have ended."""
-        target, costs = self.target, self.costs
-        running = [part.places[0] for part in self._running()]
+        target, costs, running = self.target, self.costs, self._running()
         few = 0 < len(running) <= MAX_UNFINISHED_SHARE * target.rows
         if few and target.rows_may_leave:
             target.keep_rows(running)
@@ -109,54 +74,58 @@ class RaggedBatch(Batch):
 
     def _cut_together(self) -> None:
         """Cut the drafts to a common length, as one forward runs the longest."""
-        parts = self._running()
-        rows = [row for part in parts for row in part.rows]
+        rows = [self.rows[at] for at in self._running()]
         drafts = [row.draft for row in rows]
         estimated = all(draft.confidence is not None for draft in drafts if len(draft))
-        sampled = any(draft.proposal is not None for draft in drafts)  # see LockstepBatch.draft
+        sampled = any(draft.proposal is not None for draft in drafts)  # see LockstepGroup.draft
         costs = self.costs
         if costs is None or sampled or not estimated or not any(map(len, drafts)):
             return
-        left = [part.tokens_left() for part in parts]
-        weights = urgencies(left, [part.length - part.prompt_length for part in parts], self._steps)
+        left = [self.tokens_left(row) for row in rows]
+        weights = urgencies(left, [row.length - row.prompt_length for row in rows], self._steps)
         surcharge = 1.0 if isinstance(rows[0].tree, int) else costs.surcharge()
-        cut = cut_to_one_length(drafts, weights, costs.required_tokens(), surcharge)
-        for row, draft in zip(rows, cut, strict=True):
-            row.draft = draft
+        length, path = common_length(drafts, weights, costs.required_tokens(), surcharge)
+        for row in rows:
+            row.cut(length, path=path)
 
-    def verify(self, logits: torch.Tensor, sampled: SampledTokens | None) -> None:
-        """See Batch. Each row walks its own path, and all rows move one position at a time.
+    def walking(self) -> Sequence[int]:
+        return self._running()
 
-        So the number of tensor operations and transfers depends on the longest accepted path, not
-        on the number of rows.
-        """
-        walking = self._running()
-        for part in walking:
-            part.position = 0
-        while walking:
-            for part in walking:
-                part.accept_position()
-            for part, token in zip(walking, self._next(walking, logits, sampled), strict=True):
-                part.commit_token([token])
-            walking = [part for part in walking if part.position is not None]
-        for part in self.parts:
-            part.give_verdicts()
-        self._gather()
-
-    def _next(
-        self, walking: Sequence[LockstepBatch], logits: torch.Tensor, sampled: SampledTokens | None
+    def choose(
+        self, walking: Sequence[int], logits: torch.Tensor, sampled: SampledTokens | None
     ) -> list[int]:
-        """Choose the next token of each walking row; see ``verify``. Nothing is recorded."""
-        spots = [(part.places[0], part.position or 0) for part in walking]
+        """Choose the next token of each walking row, which has its own position.
+
+        The number of tensor operations and transfers depends on the longest accepted path, not on
+        the number of rows. Nothing is recorded.
+        """
+        spots = [(self.rows[at].draft, self.rows[at].position or 0) for at in walking]
+        places = [(at, position) for at, (_, position) in zip(walking, spots, strict=True)]
         if sampled is not None:
-            return [int(sampled.tokens[spot]) for spot in spots]
-        own = [logits[row : row + 1, position] for row, position in spots]
+            return [int(sampled.tokens[place]) for place in places]
+        own = [logits[at : at + 1, position] for at, position in places]
         sampler = self.sampler
         if sampler.takes_argmax:
             return [int(argmax_on_host(each.float())[0]) for each in own]
         scores = torch.cat(own).to(torch.float32)
         if sampler.processors:
-            histories = Histories(walking, [EMPTY_DRAFT] * len(own), 1, len(self.rows))
+            histories = self.histories(walking, [EMPTY_DRAFT] * len(own), 1)
             scores = process_at_once(sampler.processors, histories, scores)
-        drafts = [part.rows[0].draft for part in walking]
-        return sampler.choose_next(scores, [*zip(drafts, (at for _, at in spots), strict=True)])
+        return sampler.choose_next(scores, spots)
+
+    def commit(self, walking: Sequence[int], tokens: list[int]) -> Sequence[int]:
+        """Commit a token of each walking row; those whose draft has it go on."""
+        self.memory.make_room(self.rows)
+        for at, token in zip(walking, tokens, strict=True):
+            row = self.rows[at]
+            self.check_tokens([token])
+            row.advance(token)
+            own = partial(self._own, at)
+            row.ended = self.sampler.stop([token], row.length, own, own, None)[0]
+        return [
+            at for at in walking if not self.rows[at].ended and self.rows[at].position is not None
+        ]
+
+    def _own(self, at: int) -> torch.Tensor:
+        """A row's committed tokens, int64 (1, length), on the host."""
+        return self.memory.ids_on_host(self.rows[at].length)[at : at + 1]

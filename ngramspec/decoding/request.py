@@ -1,4 +1,4 @@
-"""The arguments of one call of ``generate``, and what they ask for."""
+"""One call of ``generate``: its arguments and options, and what they ask for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ngramspec.draft import NO_TOKENS, Int32, Int64
+from ngramspec.costs.policies import PrefillDraftLength
+from ngramspec.decoding.observer import Observer
+from ngramspec.decoding.row import unmasked
+from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.hf_model.compat.devices import on_host
 from ngramspec.hf_model.facts import set_by_call
 from ngramspec.hf_model.target import Target
+from ngramspec.options import Options
+from ngramspec.stats import DecodeStats
 
 if TYPE_CHECKING:
+    from ngramspec.costs.saved import SavedCosts
+    from ngramspec.drafters.base import Drafter
     from ngramspec.drafters.model import ModelDrafter
     from ngramspec.drafters.tool_calls import ToolCalls
 
@@ -23,10 +30,19 @@ ENTRY_KEYS = ("reference_ids", "session", "tools")  # of generation_config.ngram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateCall:
-    """The arguments of one call of ``generate``, as transformers has prepared them.
+class Request:
+    """One call of ``generate``, built once: everything else reads it.
 
-    This is the only record of a call. ``Speculator.__call__`` describes its fields.
+    Its arguments are those that transformers has prepared; ``Speculator.__call__`` describes them.
+    The other attributes are what the call takes from its Speculator when it begins.
+
+    Attributes:
+        options: the Speculator's; see ``own_options``.
+        unsupported: "error" or "plain".
+        saved_costs: the content of the file ``options.costs``, if there is one.
+        drafter: returns the drafter to use; called at every step.
+        prefill_length: how many draft tokens the prefill verifies under gamma="auto".
+        count: adds a run's counts and times to the Speculator's statistics.
     """
 
     model: Any
@@ -46,6 +62,15 @@ class GenerateCall:
     num_assistant_tokens: int | None = None
     model_kwargs: dict[str, Any]
 
+    options: Options
+    unsupported: str = "error"
+    saved_costs: SavedCosts | None = None
+    drafter: Callable[[], Drafter]
+    prefill_length: PrefillDraftLength
+    observer: Observer | None = None
+    count: Callable[[DecodeStats], None]
+    log_once: Callable[[str], None]
+
     def __post_init__(self) -> None:
         if self.model_kwargs.get("use_cache", True) is None:  # None means that the call has a cache
             self.model_kwargs["use_cache"] = True
@@ -56,12 +81,17 @@ class GenerateCall:
         beams: int = self.generation_config.num_beams or 1
         return beams
 
-    def draft_length(self) -> int | None:
-        """The call's ``num_assistant_tokens``; None: the Speculator decides."""
-        if self.num_assistant_tokens is not None:
-            return self.num_assistant_tokens
-        found: int | None = set_by_call(self.generation_config, self.model, "num_assistant_tokens")
-        return found
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are sampled."""
+        return bool(self.generation_config.do_sample)
+
+    def own_options(self) -> Options:
+        """The options with the call's ``num_assistant_tokens``, if it has some."""
+        asked = self.num_assistant_tokens
+        if asked is None:
+            asked = set_by_call(self.generation_config, self.model, "num_assistant_tokens")
+        return self.options if asked is None else self.options.with_chains_of(asked)
 
     def reference(self) -> Int32:
         """The text that drafters read before the prompt, int32 (n,).
@@ -135,35 +165,25 @@ def _flat(given: Any) -> Int32:
     return ids.astype(np.int32)
 
 
-def history_of(target: Target, reference: Int32, encoded: Any) -> Callable[[int], Int32]:
-    """Make the function that returns the text that a row's drafter starts from, int32 (n,).
+def text_before(target: Target, reference: Int32, encoded: Any) -> Callable[[int], Int32]:
+    """Make the function that returns what a row's drafters read before its prompt, int32 (n,).
 
-    It is the reference, int32 (n,), the encoder's input ``encoded``, int64 (batch, n), and the
-    prompt, without masked tokens. The target has not been prefilled yet.
+    It is the reference, int32 (n,), and the encoder's input ``encoded``, int64 (batch, n), without
+    masked tokens. The target has not been prefilled yet.
     """
-    prompt, mask = target.prompt_ids, target.prompt_mask
-    source: Int64 | None = None
-    hidden: Int64 | None = None
     holds_ids = isinstance(encoded, torch.Tensor) and encoded.ndim == 2  # no audio or images
-    if target.facts.encodes and holds_ids and not encoded.is_floating_point():
-        source, (hidden,) = on_host(encoded, target.inputs.kwargs.get("attention_mask"))
+    if not (target.facts.encodes and holds_ids) or encoded.is_floating_point():
+        return lambda row: reference
+    source, (mask,) = on_host(encoded, target.inputs.kwargs.get("attention_mask"))
+    copies = len(target.prompt) // len(source)  # sequences per encoded text
 
-    def history(row: int) -> Int32:
-        texts = [reference]
-        if source is not None:
-            each = len(prompt) // len(source)  # sequences per encoded text
-            texts.append(_own(source[row // each], None if hidden is None else hidden[row]))
-        texts.append(_own(prompt[row], None if mask is None else mask[row]))
-        return np.concatenate(texts)
+    def before(row: int) -> Int32:
+        own = source[row // copies]
+        if mask is not None:
+            own = unmasked(own, mask[row])
+        return np.concatenate((reference, own.astype(np.int32)))
 
-    return history
-
-
-def _own(ids: Int64, mask: Int64 | None) -> Int32:
-    """A row's ids without masked ones, int32 (n,)."""
-    if mask is not None and mask.ndim == 1 and len(mask) >= len(ids):
-        ids = ids[mask[len(mask) - len(ids) :] != 0]
-    return ids.astype(np.int32)
+    return before
 
 
 def mtp_head(wanted: Any) -> ModelDrafter | None:

@@ -1,7 +1,8 @@
 """One sequence of a batch: its text, its draft session and draft length, its draft and verdict.
 
 The decode loop, beams, joint steps and engines all draft through ``Row``. It is the only place
-where a drafter is called, replaced, and guarded against faults.
+where a drafter is called, replaced, and guarded against faults, and where a text, a draft and a
+verdict are assigned.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ngramspec.costs.policies import GammaController
+from ngramspec.costs.policies import GammaController, likeliest
 from ngramspec.draft import (
     EMPTY_DRAFT,
     NO_TOKENS,
@@ -22,6 +23,7 @@ from ngramspec.draft import (
     EvidenceRequest,
     Float32,
     Int32,
+    Int64,
     Nodes,
     Observed,
     Verdict,
@@ -50,6 +52,8 @@ FORGIVING_DRAFTS = 8  # consecutive valid drafts after which earlier faults no l
 # Called at each fault with the drafter, the error, and whether the drafter is no longer called.
 OnFault = Callable[[Drafter, Exception, bool], None]
 NO_VERDICT = Verdict((), 0, ())
+NO_IDS: Int64 = np.empty(0, np.int64)
+INITIAL_TOKENS = 256  # generated tokens that new memory of a text has room for; not tuned
 
 
 class Row:
@@ -64,6 +68,10 @@ class Row:
     a reference text with another vocabulary. The target never emits them. If a stochastic drafter
     sampled one, its draft would be rejected because of a sampled token, which biases the output.
 
+    A row has two texts. The ids that the caller sees have placeholders and padding, and lie in
+    memory that the rows of a group may share. What drafters read is derived from them in ``begin``.
+    It grows in ``learn``, after the step's verdict.
+
     Args:
         on_fault: see ``OnFault``.
         lengths: chooses the length of each draft. None: the caller of ``ask`` does.
@@ -71,8 +79,15 @@ class Row:
         begin: prepares a new session of the row.
 
     Attributes:
+        length: number of committed ids that the caller sees.
+        prompt_length: how many of them are the prompt.
+        last: the last of them.
+        ended: whether a stopping rule has fired.
         draft: the draft that the step verifies.
         verdict: the result of its verification.
+        position: the position of the step's forward that has the logits of the next token; None:
+            the forward has none, because the last token was not drafted.
+        kept: the positions of the step's forward that the cache keeps.
         drafter: the drafter in use; None before the first.
         session: None before it starts and after it was closed.
         source_names: names that ``draft.source`` indexes, as of the session's start.
@@ -87,7 +102,9 @@ class Row:
         tree: int | str | None = None,
         begin: Callable[[Row, DraftSession], None] | None = None,
     ) -> None:
-        self.draft, self.verdict = EMPTY_DRAFT, NO_VERDICT
+        self.reset()
+        self.length = self.prompt_length = self.last = 0
+        self.ended = False
         self.drafter: Any = None
         self.session: DraftSession | None = None
         self.source_names: tuple[str, ...] = ()
@@ -99,38 +116,97 @@ class Row:
         self._prepared: Callable[[Drafter], Drafter] | None = None
         self._given: Drafter | None = None  # what ``_current`` returned at the last step
         self._reference: ReferenceCounter | None = None
-        self._prompt, self._generated = NO_TOKENS, list[int]()
+        self._ids = NO_IDS
+        self._known, self._read = NO_TOKENS, 0  # what drafters read: before, and generated tokens
         self._evidence: EvidenceRequest | None = None
         self._wants_evidence = True
-        self._faults = self._valid = 0
+        self._faults = self._valid = self._referred = 0
+
+    # The committed text
+
+    def place_in(self, memory: Int64, length: int) -> None:
+        """Keep the text in given memory, int64 (n,), which holds its ``length`` ids.
+
+        The first ones are the prompt. Where its memory ends, a row gets memory of its own.
+        """
+        if not self.length:
+            self.prompt_length = length
+        self._ids, self.length = memory, length
+        self.last = int(memory[length - 1]) if length else 0
+
+    def append(self, token: int) -> None:
+        """Add a token to the text that the caller sees, such as padding after the row's end."""
+        if self.length == len(self._ids):
+            more = np.empty(self.length + INITIAL_TOKENS, np.int64)
+            self._ids = np.concatenate((self._ids, more))
+        self._ids[self.length] = self.last = token
+        self.length += 1
+
+    def ids_from(self, start: int) -> list[int]:
+        """The committed ids from ``start`` on."""
+        found: list[int] = self._ids[start : self.length].tolist()
+        return found
+
+    def begin(
+        self, vocab: int, before: Int32 = NO_TOKENS, mask: Int64 | None = None, reference: int = 0
+    ) -> None:
+        """Derive what drafters read, once the size of the target's vocabulary is known.
+
+        Args:
+            before: text before the prompt, int32 (n,), such as a reference text.
+            mask: int64 (m,), zero at hidden ids; its last entries are the prompt's. None: none is.
+            reference: how many tokens of ``before`` are the reference text.
+        """
+        prompt = self._ids[: self.prompt_length]
+        if mask is not None:
+            prompt = unmasked(prompt, mask)
+        ids = np.concatenate((before, prompt.astype(np.int32)))
+        known = (ids >= 0) & (ids < vocab)
+        self.vocab, self._known = vocab, ids[known]
+        self._referred = int(known[:reference].sum())
+        self.count = len(self._known)
+
+    @property
+    def prompt(self) -> Int32:
+        """What drafters read before the first generated token, int32 (n,)."""
+        return self._known
+
+    def committed(self) -> Int32:
+        """The committed ids of the vocabulary, from which a session starts, int32 (count,)."""
+        generated = self._ids[self.prompt_length : self.prompt_length + self._read]
+        return np.concatenate((self._known, generated.astype(np.int32)))
+
+    def follow(self, other: Row, tokens: Sequence[int]) -> None:
+        """Restart from what another row's drafters have read, followed by ``tokens``."""
+        self.close()
+        self._known, self.prompt_length = other._known, other.prompt_length
+        read = other._ids[: other.prompt_length + other._read]
+        self._ids = np.concatenate((read, np.array(tokens, np.int64)))
+        self.length, self.last = len(self._ids), int(self._ids[-1])
+        self._read, self.count = other._read + len(tokens), other.count + len(tokens)
+
+    # The drafter
 
     def connect(
         self,
         current: Callable[[], Drafter],
-        vocab: int,
-        tokens: Int32 = NO_TOKENS,
         *,
         prepared: Callable[[Drafter], Drafter] | None = None,
         stored: RowStores | None = None,
         reference: ReferenceCounter | None = None,
     ) -> None:
-        """Allow drafting, once the size of the target's vocabulary is known.
+        """Allow drafting, after ``begin``.
 
         Args:
             current: returns the drafter to use; called at every step.
             prepared: makes the row's own drafter from it; called when it has changed.
-            tokens: the committed tokens, int32 (n,), which begin with the reference text.
             stored: adds the row's text to the call's shared stores.
         """
         self._current, self._prepared = current, prepared
-        self.vocab, self.stored, self._reference = vocab, stored, reference
-        self.may_draft()  # takes up the drafter, to whose namespaces the prompt is added
-        known = (tokens >= 0) & (tokens < vocab)
-        begin = 0 if reference is None else int(known[: reference.length].sum())
-        self._prompt = tokens[known]
-        self.count = len(self._prompt)
+        self.stored, self._reference = stored, reference
+        self.take_up_drafter()  # to whose namespaces the prompt is added
         if stored is not None:
-            stored.begin(self._prompt[begin:], self._prompt[:begin])
+            stored.begin(self._known[self._referred :], self._known[: self._referred])
 
     @property
     def connected(self) -> bool:
@@ -142,9 +218,51 @@ class Row:
         """What the session asks of the next forward; None: nothing, or no session is open."""
         return self._evidence if self.session is not None and self._wants_evidence else None
 
-    def committed(self) -> Int32:
-        """The committed ids of the vocabulary, from which a session starts, int32 (count,)."""
-        return np.concatenate((self._prompt, np.array(self._generated, np.int32)))
+    # The draft and its verdict
+
+    def reset(self) -> None:
+        """Begin a step: there is no draft and no verdict, and the cache keeps no position."""
+        self.draft, self.verdict = EMPTY_DRAFT, NO_VERDICT
+        self.position: int | None = 0
+        self.kept: list[int] = []
+        self._accepted, self._emitted = list[int](), list[int]()  # of the verdict
+
+    def take(self, draft: Draft) -> None:
+        """Verify a draft that another process made, or one that was asked for."""
+        self.draft = draft
+
+    def cut(self, length: int, *, path: bool = False) -> None:
+        """Verify only the draft's first ``length`` nodes, or those of its most probable path."""
+        draft = likeliest(self.draft) if path else self.draft
+        self.draft = draft.first(length).as_chain()
+
+    def keep(self) -> None:
+        """Let the cache keep ``position``, also if what follows raises."""
+        assert self.position is not None
+        self.kept.append(self.position)
+
+    def advance(self, token: int) -> None:
+        """Commit the target's token at ``position``, and move along the draft if it has it."""
+        node = None
+        if self.position is not None and len(self.draft.tokens):
+            node = self.draft.node_with(token, self.position)
+        self._emitted.append(token)
+        if node is not None:
+            self._accepted.append(node)
+        self.position = None if node is None else node + 1
+        self.append(token)
+
+    def stay_with(self, other: Row, token: int) -> None:
+        """Append padding, and keep the positions that another row keeps."""
+        self.append(token)
+        self.position = other.position
+
+    def judge(self, verdict: Verdict | None = None) -> None:
+        """Set the verdict: a given one, or that of how the row has advanced in this step."""
+        if verdict is not None:
+            self.verdict = verdict
+        elif self._emitted:
+            self.verdict = self.draft.verdict(self._accepted, self._emitted)
 
     def propose(self, limit: int, nodes: int = 0, *, tree: bool = True) -> Draft:
         """Set ``draft``, maybe to an empty one, with paths of at most ``limit`` tokens.
@@ -155,7 +273,7 @@ class Row:
         """
         self.draft = EMPTY_DRAFT
         try:
-            if limit < 1 or not self.may_draft():
+            if limit < 1 or not self.take_up_drafter():
                 return EMPTY_DRAFT
             lengths, drafter = self._lengths, self.drafter
             assert lengths is not None
@@ -176,8 +294,8 @@ class Row:
             self.draft = lengths.keep(draft.within(limit).as_chain())
         return self.draft
 
-    def may_draft(self) -> bool:
-        """Take up the current drafter, which starts without faults; whether it may be called."""
+    def take_up_drafter(self) -> bool:
+        """Use the current drafter, which starts without faults; return whether it may be called."""
         if self._current is None:
             return False
         given = self._current()
@@ -239,7 +357,7 @@ class Row:
             last = int(self._last(1)[-1]) if self.count else 0
             evidence = Evidence.of(draft, verdict.accepted, last, computed)
         tokens = np.array(verdict.emitted, np.int32)
-        self._generated += verdict.emitted
+        self._read += len(tokens)
         self.count += len(tokens)
         if self.stored is not None and self.stored.writes:
             self.stored.append(tokens)
@@ -257,12 +375,6 @@ class Row:
             self.session.extend(tokens)
         except Exception as error:
             self.lose_draft(error)
-
-    def follow(self, other: Row, tokens: Sequence[int]) -> None:
-        """Restart from another row's committed tokens, followed by ``tokens``."""
-        self.close()
-        self._prompt, self._generated = other._prompt, [*other._generated, *tokens]
-        self.count = other.count + len(tokens)
 
     def end(self, *, completed: bool) -> None:
         """End the text in shared stores, which add the remaining tokens only if ``completed``."""
@@ -290,11 +402,20 @@ class Row:
         self._on_fault(self.drafter, error, self._faults == MAX_FAULTS)
 
     def _last(self, n: int) -> Int32:
-        """The last ``n`` committed tokens, or fewer."""
-        generated = self._generated[-n:]
+        """The last ``n`` tokens that drafters have read, or fewer."""
+        first = max(self._read - n, 0)
+        generated = self._ids[self.prompt_length + first : self.prompt_length + self._read]
         missing = n - len(generated)
-        before = self._prompt[-missing:] if missing else NO_TOKENS
-        return np.concatenate((before, np.array(generated, np.int32)))
+        before = self._known[-missing:] if missing else NO_TOKENS
+        return np.concatenate((before, generated.astype(np.int32)))
+
+
+def unmasked(ids: Int64, mask: Int64) -> Int64:
+    """The ids that a mask, int64 (m,), does not hide; its last entries are theirs."""
+    if mask.ndim != 1 or len(mask) < len(ids):
+        return ids
+    shown: Int64 = ids[mask[len(mask) - len(ids) :] != 0]
+    return shown
 
 
 def report_fault(stats: DecodeStats, drafter: Drafter, error: Exception, stopped: bool) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 from ngramspec.costs.model import ForwardKind, model_of
 from ngramspec.costs.policies import make_controller
 from ngramspec.costs.steps import StepCosts
-from ngramspec.decoding.row import NO_VERDICT, Row, report_fault
-from ngramspec.draft import EMPTY_DRAFT
+from ngramspec.decoding.row import Row, report_fault
 from ngramspec.drafters.call import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.speculator import Speculator
@@ -141,6 +140,7 @@ class _Text:
         lengths = make_controller(options.planned_gamma, options.longest, costs.required_tokens)
         self.learns = options.planned_gamma == "auto"
         self.row = Row(partial(report_fault, self.stats), lengths)
+        self.row.place_in(np.array(prompt, np.int64), prompt.size)
         self.stores = CallStores(lambda: speculator.drafter, None, None, speculator.log_once)
         self.last = prompt[-1:]  # the token before the next choice
         self.buffer, self.count = prompt, prompt.size - 1  # the tokens before it, and their number
@@ -232,7 +232,8 @@ class _Text:
         self.commit(emitted, len(emitted) - 1)
         if stats.target_calls % 256 == 0:
             mx.clear_cache()
-        began, row.draft, row.verdict = perf_counter(), EMPTY_DRAFT, NO_VERDICT
+        began = perf_counter()
+        row.reset()
         self.costs.at(self.length)
         ends = self.tokenizer.eos_token_ids
         if emitted[-1] not in ends and not (self.learns and self.costs.plain()):
@@ -246,7 +247,9 @@ class _Text:
     def commit(self, emitted: list[int], accepted: int) -> None:
         """Count a step and learn from it; the first one is the prefill."""
         row, stats, vocab = self.row, self.stats, self.logits.shape[-1]
-        row.verdict = row.draft.verdict(range(accepted), emitted)
+        for token in emitted:
+            row.advance(token)
+        row.judge()
         if row.connected:
             stats.count_step(row.draft, row.verdict, row.source_names)
             stats.host_syncs += 1 if self.at_once else len(emitted)
@@ -254,12 +257,14 @@ class _Text:
         else:
             stats.runs += 1
             self.progress(self.prompt.size, self.prompt.size)
-            prompt, own = np.array(self.prompt, np.int32), self.stores.row(vocab)
-            known = np.append(self.reference, prompt)
-            row.connect(self.stores.current, vocab, known, prepared=own.given_to)
-            row.stored = own
-            own.begin(prompt, self.reference)
+            self.connect(vocab)
         row.learn()
+
+    def connect(self, vocab: int) -> None:
+        """Let the row draft, once the size of the vocabulary is known."""
+        stores, row = self.stores.row(vocab), self.row
+        row.begin(vocab, self.reference, reference=len(self.reference))
+        row.connect(self.stores.current, prepared=stores.given_to, stored=stores)
 
     def trim(self, length: int) -> None:
         for each in self.cache:

@@ -393,7 +393,8 @@ class Rows:
         if self.costs is None or (curve is not None and may_pay(curve, len(rows), self.k, price)):
             found = self._draft(states, rows, curve, price)
             for (place, row), draft in zip(rows, found, strict=True):
-                row.draft = drafts[place] = draft
+                row.take(draft)
+                drafts[place] = draft
                 asked += len(draft.tokens)
         self.stats.drafted += asked
         self._shrink()
@@ -442,7 +443,8 @@ class Rows:
             try:
                 stored = None if self._stores is None else self._stores.row(self.vocab)
                 prepared = None if stored is None else stored.given_to
-                row.connect(self._own, self.vocab, prepared=prepared, stored=stored)
+                row.begin(self.vocab)
+                row.connect(self._own, prepared=prepared, stored=stored)
             except Exception:
                 self._drop(row)
                 raise
@@ -457,7 +459,7 @@ class Rows:
             self._settle(row)
         if state.length // TOKENS_BETWEEN_MEASUREMENTS != begin // TOKENS_BETWEEN_MEASUREMENTS:
             self._known.measure(row)
-        row.draft = EMPTY_DRAFT
+        row.reset()
         return row
 
     def _draft(
@@ -489,7 +491,7 @@ class Rows:
 
         ``cost`` is float32 (room + 2,) or longer, for ``DraftSession.propose``; None: not known.
         """
-        if not row.may_draft():
+        if not row.take_up_drafter():
             self._settle(row)
             return EMPTY_DRAFT
         try:

@@ -22,7 +22,7 @@ from ngramspec.hf_model.compat.names import (
 )
 
 if TYPE_CHECKING:  # greedy calls have none of these
-    from ngramspec.hf_model.compat.processors import RowText
+    from ngramspec.hf_model.compat.processors import Histories
     from ngramspec.verification.rejection import DeviceGenerator
     from ngramspec.verification.rule import Rule
 
@@ -108,23 +108,23 @@ class TokenSampler:
         self,
         drafts: Sequence[Draft],
         logits: torch.Tensor,
-        texts: Sequence[RowText],
+        histories: Callable[[Sequence[int], Sequence[Draft], int], Histories],
         extra: torch.Tensor | None = None,
     ) -> SampledTokens:
         """Sample at all positions of a forward, if ``fetches_at_once``.
 
-        ``logits`` is (rows, n + 1, vocab), ``texts`` are the committed tokens of all rows, and
-        ``extra``, int32 (rows, n + 1, m), is fetched with the sampled tokens.
+        ``logits`` is (rows, n + 1, vocab), ``histories`` is called with rows, their drafts and
+        n + 1, and ``extra``, int32 (rows, n + 1, m), is fetched with the sampled tokens.
         """
         if self.takes_argmax:
             return SampledTokens(*fetched(logits.argmax(-1), extra))
         rows, positions, vocab = logits.shape
         scores = logits.to(copy=True, dtype=torch.float32).reshape(-1, vocab)
         if self.processors:
-            from ngramspec.hf_model.compat.processors import Histories, process_at_once
+            from ngramspec.hf_model.compat.processors import process_at_once
 
-            histories = Histories(texts, drafts, positions, rows)
-            scores = process_at_once(self.processors, histories, scores)
+            texts = histories(range(rows), drafts, positions)
+            scores = process_at_once(self.processors, texts, scores)
         rule = self.rule
         if rule is None:
             tokens = scores.argmax(dim=-1)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from ngramspec._native import may_pay
-from ngramspec.costs.policies import cut_to_one_length, likeliest_path, reach_of
+from ngramspec.costs.policies import common_length, likeliest, likeliest_path, reach_of
 from ngramspec.costs.row_lengths import urgencies, worthwhile_rows
+from ngramspec.decoding.row import Row
 from ngramspec.draft import EMPTY_DRAFT, Draft
 
 
@@ -66,7 +67,8 @@ def test_a_token_must_be_worth_what_its_cost_gives_elsewhere():
 
 
 def lengths(drafts, weights, cost, surcharge=1.0):
-    return [len(each) for each in cut_to_one_length(drafts, weights, cost, surcharge)]
+    length, path = common_length(drafts, weights, cost, surcharge)
+    return [len((likeliest(each) if path else each).first(length)) for each in drafts]
 
 
 def test_the_common_length_is_the_best_of_all():
@@ -104,9 +106,12 @@ def test_branches_fill_the_width_of_another_row_s_chain():
     for surcharge, expected in ((1.0, [2, 2]), (1.09, [2, 2]), (1.10, [2, 1])):
         assert lengths([chain(0.9, 0.9), branched], halves, cost, surcharge) == expected
     assert lengths([branched], np.ones(1), cost, 1.01) == [2]
-    (path,) = cut_to_one_length([branched], np.ones(1), cost, 1.09)
-    assert path.tokens.tolist() == [0]
-    assert path.parents is None
+    assert common_length([branched], np.ones(1), cost, 1.09) == (1, True)
+    row = Row(None)
+    row.take(branched)
+    row.cut(1, path=True)
+    assert row.draft.tokens.tolist() == [0]
+    assert row.draft.parents is None
 
 
 def test_the_reach_of_a_tree_s_nodes_by_hand():

@@ -18,7 +18,8 @@ import ngramspec
 from benchmarks.harness import padded
 from ngramspec import Speculator
 from ngramspec.costs.steps import StepCosts
-from ngramspec.decoding.batch import LockstepBatch
+from ngramspec.decoding.group import LockstepGroup
+from ngramspec.decoding.ragged import RaggedGroup
 from ngramspec.hf_model.ragged import grow_ragged, used_slots
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
@@ -158,16 +159,17 @@ def test_stop_strings_end_each_row_where_plain_generate_ends_it(extra, monkeypat
     kwargs = GREEDY | {"stop_strings": strings, "tokenizer": tokenizer} | extra
     plain = model.generate(**inputs, **kwargs)
     assert (0 in plain[0, start:]) == bool(extra)
-    lengths, commit = set(), LockstepBatch.commit_token
+    used = set()
+    for kind in (LockstepGroup, RaggedGroup):
 
-    def watch(self, tokens):
-        commit(self, tokens)
-        lengths.add(len(self.rows))
+        def watch(self, walking, tokens, kind=kind, commit=kind.commit):
+            used.add(kind)
+            return commit(self, walking, tokens)
 
-    monkeypatch.setattr(LockstepBatch, "commit_token", watch)
+        monkeypatch.setattr(kind, "commit", watch)
     for drafter in ("auto", RowOracle(row_texts(inputs, free), 0.9)):
         assert torch.equal(plain, run(model, inputs, drafter, **kwargs)[0])
-    assert lengths == {1 if extra else 3}
+    assert used == {RaggedGroup if extra else LockstepGroup}
 
 
 def test_a_forward_wider_than_its_draft_needs_no_padding_token(monkeypatch):

@@ -69,7 +69,7 @@ def rows_of(drafts):
     """Rows with these drafts."""
     rows = [Row(None) for _ in drafts]
     for row, draft in zip(rows, drafts, strict=True):
-        row.draft = draft
+        row.take(draft)
     return rows
 
 

@@ -52,7 +52,7 @@ def test_a_new_drafter_that_cannot_be_prepared_only_loses_drafts():
             raise ValueError("it takes no stores")
         return drafter
 
-    row.connect(lambda: drafters[-1], VOCAB, prepared=prepared)
+    row.connect(lambda: drafters[-1], prepared=prepared)
     assert len(row.propose(8)) == 2
     drafters.append(Counting())
     assert [len(row.propose(8)) for _ in range(3)] == [0, 0, 0]
@@ -99,7 +99,9 @@ def test_a_session_observes_its_own_draft_as_far_as_it_was_verified():
     scripted = ScriptedDrafter(lambda at, gamma: mine)
     drafting, _ = drafting_of(scripted)
     for length in (4, 2):
-        drafting.draft = drafting.propose(8).first(length)
+        drafting.reset()
+        drafting.propose(8)
+        drafting.cut(length)
         learn(drafting, Verdict([0], 2, [1, 6]))
     assert [draft.tokens.tolist() for draft, _, _ in scripted.observed] == [[1, 2, 3, 4], [1, 2]]
 

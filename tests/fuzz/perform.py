@@ -304,7 +304,7 @@ def drained(case: Case, model: Any, speculator: Speculator, kwargs: dict[str, An
             run.close()
             if other is not None:
                 other.close()
-    return run._loop.batch.sequences()
+    return run._loop.group.sequences()
 
 
 def _other(model: Any, inside: bool) -> OpenGeneration | None:

@@ -59,8 +59,9 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("says", "accepted", "verified", "emitted"), OUTCOMES)
 def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted):
-    from ngramspec.decoding.batch import LockstepBatch
+    from ngramspec.decoding.group import LockstepGroup
     from ngramspec.decoding.row import Row
+    from ngramspec.decoding.verify import verify
     from ngramspec.verification.rule import Rule
     from ngramspec.verification.sampler import StopRules, TokenSampler
 
@@ -75,14 +76,14 @@ def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted)
             logits[0, at, token] = 1.0
             at = accepted[depth] + 1 if depth < len(accepted) else -1
         row = Row(None)
-        row.draft = STRATOS
-        batch = LockstepBatch([row], choosing, None, None, prompt=torch.tensor([[A, B]]))
-        batch.verify(logits, None)
+        row.take(STRATOS)
+        group = LockstepGroup([row], choosing, None, None, prompt=torch.tensor([[A, B]]))
+        verify(group, logits, None)
         verdict = row.verdict
         assert list(verdict.accepted) == accepted
         assert verdict.verified == verified
         assert list(verdict.emitted) == emitted
-        assert batch.accepted_positions == [0, *(node + 1 for node in accepted)]
+        assert row.kept == [0, *(node + 1 for node in accepted)]
         judged = list(verified_nodes(STRATOS, accepted, verified))
         assert len(judged) == verified
         assert judged == list(verified_nodes(STRATOS, accepted, len(STRATOS)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from any_model import tiny_chat
@@ -13,7 +14,9 @@ from transformers import StopStringCriteria
 
 import ngramspec
 from ngramspec import Speculator
-from ngramspec.decoding.batch import LockstepBatch
+from ngramspec.decoding.group import LockstepGroup
+from ngramspec.decoding.row import Row
+from ngramspec.draft import Draft
 from ngramspec.verification.sampler import StopRules, TokenSampler
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -222,7 +225,7 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     """The argmax is torch's of a float32 copy: the first of equals, and NaN before all."""
     sampler = TokenSampler(None, StopRules(()), None, None, None)
     prompt = torch.zeros(2, 1, dtype=torch.int64)
-    batch = LockstepBatch([], sampler, None, None, prompt=prompt)
+    group = LockstepGroup([Row(None), Row(None)], sampler, None, None, prompt=prompt)
     torch.manual_seed(0)
     logits = torch.randn(2, 40, 1000, dtype=dtype)[:, ::2]  # rows that do not touch
     logits[0, 0] = 1.0
@@ -234,8 +237,14 @@ def test_greedy_tokens_on_a_cpu_are_those_of_generate(dtype):
     assert expected[0, [0, 2, 3]].tolist() == [0, 20, 400]
     for each in (logits, logits.requires_grad_()):
         assert not sampler.fetches_at_once
-        for batch.position in range(20):
-            assert batch.next_tokens(each, None) == expected[:, batch.position].tolist()
+        group.begin_step()
+        for row, tokens in zip(group.rows, expected, strict=True):
+            row.take(Draft(tokens[:19].numpy().astype(np.int32)))
+        for position in range(20):
+            tokens = group.choose(range(2), each, None)
+            assert tokens == expected[:, position].tolist()
+            for row, token in zip(group.rows, tokens, strict=True):
+                row.advance(token)
         assert each.argmax(-1).tolist() == expected.tolist()  # as at once, on a device
 
 

@@ -140,7 +140,7 @@ class BeamSearch:
         """Update the best finished sequences with those that have just ended."""
         config = self._config
         new = ended & self._in_front
-        scores = best.scores / (self._new_length**config.length_penalty)
+        scores = best.scores / (self.new_tokens**config.length_penalty)
         full = self._is_finished.all(dim=-1, keepdim=True) & (config.early_stopping is True)
         scores = scores + full.to(torch.float32) * EXCLUDED_SCORE
         scores = scores + (~self._improvable).to(torch.float32) * EXCLUDED_SCORE
@@ -154,7 +154,7 @@ class BeamSearch:
 
     def _stops(self, ended: torch.Tensor) -> torch.Tensor:
         """Whether no beam can become better than the finished sequences, a bool."""
-        config, length = self._config, self._new_length
+        config, length = self._config, self.new_tokens
         if config.early_stopping == "never" and config.length_penalty > 0.0:
             length = config.max_length - self._prompt_length
         possible = self._running.scores[:, :1] / (length**config.length_penalty)
@@ -165,7 +165,7 @@ class BeamSearch:
         return ~self._improvable.any() | done | ended.all()
 
     @property
-    def _new_length(self) -> int:
+    def new_tokens(self) -> int:
         """Generated tokens of the beams."""
         return self.length - self._prompt_length
 

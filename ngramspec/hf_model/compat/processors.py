@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,21 +36,6 @@ BY_ROW = frozenset(
     }
 )
 PROCESSOR_LIST = frozenset({"LogitsProcessorList"})  # it calls each processor
-
-
-class RowText(Protocol):
-    """The committed tokens of some rows of equal length, such as a ``LockstepBatch``.
-
-    Attributes:
-        places: the rows' indices in the batch.
-        length: tokens of each row.
-    """
-
-    places: Sequence[int]
-    length: int
-
-    def ids(self) -> torch.Tensor:
-        """The tokens, int64 or int32 (rows, length), on the device."""
 
 
 def processor_list() -> Any:
@@ -86,17 +71,27 @@ class Histories:
     A position's text is its row's committed tokens and the draft tokens that lead to it.
 
     Args:
-        texts: of all rows that have positions.
+        ids: returns the committed tokens of all rows, int64 or int32 (batch, longest), on the
+            device.
+        rows: the indices of the rows that have positions.
+        committed: number of committed tokens of each of these rows.
         drafts: of each of these rows.
         positions: of each row, one more than its draft tokens or padded; m = rows * positions.
         batch: rows of the batch.
     """
 
     def __init__(
-        self, texts: Sequence[RowText], drafts: Sequence[Draft], positions: int, batch: int
+        self,
+        ids: Callable[[], torch.Tensor],
+        rows: Sequence[int],
+        committed: Sequence[int],
+        drafts: Sequence[Draft],
+        positions: int,
+        batch: int,
     ) -> None:
-        self.batch = batch
-        self._texts, self._drafts, self._positions = texts, drafts, positions
+        self.batch, self._ids, self._rows = batch, ids, rows
+        self._committed = [length for length in committed for _ in range(positions)]
+        self._drafts, self._positions = drafts, positions
 
     @cached_property
     def _paths(self) -> list[list[int]]:
@@ -109,33 +104,21 @@ class Histories:
         return [committed + len(path) for committed, path in each]
 
     @cached_property
-    def _committed(self) -> list[int]:
-        """Committed tokens of each text."""
-        rows = [text.length for text in self._texts for _ in text.places]
-        return [length for length in rows for _ in range(self._positions)]
-
-    @cached_property
     def _placed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The texts aligned at their ends, each column's index in them, and the positions' rows."""
-        texts, paths = [text.ids() for text in self._texts], self._paths
-        rows_of_batch = [row for text in self._texts for row in text.places]
-        table = np.zeros((len(paths), 4 + max(map(len, paths))), np.int64)
-        table[:, 0] = np.arange(len(paths)) // self._positions
-        table[:, 1] = np.repeat(rows_of_batch, self._positions)
-        table[:, 2], table[:, 3] = self._committed, self.lengths
+        rows, paths = self._ids(), self._paths
+        table = np.zeros((len(paths), 3 + max(map(len, paths))), np.int64)
+        table[:, 0] = np.repeat(self._rows, self._positions)
+        table[:, 1], table[:, 2] = self._committed, self.lengths
         for at, path in enumerate(paths):
-            table[at, 4 : 4 + len(path)] = path
-        given = sent(torch.from_numpy(table), texts[0].device)
-        row, own, length, drafted = given[:, 0], given[:, 2:3], given[:, 3:4], given[:, 4:]
-        rows = texts[0]
-        if len(texts) > 1:
-            every = [each for text in texts for each in text]
-            rows = torch.nn.utils.rnn.pad_sequence(every, batch_first=True)
+            table[at, 3 : 3 + len(path)] = path
+        given = sent(torch.from_numpy(table), rows.device)
+        row, own, length, drafted = given[:, 0], given[:, 1:2], given[:, 2:3], given[:, 3:]
         width = max(self.lengths)
         index = torch.arange(width, device=rows.device) + (length - width)
         joined = torch.cat((rows.index_select(0, row), drafted), dim=1)
         where = torch.where(index < own, index, index - own + rows.shape[1])
-        return joined.gather(1, where.clamp_(min=0)), index, given[:, 1]
+        return joined.gather(1, where.clamp_(min=0)), index, row
 
     @property
     def rows(self) -> torch.Tensor:

@@ -12,7 +12,7 @@ from layer_states import PROMPT, assert_same_cache, model_of
 
 import ngramspec
 from ngramspec import Drafter, DraftSession, Speculator, UnsupportedError
-from ngramspec.decoding.beams.batch import BeamOdds
+from ngramspec.decoding.beams.group import BeamOdds
 from ngramspec.hf_model.compat.caches import cache_of
 
 CROPPED = ("Lfm2ForCausalLM", "Lfm3ForCausalLM", "DeepseekV32ForCausalLM")

@@ -126,12 +126,12 @@ DRAFTS = {
 }
 
 
-class Row:
-    """The committed tokens of one row."""
-
-    def __init__(self, row, ids):
-        self.places, self.length = (row,), ids.shape[1]
-        self.ids = lambda: ids
+def histories_of(texts, rows, drafts, positions, batch):
+    """Of some rows of a batch, whose texts are of unequal length."""
+    ids = torch.full((batch, max(map(len, texts))), 99)
+    for row, text in zip(rows, texts, strict=True):
+        ids[row, : len(text)] = text
+    return Histories(lambda: ids, rows, [len(text) for text in texts], drafts, positions, batch)
 
 
 def of_row(processor, row):
@@ -149,7 +149,7 @@ def of_row(processor, row):
 def test_results_at_all_positions_are_those_of_a_call_for_each(name, drafts, lengths):
     """Bit by bit, for rows of unequal length, whose texts have few different tokens."""
     torch.manual_seed(3)
-    texts = [Row(row, torch.randint(3, 6, (1, each))) for row, each in enumerate(lengths)]
+    texts = [torch.randint(3, 6, (each,)) for each in lengths]
     own = DRAFTS[drafts][: len(texts)]
     positions = 1 + max(map(len, own))
     scores = 3 * torch.randn(len(texts) * positions, VOCAB)
@@ -158,12 +158,12 @@ def test_results_at_all_positions_are_those_of_a_call_for_each(name, drafts, len
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, torch.Tensor):
             processor.prompt_ignore_length = ignored[: len(texts)]
-        histories = Histories(texts, own, positions, len(texts))
+        histories = histories_of(texts, range(len(texts)), own, positions, len(texts))
         found = process_at_once([processor], histories, scores.clone())
         at = 0
         for row, (text, draft) in enumerate(zip(texts, own, strict=True)):
             for path in paths_of(draft, positions):
-                ids = torch.cat((text.ids(), torch.tensor([path], dtype=torch.int64)), dim=1)
+                ids = torch.cat((text, torch.tensor(path, dtype=torch.int64)))[None]
                 expected = of_row(processor, row)(ids, scores[at : at + 1].clone())
                 assert torch.equal(found[at : at + 1], expected), (at, path)
                 at += 1
@@ -181,9 +181,9 @@ def test_some_rows_of_a_batch_are_processed_by_their_own_settings():
         pytest.skip("tokens to ignore are one number for all rows")
     ignored = torch.tensor([9, 9, 0, 4])
     processor = KINDS["RepetitionPenaltyLogitsProcessor"](1.4, ignored)
-    texts = [Row(2, torch.tensor([[3, 4, 5, 6, 7]])), Row(3, torch.tensor([[3, 4, 5, 6]]))]
+    texts = [torch.tensor([3, 4, 5, 6, 7]), torch.tensor([3, 4, 5, 6])]
     scores = torch.ones(2, VOCAB)
-    histories = Histories(texts, [CHAIN.first(0)] * 2, 1, 4)
+    histories = histories_of(texts, [2, 3], [CHAIN.first(0)] * 2, 1, 4)
     found = process_at_once([processor], histories, scores)
     assert [row.nonzero().flatten().tolist() for row in found != 1] == [[3, 4, 5, 6, 7], []]
     short = KINDS["RepetitionPenaltyLogitsProcessor"](1.4, ignored[:3])

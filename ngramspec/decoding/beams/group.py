@@ -1,4 +1,4 @@
-"""A batch whose rows are beams, each of which may continue another row at every step.
+"""A group whose rows are beams, each of which may continue another row at every step.
 
 Beam steps are replayed on the logits of one forward over all beams' drafts, position by position.
 The replay continues while every selected beam continues a drafted path, because then the forward
@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from ngramspec.costs.policies import worthwhile_nodes
-from ngramspec.decoding.batch import LockstepBatch
 from ngramspec.decoding.beams.search import BeamSearch
-from ngramspec.decoding.request import GenerateCall
+from ngramspec.decoding.group import Group
+from ngramspec.decoding.request import Request
 from ngramspec.draft import Computed, Draft, Verdict
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.devices import indices
@@ -29,16 +29,16 @@ from ngramspec.verification.sampler import SampledTokens
 FULL_CONFIDENCE = np.ones(16, np.float32)  # of a hypothetical draft's tokens
 
 
-def check_beams(call: GenerateCall, options: Options) -> None:
+def check_beams(request: Request, options: Options) -> None:
     """Raise an UnsupportedError if a call asks for what beam search cannot do."""
-    if call.streamer is not None:
+    if request.streamer is not None:
         raise UnsupportedError(
-            f"streamer cannot be used with num_beams={call.beams}, which selects no token before"
+            f"streamer cannot be used with num_beams={request.beams}, which selects no token before"
             " the end; pass streamer=None or num_beams=1"
         )
     if not options.exact:
         raise UnsupportedError(
-            f"num_beams={call.beams} is not supported with lenience below 1 or"
+            f"num_beams={request.beams} is not supported with lenience below 1 or"
             " verification='typical'; pass num_beams=1, or remove them"
         )
 
@@ -114,7 +114,7 @@ class BeamOdds:
         return reach
 
 
-class BeamBatch(LockstepBatch):
+class BeamGroup(Group):
     """The beams of all prompts of a batch, whose tokens are chosen by beam steps.
 
     ``prompt`` is (rows, length), each prompt once for each beam.
@@ -132,6 +132,14 @@ class BeamBatch(LockstepBatch):
         self._reached: list[BeamPath] = []  # the beams' paths before each step
         self._odds = BeamOdds(search.beams, len(self.rows) // search.beams)
         self._least: NDArray[np.float32] | None = None  # lowest confidence at each depth
+
+    @property
+    def length(self) -> int:
+        return self.search.length
+
+    @property
+    def stopped(self) -> bool:
+        return self.search.stopped
 
     def ids(self) -> torch.Tensor:
         """The tokens of the beams, int64 (rows, length), on the prompt's device."""
@@ -157,7 +165,7 @@ class BeamBatch(LockstepBatch):
         confidence would pay, no session is used.
         """
         costs = self.costs
-        limit = 0 if self.target.facts.states else self.draft_limits()[0]
+        limit = 0 if self.target.facts.states else self.shortest_limit()
         if costs is not None:
             required = costs.required_tokens()
             surest = self._odds.reach(FULL_CONFIDENCE[: len(required) - 2])
@@ -173,21 +181,23 @@ class BeamBatch(LockstepBatch):
             if costs is not None:
                 limit = worthwhile_nodes(self._odds.reach(self._least), costs.required_tokens())
         for row in self.rows:
-            row.draft = row.draft.first(limit)
+            row.cut(limit)
 
     def begin_step(self) -> None:
         """Reset what is known about the last forward."""
         super().begin_step()
-        self.origins, self.paths = (), [BeamPath(row) for row in self.places]
+        self.origins, self.paths = (), [BeamPath(row) for row in self.walking()]
         self._kept, self._reached = [], []
 
     def accepted_paths(self) -> Sequence[Sequence[int]]:
         """Each beam's accepted positions in the row that it continues."""
-        return self._kept or [()] * len(self.places)
+        return self._kept or [()] * len(self.rows)
 
-    def accept_position(self) -> None:
-        """Accept the positions whose logits the next step reads, also if that step raises."""
-        super().accept_position()
+    def walking(self) -> Sequence[int]:
+        return range(len(self.rows))
+
+    def keep(self, walking: Sequence[int]) -> None:
+        """Keep the positions whose logits the next step reads, also if that step raises."""
         reads = [(path.accepted, path.position) for path in self.paths]
         self._keep([(*before, at) for before, at in reads if at is not None])
 
@@ -195,10 +205,12 @@ class BeamBatch(LockstepBatch):
         """Set the positions of each beam's row that the cache keeps."""
         self.origins, self._kept = [path.row for path in self.paths], accepted
 
-    def next_tokens(self, logits: torch.Tensor, sampled: SampledTokens | None) -> list[int]:
+    def choose(
+        self, walking: Sequence[int], logits: torch.Tensor, sampled: SampledTokens | None
+    ) -> list[int]:
         """Run one beam step on a forward's logits, (rows, n + 1, vocab); return the beams' tokens.
 
-        ``commit_token`` then moves the beams' paths.
+        ``commit`` then moves the beams' paths.
         """
         at = indices([(path.row, path.position) for path in self.paths])
         rows, positions = at(logits.device).unbind(dim=1)
@@ -210,7 +222,7 @@ class BeamBatch(LockstepBatch):
         self._continued, tokens = self.search.step(log_probs, self.sampler.scores)
         return tokens
 
-    def commit_token(self, tokens: list[int]) -> None:
+    def commit(self, walking: Sequence[int], tokens: list[int]) -> Sequence[int]:
         """Continue the beams that the step selected, while every beam has its next logits."""
         self._reached += self.paths
         self.paths = [
@@ -218,24 +230,20 @@ class BeamBatch(LockstepBatch):
             for origin, token in zip(self._continued, tokens, strict=True)
         ]
         self._keep([path.accepted for path in self.paths])
-        self.last = tokens
-        self.length = self.search.length
-        if self.search.stopped:
-            self.end_rows([True] * len(self.rows))
         notice = self.target.facts.padding_notice
         if notice is not None and not self.stopped and notice.token in tokens:
             notice.give()
         more = not self.stopped and all(path.position is not None for path in self.paths)
-        self.position = len(self.accepted_positions) if more else None
+        return walking if more else ()
 
-    def give_verdicts(self) -> None:
-        """Tell each row its verdict.
+    def judge(self) -> None:
+        """Set the rows' verdicts.
 
         ``emitted`` belongs to the best beam that continues the row. If none does, it belongs to the
         beam that now has the row's index.
         """
         for at, row in enumerate(self.rows):
-            row.verdict = self._verdict(at, row.draft)
+            row.judge(self._verdict(at, row.draft))
 
     def _verdict(self, row: int, draft: Draft) -> Verdict:
         best = next((path for path in self.paths if path.row == row), None)
@@ -257,7 +265,7 @@ class BeamBatch(LockstepBatch):
         before, paths = self.rows, self.paths
         if not before[0].connected or not paths[0].tokens:
             return
-        self._judge(len(before[0].draft))
+        self._count_steps(len(before[0].draft))
         first = {path.row: at for at, path in reversed([*enumerate(paths)])}
         free = [row for at, row in enumerate(before) if at not in first]
         after = []
@@ -268,10 +276,13 @@ class BeamBatch(LockstepBatch):
                 after.append(free.pop())
                 after[-1].follow(before[path.row], path.tokens)
         for origin in first:
-            before[origin].learn(None if computed is None else computed[origin])
+            row = before[origin]
+            for token in row.verdict.emitted:
+                row.append(token)
+            row.learn(None if computed is None else computed[origin])
         self.rows = after
 
-    def _judge(self, drafted: int) -> None:
+    def _count_steps(self, drafted: int) -> None:
         """Record the steps that were replayed on the last forward."""
         paths = self.paths
         steps = len(paths[0].tokens)
@@ -280,7 +291,9 @@ class BeamBatch(LockstepBatch):
         least = self._least
         for step in range(steps):
             last = step == steps - 1
-            if self.length - self.prompt_length > 1:  # in the first step all beams continue one
+            if (
+                self.length - self.rows[0].prompt_length > 1
+            ):  # in the first step all beams continue one
                 self._odds.count(whole or not last)
             if least is not None and step < drafted and (whole or not last):
                 self._odds.judge(float(least[step]), right or not last)

@@ -1,0 +1,351 @@
+"""The rows of a call that share forwards, and the layout in which they advance.
+
+A group lays its rows out in the target's forwards: which tokens they commit together, and how their
+drafts' lengths depend on each other. Texts, drafts and verdicts belong to the rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ngramspec.costs.steps import StepCosts
+from ngramspec.decoding.observer import STREAMING, Section, no_section
+from ngramspec.decoding.row import Row
+from ngramspec.decoding.text import TextMemory
+from ngramspec.draft import Computed, Draft, EvidenceRequest, Int64
+from ngramspec.hf_model.target import Target
+from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
+
+if TYPE_CHECKING:
+    from ngramspec.hf_model.compat.processors import Histories
+
+NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
+
+
+class Group(ABC):
+    """The rows of a call: a ``LockstepGroup``, ``RaggedGroup`` or ``BeamGroup``.
+
+    Args:
+        rows: all rows in order.
+        connect: connects the rows, given the vocabulary's size; see ``Row.connect``.
+        prompt: int64 or int32 (rows, length).
+        ids: a copy of it on the host; None: the prompt is there.
+        costs: the forwards' costs. None: unknown, and the prefill verifies no draft.
+        section: returns the context of a section, see Observer.
+
+    Attributes:
+        origins: the row of the last forward that each row continues; empty: each its own.
+    """
+
+    origins: Sequence[int] = ()
+
+    def __init__(
+        self,
+        rows: list[Row],
+        sampler: TokenSampler,
+        target: Target,
+        connect: Callable[[Sequence[Row], int], None],
+        *,
+        prompt: Tensor,
+        ids: Int64 | None = None,
+        costs: StepCosts | None = None,
+        section: Section = no_section,
+    ) -> None:
+        self.rows, self.sampler, self.target, self.costs = rows, sampler, target, costs
+        self.section, self._connect = section, connect
+        self.memory = TextMemory(prompt, ids)
+        self.memory.place(rows)
+
+    # The texts
+
+    @property
+    def length(self) -> int:
+        """Committed tokens of the longest row."""
+        return max(row.length for row in self.rows)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether every row has ended."""
+        return all(row.ended for row in self.rows)
+
+    def ids(self) -> Tensor | None:
+        """The committed tokens, int64 (rows, length); None if rows have different lengths."""
+        return None
+
+    @abstractmethod
+    def sequences(self) -> Tensor:
+        """The returned sequences, int64 (batch, longest), padded."""
+
+    def histories(self, rows: Sequence[int], drafts: Sequence[Draft], positions: int) -> Histories:
+        """The texts before some rows' positions, for processors; see ``Histories``."""
+        from ngramspec.hf_model.compat.processors import Histories  # many calls have none
+
+        lengths = [self.rows[at].length for at in rows]
+        going = [row.length for row in self.rows if not row.ended]
+        ids = partial(self.memory.ids, self.length, min(going, default=None))
+        return Histories(ids, rows, lengths, drafts, positions, len(self.rows))
+
+    def ranking(self, *, scores: bool) -> dict[str, Tensor | None] | None:
+        """Beam search's report about the returned sequences, or None if these rows are no beams."""
+        return None
+
+    # The drafts
+
+    def begin_step(self) -> None:
+        """Reset the drafts and verdicts, and what is known about the last forward."""
+        for row in self.rows:
+            row.reset()
+
+    def connect(self, vocab: int) -> None:
+        """Let the rows draft for a vocabulary of ``vocab`` tokens, if they cannot yet."""
+        if not self.rows[0].connected:
+            self._connect(self.rows, vocab)
+
+    def is_padded(self, row: Row) -> bool:
+        """Whether a row has ended and gets padding."""
+        return row.ended and self.sampler.pad is not None
+
+    def tokens_left(self, row: Row) -> int:
+        """Maximum tokens that a row may still generate."""
+        last = self.sampler.stop.max_length
+        return NO_LIMIT if last is None else last - row.length
+
+    def limits(self, row: Row) -> tuple[int, int]:
+        """Maximum tokens of a row's path, by the length of the text too, and of its whole draft."""
+        room = self.target.room(row.length - row.prompt_length)
+        nodes = NO_LIMIT if room is None else room
+        return min(self.tokens_left(row) - 1, nodes), nodes
+
+    def shortest_limit(self) -> int:
+        """Maximum tokens of a path in every row."""
+        return self.limits(self.rows[0])[0]
+
+    def propose_for_prefill(self, limit: int) -> None:
+        """Draft at most ``limit`` tokens after the prompt, if the prefill can verify a draft."""
+        costs, vocab = self.costs, self.target.vocab
+        limit = min(limit, self.target.prefill_room(), self.shortest_limit())
+        if limit < 1 or vocab is None or costs is None:
+            return
+        costs.at(self.length, prefill=True)
+        self.connect(vocab)
+        self.rows[0].propose(limit, tree=False)
+
+    def propose(self) -> None:
+        """Draft for each row, unless the step is to be timed without drafts."""
+        if self.costs is not None:
+            pending = self.target.pending
+            self.costs.at(self.length, None if pending is None else len(pending))
+            if self.costs.plain():
+                return
+        self.draft()
+
+    @abstractmethod
+    def draft(self) -> None:
+        """Draft for each row that has not ended."""
+
+    def width(self) -> int:
+        """Positions of the forward: at least one more than the tokens of the longest draft."""
+        positions, branched = 1, False
+        for row in self.rows:
+            positions = max(positions, 1 + len(row.draft.tokens))
+            branched = branched or row.draft.parents is not None
+        costs = self.costs
+        if costs is None or branched or costs.width(positions, costs.limit) == positions:
+            return positions
+        return costs.width(positions, 1 + self.shortest_limit())
+
+    def evidence(self) -> EvidenceRequest | None:
+        """The running sessions' joint request for evidence from the next forward, or None."""
+        request = None
+        for row in self.rows:
+            if row.evidence is not None:
+                request = row.evidence | request
+        return request
+
+    def block(self, width: int) -> Tensor:
+        """Every row's last committed token and draft, int64 (batch, width), on the host.
+
+        A row is filled up with its last committed token, which is known to have an embedding. A
+        row that has ended is padded as in the baseline. A padding token without an embedding, on
+        which the baseline fails, is replaced by token 0.
+        """
+        block = np.empty((len(self.rows), width), np.int64)
+        for own, row in zip(block, self.rows, strict=True):
+            own[:] = row.last
+            if row.ended and len(block) > 1 and self.is_padded(row):
+                self._pad(own)
+            elif width > 1:
+                own[1 : 1 + len(row.draft)] = row.draft.tokens
+        return torch.from_numpy(block)
+
+    def _pad(self, own: Int64) -> None:
+        """Fill an ended row of a forward, int64 (width,), whose first token is its last one."""
+        pad, embeddings = self.sampler.pad, self.target.facts.embeddings
+        assert pad is not None
+        embedded = embeddings is None or 0 <= pad < embeddings
+        own[1:] = pad if embedded else 0
+        if not embedded and own[0] == pad:
+            own[0] = 0
+
+    # Verification: see ``verify.py``
+
+    @abstractmethod
+    def walking(self) -> Sequence[int]:
+        """The rows that are verified in this step."""
+
+    def keep(self, walking: Sequence[int]) -> None:
+        """Let the cache keep the positions that these rows have reached."""
+        for at in walking:
+            self.rows[at].keep()
+
+    @abstractmethod
+    def choose(
+        self, walking: Sequence[int], logits: Tensor, sampled: SampledTokens | None
+    ) -> list[int]:
+        """Choose, and maybe record, the next token of each walking row."""
+
+    @abstractmethod
+    def commit(self, walking: Sequence[int], tokens: list[int]) -> Sequence[int]:
+        """Commit a token of each walking row; return the rows that have their next logits."""
+
+    def judge(self) -> None:
+        """Set the rows' verdicts."""
+        for row in self.rows:
+            row.judge()
+
+    def accepted_paths(self) -> Sequence[Sequence[int]]:
+        """Each row's positions of the last forward that the cache keeps."""
+        return [row.kept for row in self.rows]
+
+    def check_tokens(self, tokens: list[int]) -> None:
+        """Raise a RuntimeError if a token was not chosen."""
+        if min(tokens) < 0:
+            raise RuntimeError(
+                "the target's scores are no distribution: NaN, or -inf for every token, at"
+                f" position {self.length}"
+            )
+
+    # The ends of steps and of the call
+
+    def learn(self, computed: list[Computed] | None = None) -> None:
+        """Report each draft's verdict, with the row's evidence if any, to the row."""
+        for at, row in enumerate(self.rows):
+            if row.verdict.emitted:
+                row.learn(None if computed is None else computed[at])
+
+    def finish(self) -> None:
+        """End the call successfully: shared stores may keep the rows' texts."""
+        for row in self.rows:
+            row.end(completed=True)
+
+    def close(self) -> None:
+        """End every row's session."""
+        for row in self.rows:
+            row.end(completed=False)  # no effect after ``finish``
+            row.close()
+
+
+class LockstepGroup(Group):
+    """Rows of equal length, which advance together. With several rows, all drafts are chains."""
+
+    @property
+    def length(self) -> int:
+        return self.rows[0].length
+
+    def ids(self) -> Tensor:
+        return self.memory.ids(self.length)
+
+    def ids_on_host(self) -> Tensor:
+        """The committed tokens, int64 (rows, length), on the host."""
+        return self.memory.ids_on_host(self.length)
+
+    def sequences(self) -> Tensor:
+        return self.ids().clone()
+
+    def draft(self) -> None:
+        """Draft for each row; deterministic drafts are cut to the shortest.
+
+        Sampled drafts are not cut, because letting sampled tokens decide the length would bias the
+        output.
+        """
+        limit, nodes = self.limits(self.rows[0])
+        if len(self.rows) == 1:
+            self.rows[0].propose(limit, nodes)
+            return
+        active = [row for row in self.rows if not self.is_padded(row)]
+        for row in active:
+            if row.propose(limit).proposal is None:
+                limit = min(limit, len(row.draft))
+        if all(row.draft.proposal is None for row in active):
+            for row in active:
+                row.cut(limit)
+
+    def walking(self) -> Sequence[int]:
+        return range(len(self.rows))
+
+    def choose(
+        self, walking: Sequence[int], logits: Tensor, sampled: SampledTokens | None
+    ) -> list[int]:
+        sampler, position = self.sampler, self.rows[0].position
+        assert position is not None
+        own = logits[:, position]
+        if sampled is None and not sampler.takes_argmax:
+            spots = [(row.draft, position) for row in self.rows]
+            return sampler.choose_next(self._scores(own), spots)
+        if sampler.records:
+            self._scores(own)
+        if sampled is None:  # as in ``generate``, the argmax of float32 logits
+            best: list[int] = argmax_on_host(own.float()).tolist()
+            return best
+        known: list[int] = sampled.tokens[:, position].tolist()
+        return known
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        """Compute and record the rows' processed scores, float32 (rows, vocab)."""
+        sampler, raw = self.sampler, logits.to(copy=True, dtype=torch.float32)
+        scores = sampler.process(self.ids(), raw) if sampler.processors else raw
+        sampler.record(scores, raw)
+        return scores
+
+    def commit(self, walking: Sequence[int], tokens: list[int]) -> Sequence[int]:
+        """Commit a token of each row, or padding, check the stopping rules and stream.
+
+        The rows go on while the drafts of all of them agree with what they commit.
+        """
+        self.check_tokens(tokens)
+        self.memory.make_room(self.rows)
+        pad, going, padded = self.sampler.pad, list[Row](), list[Row]()
+        for row, token in zip(self.rows, tokens, strict=True):
+            if row.ended and pad is not None:
+                padded.append(row)
+            else:
+                going.append(row)
+                row.advance(token)
+        for row in padded:
+            assert pad is not None
+            row.stay_with(going[0], pad)
+        if padded:
+            tokens = [row.last for row in self.rows]
+        self._end_position(tokens)
+        position = going[0].position
+        agreed = position is not None and all(row.position == position for row in going)
+        ended = self.stopped or any(map(self.is_padded, going))
+        return walking if agreed and not ended else ()
+
+    def _end_position(self, tokens: list[int]) -> None:
+        """Check the stopping rules and stream, as ``generate`` after each token."""
+        sampler = self.sampler
+        ended = sampler.stop(tokens, self.length, self.ids, self.ids_on_host, sampler.scores)
+        if True in ended:
+            for row, now in zip(self.rows, ended, strict=True):
+                row.ended = row.ended or now
+        if sampler.streamer is not None:
+            with self.section(STREAMING):
+                sampler.streamer.put(torch.tensor(tokens, device="cpu"))
