@@ -120,9 +120,9 @@ def test_costs_that_are_assigned_are_read(tmp_path):
     speculator = Speculator("copy", costs=tmp_path / "a")
     assert speculator.costs == str(tmp_path / "a")
     speculator.costs = str(tmp_path / "b")
-    assert speculator.caller().saved_costs.seconds[64][8] == 2.5
+    assert speculator._saved_costs.seconds[64][8] == 2.5
     speculator.costs = None
-    assert speculator.caller().saved_costs is None
+    assert speculator._saved_costs is None
     with pytest.raises(FileNotFoundError):
         speculator.costs = str(tmp_path / "c")
     assert speculator.costs is None

@@ -152,7 +152,9 @@ def test_the_option_of_a_speculator_reaches_its_drafter():
     assert speculator.drafter.by_request
     speculator.drafter = "auto"
     assert speculator.drafter.by_request
-    assert speculator.caller().prefill_length is not speculator.caller().prefill_length
+    given = ("model", "input_ids", "logits_processor", "stopping_criteria", "generation_config")
+    one, other = (speculator.request(**dict.fromkeys(given), model_kwargs={}) for _ in range(2))
+    assert one.prefill_length is not other.prefill_length
     assert Speculator.from_dict(speculator.to_dict()).drafter.by_request
     with pytest.raises(ValueError, match="calibration must be 'shared' or 'request', got 'own'"):
         Speculator(calibration="own")

@@ -157,7 +157,7 @@ def test_where_branches_cost_more_than_they_give_the_likeliest_paths_are_verifie
     model, inputs = build("llama"), batch(3)
     plain = model.generate(**inputs, **GREEDY)
     seen, flat = {}, np.ones(66, np.float32)
-    monkeypatch.setattr(StepCosts, "cost", lambda self: flat)
+    monkeypatch.setattr(StepCosts, "required_tokens", lambda self: flat)
     for surcharge in (1.0, 50.0):
         monkeypatch.setattr(StepCosts, "surcharge", lambda self, own=surcharge: own)
         events = []
