@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, dataclass_transform, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from ngramspec.drafters.base import Drafter
 from ngramspec.drafters.registry import CALIBRATIONS, POLICIES, Calibrated, Policy, build_drafter
@@ -79,13 +79,7 @@ def _checked(name: str, value: object, words: Any, low: Any, above: Any, high: A
     return value
 
 
-@dataclass_transform(field_specifiers=(option,))
-def _frozen(kind: type[T]) -> type[T]:
-    """A frozen dataclass; type checkers let its fields be assigned, as a Speculator's can be."""
-    return dataclass(frozen=True, slots=True, eq=False)(kind)
-
-
-@_frozen
+@dataclass(frozen=True, slots=True, eq=False)
 class Options:
     """The arguments of a Speculator, checked when they are made.
 

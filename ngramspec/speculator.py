@@ -6,20 +6,30 @@ import copy
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from inspect import Parameter, Signature, signature
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.observer import Observer
 from ngramspec.drafters.base import Drafter
+from ngramspec.drafters.registry import Calibrated, Policy
 from ngramspec.errors import check_choice
-from ngramspec.options import NAMES, PRESETS, Options, documentation, find_options, options_file
-from ngramspec.stats import DecodeStats
+from ngramspec.options import (
+    NAMES,
+    PRESETS,
+    GammaRule,
+    Options,
+    Unsupported,
+    Verification,
+    documentation,
+    find_options,
+    options_file,
+)
+from ngramspec.stats import DecodeStats, StepEvent
 from ngramspec.stores import OpenStore, Store, open_stores
 
 if TYPE_CHECKING:
@@ -30,25 +40,39 @@ if TYPE_CHECKING:
     from ngramspec.drafters.headed import HeadOfCalls
     from ngramspec.drafters.model import ModelDrafter
 
-    Arguments = Options  # a Speculator has the arguments of Options and their attributes
-else:
-    Arguments = object
-
 logger = logging.getLogger("ngramspec")
+T = TypeVar("T")
 
 # Attributes that a copy does not share with the original.
 LOCKS = ("_lock", "_assigning")
 NOT_COPIED = (*LOCKS, "_options", "stats", "observer", "_prefill_length", "_logged", "_heads")
+MEANINGS = "".join(f"        {name}: {doc}\n" for name, (doc, _) in documentation().items())
 
 
-class Speculator(Arguments):
-    """Speculative decoding without a draft model, as transformers' ``custom_generate``.
+class Setting(Generic[T]):
+    """An option as an attribute: an assigned value is checked, and later calls use it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, speculator: Speculator, owner: type) -> T:
+        found: T = getattr(speculator.options, self._name)
+        return found
+
+    def __set__(self, speculator: Speculator, value: T) -> None:
+        speculator.assign(self._name, value)
+
+
+class Speculator:  # noqa: D101 - its docstring has the options
+    __doc__ = f"""Speculative decoding without a draft model, as transformers' ``custom_generate``.
 
     A Speculator is reusable and thread-safe: each call keeps its own state, and ``stats`` sums up
     all calls. The arguments are also attributes, which can be assigned: the value is checked, and
     calls that begin later use it. Copies and pickles have the current arguments, but no statistics
     and no learned state. A copy shares ``on_step``.
 
+    Args:
+{MEANINGS}
     Attributes:
         options: all arguments in one frozen object.
         stats (DecodeStats): counts and times of all calls since the last ``reset``.
@@ -68,11 +92,62 @@ class Speculator(Arguments):
     observer: Observer | None
     _saved_costs: SavedCosts | None = None  # the file ``costs`` when it was read; a copy keeps it
 
-    if not TYPE_CHECKING:
+    gamma = Setting[int | GammaRule]()
+    gamma_max = Setting[int]()
+    tree = Setting[int | Literal["auto"] | None]()
+    verification = Setting[Verification]()
+    lenience = Setting[float]()
+    epsilon = Setting[float]()
+    delta = Setting[float]()
+    costs = Setting[str | Path | None]()
+    width = Setting[int | Literal["fit"]]()
+    compiled = Setting[bool | None]()
+    policy = Setting[Policy]()
+    calibration = Setting[Calibrated]()
+    unsupported = Setting[Unsupported | None]()
+    on_step = Setting[Callable[[StepEvent], None] | None]()
 
-        def __init__(self, *args, **kwargs):
-            self._begin(Options(*args, **kwargs))
-            self._saved_costs = _saved_costs(self.options)
+    def __init__(
+        self,
+        drafter: str | Drafter = "auto",
+        gamma: int | GammaRule = "auto",
+        *,
+        gamma_max: int = 64,
+        tree: int | Literal["auto"] | None = "auto",
+        verification: Verification = "exact",
+        lenience: float = 1.0,
+        epsilon: float = 0.09,
+        delta: float = 0.3,
+        costs: str | Path | None = None,
+        width: int | Literal["fit"] = "fit",
+        compiled: bool | None = None,
+        policy: Policy = "value",
+        calibration: Calibrated = "shared",
+        unsupported: Unsupported | None = None,
+        stores: Sequence[Store] = (),
+        on_step: Callable[[StepEvent], None] | None = None,
+    ) -> None:
+        self._begin(
+            Options(
+                drafter,
+                gamma,
+                gamma_max=gamma_max,
+                tree=tree,
+                verification=verification,
+                lenience=lenience,
+                epsilon=epsilon,
+                delta=delta,
+                costs=costs,
+                width=width,
+                compiled=compiled,
+                policy=policy,
+                calibration=calibration,
+                unsupported=unsupported,
+                stores=stores,
+                on_step=on_step,
+            )
+        )
+        self._saved_costs = _saved_costs(self.options)
 
     def _begin(self, options: Options) -> None:
         """Make the state that is not copied: statistics, learned lengths, logged messages."""
@@ -85,7 +160,7 @@ class Speculator(Arguments):
         self._heads: HeadOfCalls | None = None
         self._prefill_length = PrefillDraftLength(options.longest)
 
-    def _assign(self, name: str, value: object) -> None:
+    def assign(self, name: str, value: object) -> None:
         """Use another value of an option in calls that begin later."""
         changes: dict[str, Any] = {name: value}
         if name == "drafter" and isinstance(value, Drafter):
@@ -117,7 +192,7 @@ class Speculator(Arguments):
 
     @drafter.setter
     def drafter(self, drafter: str | Drafter) -> None:
-        self._assign("drafter", drafter)
+        self.assign("drafter", drafter)
 
     @property
     def stores(self) -> tuple[OpenStore, ...]:
@@ -128,7 +203,7 @@ class Speculator(Arguments):
     def stores(self, stores: Sequence[Store]) -> None:
         opened = open_stores(stores)
         with self._assigning:
-            self._assign("drafter", self.drafter.with_stores(opened))
+            self.assign("drafter", self.drafter.with_stores(opened))
 
     def reset(self) -> None:
         """Set the statistics to zero."""
@@ -347,26 +422,3 @@ def _saved_costs(options: Options) -> SavedCosts | None:
     from ngramspec.costs.saved import SavedCosts  # most Speculators have none
 
     return SavedCosts.read(Path(options.costs))
-
-
-def _attribute(name: str) -> property:
-    """A Speculator's attribute: reads an option; an assignment replaces the options."""
-
-    def read(self: Speculator) -> Any:
-        return getattr(self.options, name)
-
-    def assign(self: Speculator, value: object) -> None:
-        self._assign(name, value)
-
-    return property(read, assign)
-
-
-for _name in NAMES:
-    if _name not in vars(Speculator):
-        setattr(Speculator, _name, _attribute(_name))
-_SELF = Parameter("self", Parameter.POSITIONAL_ONLY)
-_SIGNATURE = Signature([_SELF, *signature(Options).parameters.values()])
-vars(Speculator)["__init__"].__signature__ = _SIGNATURE
-_MEANINGS = "".join(f"        {name}: {doc}\n" for name, (doc, _) in documentation().items())
-_before, _section, _after = (Speculator.__doc__ or "").partition("    Attributes:\n")
-Speculator.__doc__ = f"{_before}    Args:\n{_MEANINGS}\n{_section}{_after}"

@@ -94,6 +94,11 @@ class Row:
         count: number of committed ids of the vocabulary.
     """
 
+    draft: Draft
+    verdict: Verdict
+    position: int | None
+    kept: list[int]
+
     def __init__(
         self,
         on_fault: OnFault,
@@ -223,8 +228,7 @@ class Row:
     def reset(self) -> None:
         """Begin a step: there is no draft and no verdict, and the cache keeps no position."""
         self.draft, self.verdict = EMPTY_DRAFT, NO_VERDICT
-        self.position: int | None = 0
-        self.kept: list[int] = []
+        self.position, self.kept = 0, []
         self._accepted, self._emitted = list[int](), list[int]()  # of the verdict
 
     def take(self, draft: Draft) -> None:

@@ -126,7 +126,9 @@ def _compare_rest(case: Case, plain: Side, ours: Side, *, loose: bool) -> None:
         for name in () if isinstance(outputs[0], torch.Tensor) else ("scores", "logits", *STATES):
             _compare_bytes(name, *(state.bytes_of(each.get(name)) for each in outputs))
     _compare_told(case, plain, ours)
-    _same("saved model", sorted(plain.log.found), sorted(ours.log.found))
+    # transformers' own hooks for returned states stay in the model, which then cannot be saved.
+    if not any("install_output" in each for each in plain.log.found):
+        _same("saved model", sorted(plain.log.found), sorted(ours.log.found))
     if ours.emitted is not None and len(ours.outputs) == 1:
         _compare_emitted(ours)
     _compare_logs(plain, ours)
