@@ -31,7 +31,7 @@ from benchmarks.texts import TYPES as KINDS
 from benchmarks.texts import Text, content_prompts, library_prompts
 from ngramspec import Speculator, build_drafter, generate
 from ngramspec.cli.options import (
-    Options,
+    CommandOptions,
     check_least,
     console,
     load_model,
@@ -39,7 +39,7 @@ from ngramspec.cli.options import (
     usable,
     write_json,
 )
-from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
+from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Float64, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
 from ngramspec.drafters.registry import Policy
 from ngramspec.drafters.stochastic import proposal_of, sampled
@@ -47,7 +47,6 @@ from ngramspec.errors import check_real
 from ngramspec.measure.calls import inputs_of
 from ngramspec.measure.models import LoadedModel
 from ngramspec.measure.tasks import read_prompts
-from ngramspec.theory.arrays import Float64
 
 TRAINED = {"trained-unigram": 1, "trained-bigram": 2}
 RANDOM = "random"
@@ -433,7 +432,7 @@ class _Measurement:
         return self.outputs
 
 
-def add_arguments(options: Options) -> None:
+def add_arguments(options: CommandOptions) -> None:
     options.model(dtype="float32")
     options.repeated(
         "--drafter",

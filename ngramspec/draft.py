@@ -191,7 +191,8 @@ class Draft:
         if self.parents is not None:  # the siblings before each
             pairs = zip(above, accepted, strict=False)
             verified += sum(self.nodes(parent + 1).index(node) for parent, node in pairs)
-        rejected = self.nodes(above[-1] + 1) if len(emitted) > len(accepted) else ()
+        goes_on = len(emitted) > len(accepted) and len(self.tokens) > 0
+        rejected = self.nodes(above[-1] + 1) if goes_on else ()
         first = rejected[0] if rejected else None
         return Verdict(accepted, verified + len(rejected), tuple(emitted), first)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import transformers
 
-from ngramspec.hf_model.compat import caches, names, processors
+from ngramspec.hf_model.compat import caches, models, package, processors
 
 CACHES = "cache_utils"
 LINEAR = f"{caches.LINEAR} {caches.LINEAR_AND_FULL} {caches.LINEAR_AND_SLIDING}"
@@ -110,9 +110,9 @@ CLASS_MODULES = {
     "PASSES_POSITIONS": "",
     "MIXES_POSITIONS": None,  # the classes' own modules
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
-    **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), names.PROCESSOR_MODULE),
+    **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), package.PROCESSOR_MODULE),
     **dict.fromkeys(
-        ("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME", "STOP_STRING"), names.CRITERION_MODULE
+        ("END_OF_SEQUENCE", "MAX_LENGTH", "MAX_TIME", "STOP_STRING"), package.CRITERION_MODULE
     ),
 }
 CLASSES_SINCE = {
@@ -135,9 +135,12 @@ def modules_of_models() -> dict[str, str]:
     }
 
 
+GROUPS = (models, package, caches, processors)
+
+
 def listed_in(group: str) -> Iterable[str]:
     """Names in a group of ``compat``, which may be a single one."""
-    found = next(vars(each)[group] for each in (names, caches, processors) if hasattr(each, group))
+    found = next(vars(each)[group] for each in GROUPS if hasattr(each, group))
     return (found,) if isinstance(found, str) else sorted(found)  # one order in all processes
 
 

@@ -129,7 +129,7 @@ def _check_given(arguments: argparse.Namespace) -> None:
 
 def _prompts(arguments: argparse.Namespace, loaded: LoadedModel) -> list[Prompt]:
     """The prompts of the requested tasks and lengths, and random texts after them."""
-    from ngramspec.hf_model.compat.extras import vocab_size
+    from ngramspec.hf_model.compat.models import vocab_size
     from ngramspec.measure import tasks
 
     with usable("--prompts"):

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = console()
     from ngramspec.costs.saved import SavedCosts, described
     from ngramspec.hf_model.compat.devices import device_of
-    from ngramspec.hf_model.compat.names import attention_of
+    from ngramspec.hf_model.compat.models import attention_of
     from ngramspec.measure.forwards import forward_seconds
 
     loaded = load_model(arguments, option="MODEL")

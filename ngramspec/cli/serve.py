@@ -129,7 +129,7 @@ def prepare(
 
     loaded = load_model(arguments, option="MODEL")
     if not (arguments.assistant or arguments.mtp):  # their costs are relative to its parameters
-        from ngramspec.hf_model.compat.packed import pack_linear_layers
+        from ngramspec.hf_model.compat.kernels import pack_linear_layers
 
         pack_linear_layers(loaded.model)
     with usable("--corpus"):

@@ -18,15 +18,10 @@ from ngramspec.costs.policies import PrefillDraftLength
 from ngramspec.decoding.request import Request
 from ngramspec.drafters.known import OracleDrafter
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.configs import plain_method
 from ngramspec.hf_model.compat.devices import is_transient
-from ngramspec.hf_model.compat.extras import small_model
-from ngramspec.hf_model.compat.names import (
-    NEWEST_TESTED,
-    OLDEST_SUPPORTED,
-    before,
-    plain_method,
-    untested,
-)
+from ngramspec.hf_model.compat.factories import small_model
+from ngramspec.hf_model.compat.package import NEWEST_TESTED, OLDEST_SUPPORTED, before, untested
 from ngramspec.options import Options
 from ngramspec.stats import DecodeStats
 

@@ -23,7 +23,7 @@ from ngramspec.decoding.row import Row
 from ngramspec.draft import EMPTY_DRAFT, Draft, Int32
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.extras import device_mesh
+from ngramspec.hf_model.compat.models import device_mesh
 from ngramspec.hf_model.target import Target
 
 FIRST_MESSAGE_NODES = 64  # nodes of each draft that fit into the first message; not tuned

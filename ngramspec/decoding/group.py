@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,9 +18,9 @@ from torch import Tensor
 
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
-from ngramspec.decoding.row import Row
-from ngramspec.decoding.text import TextMemory
+from ngramspec.decoding.row import INITIAL_TOKENS, Row
 from ngramspec.draft import Computed, Draft, EvidenceRequest, Int64
+from ngramspec.hf_model.compat.devices import sent
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
 
@@ -73,7 +74,10 @@ class Group(ABC):
     @property
     def stopped(self) -> bool:
         """Whether every row has ended."""
-        return all(row.ended for row in self.rows)
+        for row in self.rows:  # noqa: SIM110 - each item of a generator is a call
+            if not row.ended:
+                return False
+        return True
 
     def ids(self) -> Tensor | None:
         """The committed tokens, int64 (rows, length); None if rows have different lengths."""
@@ -222,15 +226,14 @@ class Group(ABC):
 
     def accepted_paths(self) -> Sequence[Sequence[int]]:
         """Each row's positions of the last forward that the cache keeps."""
-        return [row.kept for row in self.rows]
+        return [*map(attrgetter("kept"), self.rows)]
 
-    def check_tokens(self, tokens: list[int]) -> None:
-        """Raise a RuntimeError if a token was not chosen."""
-        if min(tokens) < 0:
-            raise RuntimeError(
-                "the target's scores are no distribution: NaN, or -inf for every token, at"
-                f" position {self.length}"
-            )
+    def no_distribution(self) -> RuntimeError:
+        """The error if a token was not chosen, and is negative."""
+        return RuntimeError(
+            "the target's scores are no distribution: NaN, or -inf for every token, at position"
+            f" {self.length}"
+        )
 
     # The ends of steps and of the call
 
@@ -319,7 +322,8 @@ class LockstepGroup(Group):
 
         The rows go on while the drafts of all of them agree with what they commit.
         """
-        self.check_tokens(tokens)
+        if min(tokens) < 0:
+            raise self.no_distribution()
         self.memory.make_room(self.rows)
         pad, going, padded = self.sampler.pad, list[Row](), list[Row]()
         for row, token in zip(self.rows, tokens, strict=True):
@@ -335,17 +339,75 @@ class LockstepGroup(Group):
             tokens = [row.last for row in self.rows]
         self._end_position(tokens)
         position = going[0].position
-        agreed = position is not None and all(row.position == position for row in going)
-        ended = self.stopped or any(map(self.is_padded, going))
-        return walking if agreed and not ended else ()
+        if position is None or self.stopped or any(map(self.is_padded, going)):
+            return ()
+        return walking if all(row.position == position for row in going) else ()
 
     def _end_position(self, tokens: list[int]) -> None:
         """Check the stopping rules and stream, as ``generate`` after each token."""
-        sampler = self.sampler
-        ended = sampler.stop(tokens, self.length, self.ids, self.ids_on_host, sampler.scores)
+        sampler, length = self.sampler, self.rows[0].length
+        ended = sampler.stop(tokens, length, self.ids, self.ids_on_host, sampler.scores)
         if True in ended:
             for row, now in zip(self.rows, ended, strict=True):
                 row.ended = row.ended or now
         if sampler.streamer is not None:
             with self.section(STREAMING):
                 sampler.streamer.put(torch.tensor(tokens, device="cpu"))
+
+
+class TextMemory:
+    """A matrix with a row for each text: the rows write on the host, and ``ids`` on the device.
+
+    On a CPU both are the same memory. Tokens after a row's text have no meaning.
+
+    Args:
+        prompt: int64 or int32 (rows, length).
+        ids: a copy of it on the host; None: the prompt is there.
+    """
+
+    def __init__(self, prompt: Tensor, ids: Int64 | None = None) -> None:
+        self.device, self._dtype = prompt.device, prompt.dtype
+        self._prompt_length = self._copied = length = prompt.shape[1]
+        self._host = np.empty((len(prompt), length + INITIAL_TOKENS), np.int64)
+        self._host[:, :length] = prompt.numpy() if ids is None else ids
+        self._device = torch.from_numpy(self._host)
+        if prompt.device.type != "cpu":
+            self._device = torch.empty_like(self._device, device=prompt.device)
+            self._device[:, :length] = prompt
+
+    def place(self, rows: list[Row]) -> None:
+        """Let rows keep their texts here."""
+        for memory, row in zip(self._host, rows, strict=True):
+            row.place_in(memory, row.length or self._prompt_length)
+
+    def make_room(self, rows: list[Row]) -> None:
+        """Make sure that every row has room for one more token."""
+        for row in rows:
+            if row.length == self._host.shape[1]:
+                self._double(rows)
+                return
+
+    def _double(self, rows: list[Row]) -> None:
+        self._host = np.concatenate((self._host, np.empty_like(self._host)), axis=1)
+        if self.device.type == "cpu":
+            self._device = torch.from_numpy(self._host)
+        else:
+            self._device = torch.cat((self._device, torch.empty_like(self._device)), dim=1)
+        self.place(rows)
+
+    def ids(self, length: int, shortest: int | None = None) -> Tensor:
+        """The first ``length`` tokens of each text, int64 (rows, length), on the prompt's device.
+
+        Before the first generated token they have the prompt's dtype, which may be int32.
+        ``shortest``: length of the shortest text; None: all have this length.
+        """
+        if self.device.type != "cpu" and self._copied < length:
+            new = slice(self._copied, length)
+            self._device[:, new] = sent(torch.from_numpy(self._host[:, new]), self.device)
+            self._copied = length if shortest is None else shortest
+        ids = self._device[:, :length]
+        return ids if length > self._prompt_length else ids.to(self._dtype)
+
+    def ids_on_host(self, length: int) -> Tensor:
+        """The first ``length`` tokens of each text, int64 (rows, length), on the host."""
+        return torch.from_numpy(self._host[:, :length])

@@ -278,8 +278,10 @@ class DecodeLoop:
         """How many transfers from the device the step needed."""
         if self.device.type == "cpu" != self.target.device.type:  # only that of the logits
             return 1
-        positions = max(map(len, self.group.accepted_paths()))
-        custom = positions if self.sampler.stop.custom else 0
-        apart = step.request is not None and (sampled is None or sampled.extra is None)
-        evidence = apart and self.device.type != "cpu"
-        return (1 if self.sampler.all_at_once else positions) + custom + evidence
+        sampler = self.sampler
+        apart, custom = not sampler.all_at_once, bool(sampler.stop.custom)
+        positions = max(map(len, self.group.accepted_paths())) if apart or custom else 1
+        waits = (positions if apart else 1) + (positions if custom else 0)
+        fetched = sampled is not None and sampled.extra is not None
+        evidence = step.request is not None and not fetched and self.device.type != "cpu"
+        return waits + evidence

@@ -118,7 +118,8 @@ class RaggedGroup(Group):
         self.memory.make_room(self.rows)
         for at, token in zip(walking, tokens, strict=True):
             row = self.rows[at]
-            self.check_tokens([token])
+            if token < 0:
+                raise self.no_distribution()
             row.advance(token)
             own = partial(self._own, at)
             row.ended = self.sampler.stop([token], row.length, own, own, None)[0]

@@ -42,7 +42,7 @@ from ngramspec.drafters.call import RowStores
 from ngramspec.stats import DecodeStats
 
 if TYPE_CHECKING:
-    from ngramspec.decoding.reference import ReferenceCounter  # most calls have none
+    from ngramspec.stats import ReferenceCounter  # most calls have none
 
 logger = logging.getLogger("ngramspec")
 

@@ -24,8 +24,9 @@ from ngramspec.decoding.row import Row, report_fault
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.drafters.call import CallStores, RowStores
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.configs import pad_token, plain_method
 from ngramspec.hf_model.compat.devices import input_device
-from ngramspec.hf_model.compat.names import pad_token, plain_method, untested
+from ngramspec.hf_model.compat.package import untested
 from ngramspec.hf_model.facts import (
     Ability,
     check_adapter,
@@ -266,7 +267,7 @@ def _connect(
     given, mask = request.reference(), target.prompt_mask
     reference: ReferenceCounter | None = None
     if len(given):
-        from ngramspec.decoding.reference import ReferenceCounter
+        from ngramspec.stats import ReferenceCounter
 
         reference = ReferenceCounter(given, stats)
     before = text_before(target, given, request.inputs_tensor)

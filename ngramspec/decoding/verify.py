@@ -24,7 +24,7 @@ def verify(group: Group, logits: Tensor, sampled: SampledTokens | None) -> None:
         sampled: the target's tokens at all n + 1 positions, or None to choose position by position
             along the accepted path.
     """
-    before, walking = group.length, group.walking()
+    walking, before = group.walking(), 0 if sampled is None else group.length
     try:
         while walking:
             group.keep(walking)  # the baseline computes a position before it samples the next token

@@ -357,7 +357,7 @@ def check_draft(
             if not fits.all():  # -0.0 fits
                 raise ValueError(f"confidence must lie in 0..1, got {confidence[~fits][0]}")
     if draft.proposal is not None:
-        from ngramspec.drafters.proposals import checked_proposal  # most drafts have none
+        from ngramspec.drafters.stochastic import checked_proposal  # most drafts have none
 
         proposal = checked_proposal(tokens, parents, draft.proposal, vocab)
     return Draft(tokens, parents, confidence, proposal, source)

@@ -16,7 +16,7 @@ from huggingface_hub import try_to_load_from_cache
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.compat import extras, names
+from ngramspec.hf_model.compat import configs, factories, models, resources
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
 from ngramspec.hf_model.compat.devices import device_of, indices, moved
 from ngramspec.hf_model.outputs import StateChannel
@@ -36,12 +36,12 @@ class AssistantModel:
     @property
     def vocab(self) -> int | None:
         """Number of token ids that it can read; None: unknown."""
-        return names.embedding_count(self.model)
+        return models.embedding_count(self.model)
 
     @property
     def room(self) -> int | None:
         """Maximum number of tokens that it can read; None: no limit."""
-        limit = names.position_limit(self.model.config)
+        limit = configs.position_limit(self.model.config)
         return limit if isinstance(limit, int) and limit > 0 else None
 
     def forward(self, tokens: torch.Tensor, last: int) -> torch.Tensor:
@@ -74,12 +74,12 @@ class AssistantModel:
 
 
 def _full_cache(model: Any) -> Any:
-    return new_cache(names.text_config(model), windows=False)
+    return new_cache(configs.text_config(model), windows=False)
 
 
 def check_rollback(model: Any) -> None:
     """Raise an UnsupportedError if a drafting model's cache cannot be truncated."""
-    if KVCache(_full_cache(model)).convolves or names.is_stateful(model):
+    if KVCache(_full_cache(model)).convolves or models.is_stateful(model):
         raise UnsupportedError(
             f"{named(model)} cannot draft: it has layers without attention, and drafts are rolled"
             " back without a copy of its state"
@@ -142,7 +142,7 @@ def named(model: Any) -> str:
 
 def tokenizer_file(model: Any) -> Path | None:
     """Return a model's local tokenizer.json, in its folder or in the hub's cache, or None."""
-    name, commit = getattr(model, "name_or_path", ""), extras.commit_hash(model.config)
+    name, commit = getattr(model, "name_or_path", ""), resources.commit_hash(model.config)
     if not isinstance(name, str) or not name:
         return None
     try:
@@ -161,12 +161,12 @@ def check_assistant(assistant: Any, target: Any, same: bool | None) -> None:
     be padded to different numbers of logits.
     """
     what = f"{named(assistant)} cannot draft for {named(target)}: "
-    if names.is_encoder_decoder(assistant):
+    if models.is_encoder_decoder(assistant):
         raise UnsupportedError(
             what + "it is an encoder-decoder model; pass a causal language model"
         )
-    own, targets = names.head_size(assistant), names.head_size(target)
-    if own is None or names.embedding_count(assistant) is None:
+    own, targets = models.head_size(assistant), models.head_size(target)
+    if own is None or models.embedding_count(assistant) is None:
         raise UnsupportedError(what + "it has no embeddings or no output layer")
     if same is False:
         raise UnsupportedError(f"{what}their tokenizers differ")
@@ -191,7 +191,7 @@ def mtp_layers(model: Any) -> Any:
 
 def _load(model: Any) -> Any:
     what = f"use_mtp=True is not supported: {type(model).__name__}"
-    kind, types = extras.mtp_model(model)
+    kind, types = factories.mtp_model(model)
     if not types:
         raise UnsupportedError(f"{what} has no layers for multi-token prediction; remove it")
     if kind is None:
@@ -273,7 +273,7 @@ class MtpHead:
 
     def _restart(self, start: int) -> None:
         self._start, self._known, self._states = start, 0, LayerRun()
-        self._cache = extras.mtp_cache(self.layers)
+        self._cache = factories.mtp_cache(self.layers)
         self._cache.activate_past_recording()
         self._runs = [LayerRun() for _ in range(self.ahead)]
         self._run_now = 0
@@ -307,7 +307,7 @@ class MtpHead:
         if run.end < self._known:
             self._run(k, run, above)
         self._run_now = max(self._run_now, k + 1)
-        logits: torch.Tensor = extras.mtp_logits(self.layers, run.since(self._known - 1))[0]
+        logits: torch.Tensor = factories.mtp_logits(self.layers, run.since(self._known - 1))[0]
         return logits
 
     @torch.no_grad()

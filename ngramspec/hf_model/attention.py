@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.compat import forwards
 
 AttentionFunction = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 # Attention in a forward over several sequences, see ``JointForward.attend``.
@@ -173,4 +173,4 @@ def available() -> bool:
 
     Return whether it is registered.
     """
-    return names.register_sdpa(grouped)
+    return forwards.register_sdpa(grouped)

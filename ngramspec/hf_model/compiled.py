@@ -17,7 +17,8 @@ from typing import Any
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.compat.extras import compile_settings, compiles_by_default
+from ngramspec.hf_model.compat.factories import compile_settings
+from ngramspec.hf_model.compat.forwards import compiles_by_default
 from ngramspec.hf_model.facts import Ability, Facts, why_unsupported
 
 CACHE_SIZE_MULTIPLE = 256  # positions; so many lengths share a graph

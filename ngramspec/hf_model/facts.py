@@ -20,14 +20,14 @@ from torch.nn.modules.dropout import _DropoutNd
 from ngramspec.draft import Int64
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.compat import configs, models
 from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
 from ngramspec.hf_model.compat.hooks import hooked_modules
-from ngramspec.hf_model.compat.names import KEEPS_SELECTION, PLACES_TOKENS, has
+from ngramspec.hf_model.compat.package import KEEPS_SELECTION, PLACES_TOKENS, has
 
 if TYPE_CHECKING:
-    from ngramspec.hf_model.compat.extras import PaddingNotice
-    from ngramspec.hf_model.windows import Windows
+    from ngramspec.hf_model.compat.resources import PaddingNotice
+    from ngramspec.hf_model.masks import Windows
 
 MASKED_ATTENTIONS = ("sdpa", "eager")  # attention implementations that take a 4D mask
 # Arguments of the prefill that a prompt of plain text has.
@@ -144,7 +144,7 @@ def facts_of(
             "prefill_chunk_size is not supported with inputs_embeds, which transformers would read"
             " whole in every chunk; remove prefill_chunk_size"
         )
-    found = names.model_facts(model)
+    found = models.model_facts(model)
     encodes, cached = found["encodes"], cache.length()
     prefix = "decoder_" if encodes else ""
     name = f"{prefix}position_ids"
@@ -153,9 +153,9 @@ def facts_of(
     if found.pop("passes_positions"):
         placed |= "position_ids" in inspect.signature(model.get_decoder().forward).parameters
     hooks_positions = False
-    left_out = names.mask_length(config)
+    left_out = configs.mask_length(config)
     end = prompt_end(input_ids, kwargs, cached=cached, mask_length=left_out, prefix=prefix)
-    outside = names.prepares_inputs_outside(model)
+    outside = models.prepares_inputs_outside(model)
     if outside or (placed and found["reads_text"]):
         from ngramspec.hf_model.trials import try_preparation  # most models need no trial
 
@@ -169,12 +169,12 @@ def facts_of(
 
         hooks_positions = any(counting_modules(model))
     hooked = list(hooked_modules(model))
-    own = windows_of(names.text_config(model))
+    own = windows_of(configs.text_config(model))
     windows = own if own is None or cache.reach is None else own.shortened(cache.reach)
     padding_notice = None
     masked = kwargs.get(f"{prefix}attention_mask") is not None or cache.static
-    if not masked and getattr(names.text_config(model), "pad_token_id", None) is not None:
-        from ngramspec.hf_model.compat.extras import find_padding_notice  # Llama has no padding
+    if not masked and getattr(configs.text_config(model), "pad_token_id", None) is not None:
+        from ngramspec.hf_model.compat.resources import find_padding_notice  # Llama has no padding
 
         padding_notice = find_padding_notice(model)
     unaligned, skips_padding = None, not placed and found["skips_padding"]
@@ -211,10 +211,10 @@ def facts_of(
 
 def windows_of(config: Any) -> Windows | None:
     """Return the windows of a text model's config; None: it has none."""
-    limits, layers = names.attention_limits(config)
+    limits, layers = configs.attention_limits(config)
     if not limits:
         return None
-    from ngramspec.hf_model.windows import Reach, Windows  # many models have none
+    from ngramspec.hf_model.masks import Reach, Windows  # many models have none
 
     known = {kind: Reach(*each) for kind, each in limits.items() if each is not None}
     return Windows(known, len(known) == len(limits), layers)
@@ -314,7 +314,7 @@ _NO_ATTENTIONS = "pass output_attentions=False"
 FACTS = (
     Fact(
         "a static cache, with which the model decodes differently",
-        lambda f: f.static and f.names & names.NOT_STATIC,
+        lambda f: f.static and f.names & models.NOT_STATIC,
         ((_ALL, "remove cache_implementation, or pass a DynamicCache"),),
     ),
     Fact(
@@ -332,7 +332,7 @@ FACTS = (
     Fact(
         "attentions under sdpa, with which the model attends differently (Falcon)",
         lambda f: (  # the baseline's output changes, too
-            f.asks_attentions and f.attention == "sdpa" and f.names & names.ATTENDS_BY_OUTPUT
+            f.asks_attentions and f.attention == "sdpa" and f.names & models.ATTENDS_BY_OUTPUT
         ),
         ((_ALL, f"{_NO_ATTENTIONS}, or load it with attn_implementation='eager'"),),
     ),
@@ -404,15 +404,15 @@ FACTS = (
     ),
     Fact(
         "a model that finds tokens by their slots in the cache",
-        lambda f: f.names & names.BY_SLOT,
+        lambda f: f.names & models.BY_SLOT,
         (_TREES, _RAGGED, _JOINT, _DRAFT, _KEPT, _FIT),
     ),
     Fact(
         "attention that is scaled by slots of the cache (Llama 4)",
-        lambda f: 2 * f.longest >= names.scaled_from(f.model),  # half of the slots may be gaps
+        lambda f: 2 * f.longest >= models.scaled_from(f.model),  # half of the slots may be gaps
         (_TREES, _RAGGED, _JOINT),
     ),
-    Fact("router logits in the config", lambda f: names.reports_routing(f.model), (_JOINT,)),
+    Fact("router logits in the config", lambda f: models.reports_routing(f.model), (_JOINT,)),
     Fact(
         "attentions asked for, whose shape depends on the cache's size",
         lambda f: f.asks_attentions,
@@ -468,7 +468,7 @@ FACTS = (
     Fact("a prefill in chunks", lambda f: f.config.prefill_chunk_size is not None, (_DRAFT,)),
     Fact(
         "experts, whose batch sizes depend on the routing",
-        lambda f: names.routes_tokens(f.model),
+        lambda f: models.routes_tokens(f.model),
         (_FIT,),
     ),
     Fact(
@@ -480,19 +480,19 @@ FACTS = (
     Fact(
         "masks applied to several tokens only (LED), with a decoder's mask",
         lambda f: (
-            f.names & names.MASKS_SEVERAL and f.kwargs.get("decoder_attention_mask") is not None
+            f.names & models.MASKS_SEVERAL and f.kwargs.get("decoder_attention_mask") is not None
         ),
         (_DRAFTS, _RAGGED),
     ),
     Fact(
         "positions of a forward that are mixed: bidirectional attention, dynamic int8, Doge,"
         " NLLB-MoE",
-        lambda f: names.mixes_positions(f.model),
+        lambda f: models.mixes_positions(f.model),
         (_DRAFTS, _RAGGED, _JOINT, _DRAFT, _ONCE, _KEPT, _FIT),
     ),
     Fact(
         "a quantized model, whose scales may depend on all positions",
-        lambda f: names.quantizes_activations(f.model),
+        lambda f: models.quantizes_activations(f.model),
         (_FIT,),
     ),
 )
@@ -535,20 +535,20 @@ def check_model(model: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def _reasons_against_model(model: Any) -> Iterator[str]:
-    kinds, config = names.names_of(model), getattr(model, "config", None)  # a class has none
-    one_at_a_time = [names.ONE_AT_A_TIME[one] for one in sorted(kinds & {*names.ONE_AT_A_TIME})]
-    for one in sorted(kinds & names.ONE_AT_A_TIME_WITH.keys()):
-        setting, value, reason = names.ONE_AT_A_TIME_WITH[one]
+    kinds, config = models.names_of(model), getattr(model, "config", None)  # a class has none
+    one_at_a_time = [models.ONE_AT_A_TIME[one] for one in sorted(kinds & {*models.ONE_AT_A_TIME})]
+    for one in sorted(kinds & models.ONE_AT_A_TIME_WITH.keys()):
+        setting, value, reason = models.ONE_AT_A_TIME_WITH[one]
         if getattr(config, setting, None) == value:
             one_at_a_time.append(reason)
     yield from (f"cannot check several tokens: {reason}" for reason in one_at_a_time)
-    for one in sorted(kinds & names.OWN_CACHE.keys()):
-        yield f"cannot roll tokens back: {names.OWN_CACHE[one]}"
-    if kinds & names.PLACES_ONE_TOKEN_ELSEWHERE and not has(PLACES_TOKENS):
+    for one in sorted(kinds & models.OWN_CACHE.keys()):
+        yield f"cannot roll tokens back: {models.OWN_CACHE[one]}"
+    if kinds & models.PLACES_ONE_TOKEN_ELSEWHERE and not has(PLACES_TOKENS):
         yield f"cannot check several tokens before transformers {PLACES_TOKENS.version}"
     forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]
     parameters = {each for forward in forwards for each in inspect.signature(forward).parameters}
-    if names.is_stateful(model):
+    if models.is_stateful(model):
         if not parameters & {*cache_names()}:
             yield (
                 "keeps a recurrent state outside the caches of transformers, where it cannot be"
@@ -556,9 +556,9 @@ def _reasons_against_model(model: Any) -> Iterator[str]:
             )
     elif "input_ids" in parameters and cache_names()[0] not in parameters:
         yield "keeps no key-value cache; speculation needs one"
-    if names.overridden(type(model), names.UPDATE_METHODS):
+    if models.overridden(type(model), models.UPDATE_METHODS):
         yield "overrides how its inputs are updated between steps"
-    method = names.overridden(type(model), names.LOOP_METHODS)
+    method = models.overridden(type(model), models.LOOP_METHODS)
     if method is not None:
         yield (
             f"overrides {method}, which speculation would skip; pass"
@@ -575,7 +575,7 @@ def check_adapter(model: Any) -> None:
     wrapper = getattr(model.prepare_inputs_for_generation, "__self__", model)
     configs = getattr(wrapper, "peft_config", None)
     if configs:
-        from ngramspec.hf_model.compat.extras import check_adapters  # most models have none
+        from ngramspec.hf_model.compat.models import check_adapters  # most models have none
 
         check_adapters(configs)
 
@@ -590,7 +590,7 @@ def check_request(config: Any, model: Any) -> None:
         )
     if beams > 1 and config.low_memory:
         raise UnsupportedError("low_memory=True is not supported with beams; pass low_memory=False")
-    if beams > 1 and names.overridden(type(model), names.BEAM_METHODS):
+    if beams > 1 and models.overridden(type(model), models.BEAM_METHODS):
         name = type(model).__name__
         raise UnsupportedError(
             f"num_beams={beams}: {name} has its own beam search; pass num_beams=1"
@@ -618,7 +618,7 @@ def set_by_call(config: Any, model: Any, name: str) -> Any:
     """
     own = getattr(getattr(model, "generation_config", None), name, None)
     value = getattr(config, name, None)
-    return None if value in (own, names.DEFAULT_SETTINGS[name], 0) else value
+    return None if value in (own, configs.DEFAULT_SETTINGS[name], 0) else value
 
 
 def refusal(settings: dict[str, Any]) -> str:
@@ -645,7 +645,7 @@ def check_prompt(model: Any, input_ids: Int64, model_kwargs: dict[str, Any]) -> 
         return
     if input_ids.shape[1] == 0:
         raise ValueError(f"input_ids must hold at least one token, got shape {(*input_ids.shape,)}")
-    vocab = names.embedding_count(model)
+    vocab = models.embedding_count(model)
     if vocab is None:
         return
     low, high = int(input_ids.min()), int(input_ids.max())
@@ -653,7 +653,7 @@ def check_prompt(model: Any, input_ids: Int64, model_kwargs: dict[str, Any]) -> 
         cache = cache_of(model_kwargs)
         new = input_ids if cache is None else input_ids[:, int(cache.get_seq_length()) :]
         wrong = set(new[(new < 0) | (new >= vocab)].tolist())
-        from ngramspec.hf_model.compat.extras import placeholders  # most prompts have none
+        from ngramspec.hf_model.compat.configs import placeholders  # most prompts have none
 
         for bad in sorted(wrong - placeholders(model.config)):
             raise ValueError(f"input_ids must lie in 0..{vocab - 1}, got {bad}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ngramspec.hf_model.attention import added
-from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.compat import forwards, models
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compat.devices import changed, indices
 from ngramspec.hf_model.facts import Facts
@@ -41,8 +41,8 @@ class Inputs:
     def __init__(self, facts: Facts) -> None:
         # What ``generate`` would pass to the forward over the last committed token.
         self.kwargs = dict(facts.kwargs)
-        if names.ROUTER_LOGITS in self.kwargs or names.reports_routing(facts.model):
-            self.kwargs[names.ROUTER_LOGITS] = False  # nothing of the output needs them
+        if models.ROUTER_LOGITS in self.kwargs or models.reports_routing(facts.model):
+            self.kwargs[models.ROUTER_LOGITS] = False  # nothing of the output needs them
         self._model = facts.model
         self._facts = facts
         self._per_token = PER_DECODER_TOKEN if facts.encodes else PER_TOKEN
@@ -51,7 +51,7 @@ class Inputs:
         self._of_rows = (*self._per_token, *(OF_ENCODER if facts.encodes else ()))
         # Whether no layer needs the mask of padding if it has a mask of four dimensions.
         known = facts.gap_obstacle is None and (facts.windows is None or facts.windows.known)
-        known = known and facts.unaligned is None and not facts.names & names.BY_SLOT
+        known = known and facts.unaligned is None and not facts.names & models.BY_SLOT
         known = known and facts.counting_hook is None  # it may have shortened the cache
         self._replaces_padding = known and facts.takes_masks and not facts.encodes
         self._padding: torch.Tensor | None = None  # int64 (rows, 1), before each row's text
@@ -73,7 +73,7 @@ class Inputs:
 
     def carry(self, outputs: Any) -> None:
         """Update the arguments from the prefill, with its outputs, to the first forward after."""
-        self.kwargs = names.carried_kwargs(
+        self.kwargs = forwards.carried_kwargs(
             self._model, outputs, self.kwargs, encodes=self._facts.encodes
         )
 

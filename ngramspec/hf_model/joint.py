@@ -19,15 +19,14 @@ import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import AttentionFunction, attending, available, in_place
-from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.compat import models
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
 from ngramspec.hf_model.compat.devices import device_of, is_transient
 from ngramspec.hf_model.facts import Ability, why_unsupported
-from ngramspec.hf_model.masks import tree_mask
+from ngramspec.hf_model.masks import Windows, tree_mask
 from ngramspec.hf_model.outputs import head_inputs
 from ngramspec.hf_model.target import Target
 from ngramspec.hf_model.trials import TestResults, alike, tested_once
-from ngramspec.hf_model.windows import Windows
 
 
 def why_not_joint(target: Target) -> str | None:
@@ -180,7 +179,7 @@ def _try(model: Any) -> str | None:
 def _share(model: Any, before: int, new: int) -> ForwardShare:
     """Return the share of a text with ``before`` tokens in its cache and ``new`` further ones."""
     positions = torch.arange(before + new, device=device_of(model))[None]
-    tokens = (positions * 7 + before) % (names.embedding_count(model) or 8)
+    tokens = (positions * 7 + before) % (models.embedding_count(model) or 8)
     cache = new_cache(model.config)
     model(input_ids=tokens[:, :before], **cache_argument(cache), use_cache=True)
     ids, places = tokens[:, before:], positions[:, before:]

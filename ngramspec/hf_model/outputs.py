@@ -13,7 +13,7 @@ import torch
 from ngramspec.draft import Int64
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compat.devices import indices
-from ngramspec.hf_model.compat.extras import output_class
+from ngramspec.hf_model.compat.factories import output_class
 from ngramspec.hf_model.compat.hooks import call_after
 from ngramspec.hf_model.facts import Facts
 

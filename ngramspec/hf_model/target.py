@@ -12,7 +12,7 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
-from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.compat import configs, forwards, models
 from ngramspec.hf_model.compat.caches import cache_of, decoder_cache, is_callers
 from ngramspec.hf_model.compat.devices import input_device, moved, on_host, sent
 from ngramspec.hf_model.facts import (
@@ -105,7 +105,7 @@ class Target:
             input_ids, model_kwargs = moved(input_ids, device), moved(model_kwargs, device)
         model_kwargs = model_kwargs | for_rows(model_kwargs, len(input_ids))
         self.model, self.config, self.prompt = model, config, input_ids
-        self.cache = KVCache(cache_of(model_kwargs), recurrent=names.is_stateful(model))
+        self.cache = KVCache(cache_of(model_kwargs), recurrent=models.is_stateful(model))
         self.facts = facts = facts_of(model, input_ids, config, model_kwargs, self.cache)
         self.pending: Pending | None = None
         if facts.recurrent:
@@ -188,7 +188,7 @@ class Target:
     @property
     def vocab(self) -> int | None:
         """Number of tokens that the model computes logits for; None: unknown."""
-        return names.head_size(self.model)
+        return models.head_size(self.model)
 
     @property
     def compiling(self) -> bool:
@@ -251,7 +251,7 @@ class Target:
         if draft is not None:
             prompt = torch.cat((prompt, moved(draft, self.device).to(prompt.dtype)), dim=1)
             kwargs = self.inputs.with_prefill_draft(count)
-            config = names.with_longer_mask(config, count)
+            config = configs.with_longer_mask(config, count)
         capacity = None if self._shapes is None else self._shapes.capacity
         if capacity is not None and (self.no_drafts is None or self.widths):
             from ngramspec.hf_model.cache.kinds import Room  # few calls have a static cache
@@ -263,7 +263,7 @@ class Target:
             self.cache.checkpoint.save()
         with ExitStack() as entered:
             hidden = self._collect(entered, self.keep_hidden)
-            outputs = names.prefill(self.model, prompt, config, kwargs)
+            outputs = forwards.prefill(self.model, prompt, config, kwargs)
         if outputs.logits.shape[1] < 1 + count:
             raise self._missing(outputs.logits, 1 + count)
         if self.states is not None and not self.widths:
@@ -318,7 +318,7 @@ class Target:
         with a draft leaves the context.
         """
         if self.device.type == "cpu":
-            with names.decode_context(self.model):
+            with forwards.decode_context(self.model):
                 yield
             return
         with ExitStack() as self._decoding:
@@ -333,7 +333,7 @@ class Target:
             return
         self._narrow = narrow
         if narrow:
-            self._decoding.enter_context(names.decode_context(self.model))
+            self._decoding.enter_context(forwards.decode_context(self.model))
         else:
             self._decoding.close()
 
@@ -367,7 +367,7 @@ class Target:
             if self._run is self.model:
                 entered.enter_context(in_place(self.device, self.inputs.chain))
             if self.cache.indexed and forward.width > 1:
-                from ngramspec.hf_model.compat.extras import causal_topk  # few models have an index
+                from ngramspec.hf_model.compat.kernels import causal_topk  # few have an index
 
                 keys = self.cache.length() + forward.width
                 entered.enter_context(causal_topk(self.model, forward.width, keys))

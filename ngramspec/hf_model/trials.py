@@ -14,15 +14,12 @@ import torch
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kinds import states_of
 from ngramspec.hf_model.cache.layers import parts_of
-from ngramspec.hf_model.compat import names
+from ngramspec.hf_model.compat import models
 from ngramspec.hf_model.compat.caches import cache_argument, cache_names, new_cache, parameter_of
 from ngramspec.hf_model.compat.devices import device_of
-from ngramspec.hf_model.compat.extras import (
-    is_first_notice,
-    layer_count,
-    least_step_size,
-    new_encoder_decoder_cache,
-)
+from ngramspec.hf_model.compat.factories import new_encoder_decoder_cache
+from ngramspec.hf_model.compat.models import layer_count, least_step_size
+from ngramspec.hf_model.compat.resources import is_first_notice
 
 PREFIX_TOKENS = 4  # tokens in the cache before the forwards that are compared
 PROBE_TOKENS = 3  # tokens of these forwards
@@ -171,7 +168,7 @@ def try_preparation(
     same position, which a function that counts positions itself never returns. An UnsupportedError
     says that the method drops one of the tokens, or raises.
     """
-    prefix = "decoder_" if names.is_encoder_decoder(model) else ""
+    prefix = "decoder_" if models.is_encoder_decoder(model) else ""
     rows = input_ids.shape[0]
     grown = kwargs | cache_argument(_zeros(model, rows, length))
     mask, positions = (kwargs.get(f"{prefix}{name}") for name in ("attention_mask", "position_ids"))
@@ -217,4 +214,4 @@ def _zeros(model: Any, rows: int, length: int) -> Any:
     states = torch.zeros((rows, 1, length, 1), dtype=model.dtype, device=device_of(model))
     for layer in range(layer_count(model)):
         cache.update(states, states, layer)
-    return new_encoder_decoder_cache(cache) if names.is_encoder_decoder(model) else cache
+    return new_encoder_decoder_cache(cache) if models.is_encoder_decoder(model) else cache

@@ -18,7 +18,7 @@ import torch
 from ngramspec import DecodeStats, Speculator, StepEvent, generate
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.compat.devices import device_of
-from ngramspec.hf_model.compat.extras import compile_config
+from ngramspec.hf_model.compat.factories import compile_config
 from ngramspec.measure.forwards import forwards_of
 from ngramspec.measure.machine import PeakMemory, synchronize
 from ngramspec.measure.models import LoadedModel

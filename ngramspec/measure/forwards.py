@@ -20,7 +20,7 @@ from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
 from ngramspec.hf_model.compat.devices import device_of
-from ngramspec.hf_model.compat.extras import forget_compiled_call
+from ngramspec.hf_model.compat.forwards import forget_compiled_call
 from ngramspec.hf_model.compat.positions import given_positions
 from ngramspec.measure.machine import synchronize
 from ngramspec.measure.traces import RecordedTopTokens

@@ -66,7 +66,7 @@ class LoadedModel:
     @property
     def max_positions(self) -> int | None:
         """The most positions of a sequence; None if the config does not say."""
-        from ngramspec.hf_model.compat.names import position_limit  # which needs torch
+        from ngramspec.hf_model.compat.configs import position_limit  # which needs torch
 
         return position_limit(self.model.config)
 
@@ -162,7 +162,8 @@ def load(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ngramspec.hf_model.compat.extras import silence, unpacked
+    from ngramspec.hf_model.compat.factories import unpacked
+    from ngramspec.hf_model.compat.resources import silence
 
     silence()
     arguments: dict[str, Any] = {"dtype": getattr(torch, dtype), **source.arguments}

@@ -83,7 +83,7 @@ def read_prompts(path: Path, encode: Callable[[str], list[int]]) -> list[Prompt]
 
 def check_prompts(loaded: LoadedModel, prompts: Iterable[Prompt], new: int) -> None:
     """Raise a ValueError unless the model can continue the prompts by ``new`` tokens."""
-    from ngramspec.hf_model.compat.extras import vocab_size  # which needs torch
+    from ngramspec.hf_model.compat.models import vocab_size  # which needs torch
 
     vocab, limit = vocab_size(loaded.model), loaded.max_positions
     for prompt in prompts:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.names import is_encoder_decoder
+from ngramspec.hf_model.compat.models import is_encoder_decoder
 from ngramspec.server import llama
 from ngramspec.server.bodies import (
     ChatBody,

@@ -205,7 +205,7 @@ class TextEncoder:
         if max_ids is not None and len(text) > max_ids * self.longest:
             raise TooManyTokensError(len(text) // self.longest)
         if self._backend is None:
-            from ngramspec.hf_model.compat.extras import is_slow
+            from ngramspec.hf_model.compat.resources import is_slow
 
             slow = is_slow(self.tokenizer)
             split = {"split_special_tokens": True} if slow else {}  # others have no such argument

@@ -16,8 +16,8 @@ from fastapi import Request, Response
 from ngramspec import __version__
 from ngramspec.draft import Int32
 from ngramspec.drafters.tool_calls import CallFormat
-from ngramspec.hf_model.compat.extras import vocab_size
-from ngramspec.hf_model.compat.names import embedding_count, position_limit
+from ngramspec.hf_model.compat.configs import position_limit
+from ngramspec.hf_model.compat.models import embedding_count, vocab_size
 from ngramspec.server.bodies import (
     TEMPLATE_FIELDS,
     Body,

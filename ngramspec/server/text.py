@@ -23,7 +23,7 @@ class TokenBytes:
     """Finds the bytes that each token adds to a text; joined, they are the text's bytes."""
 
     def __init__(self, tokenizer: Any) -> None:
-        from ngramspec.hf_model.compat.extras import byte_letters
+        from ngramspec.hf_model.compat.resources import byte_letters
 
         self._tokenizer, self._fallback = tokenizer, fallback_bytes(tokenizer)
         self._anchor = list(tokenizer(ANCHOR, add_special_tokens=False)["input_ids"])

@@ -230,7 +230,7 @@ def find_format(model: Any, tokenizer: Any) -> tuple[ToolFormat | None, str]:
         answer = {"role": "assistant", "content": "", "tool_calls": [call]}
         if TAGGED_CALL.search(told + (rendered(tokenizer, [user, answer], tools) or "")):
             return ToolFormat(None, hidden_ids(tokenizer, (OPEN, CLOSE, THINK, THOUGHT))), ""
-        from ngramspec.hf_model.compat.extras import response_template
+        from ngramspec.hf_model.compat.resources import response_template
 
         template = response_template(model, tokenizer)
     if template is None or not hasattr(tokenizer, "get_response_parser"):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ngramspec.draft import Float64
-from ngramspec.theory.arrays import distribution, probability
+from ngramspec.theory import distribution, probability
 
 
 def divergence(p: ArrayLike, q: ArrayLike) -> Float64:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ngramspec.draft import Float64, Int64
-from ngramspec.theory.arrays import probability, real, whole
+from ngramspec.theory import probability, real, whole
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Float64:

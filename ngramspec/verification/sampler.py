@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ngramspec.draft import Draft, Int32
-from ngramspec.hf_model.compat.names import (
+from ngramspec.hf_model.compat.package import (
     CRITERION_MODULE,
     END_OF_SEQUENCE,
     MAX_LENGTH,

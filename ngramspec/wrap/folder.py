@@ -13,8 +13,8 @@ from typing import Any
 
 from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.extras import model_class
-from ngramspec.hf_model.compat.names import overridden
+from ngramspec.hf_model.compat.factories import model_class
+from ngramspec.hf_model.compat.models import overridden
 from ngramspec.hf_model.facts import check_model
 from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator

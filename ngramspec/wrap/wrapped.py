@@ -11,8 +11,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ngramspec.hf import speculate
-from ngramspec.hf_model.compat.extras import cached_file_or_none, commit_hash
-from ngramspec.hf_model.compat.names import overridden
+from ngramspec.hf_model.compat.models import overridden
+from ngramspec.hf_model.compat.resources import cached_file_or_none, commit_hash
 from ngramspec.options import FILE, FOLDER
 from ngramspec.speculator import Speculator
 

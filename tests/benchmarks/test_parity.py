@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from benchmarks import parity, tiny
-from ngramspec.hf_model.compat.names import BY_SLOT, ONE_AT_A_TIME, PLACES_TOKENS, has
+from ngramspec.hf_model.compat.models import BY_SLOT, ONE_AT_A_TIME
+from ngramspec.hf_model.compat.package import PLACES_TOKENS, has
 
 EXPERT_PARTS = ("gate", "router", "router_gate")
 

@@ -16,7 +16,7 @@ from ngramspec import Corpus, build_drafter
 from ngramspec.cli import build_parser, main, serve
 from ngramspec.cli.options import UsageError, load_model
 from ngramspec.cli.serve import read_keys, settings_of
-from ngramspec.hf_model.compat.packed import can_pack
+from ngramspec.hf_model.compat.kernels import can_pack
 from ngramspec.measure.models import LoadedModel
 from ngramspec.server.settings import Limits, ServerSettings
 

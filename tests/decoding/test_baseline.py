@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicLayer
 
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.decoding import baseline, setup
-from ngramspec.hf_model.compat import caches, names
+from ngramspec.hf_model.compat import caches, package
 from ngramspec.stepwise import open_generation
 
 GREEDY = {"do_sample": False, "max_new_tokens": 20}
@@ -55,9 +55,9 @@ def test_what_the_check_finds_runs_as_the_baseline(tiny, broken, unsupported, ca
     (warning,) = warnings_of(caplog)
     if broken == NEWER:
         assert f"transformers {NEWER}" in warning
-        assert f"install transformers=={names.NEWEST_TESTED}" in warning
+        assert f"install transformers=={package.NEWEST_TESTED}" in warning
     else:
-        assert f"needs transformers>={names.OLDEST_SUPPORTED}, got {OLDER}" in warning
+        assert f"needs transformers>={package.OLDEST_SUPPORTED}, got {OLDER}" in warning
 
 
 def test_an_open_generation_has_no_baseline(tiny, broken):
@@ -127,20 +127,23 @@ def test_what_fails_for_one_model_only_runs_as_the_baseline(tiny, unknown, monke
         assert torch.equal(tiny.generate(PROMPT, custom_generate=speculator, **GREEDY), plain)
     (warning,) = warnings_of(caplog)
     assert f"transformers {unknown}" in warning
-    monkeypatch.setattr("transformers.__version__", names.NEWEST_TESTED)
+    monkeypatch.setattr("transformers.__version__", package.NEWEST_TESTED)
     with pytest.raises(AttributeError):
         tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
 
 
 def test_the_oldest_supported_version_is_the_required_one(request):
     pyproject = (request.config.rootpath / "pyproject.toml").read_text()
-    assert f'"transformers>={names.OLDEST_SUPPORTED}"' in pyproject
+    assert f'"transformers>={package.OLDEST_SUPPORTED}"' in pyproject
     assert (
-        f'    "{names.OLDEST_SUPPORTED}": ' in (request.config.rootpath / "noxfile.py").read_text()
+        f'    "{package.OLDEST_SUPPORTED}": '
+        in (request.config.rootpath / "noxfile.py").read_text()
     )
 
 
 def test_the_newest_tested_version_is_the_pinned_one(request):
     constraints = (request.config.rootpath / "constraints.txt").read_text()
-    assert f"\ntransformers=={names.NEWEST_TESTED}\n" in constraints
-    assert f'    "{names.NEWEST_TESTED}": ' in (request.config.rootpath / "noxfile.py").read_text()
+    assert f"\ntransformers=={package.NEWEST_TESTED}\n" in constraints
+    assert (
+        f'    "{package.NEWEST_TESTED}": ' in (request.config.rootpath / "noxfile.py").read_text()
+    )

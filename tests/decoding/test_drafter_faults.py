@@ -28,7 +28,7 @@ from ngramspec.decoding.row import FORGIVING_DRAFTS as FORGIVEN
 from ngramspec.decoding.row import MAX_FAULTS as FAULTS
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.drafters import CalibratedDrafter, PriorityDrafter
-from ngramspec.hf_model.compat.names import MARKS_CACHES, has
+from ngramspec.hf_model.compat.package import MARKS_CACHES, has
 
 
 def begin_sampled(row, session):

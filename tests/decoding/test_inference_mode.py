@@ -29,7 +29,7 @@ def mode(on):
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Buffers that are outgrown within a test."""
-    monkeypatch.setattr("ngramspec.decoding.text.INITIAL_TOKENS", 8)
+    monkeypatch.setattr("ngramspec.decoding.group.INITIAL_TOKENS", 8)
     monkeypatch.setattr("ngramspec.hf_model.cache.layers.MIN_FREE_POSITIONS", 8)
 
 

@@ -15,9 +15,8 @@ from doubles import Failing, InterruptedStreamer, ids
 import ngramspec
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
-from ngramspec.decoding.reference import ReferenceCounter
 from ngramspec.draft import Draft
-from ngramspec.stats import DecodeStats
+from ngramspec.stats import DecodeStats, ReferenceCounter
 from ngramspec.stepwise import JointSteps, open_generation
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

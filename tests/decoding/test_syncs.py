@@ -20,7 +20,7 @@ from benchmarks.host_time import ForcedProcessor
 from benchmarks.syncs import host_syncs, syncs_per_step
 from ngramspec import Draft, Proposal, Speculator, generate
 from ngramspec.decoding.observer import VERIFICATION, Observer
-from ngramspec.hf_model.compat.names import MARKS_CACHES, has
+from ngramspec.hf_model.compat.package import MARKS_CACHES, has
 from ngramspec.measure.forwards import forced_model
 
 

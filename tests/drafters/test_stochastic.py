@@ -14,7 +14,7 @@ from ngramspec import Speculator, build_drafter
 from ngramspec.drafters.base import check_draft
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.stochastic import SamplingSession
-from ngramspec.hf_model.compat.names import MARKS_CACHES, has
+from ngramspec.hf_model.compat.package import MARKS_CACHES, has
 
 TEXT = np.array([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], np.int32)
 

@@ -7,7 +7,7 @@ import pytest
 from fuzz.kept import KEPT, TEXTS
 from fuzz.options import draw
 from fuzz.run import run
-from ngramspec.hf_model.compat.names import before
+from ngramspec.hf_model.compat.package import before
 
 SEEDS = range(30)
 

@@ -15,11 +15,11 @@ from transformers import LEDConfig, LlamaConfig, WhisperConfig
 
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, new_cache
-from ngramspec.hf_model.compat.extras import PaddingNotice
-from ngramspec.hf_model.compat.names import position_limit
+from ngramspec.hf_model.compat.configs import position_limit
+from ngramspec.hf_model.compat.resources import PaddingNotice
 from ngramspec.hf_model.facts import FACTS, Ability, Facts, facts_of, prompt_end, why_unsupported
+from ngramspec.hf_model.masks import Reach, Windows
 from ngramspec.hf_model.target import MAX_PREFILL_DRAFT_TOKENS, Target
-from ngramspec.hf_model.windows import Reach, Windows
 
 DOCS = Path(__file__).parents[2] / "docs"
 MASK = torch.ones((1, 10), dtype=torch.int64)

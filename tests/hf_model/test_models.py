@@ -12,7 +12,7 @@ import ngramspec
 from benchmarks import parity, tiny
 from benchmarks.harness import padded
 from ngramspec import Speculator
-from ngramspec.hf_model.compat.names import before
+from ngramspec.hf_model.compat.package import before
 
 PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 11, 12, 5, 6, 7, 8, 5]])
 GREEDY = {"do_sample": False, "max_new_tokens": 40}

@@ -16,7 +16,7 @@ import ngramspec
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_of
-from ngramspec.hf_model.compat.names import PLACES_TOKENS, before, has
+from ngramspec.hf_model.compat.package import PLACES_TOKENS, before, has
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30}
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])

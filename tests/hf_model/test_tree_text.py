@@ -13,10 +13,10 @@ from layer_states import GREEDY, PROMPT, assert_same_cache, model_of
 import ngramspec
 from benchmarks import tiny
 from ngramspec import Draft, Speculator
-from ngramspec.hf_model.compat import extras
+from ngramspec.hf_model.compat import kernels
 from ngramspec.hf_model.compat.caches import cache_of
-from ngramspec.hf_model.compat.extras import causal_topk
-from ngramspec.hf_model.compat.names import MARKS_CACHES, has
+from ngramspec.hf_model.compat.kernels import causal_topk
+from ngramspec.hf_model.compat.package import MARKS_CACHES, has
 from ngramspec.hf_model.target import Target
 
 IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
@@ -228,7 +228,7 @@ def test_nothing_is_left_behind_where_an_index_fails(error):
     model, scores = Model(error=error("no index")), wide(torch.zeros(1, POSITIONS, KEYS))
     with pytest.raises(error, match="no index"):
         chosen(model, scores)
-    assert extras._thread.alone is None  # the hooks stay, and have no effect
+    assert kernels._thread.alone is None  # the hooks stay, and have no effect
     assert torch.overrides._get_current_function_mode_stack() == []
 
 
@@ -244,4 +244,4 @@ def test_a_text_with_equal_scores_is_that_of_plain_generate(name, gamma):
     kwargs = GREEDY | {"attention_mask": mask, "speculator": speculator}
     assert torch.equal(ngramspec.generate(model, prompt, **kwargs), plain)
     assert speculator.stats.accepted > 0
-    assert extras._indexers[model]
+    assert kernels._indexers[model]

@@ -16,7 +16,7 @@ import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
-from ngramspec.hf_model.compat.names import before
+from ngramspec.hf_model.compat.package import before
 from ngramspec.hf_model.target import Target
 
 LENGTH = 112  # tokens of prompt and text

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat.names import eos_tokens, pad_token
+from ngramspec.hf_model.compat.configs import eos_tokens, pad_token
 
 # Added to the score of a sequence that must not be selected, as ``generate`` does.
 EXCLUDED_SCORE = -1.0e9

@@ -17,7 +17,7 @@ from ngramspec.hf_model.cache.layers import Attention, CacheLayer, Needed, alone
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.compat.caches import kind_of
 from ngramspec.hf_model.compat.devices import Indices, indices, on_host
-from ngramspec.hf_model.compat.extras import new_static_layer
+from ngramspec.hf_model.compat.factories import new_static_layer
 
 NO_WINDOW = 1 << 40  # positions: longer than any text
 

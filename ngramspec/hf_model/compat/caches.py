@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from ngramspec.hf_model.compat.names import MARKS_CACHES, has
+from ngramspec.hf_model.compat.package import MARKS_CACHES, has
 
 MODULE = "transformers.cache_utils"
 KNOWN_CACHES = frozenset({"DynamicCache", "StaticCache", "EncoderDecoderCache"})

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ngramspec.hf_model.compat.names import captures_states
+from ngramspec.hf_model.compat.package import captures_states
 
 # Libraries whose forward hooks treat all positions alike.
 POSITIONWISE = ("accelerate.", "peft.", "torch.")

@@ -16,7 +16,7 @@ import torch
 
 from ngramspec.draft import Draft
 from ngramspec.hf_model.compat.devices import sent
-from ngramspec.hf_model.compat.names import PROCESSOR_MODULE, stock_name
+from ngramspec.hf_model.compat.package import PROCESSOR_MODULE, stock_name
 
 FormOf = Callable[[Any, "Histories", torch.Tensor], torch.Tensor]
 

@@ -13,7 +13,7 @@ from benchmarks import tiny
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.cache.copies import Checkpoint, Snapshot, copy_positions, memory
 from ngramspec.hf_model.compat.caches import cache_argument, parameter_of
-from ngramspec.hf_model.compat.names import before
+from ngramspec.hf_model.compat.package import before
 from ngramspec.hf_model.trials import why_not_continued
 
 CLASSES = ("BambaForCausalLM", "Qwen3NextForCausalLM", "ZayaForCausalLM", "Mamba2ForCausalLM")

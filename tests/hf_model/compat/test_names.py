@@ -28,15 +28,23 @@ from transformers_names import (
 )
 
 import ngramspec
-from ngramspec.hf_model.compat import caches, extras, names, positions
-from ngramspec.hf_model.compat.names import MARKS_CACHES, Change, has
+from ngramspec.hf_model.compat import (
+    caches,
+    configs,
+    forwards,
+    models,
+    package,
+    positions,
+    resources,
+)
+from ngramspec.hf_model.compat.package import MARKS_CACHES, Change, has
 from ngramspec.options import Options
 
 ROOT = Path(ngramspec.__file__).parent
 COMPAT = ROOT / "hf_model" / "compat"
 KINDS = ROOT / "hf_model" / "cache"  # the kinds of cache layers know the fields of these
 TRANSFORMERS = Path(transformers.__file__).parent
-CHANGES = {name: each for name, each in vars(names).items() if isinstance(each, Change)}
+CHANGES = {name: each for name, each in vars(package).items() if isinstance(each, Change)}
 FIELD_ROWS = [*FIELDS.values(), *REPLACED.values(), *COMMON_FIELDS.values()]
 FILES = sorted(path for path in ROOT.rglob("*.py") if not path.is_relative_to(COMPAT))
 
@@ -55,8 +63,8 @@ def tree_of(path: Path) -> ast.Module:
 
 def is_there(row: Name) -> bool:
     """Whether the installed version is in a row's range."""
-    from_here = row.since is None or not names.before(row.since)
-    return from_here and (row.until is None or names.before(row.until))
+    from_here = row.since is None or not package.before(row.since)
+    return from_here and (row.until is None or package.before(row.until))
 
 
 @cache
@@ -108,7 +116,7 @@ def test_a_class_is_where_and_when_the_table_says(row):
 
 
 def test_a_class_is_listed_for_one_reason_where_it_is_refused():
-    assert not names.ONE_AT_A_TIME.keys() & names.OWN_CACHE.keys()
+    assert not models.ONE_AT_A_TIME.keys() & models.OWN_CACHE.keys()
 
 
 def test_models_have_the_names():
@@ -120,7 +128,7 @@ def test_models_have_the_names():
 
 
 def test_the_module_that_captures_states_is_there():
-    importlib.import_module(f"transformers.{names.CAPTURE_MODULE}")
+    importlib.import_module(f"transformers.{package.CAPTURE_MODULE}")
 
 
 def test_a_version_is_compared_as_packaging_does(monkeypatch):
@@ -131,8 +139,8 @@ def test_a_version_is_compared_as_packaging_does(monkeypatch):
         "5.100.0": False,
     }.items():
         monkeypatch.setattr("transformers.__version__", installed)
-        assert names.before("5.19") is before
-        assert names.has(Change("5.19", "a test")) is not before
+        assert package.before("5.19") is before
+        assert package.has(Change("5.19", "a test")) is not before
 
 
 def test_no_row_is_older_than_the_oldest_supported_version():
@@ -148,19 +156,19 @@ def test_no_row_is_older_than_the_oldest_supported_version():
 def test_what_a_version_lacks_has_a_default():
     nothing = SimpleNamespace()
     assert caches.is_callers(nothing) is not has(MARKS_CACHES)
-    assert names.mask_length(nothing) is None
-    assert names.with_longer_mask(nothing, 3) is nothing
-    assert extras.commit_hash(nothing) is None
-    assert extras.device_mesh(nothing) is None
-    assert not names.is_stateful(nothing)
-    assert not extras.compiles_by_default(nothing, {}, None)
-    with names.decode_context(nothing):
-        extras.forget_compiled_call(nothing)
+    assert configs.mask_length(nothing) is None
+    assert configs.with_longer_mask(nothing, 3) is nothing
+    assert resources.commit_hash(nothing) is None
+    assert models.device_mesh(nothing) is None
+    assert not models.is_stateful(nothing)
+    assert not forwards.compiles_by_default(nothing, {}, None)
+    with forwards.decode_context(nothing):
+        forwards.forget_compiled_call(nothing)
 
 
 def test_settings_that_nobody_set_have_these_values(tiny):
     prepared, _ = tiny._prepare_generation_config(None)
-    for name, value in names.DEFAULT_SETTINGS.items():
+    for name, value in configs.DEFAULT_SETTINGS.items():
         assert getattr(prepared, name) == value
 
 
@@ -276,7 +284,12 @@ def uses(tree: ast.AST, *, fields: bool = True) -> set[str]:
     found = (attributes(tree) & known) | (attributes(tree, own=False) & PRIVATE.keys())
     found |= replaced(tree) & REPLACED.keys()
     found |= literals(tree) & (words | known | PRIVATE.keys())
-    modules = (names.PROCESSOR_MODULE, names.CRITERION_MODULE, names.CAPTURE_MODULE, "cache_utils")
+    modules = (
+        package.PROCESSOR_MODULE,
+        package.CRITERION_MODULE,
+        package.CAPTURE_MODULE,
+        "cache_utils",
+    )
     found |= {each for each in modules if f"transformers.{each}" in literals(tree)}
     return found | set(imported(tree)) | config_fields(tree)
 

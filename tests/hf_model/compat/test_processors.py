@@ -17,7 +17,7 @@ from transformers.generation import logits_process
 
 import ngramspec
 from ngramspec import Draft, Speculator
-from ngramspec.hf_model.compat.names import before
+from ngramspec.hf_model.compat.package import before
 from ngramspec.hf_model.compat.processors import BY_ROW, Histories, paths_of, process_at_once
 
 MAX_NEW = 18

@@ -1,68 +1,22 @@
-"""transformers' names: classes recognized by them, private attributes, and fields of configs.
+"""transformers' models: classes recognized by their names, and what follows from a model alone.
 
-Classes are compared by name, so that their modules do not have to be imported. Names that some
-supported versions lack are read with a default. Tests check every name against the installed
-version (``tests/transformers_names.py``). Models and configs are ``Any``: there are no types.
+Names that some supported versions lack are read with a default. Tests check every name against the
+installed version (``tests/transformers_names.py``). Models are ``Any``: there are no types.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from packaging.version import Version
 
-PACKAGE = "transformers"
-PROCESSOR_MODULE = "generation.logits_process"
-CRITERION_MODULE = "generation.stopping_criteria"
-CAPTURE_MODULE = "utils.output_capturing"
-
-# Versions
-
-
-class Change(NamedTuple):
-    """A change of behaviour in transformers, and the first version with it."""
-
-    version: str
-    what: str
-
-
-OLDEST_SUPPORTED = "5.16.1"
-NEWEST_TESTED = "5.24.0"
-
-MARKS_CACHES = Change("5.19", "generate marks every cache that a caller passed")
-PLACES_TOKENS = Change("5.19", "GIT places a single token where it places one of several")
-KEEPS_SELECTION = Change("5.17", "a mask of bools keeps the selection of an index under sdpa")
-
-
-def before(version: str) -> bool:
-    """Whether the installed transformers is older than a version; pre-releases of it are older."""
-    from transformers import __version__
-
-    return Version(__version__) < Version(version)
-
-
-def has(change: Change) -> bool:
-    """Whether the installed transformers has a change of behaviour."""
-    return not before(change.version)
-
-
-def untested() -> str | None:
-    """Return the installed transformers' version if no test covers it, older or newer; or None."""
-    from transformers import __version__
-
-    covered = Version(OLDEST_SUPPORTED) <= Version(__version__) <= Version(NEWEST_TESTED)
-    return None if covered else __version__
-
-
-# Models. For those that are refused, the reason is part of the message.
+from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.compat.configs import _ropes, position_limit, rope_changes_at, text_config
+from ngramspec.hf_model.compat.package import PACKAGE
 
 BY_SLOT = frozenset(
     {
@@ -115,19 +69,12 @@ PASSES_POSITIONS = frozenset(
         "VibeVoiceAsrForConditionalGeneration",
     }
 )
-
 # Modules whose result for a position depends on the others of a forward. Doge's experts mix their
 # routers' logits, and NLLB-MoE's routers read the attention mask as one of padding. torch's dynamic
 # quantization, named by its Python modules, has one scale for all.
 MIXES_POSITIONS = frozenset({"DogeCDMoE", "NllbMoeTop2Router"})
 SCALES_TOGETHER = ("torch.ao.nn.intrinsic.quantized.dynamic", "torch.ao.nn.quantized.dynamic")
 WEIGHT_QUANTIZERS = frozenset({"GgufHfQuantizer"})  # they do not quantize activations
-
-END_OF_SEQUENCE = "EosTokenCriteria"  # decided from the token's id
-MAX_LENGTH = "MaxLengthCriteria"  # decided from the length
-MAX_TIME = "MaxTimeCriteria"  # called without the tokens
-STOP_STRING = "StopStringCriteria"  # called with the tokens on the host
-
 # Methods of a model that determine the inputs and outputs of its forwards. A subclass that
 # overrides none of them behaves like its base class.
 STEP_METHODS = (
@@ -144,15 +91,6 @@ UPDATE_METHODS = ("_update_model_kwargs_for_generation",)
 def names_of(model: Any) -> frozenset[str]:
     """Return the names of a model's class and of all its base classes."""
     return frozenset(kind.__name__ for kind in type(model).__mro__)
-
-
-def stock_name(each: Any, module: str) -> str:
-    """Return the name of an object's class if a module of transformers defines it, or ""."""
-    kind = type(each)
-    return kind.__name__ if kind.__module__ == f"{PACKAGE}.{module}" else ""
-
-
-# Modules of models
 
 
 def routes_tokens(model: Any) -> bool:
@@ -196,15 +134,6 @@ def reports_routing(model: Any) -> bool:
     """Whether forwards return routers' logits, and so compute a loss from the attention mask."""
     asked = getattr(text_config(model), ROUTER_LOGITS, False)
     return bool(asked) and ROUTER_LOGITS in inspect.signature(model.forward).parameters
-
-
-def captures_states(hook: Any) -> bool:
-    """Whether a hook is transformers' own, which captures states in calls that ask for them."""
-    module = getattr(hook, "__module__", None)
-    return bool(module == f"{PACKAGE}.{CAPTURE_MODULE}")
-
-
-# Models
 
 
 def is_stateful(model: Any) -> bool:
@@ -253,51 +182,6 @@ def head_size(model: Any) -> int | None:
     return None
 
 
-# Forwards
-
-
-def prefill(model: Any, input_ids: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a prompt as the baseline does; return the outputs of the last forward."""
-    return model._prefill(input_ids, config, kwargs)
-
-
-def carried_kwargs(
-    model: Any, outputs: Any, kwargs: dict[str, Any], *, encodes: bool
-) -> dict[str, Any]:
-    """Return the keyword arguments of the next forward, over one token, from the last one's."""
-    carried: dict[str, Any] = model._update_model_kwargs_for_generation(
-        outputs, kwargs, is_encoder_decoder=encodes
-    )
-    return carried
-
-
-def decode_context(model: Any) -> AbstractContextManager[Any]:
-    """Return the context in which ``generate`` runs the forwards after the prefill."""
-    context: AbstractContextManager[Any]
-    context = getattr(model, "_optimize_model_for_decode", nullcontext)()
-    return context
-
-
-_sdpa: list[Any] = []  # our function, once it is made
-_lock = threading.Lock()
-
-
-def register_sdpa(make: Callable[[Any], Any]) -> bool:
-    """Register ``make(sdpa)`` in place of transformers' sdpa; return whether it is registered."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
-
-    with _lock:
-        if not _sdpa:
-            _sdpa.append(make(sdpa_attention_forward))
-        if ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
-            AttentionInterface.register("sdpa", _sdpa[0])
-        return ALL_ATTENTION_FUNCTIONS["sdpa"] is _sdpa[0]
-
-
-# Facts about models
-
-
 def model_facts(model: Any) -> dict[str, Any]:
     """Return the fields of ``Facts`` that follow from a model alone."""
     from transformers.generation.utils import GenerationMixin
@@ -341,70 +225,9 @@ def model_facts(model: Any) -> dict[str, Any]:
     }
 
 
-# Configs of models
-
-
-def text_config(model: Any) -> Any:
-    """Return the config of a model's decoder."""
-    return model.config.get_text_config(decoder=True)
-
-
 def is_encoder_decoder(model: Any) -> bool:
     """Whether a model is an encoder-decoder model."""
     return bool(getattr(model.config, "is_encoder_decoder", False))
-
-
-def position_limit(config: Any) -> int | None:
-    """Return the number of positions that a config supports, or None if it sets no limit."""
-    whisper, led = "max_target_positions", "max_decoder_position_embeddings"
-    known = (getattr(config, name, None) for name in ("max_position_embeddings", led, whisper))
-    return next((limit for limit in known if limit is not None), None)
-
-
-# How far back each type of layers attends: names of the fields of its window and of its chunk.
-LAYER_TYPES: dict[str, tuple[str | None, str | None]] = {
-    "full_attention": (None, None),
-    "sliding_attention": ("sliding_window", None),
-    "chunked_attention": (None, "attention_chunk_size"),
-}
-AttentionLimits = tuple[int | None, int | None]  # the sizes of a window and of a chunk
-
-
-def attention_limits(config: Any) -> tuple[dict[str, AttentionLimits | None], tuple[str, ...]]:
-    """Return each type of layers with its limits, None if unknown, and the type of each layer.
-
-    A model whose config has no types of layers has one, "", and its layers are not listed. The
-    first result is empty if no layer has a limit.
-    """
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        window = getattr(config, "sliding_window", None)
-        chunk = None if window is not None else getattr(config, "attention_chunk_size", None)
-        return {} if window is None and chunk is None else {"": (window, chunk)}, ()
-    if not any("sliding" in kind or "chunked" in kind for kind in kinds):
-        return {}, ()
-    found: dict[str, AttentionLimits | None] = dict.fromkeys(kinds)
-    for kind in found.keys() & LAYER_TYPES.keys():
-        window, chunk = LAYER_TYPES[kind]
-        found[kind] = getattr(config, window or "", None), getattr(config, chunk or "", None)
-    return found, tuple(kinds)
-
-
-def rope_changes_at(config: Any) -> int | None:
-    """Return the length from which on a forward's rotary frequencies are different, or None."""
-    thresholds = [
-        int(each["original_max_position_embeddings"])
-        for each in _ropes(config)
-        if each.get("rope_type") == "longrope" and "original_max_position_embeddings" in each
-    ]
-    return min(thresholds, default=None)
-
-
-def _ropes(config: Any) -> list[dict[str, Any]]:
-    """The rotary parameters of a text config, or of each kind of its layers."""
-    given = getattr(config, "rope_parameters", None) or {}
-    each = [given, *given.values()]
-    return [one for one in each if isinstance(one, dict) and "rope_type" in one]
 
 
 def attention_of(model: Any) -> str:
@@ -412,52 +235,38 @@ def attention_of(model: Any) -> str:
     return str(getattr(text_config(model), "_attn_implementation", ""))
 
 
-# transformers' defaults for these settings in a prepared GenerationConfig.
-DEFAULT_SETTINGS = {
-    "num_assistant_tokens": 20,
-    "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0.4,
-}
-# Prepared GenerationConfigs
+def check_adapters(configs: dict[str, Any]) -> None:
+    """Raise an UnsupportedError if the effect of a PEFT adapter depends on a forward's width."""
+    for name, own in configs.items():
+        if getattr(own, "is_prompt_learning", False):
+            kind = str(getattr(own.peft_type, "value", own.peft_type))
+            raise UnsupportedError(
+                f"the adapter {name!r} ({kind}) forwards one token at a time after its own prompt;"
+                " use one that changes weights, such as LoRA"
+            )
+        if getattr(own, "alora_invocation_tokens", None):
+            raise UnsupportedError(
+                f"the adapter {name!r} is an activated LoRA, whose start is counted from the end of"
+                " each forward; use a LoRA without alora_invocation_tokens"
+            )
 
 
-def plain_method(config: Any) -> str | None:
-    """Name of the baseline's decoding method under ``config``; None: it is loaded from the hub."""
-    from transformers.generation.utils import GENERATION_MODES_MAPPING
-
-    method = str(GENERATION_MODES_MAPPING[config.get_generation_mode()])
-    return None if "/" in method else method
+def least_step_size(model: Any) -> float:
+    """Return the largest lower bound on step sizes among a model's recurrent layers; 0: none."""
+    bounds = (getattr(module, "time_step_limit", (0.0,))[0] for module in model.modules())
+    return max(bounds, default=0.0)
 
 
-def pad_token(config: Any) -> int | None:
-    """Return the padding token, by default the first end-of-sequence token, or None."""
-    found = _tokens(config.pad_token_id) or eos_tokens(config)
-    return found[0] if found else None
+def device_mesh(model: Any) -> Any:
+    """Return the torch DeviceMesh that a model was loaded on, or None."""
+    return getattr(model, "_device_mesh", None)
 
 
-def eos_tokens(config: Any) -> tuple[int, ...]:
-    """Return the end-of-sequence tokens."""
-    return _tokens(config.eos_token_id)
+def layer_count(model: Any) -> int:
+    """Return the number of layers of a model's decoder, or 1 if its config does not have it."""
+    return int(getattr(text_config(model), "num_hidden_layers", 1))
 
 
-def _tokens(given: Any) -> tuple[int, ...]:
-    """Token ids that a config has as one number, several, a tensor or None."""
-    if isinstance(given, torch.Tensor):
-        given = given.tolist()
-    return () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
-
-
-def mask_length(config: Any) -> int | None:
-    """Return the length of the mask of ones that ``generate`` left out, or None."""
-    length = getattr(config, "_mask_length", None)
-    return None if length is None else int(length)
-
-
-def with_longer_mask(config: Any, count: int) -> Any:
-    """Return ``config``, or a copy whose left-out mask, which the prefill compares, is longer."""
-    length = mask_length(config)
-    if length is None:
-        return config
-    config = copy.copy(config)
-    config._mask_length = length + count
-    return config
+def vocab_size(model: Any) -> int:
+    """Return the number of tokens that a model's config states."""
+    return int(model.config.get_text_config().vocab_size)
