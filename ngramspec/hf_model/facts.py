@@ -37,28 +37,17 @@ PLAIN_PREFILL = (
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class Facts:
-    """What is known about a model and one call of ``generate`` before its prefill."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What follows from a model alone; see ``models.model_facts``."""
 
-    # The model
     model: Any
     names: frozenset[str]  # of its class and of all its base classes
     encodes: bool  # whether it is an encoder-decoder model
     attention: str  # name of its decoder's attention implementation, such as "sdpa"
-    # Whether transformers' own function makes its masks, and its attention gets them unchanged.
-    standard_masks: bool
     own_masks: bool  # whether it defines ``create_masks_for_generate``
-    # Of its layers, whose masks hide positions even if its cache keeps them; None: it has none.
-    windows: Windows | None
     reads_text: bool  # whether it prepares its inputs itself, and may read all committed tokens
     foreign: bool  # whether that is code outside transformers, which may count these tokens
-    takes_positions: bool  # whether it uses the ``position_ids`` that it is given
-    # Whether hooks make it use our positions; it ignores those that a caller passes.
-    hooks_positions: bool
-    # Whether it counts positions itself and gives none to padding tokens (M2M-100, TrOCR). After
-    # such a token a wider forward counts differently.
-    skips_padding: bool
     position_limit: int | None  # number of positions that it supports; None: no limit
     embeddings: int | None  # number of tokens that it has embeddings for; None: unknown
     # From this length on, a forward's rotary frequencies are different, at all its positions.
@@ -72,6 +61,23 @@ class Facts:
     # Whether its hidden states have several streams in their first dimension (Gemma 3n), rather
     # than before the last one or not at all.
     streams_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts(ModelFacts):
+    """What is known about a model and one call of ``generate`` before its prefill."""
+
+    # How the model runs the call, partly by trials of it
+    # Whether transformers' own function makes its masks, and its attention gets them unchanged.
+    standard_masks: bool
+    # Of its layers, whose masks hide positions even if its cache keeps them; None: it has none.
+    windows: Windows | None
+    takes_positions: bool  # whether it uses the ``position_ids`` that it is given
+    # Whether hooks make it use our positions; it ignores those that a caller passes.
+    hooks_positions: bool
+    # Whether it counts positions itself and gives none to padding tokens (M2M-100, TrOCR). After
+    # such a token a wider forward counts differently.
+    skips_padding: bool
     # The call
     config: Any  # the prepared GenerationConfig
     kwargs: dict[str, Any]  # of the prefill
