@@ -30,7 +30,7 @@ from benchmarks.harness import (
 )
 from ngramspec import DecodeStats, Speculator
 from ngramspec.cli.options import CommandOptions
-from ngramspec.drafters.call import CallStores
+from ngramspec.decoding.stores import CallStores
 from ngramspec.measure.calls import PLAIN, take_turns
 from ngramspec.measure.models import load
 

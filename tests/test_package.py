@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "hf_model": FLOOR | {"hf_model.compat"},
     "hf_model.compat": {"errors", "draft"},
     "verification": FLOOR | {"hf_model.compat"},
-    "decoding": FLOOR | WINGS | {"hf_model.compat", "options", "_native"},
+    "decoding": FLOOR | WINGS | {"hf_model.compat", "options", "stores", "_native"},
     "options": FLOOR | {"drafters", "stores"},
     "speculator": CORE,
     "hf": CORE | {"speculator"},

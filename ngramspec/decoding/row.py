@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ngramspec.costs.policies import GammaController, likeliest
+from ngramspec.decoding.stores import RowStores
 from ngramspec.draft import (
     EMPTY_DRAFT,
     NO_TOKENS,
@@ -38,7 +39,6 @@ from ngramspec.drafters.base import (
     is_plain_chain,
     valid_prefix,
 )
-from ngramspec.drafters.call import RowStores
 from ngramspec.stats import DecodeStats
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.observer import no_section
 from ngramspec.decoding.request import Request, text_before
 from ngramspec.decoding.row import Row, report_fault
+from ngramspec.decoding.stores import CallStores, RowStores
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
-from ngramspec.drafters.call import CallStores, RowStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.configs import pad_token, plain_method
 from ngramspec.hf_model.compat.devices import input_device

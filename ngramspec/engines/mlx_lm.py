@@ -14,7 +14,7 @@ from ngramspec.costs.model import ForwardKind, model_of
 from ngramspec.costs.policies import make_controller
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.row import Row, report_fault
-from ngramspec.drafters.call import CallStores
+from ngramspec.decoding.stores import CallStores
 from ngramspec.errors import UnsupportedError
 from ngramspec.speculator import Speculator
 from ngramspec.stats import DecodeStats

@@ -18,9 +18,9 @@ from ngramspec._native import TokenText, agreed, generous_cost, may_pay, text_ha
 from ngramspec.costs.engine import EngineCosts
 from ngramspec.costs.row_lengths import LAG_POWER, Refills, urgencies, worthwhile_rows
 from ngramspec.decoding.row import OnFault, Row
+from ngramspec.decoding.stores import CallStores
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Int32
 from ngramspec.drafters.base import Drafter
-from ngramspec.drafters.call import CallStores
 from ngramspec.drafters.priority import CalibratedDrafter
 from ngramspec.drafters.registry import build_drafter
 from ngramspec.errors import check_int

@@ -17,7 +17,7 @@ from tiny_tokenizers import Letters
 import ngramspec
 from ngramspec import Corpus, SharedStore, Speculator, build_drafter
 from ngramspec._native import Calibration
-from ngramspec.drafters.call import CallStores
+from ngramspec.decoding.stores import CallStores
 from ngramspec.engines.rows import Rows, RowState
 from ngramspec.stores import StoreFileError, open_stores
 

@@ -20,7 +20,7 @@ from tiny_tokenizers import Letters
 
 import ngramspec
 from ngramspec import SharedStore, Speculator, build_drafter
-from ngramspec.drafters.call import CallStores
+from ngramspec.decoding.stores import CallStores
 from ngramspec.stepwise import open_generation
 from ngramspec.stores import shared
 from ngramspec.stores.shared import MAX_ANSWERS_READ, SharedRequest, StoreStatistics

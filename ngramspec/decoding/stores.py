@@ -1,4 +1,4 @@
-"""The drafter of one call: the Speculator's, with the call's stores and tools."""
+"""The stores and tools of one call, and of each of its rows."""
 
 from __future__ import annotations
 
