@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,23 @@ settings.load_profile("untimed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--waits", metavar="FILE", help="where tests/gpu writes its counts")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked ``every(n, first)``, all cases but each n-th one from there on are slow."""
+    asked = any("[" in each for each in config.args)  # for one case by its id
+    if asked or config.getoption("--waits") is not None:  # whose counts are of all cases
+        return
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("every")
+        if mark is not None and item.get_closest_marker("slow") is None:
+            name = item.nodeid.partition("[")[0]
+            every, first = (*mark.args, 0)[:2]
+            if seen[name] % every != first:
+                item.add_marker("slow")
+            seen[name] += 1
 
 
 def no_old_name(record: logging.LogRecord) -> bool:

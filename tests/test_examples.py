@@ -142,6 +142,7 @@ def test_the_docstring_has_an_output_that_shows_the_effect(name):
     shows_its_effect(name, re.sub(r"^    ", "", docstring(name) + "\n", flags=re.MULTILINE))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_an_example_loads_a_folder(name, run, tiny_folder):
     """Without a network, and with a model that does not predict the text."""
@@ -175,8 +176,14 @@ def test_the_agents_tools_read_only_their_folder(tmp_path):
     assert agent["run_tool"](tmp_path, "[]").startswith("error: ")
 
 
+QUICK = ("streaming", "summarize")  # and as slow ones the others
+
+
 @real
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    "name",
+    [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in SHORT],
+)
 def test_an_example_shows_its_effect(name, on_smollm2):
     shows_its_effect(name, on_smollm2(name, "--max-new-tokens", SHORT[name]))
 

@@ -41,7 +41,9 @@ def test_the_model_corrects_spelling(plain):
     assert sum(misspelt) > 0.9 * len(misspelt) > 45
 
 
-@pytest.mark.parametrize("drafter", FLOORS)
+@pytest.mark.parametrize(
+    "drafter", ["auto", *(pytest.param(each, marks=pytest.mark.slow) for each in ("copy", "none"))]
+)
 def test_greedy_text_is_plain_generate_s_in_few_calls(model, plain, drafter):
     speculator, encoded = Speculator(drafter), []
     hook = model.get_encoder().register_forward_hook(lambda *_: encoded.append(1))

@@ -14,6 +14,7 @@ TINY = ["gpu", "--device", "cpu", "--tiny", "--budget", "1000"]
 TITLES = ("speedup of ngramspec over plain", "cost of 1, 8, 16, 32, 64 positions", "waits a step")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_part_runs_and_three_lines_sum_up(tmp_path, capsys):
     out = tmp_path / "gpu.json"

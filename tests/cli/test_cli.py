@@ -114,6 +114,7 @@ def test_help_needs_no_numpy(arguments):
     assert "ngramspec" in done.stdout
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("arguments", "without", "remedy"),
     [

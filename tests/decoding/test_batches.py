@@ -32,6 +32,7 @@ def run(model, inputs, drafter, **kwargs):
     return out, speculator.stats
 
 
+@pytest.mark.every(3, 1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_are_plain_generate_s(name):
     model, inputs = build(name), batch()

@@ -245,7 +245,7 @@ def guided(tokenizer, regex):
     ("make", "grammar", "matchers"),
     [
         (constrained, 'root ::= ("b" | "cc") "a"{400} ("b" | "c") "dé"{10}', "matchers"),
-        (guided, "(b|cc)a{400}(b|c)(dé){10}", "ll_matchers"),
+        pytest.param(guided, "(b|cc)a{400}(b|c)(dé){10}", "ll_matchers", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("width", [1, 2, 3])

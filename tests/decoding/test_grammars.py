@@ -171,6 +171,7 @@ def scripted(vocab):
     return drafters
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("kind", "sample"), [("json_schema", False), ("regex", True)])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_constrained_text_and_calls_are_plain_generate_s(
@@ -229,6 +230,7 @@ def test_outlines_own_call(smollm2, real):
     assert len(json.loads(plain)) == 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("library", ["xgrammar", "outlines xgrammar", "outlines llguidance"])
 def test_what_a_grammar_forces_is_drafted_from_a_copy(

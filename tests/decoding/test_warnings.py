@@ -76,6 +76,7 @@ def test_a_text_beyond_the_model_s_positions_is_warned_of(asked, new):
     assert any("exceeded the model's predefined" in each for each in plain) == (new == 24)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("pad", [5, 30, 54])
 @pytest.mark.parametrize(
     ("rows", "kept", "asked"),
@@ -95,6 +96,7 @@ def test_padding_tokens_without_a_mask_are_warned_of(pad, rows, kept, asked):
     assert ours == plain
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "name", ["Lfm2", "Lfm3", "Inkling", "Mamba2", "Bamba", "Qwen3Next", "Zaya"]
 )

@@ -77,6 +77,7 @@ def test_windows(name):
     assert graphs() == len(bucket_sizes(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 def test_no_recompilation_after_warm_up(attention):
     model = tiny_llama(num_hidden_layers=1)
@@ -136,6 +137,7 @@ def test_a_step_in_which_something_is_compiled_is_not_timed():
     assert len(timed) == len(widths) - 2 - graphs()  # two prefills
 
 
+@pytest.mark.slow
 def test_plain_compiled_generate_in_between_costs_nothing():
     model = tiny_llama(num_hidden_layers=1)
     settings = config()

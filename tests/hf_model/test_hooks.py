@@ -171,6 +171,7 @@ def test_a_copy_made_during_a_forward_is_a_plain_model(name, drafter, enabled):
     assert bool(every) == (name != "mistral sliding")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "offload"),
     [

@@ -18,6 +18,7 @@ PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 11, 12, 5, 6, 7, 8, 5]])
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_is_plain_generate_s(name):
     model = build(name)
@@ -35,6 +36,7 @@ def test_text_is_plain_generate_s(name):
     assert speculator.stats.alpha == 1.0  # the drafts were really for these positions
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["Exaone4_5_ForConditionalGeneration", "Kosmos2TextForCausalLM"])
 @pytest.mark.parametrize("tree", [None, 9])
 def test_models_that_prepare_their_inputs_without_positions(name, tree):
@@ -77,6 +79,7 @@ OLD_DOGE = pytest.mark.skipif(before("5.19"), reason="plain decoding fails in tr
 DYNAMIC, STATIC, BEAMS = {}, {"cache_implementation": "static"}, {"num_beams": 2}
 
 
+@pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("make", "asked", "rows", "drafts"),

@@ -57,12 +57,14 @@ def prompt(length=10, seed=0):
     return torch.randint(3, VOCAB, (1, length))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("length", [10, TURN - 1, TURN, TURN + 1])
 @pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 6}], ids=["5", "tree"])
 def test_text_is_plain_where_the_factors_change(phi3, length, settings):
     same_text(phi3, Speculator(**settings), prompt(length), **GREEDY)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("factors", [True, False])
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("rows", [1, 2])
@@ -106,6 +108,7 @@ def test_the_cache_of_the_call_goes_on_behind_the_turn(phi3):
     assert_same_cache(cache_of(ours), cache_of(plain))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["phi3", "scaled"])
 @pytest.mark.parametrize("padding", [0, 8])
 def test_rows_whose_frequencies_are_shared_advance_together(name, padding, request):

@@ -26,6 +26,7 @@ def run(model, ids, speculator, **kwargs):
     return model.generate(ids, custom_generate=speculator, max_new_tokens=60, **kwargs)
 
 
+@pytest.mark.every(3, 2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_trees_give_plain_text_and_run_where_they_can(name):
     model = build(name)
@@ -41,6 +42,7 @@ def test_trees_give_plain_text_and_run_where_they_can(name):
         assert stats.drafted > stats.verified > stats.accepted
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("settings", "rows", "branches"),
     [
@@ -107,6 +109,7 @@ def test_near_the_end_branches_do_not_take_the_place_of_the_path():
         assert accepted == [*range(1, len(draft), 2)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cache", ["static", None])
 @pytest.mark.parametrize(("name", "attention"), [("llama", "sdpa"), ("gpt2", "eager")])
 def test_after_trees_the_cache_is_as_if_the_rejected_tokens_had_never_been_there(

@@ -39,6 +39,7 @@ def plain_of(model, inputs, **kwargs):
     return kwargs, model.generate(**inputs, **kwargs)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("window", "rows", "attention"),
     [(8, 1, "sdpa"), (8, 3, "eager"), (64, 1, "eager"), (64, 3, "sdpa")],
@@ -58,6 +59,7 @@ def test_trees(name, window, rows, attention):
     assert speculator.stats.accepted > 40 * rows
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", WINDOWED)
 def test_rows_that_diverge_and_leave(name, monkeypatch):
     """Gaps are closed, rows leave, and layers with windows hold little more than the window."""
@@ -84,6 +86,7 @@ def test_rows_that_diverge_and_leave(name, monkeypatch):
     assert max(held) < 60
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", WINDOWED)
 def test_the_cache_continues_a_second_turn(name):
     """After trees, a cache that is kept is the baseline's, whether or not the window was full."""
@@ -104,6 +107,7 @@ def test_the_cache_continues_a_second_turn(name):
         assert torch.equal(again, mine)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", WINDOWED)
 def test_a_draft_in_the_prefill(name):
     """The window's layers keep what a rejected draft has to give back."""
@@ -128,6 +132,7 @@ def test_masks_over_a_cache_that_keeps_all():
     assert torch.equal(plain, ours)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", WINDOWED)
 def test_static_caches(name, attention):
@@ -156,6 +161,7 @@ WAYS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "window", "given", "way"),
     [

@@ -488,6 +488,21 @@ def test_answers_that_take_too_long_end_with_an_error(route, body, done):
     assert engine.load == (0, 0)
 
 
+def test_an_answer_that_runs_is_finished_before_the_server_ends():
+    """By default; ``test_real_server.py`` has a process that is told to end."""
+    held = Held(tiny_llama(vocab=VOCAB), 10**6)
+    with listening(held.model) as (address, app):
+        held.let_only(4)
+        body = {"prompt": "one", "max_tokens": 20, "temperature": 0, "stream": True}
+        stream = asked(address, "/v1/completions", **body).getresponse()
+        event_after(stream)
+        app.state.server.should_exit = True
+        held.let()
+        text = stream.read().decode()
+    assert '"length"' in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
 def test_a_closed_connection_ends_the_answer():
     held = Held(tiny_llama(vocab=VOCAB), 10**6)
     with listening(held.model) as (address, app):

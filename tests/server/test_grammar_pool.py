@@ -203,7 +203,7 @@ def test_a_grammar_that_ends_the_compiler_is_refused_and_the_next_one_compiled(a
     pooled(test)
 
 
-def test_a_vocabulary_that_once_had_no_memory_is_read_again(monkeypatch, caplog):
+def test_a_vocabulary_that_once_had_no_memory_is_read_again(stub, monkeypatch, caplog):
     def short(*_, **__):
         raise MemoryError("none left")
 

@@ -104,6 +104,7 @@ def test_the_curl_command_of_the_guide_is_answered_as_it_says(smollm2):
             assert json.loads(answer.read()) == json.loads(shown)
 
 
+@pytest.mark.slow
 def test_openais_client_understands_the_errors(client, server):
     with pytest.raises(openai.BadRequestError) as error:
         greedy(client, max_tokens=-1)
@@ -114,12 +115,14 @@ def test_openais_client_understands_the_errors(client, server):
     assert KEY not in log.read_text()
 
 
+@pytest.mark.slow
 def test_the_device_is_reported(server):
     assert re.search(
         r"^serving tiny on (cpu|cuda:0) in bfloat16$", server[2].read_text(), re.MULTILINE
     )
 
 
+@pytest.mark.slow
 def test_sigterm_drains(server):
     """The last test of this file: answers that run are finished, and new ones refused.
 

@@ -362,7 +362,7 @@ def test_settings_that_are_gone_are_missed_aloud(plain, folder, tmp_path, monkey
     )
 
 
-def test_the_log_can_be_asked_for(wrapped_folder, model, monkeypatch, caplog):
+def test_the_log_can_be_asked_for(model, monkeypatch, caplog):
     with caplog.at_level(logging.ERROR, "ngramspec"):  # the application has set it
         monkeypatch.setenv("NGRAMSPEC_LOG", "info")
         wrapped._log_as_asked()
@@ -370,6 +370,10 @@ def test_the_log_can_be_asked_for(wrapped_folder, model, monkeypatch, caplog):
     monkeypatch.setenv("NGRAMSPEC_LOG", "loud")
     with pytest.raises(ValueError, match=r"NGRAMSPEC_LOG must be one of .*INFO.*, got LOUD"):
         model.generate(PROMPT, **GREEDY)
+
+
+@pytest.mark.slow
+def test_a_process_that_loads_the_folder_logs_as_asked(wrapped_folder):
     code = (
         "import sys, torch; from transformers import AutoModelForCausalLM as A\n"
         "model = A.from_pretrained(sys.argv[1], trust_remote_code=True)\n"

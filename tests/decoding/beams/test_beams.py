@@ -58,6 +58,7 @@ def check(family, which, rows):
     return speculator.stats
 
 
+@pytest.mark.every(3, 2)
 @pytest.mark.parametrize(("family", "which"), CASES[::5], ids=lambda each: str(each))
 def test_beams_of_every_family(family, which):
     check(family, which, rows=1)

@@ -45,6 +45,7 @@ def both(name, settings, *, rows=1, right=0.9):
     return plain, ours, speculator.stats
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("rows", "settings"), [(1, SETTINGS[0]), (2, SETTINGS[1])])
 @pytest.mark.parametrize("name", [*CROPPED, *REPLAYED])
 def test_beams_are_those_of_plain_generate(name, rows, settings):
@@ -62,6 +63,7 @@ def test_beams_of_other_classes(name, rows, settings):
     assert_same(plain, ours)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [*CROPPED, *REPLAYED])
 def test_rejected_drafts_leave_no_trace_in_the_returned_cache(name):
     plain, ours, stats = both(name, {"num_beams": 2, "max_new_tokens": 32}, right=0.75)
