@@ -285,14 +285,26 @@ class Target:
             self.cache.truncate(0)  # no position is rejected, and windows slide
         self.inputs.begin(self.prompt, self._slots)
         self._prefilled = self._slots
-        if self.facts.counting_hook is not None and len({*self.cache.lengths()}) > 1:
-            self.no_drafts = "a hook has shortened some layers of the cache"  # one mask fits all
+        if self.facts.counting_hook is not None:
+            self._check_lengths()
         if draft is not None:
             self._forward = Forward(width=count, outputs=outputs)
         if self._recorder is not None:
             self._recorder.keep_prefill(outputs)
         self._unordered = self._copies == 1  # the rows of a given cache may differ
         return self._copied(outputs.logits[:, -1 - count :])
+
+    def _check_lengths(self) -> None:
+        """Rule drafts out if a hook has shortened the cache so that one mask does not fit.
+
+        transformers hides the first positions of a shortened cache by the mask's first columns. In
+        a batch with padding a row may then attend to nothing but what its forward adds.
+        """
+        lengths = {*self.cache.lengths()}
+        if len(lengths) > 1:
+            self.no_drafts = "a hook has shortened some layers of the cache"
+        elif self.inputs.hides and lengths != {self.facts.end}:
+            self.no_drafts = "a hook has shortened the cache of a batch with padding"
 
     def _copied(self, states: torch.Tensor) -> torch.Tensor:
         """Repeat the rows that the prefill ran, once for each beam."""

@@ -80,6 +80,9 @@ KEPT: dict[str, Case] = {
     "keys that a hook drops in some layers of a model with windows": Case(
         family="gemma2", prompts=((PROMPT * 9)[:85],), hooks="compress"
     ),
+    "keys that a hook drops in a batch with padding": Case(
+        prompts=(PROMPT, (PROMPT * 8)[:76]), options={"max_new_tokens": 8}, hooks="compress"
+    ),
     "the same in rows of different lengths": Case(
         family="gemma3", prompts=((PROMPT * 9)[:71], PROMPT), hooks="compress"
     ),
