@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.draft import Draft, Float32, Int32, Nodes, Observed
-from ngramspec.drafters.base import Drafter, verified_count
+from ngramspec.draft import Draft, EvidenceRequest, Float32, Int32, Nodes, Observed
+from ngramspec.drafters.base import Drafter, LearningDrafter, verified_count
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.model import ModelDrafter, ModelReader, ReadingSession
 from ngramspec.drafters.priority import CalibratedDrafter, PriorityDrafter
@@ -23,6 +25,10 @@ from ngramspec.drafters.value import (
     ValueSession,
 )
 from ngramspec.errors import UnsupportedError
+from ngramspec.stores import Store
+
+if TYPE_CHECKING:
+    from ngramspec.drafters.tool_calls import ToolCalls
 
 # Not tuned one by one:
 CONFIDENCE_BOUNDS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98)  # buckets of a confidence
@@ -115,7 +121,7 @@ class Chain:
         return float(np.cumprod(self.confidence, dtype=np.float64).sum())
 
 
-class HeadedSession(ReadingSession, ValueSession):
+class HeadedSession(ReadingSession):
     """Drafts for one sequence from the tables, and from the head where that is worth its cost.
 
     Before each draft, the head is consulted about the position at which its row promises the
@@ -129,8 +135,8 @@ class HeadedSession(ReadingSession, ValueSession):
     """
 
     def __init__(self, drafter: HeadedDrafter, tokens: Int32) -> None:
-        ReadingSession.__init__(self, drafter.head, tokens)
-        ValueSession.__init__(self, drafter, tokens)
+        super().__init__(drafter.head, tokens)
+        self.tables = ValueSession(drafter.tables, tokens)
         self._tools_source = np.int8(HEAD + len(drafter.head.source_names))
         self.worth = drafter.worth
         self._path: list[int] = []  # draft tokens before the head's rows but the first
@@ -142,9 +148,13 @@ class HeadedSession(ReadingSession, ValueSession):
         self._failed: Exception | None = None
         self._sampled: dict[int, tuple[Int32, Float32]] = {}  # by depth: what it was sampled from
 
+    @property
+    def wants_evidence(self) -> bool:
+        return self.tables.wants_evidence
+
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
-        plan = None
-        in_call = self.tools is not None and self.tools.predicts
+        plan, tools = None, self.tables.tools
+        in_call = tools is not None and tools.predicts
         if self.reader is not None and self.text and gamma > 0 and not in_call:
             self.reader.model.commit(len(self.text))
             if self.reader.model.ready:
@@ -152,7 +162,7 @@ class HeadedSession(ReadingSession, ValueSession):
         if plan is not None and self._sampled:
             draft = self._stated(plan)
         else:
-            draft = super().propose(gamma, self._with_paid(cost), tree=tree)
+            draft = self.tables.propose(gamma, self._with_paid(cost), tree=tree)
             if in_call and draft.source is not None:
                 source = np.where(draft.source == HEAD, self._tools_source, draft.source)
                 draft = replace(draft, source=source)
@@ -186,7 +196,7 @@ class HeadedSession(ReadingSession, ValueSession):
 
     def _plan(self, gamma: int, cost: Float32 | None) -> Chain:
         """The chain that the engine drafts with the rows read so far."""
-        tokens, confidence, source = self.engine.draft(gamma, self._with_paid(cost))
+        tokens, confidence, source = self.tables.engine.draft(gamma, self._with_paid(cost))
         known, rows = 0, len(self._rows)
         while known < rows and (known == 0 or known <= len(tokens)):
             if known and int(tokens[known - 1]) != self._path[known - 1]:
@@ -226,7 +236,7 @@ class HeadedSession(ReadingSession, ValueSession):
         last = depth + 1 - first  # the head's distributions after that many tokens are new
         ids, log_probs = reader.forward(reader.rest(self.text, path, last), last)
         before = np.array([0, *path], np.int32)[first:]
-        self.engine.set_head_rows(before, ids, log_probs, first)
+        self.tables.engine.set_head_rows(before, ids, log_probs, first)
         self._rows[first:] = list(zip(ids, log_probs, strict=True))
         self._path, self._missed = path, 0.0
         self._paid += reader.model.cost(last)
@@ -258,7 +268,7 @@ class HeadedSession(ReadingSession, ValueSession):
                 self._sampled[depth] = q
                 tokens = np.append(plan.tokens[:depth], np.int32(token))
                 shares = np.append(plan.confidence[:depth], np.float32(share))
-                self.engine.fix(tokens.astype(np.int32), shares.astype(np.float32))
+                self.tables.engine.fix(tokens.astype(np.int32), shares.astype(np.float32))
                 plan = self._plan(gamma, cost)
             depth += 1
         return plan
@@ -276,7 +286,7 @@ class HeadedSession(ReadingSession, ValueSession):
         for depth, (_, probs) in self._sampled.items():
             if depth < judged:
                 self.worth.accepted.learn(peak(probs), depth < len(accepted))
-        super().observe(draft, accepted, verified, evidence)
+        self.tables.observe(draft, accepted, verified, evidence)
 
     def extend(self, tokens: Int32) -> None:
         if self._failed is not None:
@@ -286,34 +296,65 @@ class HeadedSession(ReadingSession, ValueSession):
         self._cost = RATE_MEMORY * self._cost + 1.0 + self._paid + self._verifying
         self._paid = self._verifying = 0.0
         self._path, self._rows, self._sampled = [], [], {}
-        super().extend(tokens)
+        self.tables.extend(tokens)
+
+    def sizeof(self) -> int | None:
+        return self.tables.sizeof()
+
+    def close(self) -> None:
+        super().close()
+        self.tables.close()
 
 
-class HeadedDrafter(ValueDrafter):
-    """Tables (a head of theirs is replaced) and a head, under one calibrated estimate.
+class HeadedDrafter(LearningDrafter):
+    """Tables and a head, under one calibrated estimate.
 
     Sequences share what the head was worth, besides the calibration of the tables.
+
+    Args:
+        tables: what drafts beside the head. What they learn is shared until ``forget``.
+        head: what drafts where that is worth its cost.
     """
 
-    learned = ("calibrations", "worth")
+    estimates = True
+    branches = True
+    learned = ("worth",)
 
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
-        vars(self).update(vars(tables))
-        self.headed, self.head, self.assistants = True, head, (head,)
-        self.tables_spec = getattr(tables, "tables_spec", tables.spec)
-        unnamed = None in (self.tables_spec, head.spec)
-        self.spec = None if unnamed else f"{self.tables_spec}+{head.spec}"
+        self.tables = tables.with_attributes(headed=True)
+        self.head, self.assistants = head, (head,)
+        self.by_request = tables.by_request
+        unnamed = None in (tables.spec, head.spec)
+        self.spec = None if unnamed else f"{tables.spec}+{head.spec}"
         self.worth = HeadWorth()
 
     @property
     def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """The engine's sources, the head's, and "tools" if calls are predicted."""
         names = (*SOURCES_OF_ENGINE, *self.head.source_names)
-        return names if self.tools is None else (*names, TOOLS)
+        return names if self.tables.tools is None else (*names, TOOLS)
+
+    @property
+    def evidence(self) -> EvidenceRequest | None:  # type: ignore[override]
+        """What the tables ask for."""
+        return self.tables.evidence
+
+    @property
+    def stores(self) -> tuple[Any, ...]:  # type: ignore[override]
+        """The tables' stores."""
+        return self.tables.stores
+
+    def with_stores(self, stores: Sequence[Store]) -> Self:
+        """A copy of this drafter with other stores; both share what they learn."""
+        return self.with_attributes(tables=self.tables.with_stores(stores))
+
+    def with_tools(self, tools: ToolCalls) -> Self:
+        """A copy of this drafter that predicts tool calls; both share what they learn."""
+        return self.with_attributes(tables=self.tables.with_tools(tools))
 
     def forget(self) -> None:
-        super().forget()
-        self.worth = HeadWorth()
+        # New tables, because other drafters may share what the old ones have learned.
+        self.tables, self.worth = copy.copy(self.tables), HeadWorth()
 
     def start(self, tokens: Int32) -> HeadedSession:
         return HeadedSession(self.of_sequence(), tokens)
@@ -326,7 +367,7 @@ class MtpDrafter(ModelDrafter):
     reads_states = True
 
     def __init__(self, gamma: int = 8, threshold: float = 0.4, top_k: int | None = 64) -> None:
-        super().__init__("", gamma, threshold, top_k, False)
+        self._begin(gamma, threshold, top_k)
         self.spec = f"mtp(gamma={gamma},threshold={self.threshold},top_k={top_k})"
 
 
@@ -334,6 +375,8 @@ def with_head(drafter: Drafter, head: ModelDrafter) -> Drafter:
     """A drafter with a head: one estimate with tables by value; others continue its draft."""
     if isinstance(drafter, NullDrafter):
         drafter = StoreDrafter()  # without stores: the head drafts alone
+    if isinstance(drafter, HeadedDrafter):
+        drafter = drafter.tables
     if isinstance(drafter, ValueDrafter):
         return HeadedDrafter(drafter, head)
     if drafter.stores:

@@ -218,6 +218,8 @@ class ModelDrafter(LearningDrafter):
     reads_states = False  # whether its model reads the target's hidden states
     learned = ("loaded",)
     same_tokenizer = False  # whether its model is known to have the target's tokenizer
+    tables: Drafter  # which guess the model's tokens
+    _assistant: Any = None
 
     def __init__(
         self,
@@ -231,18 +233,21 @@ class ModelDrafter(LearningDrafter):
             raise TypeError(f"path must be a model or the folder of one, got {path!r}")
         path = str(path) if isinstance(path, PathLike) else path
         self._assistant = path
+        self._begin(gamma, threshold, top_k)
+        if check_bool("tables", tables):
+            self.tables = PriorityDrafter([CopyDrafter(), NGramDrafter()])
+        if isinstance(path, str):
+            settings = f"gamma={gamma},threshold={self.threshold},top_k={top_k},tables={tables}"
+            self.spec = f"model({quoted(path)},{settings})"
+
+    def _begin(self, gamma: int, threshold: float, top_k: int | None) -> None:
         self.gamma = check_int("gamma", gamma, 1)
         self.threshold = check_real("threshold", threshold, 0.0, 1.0)
         self.least = math.log(self.threshold)
         self.top_k = (
             MAX_PROPOSAL_IDS if top_k is None else check_int("top_k", top_k, 1, MAX_PROPOSAL_IDS)
         )
-        self.tables: Drafter = NullDrafter()
-        if check_bool("tables", tables):
-            self.tables = PriorityDrafter([CopyDrafter(), NGramDrafter()])
-        if isinstance(path, str):
-            settings = f"gamma={gamma},threshold={self.threshold},top_k={top_k},tables={tables}"
-            self.spec = f"model({quoted(path)},{settings})"
+        self.tables = NullDrafter()
         self.forget()
 
     @staticmethod
@@ -257,14 +262,14 @@ class ModelDrafter(LearningDrafter):
 
     @property
     def assistant(self) -> Any:
-        """The model, or the path of its folder; None: the model no longer exists."""
+        """The model, or the path of its folder; None: it is the target's, or no longer exists."""
         held = self._assistant
         return held() if isinstance(held, weakref.ref) else held
 
     def held_weakly(self) -> ModelDrafter:
-        """A copy that does not keep its model alive, unless it loads the model from a folder."""
+        """A copy that does not keep a model that was passed to it alive."""
         other = copy.copy(self)
-        if not isinstance(self.assistant, str):
+        if self.spec is None:
             other._assistant = weakref.ref(self.assistant)
         return other
 

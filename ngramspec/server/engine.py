@@ -18,6 +18,7 @@ import torch
 from fastapi import Request
 
 from ngramspec.draft import Int32
+from ngramspec.drafters.headed import HeadedDrafter
 from ngramspec.drafters.tool_calls import ToolCalls
 from ngramspec.drafters.value import ValueDrafter
 from ngramspec.errors import UnsupportedError
@@ -346,7 +347,7 @@ class ModelRunner:
         ids = self._ids(request.prompt)
         reports = request.top_logprobs is not None
         speculator = self._speculator(request.user) if request.speculate else self._plain
-        stores = isinstance(speculator.drafter, ValueDrafter)  # others take none
+        stores = isinstance(speculator.drafter, ValueDrafter | HeadedDrafter)  # others take none
         kept = {"return_dict_in_generate": True, "output_logits": True} if reports else {}
         return open_generation(
             self.model,

@@ -196,7 +196,7 @@ def test_a_draft_may_be_proposed_again(temperature, cost):
         session.observe(draft, [], 1 if len(draft) else 0)
         session.extend(ids([]))
         session.extend(ids([committed]))
-        session.engine.check_integrity()
+        session.tables.engine.check_integrity()
     assert model.calls
 
 
@@ -232,7 +232,7 @@ def test_specs_by_name():
     own = drafter.with_calibration(by_request=True)
     assert own.by_request
     assert own.worth is not drafter.worth
-    assert own.calibrations is not drafter.calibrations
+    assert own.tables.calibrations is not drafter.tables.calibrations
 
 
 def test_what_is_learned_of_a_calls_head_is_kept():
@@ -244,7 +244,7 @@ def test_what_is_learned_of_a_calls_head_is_kept():
     for tables in (own, build_drafter("none"), build_drafter("copy", policy="priority")):
         assert heads.drafter(tables, MtpDrafter(2), by_request=True).by_request
     alone = with_head(build_drafter("none"), MtpDrafter())
-    assert alone.sources == ()
+    assert alone.tables.sources == ()
     assert len(alone.start(TEXT).propose(4)) == 0  # without its model
     other = with_head(alone, MtpDrafter(2))
     assert (other.head.gamma, other.spec.count("mtp")) == (2, 1)
