@@ -451,7 +451,7 @@ def given(request, tmp_path, monkeypatch):
 @pytest.fixture
 def wrapped(tmp_path):
     """A folder of ``ngramspec wrap``."""
-    from ngramspec.wrap.folder import wrap
+    from ngramspec.wrap.wrapped import wrap
 
     model, tokenizer = tiny_chat()
     model.save_pretrained(tmp_path / "model")

@@ -254,7 +254,7 @@ def test_what_is_not_there_is_named_and_not_downloaded(tmp_path):
 
 def test_a_wrapped_folder_has_one_settings_file(tmp_path):
     """It is read and written where its model looks, and left out when a model is wrapped."""
-    from ngramspec.wrap.folder import wrap
+    from ngramspec.wrap.wrapped import wrap
 
     tiny_llama().save_pretrained(tmp_path / "model")
     Speculator("ngram").save_pretrained(tmp_path / "model")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ngramspec.cli.options import CommandOptions, counted, usable
 
 if TYPE_CHECKING:
-    from ngramspec.wrap.folder import Wrapped
+    from ngramspec.wrap.wrapped import Wrapped
 
 SUMMARY = "write a model folder whose generate speculates"
 
@@ -41,7 +41,7 @@ def add_arguments(options: CommandOptions) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the folder, and print how to use it."""
-    from ngramspec.wrap.folder import wrap
+    from ngramspec.wrap.wrapped import wrap
 
     settings = {
         "drafter": arguments.drafter,

@@ -20,7 +20,7 @@ import torch
 from prompts import PROMPTS
 from wrapping import SETTINGS, checkout
 
-from ngramspec.wrap.folder import wrap
+from ngramspec.wrap.wrapped import wrap
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from wrapping import (
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.wrap import wrapped
-from ngramspec.wrap.folder import COPIED, HARD, SYMBOLIC, wrap
+from ngramspec.wrap.wrapped import COPIED, HARD, SYMBOLIC, wrap
 
 
 @pytest.fixture(scope="module")
