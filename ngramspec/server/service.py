@@ -40,7 +40,8 @@ from ngramspec.server.engine import (
 from ngramspec.server.grammars import INSTALL, GrammarPool, GrammarSource
 from ngramspec.server.prompts import FillInTheMiddle, TextEncoder, TooManyTokensError, family_of
 from ngramspec.server.responses import ApiError, Stream, bad, json_response, refuse_unless
-from ngramspec.server.settings import ANYONE, Client, ServerSettings, Shelf
+from ngramspec.server.settings import ANYONE, Client, ServerSettings
+from ngramspec.server.shelf import Shelf
 from ngramspec.server.text import Detokenizer, TokenBytes, hidden_ids
 from ngramspec.server.tools import find_format
 

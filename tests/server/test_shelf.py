@@ -9,7 +9,7 @@ import pytest
 from serving import letters
 
 from ngramspec import Corpus
-from ngramspec.server.settings import Shelf, watch
+from ngramspec.server.shelf import Shelf, watch
 
 
 @pytest.fixture
