@@ -85,12 +85,6 @@ IGNORABLE_FIELDS = {
     *("cache_prompt", "id_slot", "n_cache_reuse", "sse_ping_interval"),
     *("t_max_prompt_ms", "timings_per_token", "verbose", "stream_options"),
 }
-# Other names of llama.cpp's fields. Of several that are given, the first one has an effect.
-ALIASES = {
-    "n_predict": ("n_predict", "max_completion_tokens", "max_tokens"),
-    "n_cmpl": ("n_cmpl", "n"),
-    "n_probs": ("n_probs", "logprobs"),
-}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,6 +107,8 @@ Stop = Annotated[str, StringConstraints(max_length=1000)]
 Stops = Annotated[list[Stop], Field(max_length=256, fail_fast=True)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 AnswerCount = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
+TopCount = Annotated[int, Field(ge=0, le=20)]  # most probable tokens to report
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_usable)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100)]
@@ -237,7 +233,7 @@ class Common(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: LogitBias | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Seed | None = None
     user: Name | None = None
     prediction: Prediction | None = None
     prompt_cache_key: Name | None = None
@@ -254,7 +250,7 @@ class CompletionBody(Common):
     )
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: TopCount | None = None
     best_of: AnswerCount | None = None
 
 
@@ -290,7 +286,7 @@ class ChatBody(Common):
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: TopCount | None = None
     response_format: ResponseFormat | None = None
     tools: Tools | None = None
     tool_choice: Literal["auto", "none", "required"] | ChatCompletionNamedToolChoiceParam | None = (
@@ -359,8 +355,9 @@ class ChatBody(Common):
         return "tools" if self.offered and strict else None
 
 
-def _aliases(name: str) -> Any:
-    return Field(validation_alias=AliasChoices(*ALIASES[name]))
+def _named(*names: str) -> Any:
+    """A field with several names; of those that are given, the first one has an effect."""
+    return Field(validation_alias=AliasChoices(*names))
 
 
 class ExtraFile(CheckedModel):
@@ -374,9 +371,11 @@ class LlamaBody(Body):
     """The fields that llama.cpp's ``/completion`` and ``/infill`` share."""
 
     prompt: str | Tokens = ""
-    n_predict: Annotated[int, Field(ge=-1, lt=2**31), _aliases("n_predict")] = -1
+    n_predict: Annotated[
+        int, Field(ge=-1, lt=2**31), _named("n_predict", "max_completion_tokens", "max_tokens")
+    ] = -1
     n_indent: Count = 0
-    n_cmpl: Annotated[AnswerCount, _aliases("n_cmpl")] = 1
+    n_cmpl: Annotated[AnswerCount, _named("n_cmpl", "n")] = 1
     stream: bool = False
     temperature: Annotated[float, Field(le=100), AfterValidator(_usable)] | None = None
     top_k: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 40
@@ -385,13 +384,13 @@ class LlamaBody(Body):
     repeat_penalty: RepetitionPenalty = 1.0
     presence_penalty: Annotated[float, Field(ge=-100, le=100)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = -1
+    seed: Seed = -1
     ignore_eos: bool = False
     samplers: Names | None = None
     t_max_predict_ms: Annotated[float, Field(ge=-1)] = 0.0
     response_fields: Names | None = None
     return_tokens: bool = False
-    n_probs: Annotated[int, Field(ge=0, le=20), _aliases("n_probs")] = 0
+    n_probs: Annotated[TopCount, _named("n_probs", "logprobs")] = 0
     logit_bias: LlamaBias = Field(default_factory=list)
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
@@ -399,11 +398,13 @@ class LlamaBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_other_names(cls, given: Any) -> Any:
-        """Leave out the aliases of fields that are given by a name that comes first."""
+        """Leave out the names of fields that are given by a name that comes first."""
         if not isinstance(given, dict):
             return given
         found = dict(given)
-        for names in ALIASES.values():
+        for field in cls.model_fields.values():
+            alias = field.validation_alias
+            names = alias.choices if isinstance(alias, AliasChoices) else ()
             for name in [each for each in names if given.get(each) is not None][1:]:
                 del found[name]
         return found

@@ -31,12 +31,11 @@ from ngramspec.server.settings import Client
 
 DEFAULT_TEMPERATURE = 0.8  # of ``/completion``, as in llama.cpp
 MAX_TEXT_CHARACTERS = 1 << 18  # in a request to ``/tokenize``
-SETTINGS = (  # of LlamaBody, in ``generation_settings``
-    *("n_predict", "n_indent", "seed", "stop", "ignore_eos", "top_k", "top_p", "min_p"),
-    *("repeat_penalty", "presence_penalty", "frequency_penalty", "stream", "return_tokens"),
-    *("n_probs", "logit_bias", "t_max_predict_ms"),
-)
-HIDDEN_SETTINGS = ("n_cmpl", "repetition_penalty", "response_fields")  # no settings of llama.cpp
+# Fields of a request that are no settings of llama.cpp.
+HIDDEN_SETTINGS = {
+    *("prompt", "json_schema", "ngramspec"),
+    *("n_cmpl", "repetition_penalty", "response_fields"),
+}
 # Fields of the samplers that a list without them switches off, with the values that do so.
 SAMPLERS: dict[str, dict[str, Any]] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -173,12 +172,14 @@ class LlamaReply(Reply):
 
 def settings_of(service: Service, body: LlamaBody) -> dict[str, Any]:
     """The parameters of a request in effect, with those that this server does not have."""
-    given = {name: getattr(body, name) for name in SETTINGS}
+    known = {
+        **NEUTRAL,
+        **PARAMETERS,
+        **{name: getattr(body, name) for name in LlamaBody.model_fields},
+    }
     temperature = DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
     return {
-        **{name: value for name, value in NEUTRAL.items() if name not in HIDDEN_SETTINGS},
-        **PARAMETERS,
-        **given,
+        **{name: value for name, value in known.items() if name not in HIDDEN_SETTINGS},
         "temperature": temperature,
         "stop": list(body.stops),
         "max_tokens": body.n_predict,
