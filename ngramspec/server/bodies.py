@@ -141,9 +141,12 @@ class CheckedModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_null(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _counted(cls, given: Any) -> Any:
+        return cls.that_count(given) if isinstance(given, dict) else given
+
+    @classmethod
+    def that_count(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The members that have an effect."""
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -195,12 +198,9 @@ class Body(CheckedModel):
     stop: Stop | Stops | None = None
     ngramspec: Extras = Field(default_factory=Extras)
 
-    @model_validator(mode="before")
     @classmethod
-    def _without_idle_fields(cls, given: Any) -> Any:
-        """Leave out the fields that have no effect."""
-        if not isinstance(given, dict):
-            return given
+    def that_count(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The fields that have an effect."""
         found = {
             name: value
             for name, value in given.items()
@@ -208,7 +208,7 @@ class Body(CheckedModel):
         }
         if not PENALTIES & found.keys():
             found.pop("repeat_last_n", None)
-        return found
+        return super().that_count(found)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -395,19 +395,16 @@ class LlamaBody(Body):
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _without_other_names(cls, given: Any) -> Any:
-        """Leave out the names of fields that are given by a name that comes first."""
-        if not isinstance(given, dict):
-            return given
+    def that_count(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The fields that have an effect, each with the first of the names that it is given by."""
         found = dict(given)
         for field in cls.model_fields.values():
-            alias = field.validation_alias
-            names = alias.choices if isinstance(alias, AliasChoices) else ()
-            for name in [each for each in names if given.get(each) is not None][1:]:
-                del found[name]
-        return found
+            if isinstance(field.validation_alias, AliasChoices):
+                names = [str(each) for each in field.validation_alias.choices]
+                for name in [each for each in names if given.get(each) is not None][1:]:
+                    del found[name]
+        return super().that_count(found)
 
 
 class InfillBody(LlamaBody):

@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -131,10 +132,7 @@ def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
     return {
         "reused_tokens": sum(job.progress.reused for job in jobs),
         **{name: getattr(stats, name) for name in SPECULATION_FIELDS},
-        "sources": {
-            name: {"drafted": each.drafted, "verified": each.verified, "accepted": each.accepted}
-            for name, each in stats.sources.items()
-        },
+        "sources": {name: asdict(each) for name, each in stats.sources.items()},
         "seconds_waiting": max(progress.started - progress.submitted, 0.0),
         "seconds_to_first_token": max(progress.first - progress.submitted, 0.0),
         "seconds": max(progress.ended - progress.submitted, 0.0),

@@ -28,12 +28,15 @@ MAX_CHARACTERS_PER_TOKEN = 16  # assumed upper bound of a text's average
 ANCHOR = "☺"  # encoded as separate tokens, so that text can be encoded as if it followed text
 VEIL = "\ue000"  # from the private use area; no control token's name contains it
 COMPARED_FIELDS = ("role", "type")  # templates compare their values, so they are not veiled
+USUAL = "{}{{prefix}}{}{{suffix}}{}"  # the order of most families' tokens
 FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-FIM = "<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>"
+FIM = USUAL.format(*FIM_TOKENS)
 STARCODER_TOKENS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
-STARCODER = "<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>"
+STARCODER = USUAL.format(*STARCODER_TOKENS)
 DEEPSEEK_TOKENS = ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>")
-DEEPSEEK = "<\uff5cfim▁begin\uff5c>{prefix}<\uff5cfim▁hole\uff5c>{suffix}<\uff5cfim▁end\uff5c>"
+DEEPSEEK = USUAL.format(*DEEPSEEK_TOKENS)
+CODELLAMA_TOKENS = ("▁<PRE>", "▁<SUF>", "▁<MID>")
+CODELLAMA = USUAL.format(*CODELLAMA_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +125,9 @@ FAMILIES = (
     # tokenizer of it; several files as llama.cpp's server shows them (tools/server).
     Family(
         name="CodeLlama",
-        tokens=("▁<PRE>", "▁<SUF>", "▁<MID>"),
-        alone="▁<PRE>{prefix}▁<SUF>{suffix}▁<MID>",
-        with_files="{files}\n▁<PRE>{prefix}▁<SUF>{suffix}▁<MID>",
+        tokens=CODELLAMA_TOKENS,
+        alone=CODELLAMA,
+        with_files="{files}\n" + CODELLAMA,
         file="\n\n--- snippet ---\n\n{text}",
         ends=("▁<EOT>",),
         bare=True,
