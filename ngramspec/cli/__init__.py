@@ -21,8 +21,15 @@ from ngramspec.errors import INSTALL
 # ``run(arguments)`` returns the exit code. Parsing imports all commands, so a command imports large
 # modules inside ``run``.
 COMMANDS = (
-    *("demo", "bench", "explain", "calibrate"),
-    *("record", "replay", "corpus", "serve", "wrap"),
+    "demo",
+    "bench",
+    "explain",
+    "calibrate",
+    "record",
+    "replay",
+    "corpus",
+    "serve",
+    "wrap",
 )
 
 MAX_NAME_COLUMNS = 28  # before the descriptions in a help text

@@ -43,7 +43,7 @@ def add_arguments(options: CommandOptions) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure; print tables; write the page and the JSON file."""
-    from ngramspec.measure.explain import acceptance, explain, ladder, page, rung_rows
+    from ngramspec.measure.explain import RUNG_HEADS, acceptance, explain, ladder, page, rung_rows
     from ngramspec.measure.tasks import check_prompts, prompts_of
 
     check_least(arguments, count=1, tokens=2, repeats=2)
@@ -58,9 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = explain(loaded, prompts, speculator, on_stage=on_stage, **counts)
     if not found.prompts:
         raise UsageError("the model ends after one token on every prompt; give others")
-    names = ("takes into account", "speed", "change", "from")
-    left = (names[0], names[3])
-    screen.print(make_table(names, rung_rows(found), left=left, title="speedup over baseline"))
+    left, title = (RUNG_HEADS[0], RUNG_HEADS[3]), "speedup over baseline"
+    screen.print(make_table(RUNG_HEADS, rung_rows(found), left=left, title=title))
     screen.print(found.text_says, found.noise_says)
     shares = acceptance(found)
     rows = [(name, f"{a / max(v, 1):.3f}", f"{v:,}") for name, (v, a) in shares.items()]

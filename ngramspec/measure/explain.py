@@ -242,6 +242,9 @@ def ladder(run: Run) -> list[Rung]:
     return [*rungs, Rung("measured", run.speedup, rest)]
 
 
+RUNG_HEADS = ("takes into account", "speed", "change", "from")  # of ``rung_rows``
+
+
 def rung_rows(run: Run) -> list[tuple[str, str, str, str]]:
     """(name, speed, change from the rung before, inputs) of each rung of the ladder."""
     rows: list[tuple[str, str, str, str]] = []
@@ -294,10 +297,9 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.7; }
 def page(run: Run) -> str:
     """The page as HTML 5."""
     title = escape(f"{run.model}: {run.speedup:.2f} times as fast as plain")
-    names = ("takes into account", "speed", "change", "from")
     given = ", ".join(f"{name} {run.settings[name]}" for name in ("drafter", "gamma", "tree"))
     parts = [f"<h1>{title}</h1>", f"<p>{escape(f'{given}: {run.stats}')}</p>"]
-    parts += [_table(names, [map(escape, row) for row in rung_rows(run)])]
+    parts += [_table(RUNG_HEADS, [map(escape, row) for row in rung_rows(run)])]
     shares = [
         (escape(name), f"{verified:,}", f'<meter value="{right / max(verified, 1):.3f}"></meter>')
         for name, (verified, right) in acceptance(run).items()

@@ -148,8 +148,9 @@ def unpredictable(
         by_task.setdefault(prompt.task, []).append(prompt)
     turns = chain.from_iterable(zip_longest(*by_task.values()))
     allowed = sorted(set(range(vocab)) - set(never))
-    return [
-        replace(prompt, task=NOTHING, id=f"{prompt.task} {prompt.id}", text=tuple(text))
-        for number, prompt in enumerate(prompt for prompt in turns if prompt is not None)
-        for text in [random.Random(number).choices(allowed, k=tokens)]
-    ]
+    found: list[Prompt] = []
+    for prompt in filter(None, turns):
+        text = random.Random(len(found)).choices(allowed, k=tokens)
+        name = f"{prompt.task} {prompt.id}"
+        found.append(replace(prompt, task=NOTHING, id=name, text=tuple(text)))
+    return found
