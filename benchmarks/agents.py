@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import agent_sessions
-from benchmarks.harness import show, write
+from benchmarks.harness import add_traces, show, write
 from benchmarks.peers import ARCTIC, PEERS, Contenders, add_peers, installed, print_skipped
 from benchmarks.traces import PUBLIC
 from ngramspec.cli.options import CommandOptions, usable
@@ -38,16 +38,10 @@ TRACES_HELP = "JSON lines with group, id, session, prompt and output (default: t
 
 
 def add_arguments(options: CommandOptions) -> None:
-    options.path("--traces", "FILE", TRACES_HELP, default=PUBLIC)
+    add_traces(options, TRACES_HELP, PUBLIC)
     options.count("--tree", 64, "most tokens of a chain, and nodes of a tree")
     add_peers(options)
     options.json()
-
-
-def add_traces(options: CommandOptions) -> None:
-    """Declare ``--traces`` and ``--tokenizer``."""
-    options.path("--traces", "FILE", TRACES_HELP, default=PUBLIC)
-    options.text("--tokenizer", "FOLDER", "of the traces (default: the embedded model's)")
 
 
 def run(arguments: argparse.Namespace) -> int:

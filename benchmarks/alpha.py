@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.harness import write
 from benchmarks.renderers import markdown
 from benchmarks.texts import TYPES as KINDS
 from benchmarks.texts import Text, content_prompts, library_prompts
@@ -37,7 +38,6 @@ from ngramspec.cli.options import (
     load_model,
     stages,
     usable,
-    write_json,
 )
 from ngramspec.draft import EMPTY_DRAFT, Draft, Float32, Float64, Int32
 from ngramspec.drafters.base import Drafter, DraftSession
@@ -475,7 +475,7 @@ def run(arguments: argparse.Namespace) -> int:
             rows += measure(loaded.model, plan, temperature, names, on_stage)
     print(overview(rows))
     settings = {"model": loaded.name, **{name: getattr(arguments, name) for name in SETTINGS}}
-    write_json(arguments, {"settings": settings, "rows": [asdict(row) for row in rows]})
+    write(arguments, {"settings": settings, "rows": [asdict(row) for row in rows]})
     return 0
 
 

@@ -12,12 +12,18 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, padded, prepared_call, recorded_prompts, show_and_write
+from benchmarks.harness import (
+    add_run,
+    add_traces,
+    padded,
+    prepared_call,
+    recorded_prompts,
+    show_and_write,
+)
 from ngramspec import Speculator
 from ngramspec.cli.options import CommandOptions
 from ngramspec.measure.calls import PLAIN, take_turns
@@ -27,7 +33,7 @@ UNDRAFTED, OURS = "undrafted", "ours"
 
 
 def add_arguments(options: CommandOptions) -> None:
-    options.add("--traces", type=Path, required=True)
+    add_traces(options)
     options.add("--group", default="context_qa")
     options.add("--longest", type=int, default=400, help="leave longer prompts out")
     options.add("--count", type=int, default=3, help="prompts")

@@ -27,13 +27,10 @@ import argparse
 import ast
 import json
 import random
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -46,7 +43,8 @@ from typing import Any
 import rich
 import torch
 
-from benchmarks.harness import write
+from benchmarks.engines.server import free_port, started
+from benchmarks.harness import write, written
 from benchmarks.renderers import editor
 from ngramspec.cli.options import CommandOptions, UsageError
 from ngramspec.measure.calls import take_turns
@@ -60,7 +58,6 @@ EXTRAS: dict[str, dict[str, Any]] = {  # of requests to our server, by the way t
 }
 STOPS = {"line": "\n", "block": "\n\n"}
 MODEL, RICH = Path("build/engines/smollm2"), Path(rich.__file__).parent
-START = 300.0  # seconds to wait for a server
 CONTEXT = 4096  # tokens, of llama.cpp's server; the others have the model's own limit
 PAUSE = 0.25  # seconds between requests that are not cancelled
 Ask = Callable[[str, float | None], tuple[str, float, float]]  # of a prompt and a gap
@@ -123,9 +120,8 @@ def add_arguments(options: CommandOptions) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if (arguments.llama_python is None) != (arguments.llama_gguf is None):
         raise UsageError("--llama-python and --llama-gguf go together")
-    functions, path = choose(arguments), arguments.json
-    given = path.exists() and path.read_text(encoding="utf-8")
-    answers = [Answer(**each) for each in json.loads(given)["answers"]] if given else []
+    functions = choose(arguments)
+    answers = [Answer(**each) for each in written(arguments, "answers")]
     known = {each.function for each in answers}
     with ExitStack() as running:
         servers = start(arguments, functions, running)
@@ -210,27 +206,10 @@ def llama_command(arguments: argparse.Namespace) -> list[str]:
 @contextmanager
 def serving(command: list[str], log: Path, ready: str = "/health") -> Iterator[str]:
     """Run a server until the block ends: its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=file, stderr=file
-        )
-    try:
-        deadline = time.monotonic() + START
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}{ready}").close()
-                break
-            except urllib.error.URLError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(log.read_text()) from None
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with started([*command, "--host", "127.0.0.1", "--port", str(port)], url + ready, log):
+        yield f"{url}/v1"
 
 
 def play(

@@ -26,8 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.agents import add_traces, summary, tokenizer, turns
-from benchmarks.harness import show, write
+from benchmarks.agents import TRACES_HELP, summary, tokenizer, turns
+from benchmarks.engines.server import free_port
+from benchmarks.harness import add_traces, show, write
+from benchmarks.traces import PUBLIC
 from ngramspec.cli.options import CommandOptions, UsageError, usable
 from ngramspec.draft import Int32
 from ngramspec.drafters import build_drafter
@@ -43,7 +45,8 @@ MAX_WAIT_SECONDS = 5.0
 
 
 def add_arguments(options: CommandOptions) -> None:
-    add_traces(options)
+    add_traces(options, TRACES_HELP, PUBLIC)
+    options.text("--tokenizer", "FOLDER", "of the traces (default: the embedded model's)")
     options.text("--rest", "S", "seconds after each turn", type=float, default=0.5)
     options.json()
 
@@ -159,9 +162,7 @@ def stores_of(
 @contextmanager
 def redis_server() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A redis-server without files, and its port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
         process = subprocess.Popen([*command, "--dir", folder], stdout=subprocess.DEVNULL)

@@ -40,7 +40,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from benchmarks import parity
-from benchmarks.harness import write
+from benchmarks.harness import add_traces, write
 from benchmarks.profile import profile
 from benchmarks.syncs import host_syncs, syncs_per_step
 from benchmarks.traces import PUBLIC
@@ -80,7 +80,7 @@ Tensor = torch.Tensor
 
 def add_arguments(options: CommandOptions) -> None:
     options.json()
-    options.path("--traces", "FILE", "what ngramspec record wrote", default=PUBLIC)
+    add_traces(options, default=PUBLIC)
     options.text("--device", "DEVICE", "default: cuda", default="cuda")
     help = f"seconds for all parts (default: {BUDGET}, with --compiled {COMPILED_BUDGET})"
     options.text("--budget", "SECONDS", help, type=int)

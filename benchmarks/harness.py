@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ngramspec import DecodeStats, Speculator, generate
-from ngramspec.cli.options import CommandOptions, writable
-from ngramspec.measure.machine import machine
+from ngramspec.cli.options import CommandOptions, write_json
 from ngramspec.measure.traces import read_traces
 
 ROOT = Path(__file__).parents[1]
+TRACES_HELP = "JSON lines with group, id, prompt and output, as ngramspec record writes them"
 
 
 def add_run(options: CommandOptions, *, repeats: int, new: int) -> None:
@@ -27,17 +27,22 @@ def add_run(options: CommandOptions, *, repeats: int, new: int) -> None:
     options.json()
 
 
+def add_traces(options: CommandOptions, help: str = TRACES_HELP, default: Any = None) -> None:
+    """Declare ``--traces``, which is required unless there is a default."""
+    options.path("--traces", "FILE", help, default=default, required=default is None)
+
+
 def write(arguments: argparse.Namespace, fields: dict[str, Any]) -> None:
     """Write the results, with what is needed to reproduce them; without a file, write nothing."""
+    write_json(arguments, {"settings": settings(arguments), "commit": commit(), **fields})
+
+
+def written(arguments: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+    """The list of that name in the results of an interrupted run; empty without a file."""
     path: Path | None = arguments.json
-    if path is None:
-        return
-    with writable("--json", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**context(arguments), **fields}, indent=1) + "\n"
-        unfinished = path.with_suffix(".tmp")  # an interrupted run leaves a whole file
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+    text = "" if path is None or not path.exists() else path.read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = json.loads(text)[name] if text else []
+    return found
 
 
 def show(**cells: Any) -> None:
@@ -61,14 +66,13 @@ def show_and_write(
     return 0
 
 
-def context(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The command, the settings, the machine with its versions, and the commit."""
-    known = {name: value for name, value in vars(arguments).items() if name not in ("run", "prog")}
-    command = known.pop("command_line")
-    settings = {
-        name: value.name if isinstance(value, Path) else value for name, value in known.items()
+def settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options as JSON values; of a path, the name."""
+    return {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in vars(arguments).items()
+        if name not in ("run", "prog", "command_line")
     }
-    return {"command": command, "settings": settings, "where": machine(), "commit": commit()}
 
 
 def commit() -> str | None:

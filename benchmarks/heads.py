@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import renderers
-from benchmarks.harness import write
+from benchmarks.harness import add_traces, write
 from ngramspec.cli.options import CommandOptions
 from ngramspec.draft import Float32, Int32
 from ngramspec.drafters import ModelDrafter, PriorityDrafter, build_drafter
@@ -142,7 +141,7 @@ CONTEXT = 1024  # last tokens of a prompt that the embedded model reads
 
 
 def add_arguments(options: CommandOptions) -> None:
-    options.add("--traces", type=Path, required=True)
+    add_traces(options)
     options.add("--costs", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.3])
     options.add("--curve", default="gpu", help="cost of a forward: cpu, gpu or a file")
     options.add("--count", type=int, default=1000, help="most traces")

@@ -14,7 +14,6 @@ continued.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import counted, padded, prepared_call, show, write
+from benchmarks.harness import counted, padded, prepared_call, show, write, written
 from benchmarks.traces import Text, texts
 from ngramspec import DecodeStats, Speculator
 from ngramspec.cli.options import DTYPES, CommandOptions
@@ -62,9 +61,7 @@ def add_arguments(options: CommandOptions) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure what the file does not have yet."""
-    begun, path = perf_counter(), arguments.json
-    given = path is not None and path.exists() and path.read_text(encoding="utf-8")
-    rows: list[dict[str, Any]] = json.loads(given)["rows"] if given else []
+    begun, rows = perf_counter(), written(arguments, "rows")
     known = {tuple(row[name] for name in KEY) for row in rows}
     batches = list(batched(arguments))
     for model in arguments.model:

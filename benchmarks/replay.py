@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import show
+from benchmarks.harness import show, write
 from benchmarks.peers import add_peers, installed, print_skipped
 from ngramspec._native import generous_cost
 from ngramspec.cli import replay
-from ngramspec.cli.options import CommandOptions, usable, write_json
+from ngramspec.cli.options import CommandOptions, usable
 from ngramspec.costs.policies import common_length
 from ngramspec.costs.row_lengths import urgencies, worthwhile_rows
 from ngramspec.costs.steps import rejections_after, required_tokens, scaled
@@ -282,7 +282,7 @@ def run_rows(arguments: argparse.Namespace, given: replay.ReplayInput) -> int:
             show(drafter=name, group=group, single=single, rows=batch, share=found["share"])
     settings = {"traces": len(given.traces), "gamma_max": given.gamma_max, "rows": rows}
     settings["free"] = plan.free
-    write_json(arguments, {"settings": settings, "results": results})
+    write(arguments, {"settings": settings, "results": results})
     return 0
 
 
@@ -306,5 +306,5 @@ def run_together(arguments: argparse.Namespace, given: replay.ReplayInput) -> in
             found = {f"{way} {each}": ways[way][each] for way in ways for each in MEASURES}
             show(drafter=name, rows=rows, curve=curve, group=group, **found)
     settings = {"traces": len(given.traces), "gamma_max": given.gamma_max, "new": new, "free": free}
-    write_json(arguments, {"settings": settings, "results": results})
+    write(arguments, {"settings": settings, "results": results})
     return 0

@@ -14,7 +14,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice, zip_longest
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +21,7 @@ import torch
 
 from benchmarks.harness import (
     add_run,
+    add_traces,
     counted,
     padded,
     prepared_call,
@@ -39,7 +39,7 @@ SEED = 0
 
 
 def add_arguments(options: CommandOptions) -> None:
-    options.add("--traces", type=Path, required=True)
+    add_traces(options)
     options.add("--groups", nargs="+", default=["summary", "answer", "chat", "code"])
     options.add("--longest", type=int, default=400, help="leave longer prompts out")
     options.add("--temperature", type=float, default=0.8)

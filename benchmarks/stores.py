@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import write
+from benchmarks.harness import add_traces, write
 from benchmarks.texts import library
 from benchmarks.traces import PUBLIC
 from ngramspec.cli.options import CommandOptions
@@ -37,7 +37,7 @@ BYTES_PER_TOKEN = 28  # of a namespace, about
 def add_arguments(options: CommandOptions) -> None:
     options.count("--size", 10_000_000, "tokens of the corpus")
     options.add("--mib", type=int, help="measure a shared store whose namespace is as large")
-    options.path("--traces", "FILE", "of the shared store", default=PUBLIC)
+    add_traces(options, "of the shared store", PUBLIC)
     options.count("--contexts", 100_000, "look-ups")
     options.json()
 

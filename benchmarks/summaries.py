@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import add_run, padded, show_and_write
+from benchmarks.harness import add_run, add_traces, padded, show_and_write
 from ngramspec import DecodeStats, Speculator, generate
 from ngramspec.cli.options import CommandOptions
 from ngramspec.hf_model.compat.caches import cache_of
@@ -175,7 +175,7 @@ def measure(
 
 
 def add_arguments(options: CommandOptions) -> None:
-    options.add("--traces", type=Path, required=True)
+    add_traces(options)
     options.add("--group", default="summarization")
     options.flag("--extract", "summaries of the article's own sentences")
     options.add("--sizes", type=int, nargs="+", default=[1, 8], help="rows of a batch")

@@ -20,26 +20,19 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
+import numpy as np
+
 from ngramspec.cli.options import CommandOptions
 from ngramspec.measure.machine import machine, versions
+from ngramspec.measure.traces import Trace, read_traces
 
 PLAIN, LOGITS, LOOKUP, OURS = "plain", "logits", "lookup", "ngramspec"
 PACKAGES = ("ngramspec", "llama-cpp-python", "numpy")
-
-
-@dataclass(frozen=True)
-class Text:
-    """A prompt and its continuation, as ids."""
-
-    group: str
-    id: str
-    prompt: list[int]
-    output: list[int]
 
 
 @dataclass(frozen=True)
@@ -82,25 +75,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read(arguments: argparse.Namespace) -> Iterator[Text]:
+def read(arguments: argparse.Namespace) -> Iterator[Trace]:
     """The texts, groups in turn."""
-    groups = defaultdict(list)
-    for line in arguments.traces.read_text(encoding="utf-8").splitlines():
-        one = json.loads(line)
-        if len(one["prompt"]) <= arguments.most and len(one["output"]) >= arguments.tokens:
-            groups[one["group"]].append(one)
+    groups: defaultdict[str, list[Trace]] = defaultdict(list)
+    for one in read_traces(arguments.traces):
+        if len(one.prompt) <= arguments.most and len(one.output) >= arguments.tokens:
+            groups[one.group].append(one)
     rng = random.Random(0)
     for found in groups.values():
         rng.shuffle(found)
     for at in range(arguments.texts):
-        last: dict[str, Any] = {}
         for group in arguments.groups:
-            one = last if group == "shuffled" else groups[group][at]
-            output = list(one["output"])
+            if group != "shuffled":
+                one = groups[group][at]
+            output = one.output.tolist()
             if group == "shuffled":
                 rng.shuffle(output)
-            yield Text(group, one["id"], one["prompt"], output[: arguments.tokens])
-            last = one
+            shown = np.array(output[: arguments.tokens], np.int32)
+            yield replace(one, group=group, output=shown)
 
 
 def load(arguments: argparse.Namespace, way: str) -> Any:
@@ -136,7 +128,7 @@ def load(arguments: argparse.Namespace, way: str) -> Any:
 
 
 def play(
-    arguments: argparse.Namespace, texts: Sequence[Text], models: dict[str, Any]
+    arguments: argparse.Namespace, texts: Sequence[Trace], models: dict[str, Any]
 ) -> list[Turn]:
     """All texts, each in ``repeats`` turns of all configurations."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -163,12 +155,13 @@ def play(
     return turns
 
 
-def say(model: Any, way: str, text: Text, turn: int) -> Turn:
+def say(model: Any, way: str, text: Trace, turn: int) -> Turn:
     """Generate a text."""
-    model.text = [*text.prompt, *text.output]
+    prompt: list[int] = text.prompt.tolist()
+    model.text = [*prompt, *text.output.tolist()]
     first, said = len(model.evals), 0
     began = time.perf_counter()
-    for said, _ in enumerate(model.generate(text.prompt, temp=0.0), 1):
+    for said, _ in enumerate(model.generate(prompt, temp=0.0), 1):
         if said == 1:
             begun = time.perf_counter()
         if said == len(text.output):

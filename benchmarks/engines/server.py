@@ -1,4 +1,4 @@
-"""A real vLLM server on this machine, for tests and benchmarks. It needs vLLM and not torch."""
+"""Servers on this machine, for tests and benchmarks: vLLM, and any command. It needs no torch."""
 
 from __future__ import annotations
 
@@ -151,14 +151,27 @@ def serve(
         setting["PYTHONPATH"] = os.pathsep.join(
             [str(path), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
+    url = f"http://127.0.0.1:{port}"
+    with started(command, f"{url}/health", log, setting) as process:
+        yield Server(f"{url}/v1", process.pid, log)
+
+
+@contextmanager
+def started(
+    command: Sequence[str], health: str, log: Path, setting: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server, which answers at the address ``health``, until the block ends.
+
+    ``setting`` is its environment (None: this process's). If it does not start within START
+    seconds, a RuntimeError quotes the end of its log.
+    """
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, env=setting, stdout=out, stderr=out, start_new_session=True
         )
-    server = Server(f"http://127.0.0.1:{port}/v1", process.pid, log)
     try:
-        _wait(server, process)
-        yield server
+        _wait(process, health, log)
+        yield process
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -168,8 +181,7 @@ def serve(
             process.wait()
 
 
-def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
-    health = server.url.removesuffix("/v1") + "/health"
+def _wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
     ends = time.monotonic() + START
     while time.monotonic() < ends:
         if process.poll() is not None:
@@ -178,5 +190,5 @@ def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
             urllib.request.urlopen(health, timeout=5).read()
             return
         except OSError:
-            time.sleep(1)
-    raise RuntimeError(f"no server: {server.log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.2)
+    raise RuntimeError(f"no server: {log.read_text(errors='replace')[-3000:]}")

@@ -6,7 +6,7 @@ Rows have about ``--length`` tokens. They are concatenated recorded prompts and 
 with a prompt. The recorded output takes the target's part. Drafts and costs are those of a server:
 the steps' times come from a clock that a step moves by what its rows and drafted tokens would cost
 on a CPU. Measured is the whole call, conversion from vLLM's arrays and to lists included. Traces
-are JSON lines with ``prompt`` and ``output``, lists of token ids below ``--vocab``.
+are those of ``ngramspec record``, with token ids below ``--vocab``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import argparse
 import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import renderers
-from benchmarks.harness import write
+from benchmarks.harness import add_traces, write
 from ngramspec.cli.options import CommandOptions
 from ngramspec.draft import Int32
 from ngramspec.engines.row_options import EngineOptions
 from ngramspec.engines.rows import Rows
 from ngramspec.engines.vllm import propose
+from ngramspec.measure.traces import read_traces
 
 K = 24
 MAX_NEW_TOKENS = 4096  # of each row
@@ -74,7 +74,7 @@ class Batch:
 
 
 def add_arguments(options: CommandOptions) -> None:
-    options.add("--traces", type=Path, required=True)
+    add_traces(options)
     options.add("--rows", nargs="+", type=int, default=[1, 4, 8, 16])
     options.add("--length", type=int, default=2000, help="tokens of a row")
     options.add("--steps", type=int, default=120)
@@ -86,8 +86,8 @@ def add_arguments(options: CommandOptions) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the command line."""
-    lines = [json.loads(line) for line in args.traces.read_text(encoding="utf-8").splitlines()]
-    traces = [(each["prompt"], each["output"]) for each in lines if len(each["prompt"]) > 200]
+    known = [trace for trace in read_traces(args.traces) if len(trace.prompt) > 200]
+    traces = [(trace.prompt.tolist(), trace.output.tolist()) for trace in known]
     figures = [measured(rows, traces, args) for rows in args.rows]
     print(renderers.vllm_propose({"figures": figures}))
     write(args, {"k": K, "figures": figures})

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import random
 import tempfile
@@ -30,6 +29,7 @@ import numpy as np
 
 from benchmarks import renderers
 from benchmarks.engines.server import ask_all, serve
+from benchmarks.harness import add_traces, write
 from ngramspec.cli.options import CommandOptions
 from ngramspec.draft import Int32
 from ngramspec.engines.vllm import NgramspecProposer
@@ -160,7 +160,7 @@ class Switched:
 
 def add_arguments(options: CommandOptions) -> None:
     options.add("--model", type=Path, required=True)
-    options.add("--traces", type=Path, required=True)
+    add_traces(options)
     options.add("--concurrency", nargs="+", type=int, default=[1, 4, 16])
     options.add("--repeats", type=int, default=10)
     options.add("--k", type=int, default=24, help="most tokens drafted")
@@ -210,7 +210,7 @@ def measure(args: argparse.Namespace, switch: Path) -> list[dict[str, Any]]:
                 names = [trace.id for trace in chosen]
                 run = {"kind": kind, "concurrency": at_once, "prompts": names}
                 runs.append(run | {"figures": figures})
-                args.json.write_text(json.dumps(result, indent=1) + "\n")
+                write(args, result)
     return runs
 
 
