@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.draft import Draft, EvidenceRequest, Float32, Int32, Nodes, Observed
+from ngramspec.draft import Draft, Float32, Int32, Nodes, Observed
 from ngramspec.drafters.base import Drafter, LearningDrafter, verified_count
 from ngramspec.drafters.known import NullDrafter
 from ngramspec.drafters.model import ModelDrafter, ModelReader, ReadingSession
@@ -323,6 +323,7 @@ class HeadedDrafter(LearningDrafter):
     def __init__(self, tables: ValueDrafter, head: ModelDrafter) -> None:
         self.tables = tables.with_attributes(headed=True)
         self.head, self.assistants = head, (head,)
+        self.evidence, self.stores = tables.evidence, tables.stores
         self.by_request = tables.by_request
         unnamed = None in (tables.spec, head.spec)
         self.spec = None if unnamed else f"{tables.spec}+{head.spec}"
@@ -334,19 +335,10 @@ class HeadedDrafter(LearningDrafter):
         names = (*SOURCES_OF_ENGINE, *self.head.source_names)
         return names if self.tables.tools is None else (*names, TOOLS)
 
-    @property
-    def evidence(self) -> EvidenceRequest | None:  # type: ignore[override]
-        """What the tables ask for."""
-        return self.tables.evidence
-
-    @property
-    def stores(self) -> tuple[Any, ...]:  # type: ignore[override]
-        """The tables' stores."""
-        return self.tables.stores
-
     def with_stores(self, stores: Sequence[Store]) -> Self:
         """A copy of this drafter with other stores; both share what they learn."""
-        return self.with_attributes(tables=self.tables.with_stores(stores))
+        tables = self.tables.with_stores(stores)
+        return self.with_attributes(tables=tables, stores=tables.stores)
 
     def with_tools(self, tools: ToolCalls) -> Self:
         """A copy of this drafter that predicts tool calls; both share what they learn."""

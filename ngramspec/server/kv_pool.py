@@ -89,9 +89,8 @@ class CachePool:
     max_bytes: int
     max_bytes_of_user: int
     why_afresh: str | None = None  # why this model's caches cannot be kept
-    users: int = (
-        1  # that share ``max_bytes`` equally for answers beyond the places, see ``crowded``
-    )
+    # That share ``max_bytes`` equally for answers beyond the places, see ``crowded``.
+    users: int = 1
     copies: int = 0  # caches that were copied
     evicted: int = 0  # caches that were dropped to make room
     afresh: int = 0  # requests that got an empty cache because of ``why_afresh``
