@@ -134,9 +134,10 @@ class HeadedSession(ReadingSession):
     are kept until tokens are committed, so a draft that is proposed again needs no further forward.
     """
 
+    tables: ValueSession
+
     def __init__(self, drafter: HeadedDrafter, tokens: Int32) -> None:
-        super().__init__(drafter.head, tokens)
-        self.tables = ValueSession(drafter.tables, tokens)
+        super().__init__(drafter.head, ValueSession(drafter.tables, tokens), tokens)
         self._tools_source = np.int8(HEAD + len(drafter.head.source_names))
         self.worth = drafter.worth
         self._path: list[int] = []  # draft tokens before the head's rows but the first
@@ -291,19 +292,14 @@ class HeadedSession(ReadingSession):
     def extend(self, tokens: Int32) -> None:
         if self._failed is not None:
             raise self._failed
-        self.text += tokens.tolist()
         self._emitted = RATE_MEMORY * self._emitted + len(tokens)
         self._cost = RATE_MEMORY * self._cost + 1.0 + self._paid + self._verifying
         self._paid = self._verifying = 0.0
         self._path, self._rows, self._sampled = [], [], {}
-        self.tables.extend(tokens)
+        super().extend(tokens)
 
     def sizeof(self) -> int | None:
         return self.tables.sizeof()
-
-    def close(self) -> None:
-        super().close()
-        self.tables.close()
 
 
 class HeadedDrafter(LearningDrafter):

@@ -84,10 +84,12 @@ class ModelReader:
 
 
 class ReadingSession(DraftSession):
-    """Base of sessions with a model that reads the sequence."""
+    """Base of sessions with a model that reads the sequence, and with a session of tables."""
 
-    def __init__(self, drafter: ModelDrafter, tokens: Int32) -> None:
-        self.drafter = drafter
+    tables: DraftSession
+
+    def __init__(self, drafter: ModelDrafter, tables: DraftSession, tokens: Int32) -> None:
+        self.drafter, self.tables = drafter, tables
         self.text: list[int] = tokens.tolist()  # committed
         self.reader: ModelReader | None = None
         self.temperature: float | None = None
@@ -99,10 +101,15 @@ class ReadingSession(DraftSession):
     def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
         self.temperature = temperature
         self._rng = np.random.default_rng(seed)
+        self.tables.begin_sampling(temperature, seed)
+
+    def extend(self, tokens: Int32) -> None:
+        self.text += tokens.tolist()
+        self.tables.extend(tokens)
 
     def close(self) -> None:
         self.reader = None
-        super().close()
+        self.tables.close()
 
 
 class ModelSession(ReadingSession):
@@ -112,14 +119,6 @@ class ModelSession(ReadingSession):
     is chosen from the model's own distribution, and a guess is right if it equals that token. So
     the tables change the number of forwards, but never the distribution of a draft.
     """
-
-    def __init__(self, drafter: ModelDrafter, tokens: Int32) -> None:
-        super().__init__(drafter, tokens)
-        self.tables = drafter.tables.start(tokens)
-
-    def begin_sampling(self, temperature: float, seed: Sequence[int]) -> None:
-        super().begin_sampling(temperature, seed)
-        self.tables.begin_sampling(temperature, seed)
 
     def propose(self, gamma: int, cost: Float32 | None = None, *, tree: bool = False) -> Draft:
         draft = self.propose_after(NO_TOKENS, gamma)
@@ -185,14 +184,6 @@ class ModelSession(ReadingSession):
         if self.temperature is not None:
             return Draft(tokens, proposal=proposal)
         return Draft(tokens, confidence=np.minimum(proposal.probs, np.float32(1)))
-
-    def extend(self, tokens: Int32) -> None:
-        self.text += tokens.tolist()
-        self.tables.extend(tokens)
-
-    def close(self) -> None:
-        super().close()
-        self.tables.close()
 
 
 class ModelDrafter(LearningDrafter):
@@ -287,7 +278,7 @@ class ModelDrafter(LearningDrafter):
         return copy.copy(self)
 
     def start(self, tokens: Int32) -> DraftSession:
-        return ModelSession(self, tokens)
+        return ModelSession(self, self.tables.start(tokens), tokens)
 
 
 def same_vocabulary(one: Any, other: Any) -> bool | None:
