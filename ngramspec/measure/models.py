@@ -74,7 +74,9 @@ class LoadedModel:
     def eos_ids(self) -> list[int]:
         """The ids of the end-of-sequence tokens, none or several."""
         ids = self.model.generation_config.eos_token_id
-        return ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if isinstance(ids, list):
+            return ids
+        return [] if ids is None else [ids]
 
 
 def locate(model: str | None) -> ModelSource:
@@ -190,12 +192,13 @@ def memory_needed(file: str, itemsize: int) -> str:
     """Describe the memory that loading needs, by bytes per weight; ValueError: it cannot load."""
     from gguf import GGUFReader
 
+    def part(name: str) -> int:
+        found = reader.get_field(name)
+        return 0 if found is None else int(found.contents())
+
     try:
         reader = GGUFReader(file)
-        number, count = (
-            0 if (found := reader.get_field(f"split.{name}")) is None else found.contents()
-            for name in ("no", "count")
-        )
+        number, count = part("split.no"), part("split.count")
         sizes = [int(each.n_elements) for each in reader.tensors]
     except Exception as error:  # of any kind: the reader checks little
         raise ValueError(f"it is broken or incomplete: {error}") from error

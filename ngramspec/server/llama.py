@@ -9,7 +9,6 @@ effect here and are ignored.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from itertools import chain
 from typing import Any
 
 from fastapi import Response
@@ -90,8 +89,11 @@ class LlamaReply(Reply):
     done = False
 
     def __init__(self, service: Service, body: LlamaBody, client: Client) -> None:
-        off = [SAMPLERS[name] for name in SAMPLERS if not samples(body, name)]
-        body = body.model_copy(update=dict(chain.from_iterable(each.items() for each in off)))
+        off: dict[str, Any] = {}
+        for name, values in SAMPLERS.items():
+            if not samples(body, name):
+                off |= values
+        body = body.model_copy(update=off)
         super().__init__(service, body, client)
         refuse_unless(body.n_cmpl == 1 or not body.stream, "n_cmpl", "only 1 with stream")
         self.source = source_of(service, body)
