@@ -235,9 +235,6 @@ def compare_trees(
     return found
 
 
-PEERS_GAMMA = 64  # most tokens that a peer drafts; --gamma-max does not bound them
-
-
 def add_arguments(options: CommandOptions) -> None:
     replay.add_arguments(options)
     add_peers(options)
@@ -253,21 +250,14 @@ def add_arguments(options: CommandOptions) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    given = replay.read(arguments)
     if arguments.together is not None:
-        return run_together(arguments, given)
+        return run_together(arguments, replay.read(arguments))
     if arguments.rows is not None:
-        return run_rows(arguments, given)
+        return run_rows(arguments, replay.read(arguments))
     peers, skipped = installed() if arguments.peers else ({}, {})
-    longest = max(given.gamma_max, PEERS_GAMMA) if peers else given.gamma_max
-    own = {name: (maker, arguments.gamma) for name, maker in given.makers.items()}
-    results = []
-    for curve, cost in replay.curves(arguments, longest).items():
-        results += replay.replay(arguments, given, own, given.gamma_max, curve, cost)
-        results += replay.replay(arguments, given, peers, longest, curve, cost)
-    replay.report(arguments, given, results, skipped)
+    code = replay.run(arguments, peers, skipped)
     print_skipped(skipped)
-    return 0
+    return code
 
 
 def run_rows(arguments: argparse.Namespace, given: replay.ReplayInput) -> int:

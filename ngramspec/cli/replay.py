@@ -55,14 +55,31 @@ def add_arguments(options: CommandOptions) -> None:
     options.json()
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Replay every drafter on every curve; print and write the results."""
+def run(
+    arguments: argparse.Namespace,
+    peers: Contenders | None = None,
+    skipped: dict[str, str] | None = None,
+) -> int:
+    """Replay every drafter on every curve; print and write the results.
+
+    ``peers`` are replayed, too; ``skipped`` are those that are not installed.
+    """
+    from ngramspec.measure.replay import ReplayPlan, compare
+
     given = read(arguments)
-    own: Contenders = {name: (maker, arguments.gamma) for name, maker in given.makers.items()}
+    contenders: Contenders = {
+        **{name: (maker, arguments.gamma) for name, maker in given.makers.items()},
+        **(peers or {}),
+    }
+    theirs = [gamma for _, gamma in (peers or {}).values() if isinstance(gamma, int)]
     results = []
-    for curve, cost in curves(arguments, given.gamma_max).items():
-        results += replay(arguments, given, own, given.gamma_max, curve, cost)
-    report(arguments, given, results)
+    for curve, cost in curves(arguments, max([given.gamma_max, *theirs])).items():
+        for name, (maker, gamma) in contenders.items():
+            plan = ReplayPlan(cost, gamma, given.gamma_max, arguments.tree is not None)
+            known = {"fresh": arguments.fresh, "knowledge": given.knowledge}
+            found = compare(maker, plan, given.traces, **known)
+            results.append({"drafter": name, "curve": Path(curve).stem, **found})
+    report(arguments, given, results, skipped or {})
     return 0
 
 
@@ -115,34 +132,13 @@ def curves(arguments: argparse.Namespace, longest: int) -> dict[str, Float32]:
         return {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
 
 
-def replay(
-    arguments: argparse.Namespace,
-    given: ReplayInput,
-    contenders: Contenders,
-    gamma_max: int,
-    curve: str,
-    cost: Float32,
-) -> list[dict[str, Any]]:
-    """Replay all traces through each drafter with one cost curve."""
-    from ngramspec.measure.replay import ReplayPlan, compare
-
-    results = []
-    for name, (maker, gamma) in contenders.items():
-        limit = gamma_max if isinstance(gamma, str) else min(gamma, gamma_max)
-        plan = ReplayPlan(cost, gamma, limit, arguments.tree is not None)
-        known = {"fresh": arguments.fresh, "knowledge": given.knowledge}
-        found = compare(maker, plan, given.traces, **known)
-        results.append({"drafter": name, "curve": Path(curve).stem, **found})
-    return results
-
-
 def report(
     arguments: argparse.Namespace,
     given: ReplayInput,
     results: list[dict[str, Any]],
-    skipped: dict[str, str] | None = None,
+    skipped: dict[str, str],
 ) -> None:
-    """Print and write the results; ``skipped`` are drafters that are not installed."""
+    """Print and write the results."""
     screen = console()
     for table in tables(results):
         screen.print(table)
@@ -152,7 +148,7 @@ def report(
         "tree": arguments.tree is not None,
         "corpus": None if arguments.corpus is None else arguments.corpus.name,
     }
-    write_json(arguments, {"settings": settings, "results": results, "skipped": skipped or {}})
+    write_json(arguments, {"settings": settings, "results": results, "skipped": skipped})
 
 
 def tables(results: Sequence[dict[str, Any]]) -> Iterator[Table]:
