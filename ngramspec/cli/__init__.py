@@ -20,17 +20,7 @@ from ngramspec.errors import INSTALL
 # SUMMARY is its line in the list of commands. ``add_arguments(options)`` declares the options, and
 # ``run(arguments)`` returns the exit code. Parsing imports all commands, so a command imports large
 # modules inside ``run``.
-COMMANDS = (
-    "demo",
-    "bench",
-    "explain",
-    "calibrate",
-    "record",
-    "replay",
-    "corpus",
-    "serve",
-    "wrap",
-)
+COMMANDS = ("demo", "bench", "explain", "calibrate", "record", "replay", "corpus", "serve", "wrap")
 
 MAX_NAME_COLUMNS = 28  # before the descriptions in a help text
 INTERRUPTED = 130  # 128 + SIGINT, as in shells

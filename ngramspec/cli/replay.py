@@ -15,7 +15,6 @@ from ngramspec.cli.options import CommandOptions, console, make_table, usable, w
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ngramspec.draft import Float32
     from ngramspec.drafters.base import Drafter
     from ngramspec.measure.replay import Known
     from ngramspec.measure.traces import Trace
@@ -64,7 +63,7 @@ def run(
 
     ``peers`` are replayed, too; ``skipped`` are those that are not installed.
     """
-    from ngramspec.measure.replay import ReplayPlan, compare
+    from ngramspec.measure.replay import ReplayPlan, compare, cost_curve
 
     given = read(arguments)
     contenders: Contenders = {
@@ -72,14 +71,26 @@ def run(
         **(peers or {}),
     }
     theirs = [gamma for _, gamma in (peers or {}).values() if isinstance(gamma, int)]
+    longest = max([given.gamma_max, *theirs])
+    with usable():
+        curves = {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
     results = []
-    for curve, cost in curves(arguments, max([given.gamma_max, *theirs])).items():
+    for curve, cost in curves.items():
         for name, (maker, gamma) in contenders.items():
             plan = ReplayPlan(cost, gamma, given.gamma_max, arguments.tree is not None)
             known = {"fresh": arguments.fresh, "knowledge": given.knowledge}
             found = compare(maker, plan, given.traces, **known)
             results.append({"drafter": name, "curve": Path(curve).stem, **found})
-    report(arguments, given, results, skipped or {})
+    screen = console()
+    for table in tables(results):
+        screen.print(table)
+    settings = {
+        **{"traces": len(given.traces), "gamma_max": given.gamma_max},
+        **{name: getattr(arguments, name) for name in ("fresh", "shared")},
+        "tree": arguments.tree is not None,
+        "corpus": None if arguments.corpus is None else arguments.corpus.name,
+    }
+    write_json(arguments, {"settings": settings, "results": results, "skipped": skipped or {}})
     return 0
 
 
@@ -122,33 +133,6 @@ def known(arguments: argparse.Namespace, traces: Sequence[Trace]) -> Known | Non
     for which in {knowledge.which(trace) for trace in traces}:
         knowledge.store(which)  # raises errors before the replay
     return knowledge
-
-
-def curves(arguments: argparse.Namespace, longest: int) -> dict[str, Float32]:
-    """The cost curves of ``--curve`` by name, for drafts of at most ``longest`` tokens."""
-    from ngramspec.measure.replay import cost_curve
-
-    with usable():
-        return {name: cost_curve(name, longest) for name in arguments.curve or ("cpu", "gpu")}
-
-
-def report(
-    arguments: argparse.Namespace,
-    given: ReplayInput,
-    results: list[dict[str, Any]],
-    skipped: dict[str, str],
-) -> None:
-    """Print and write the results."""
-    screen = console()
-    for table in tables(results):
-        screen.print(table)
-    settings = {
-        **{"traces": len(given.traces), "gamma_max": given.gamma_max},
-        **{name: getattr(arguments, name) for name in ("fresh", "shared")},
-        "tree": arguments.tree is not None,
-        "corpus": None if arguments.corpus is None else arguments.corpus.name,
-    }
-    write_json(arguments, {"settings": settings, "results": results, "skipped": skipped})
 
 
 def tables(results: Sequence[dict[str, Any]]) -> Iterator[Table]:
