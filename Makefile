@@ -154,7 +154,7 @@ figures: $(VENV)/.built
 
 # What must hold for a release: no figure is older than its sources, and the address is known.
 release-check: $(VENV)/.built
-	RELEASE_CHECK=1 $(BIN)/python -m pytest tests/benchmarks/test_figures.py tests/test_furniture.py
+	RELEASE_CHECK=1 $(BIN)/python -m pytest tests/benchmarks/test_figures.py tests/test_repository.py
 
 # The sdist and a wheel for each Python that is here, in dist; each wheel drafts in an environment of
 # its own, and DIST_TESTS run from the sdist's files. A quarter of an hour, 12 GB in .venv-matrix.

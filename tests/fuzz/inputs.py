@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from fuzz import models
 from fuzz.case import Case
-from fuzz.families import FAMILIES
+from fuzz.drawn_families import FAMILIES
 from fuzz.watchers import Criterion, Log, Processor, Streamer
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 

@@ -15,7 +15,7 @@ import transformers
 
 from benchmarks import tiny
 from fuzz import remote
-from fuzz.families import CLASSES, EXCLUDED, FAMILIES, POSITIONS, VISION, VOCAB, Family
+from fuzz.drawn_families import CLASSES, EXCLUDED, FAMILIES, POSITIONS, VISION, VOCAB, Family
 
 SHAPES = 4  # random sizes of each family
 KEPT = 80  # models that a process keeps

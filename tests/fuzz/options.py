@@ -7,7 +7,7 @@ from typing import Any
 
 from fuzz import drafters, models, users, watchers
 from fuzz.case import PROMPT, Case
-from fuzz.families import VOCAB
+from fuzz.drawn_families import VOCAB
 
 PADS = (0, 0, 60, None, -1, VOCAB)
 # name -> how a value is drawn; those of sampling, and those of both ways.

@@ -16,7 +16,7 @@ import ngramspec
 from fuzz import state
 from fuzz.case import Case
 from fuzz.drafters import drafter_of
-from fuzz.families import VOCAB
+from fuzz.drawn_families import VOCAB
 from fuzz.inputs import arguments, next_turn
 from fuzz.users import prepared
 from fuzz.watchers import Log

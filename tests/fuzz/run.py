@@ -14,7 +14,7 @@ from fuzz import models, perform, state
 from fuzz.case import Case, simpler
 from fuzz.compare import Finding, compare, why_loose, written_in_the_mode
 from fuzz.drafters import FAULTY
-from fuzz.families import VOCAB
+from fuzz.drawn_families import VOCAB
 from fuzz.inputs import _ids
 from fuzz.perform import Side
 from fuzz.ties import is_rounding, is_tie
