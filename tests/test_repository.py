@@ -1,10 +1,9 @@
-"""The files around the package: workflows, forms, hooks, citation, and what they name."""
+"""The repository's workflows, citation and address."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import tomllib
@@ -16,17 +15,11 @@ import yaml
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
-HOOKS = ROOT / ".pre-commit-config.yaml"
 CITATION = ROOT / "CITATION.cff"
-PROSE = [GITHUB / "pull_request_template.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ADDRESS = PROJECT["urls"]["Repository"]
 ADDRESSED = ["README.md", "CITATION.cff", "docs/install.md", "pyproject.toml"]
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def parsed(path: Path):
@@ -39,10 +32,6 @@ def jobs():
 
 def steps(key: str) -> list[str]:
     return [step[key] for _, _, job in jobs() for step in job["steps"] if key in step]
-
-
-def hooks() -> list[dict]:
-    return [hook for repo in parsed(HOOKS)["repos"] for hook in repo["hooks"]]
 
 
 def test_the_citation_is_of_this_version():
@@ -83,13 +72,6 @@ def test_workflows_name_targets_of_the_makefile():
     assert {"lint", "test"} <= set(named) <= TARGETS
 
 
-@pytest.mark.parametrize("path", PROSE, ids=name)
-def test_texts_name_targets_of_the_makefile(path):
-    named = re.findall(r"(?:`|^)make ([\w-]+)", path.read_text(), re.MULTILINE)
-    assert named
-    assert set(named) <= TARGETS
-
-
 def test_workflows_may_read_only_and_end():
     for path in WORKFLOWS:
         workflow = parsed(path)
@@ -121,20 +103,3 @@ def test_tested_pythons_are_supported_and_built():
     assert f"PYTHONS = {tested}".replace("'", '"') in (ROOT / "noxfile.py").read_text()
     for each in tested:
         assert f"Programming Language :: Python :: {each}" in PROJECT["classifiers"]
-
-
-def command(entry: str) -> str:
-    """What an entry runs: its first word, or that of the line it gives to bash."""
-    words = shlex.split(entry)
-    if words[:2] == ["bash", "-c"]:
-        words = [word for word in shlex.split(words[2]) if not word.startswith("PATH=")]
-    what = words[0].removeprefix(".venv/bin/")
-    second = words[1] if len(words) > 1 else ""
-    return {"make": f"make {second}", "python": second}.get(what, what)
-
-
-def test_hooks_are_the_checks_of_make_lint():
-    makefile = (ROOT / "Makefile").read_text()
-    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
-    checks = re.findall(r"(?:\$\(BIN\)/(?:python )?|\" )([\w/.-]+)", recipe)
-    assert {command(hook["entry"]) for hook in hooks()} == set(checks)
