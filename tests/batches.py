@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from doubles import ScriptedDrafter, bushy, draft_of
+from doubles import bushy, draft_of, half_right
 from families import VOCAB
 
 from ngramspec import Draft, Drafter, DraftSession
@@ -36,13 +36,7 @@ class RowOracle(Drafter):
 
     def start(self, tokens):
         text = self.texts[tuple(tokens[:4].tolist())]
-
-        def guess(at, gamma):
-            right = np.array(text[at : at + gamma], np.int32)
-            wrong = self.rng.random(len(right)) >= self.right
-            return draft_of(np.where(wrong, (right + 1) % VOCAB, right))
-
-        return ScriptedDrafter(guess).start(tokens)
+        return half_right(text, VOCAB, self.rng, self.right).start(tokens)
 
 
 class RowTrees(Drafter):

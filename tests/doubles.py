@@ -20,6 +20,7 @@ class ScriptedSession(DraftSession):
     def propose(self, gamma, cost=None, *, tree=False):
         if self.owner.branches and not tree:
             return EMPTY_DRAFT
+        self.owner.asked.append((len(self.tokens), gamma))
         return self.owner.guess(len(self.tokens), gamma)
 
     def observe(self, draft, accepted, verified=None):
@@ -34,7 +35,7 @@ class ScriptedSession(DraftSession):
 
 
 class ScriptedDrafter(Drafter):
-    """A drafter from a function; remembers its sessions and what they were told.
+    """A drafter from a function; remembers its sessions, what they were asked and told.
 
     Args:
         guess: called with the position of the first token to draft, and gamma.
@@ -47,6 +48,7 @@ class ScriptedDrafter(Drafter):
         self.guess = guess
         self.branches = branches
         self.sessions: list[ScriptedSession] = []
+        self.asked: list[tuple[int, int]] = []
         self.observed: list = []
         self.closed = 0
 
@@ -126,16 +128,28 @@ def liar(text: list[int], vocab: int) -> ScriptedDrafter:
     )
 
 
-def half_right(text: list[int], vocab: int, seed: int = 0) -> ScriptedDrafter:
-    """Right tokens, each one spoilt with probability 0.3."""
+def half_right(text, vocab: int, seed=0, right: float = 0.7) -> ScriptedDrafter:
+    """Right tokens, each one spoilt if chance, by a seed or a generator, says so."""
     rng = np.random.default_rng(seed)
 
     def guess(at, gamma):
         tokens = np.array((text + [0] * 64)[at : at + gamma], np.int32)
-        spoilt = rng.random(len(tokens)) < 0.3
+        spoilt = rng.random(len(tokens)) >= right
         return draft_of(np.where(spoilt, (tokens + 1) % vocab, tokens))
 
     return ScriptedDrafter(guess)
+
+
+def all_lengths(text: list[int], vocab: int = 97) -> ScriptedDrafter:
+    """A right draft of every length in turn, from none to nine; each third one begins wrongly."""
+
+    def guess(at, gamma):
+        calls = len(drafter.asked)
+        wrong = [(text[at] + 1) % vocab] if calls % 3 == 0 else []
+        return draft_of((wrong + text[at:])[: min(calls % 10, gamma)])
+
+    drafter = ScriptedDrafter(guess)
+    return drafter
 
 
 def random_drafter(vocab: int, seed: int = 0) -> ScriptedDrafter:

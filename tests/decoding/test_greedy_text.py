@@ -11,6 +11,7 @@ from doubles import half_right, liar, oracle, random_drafter
 from plain_text import same_text
 from prompts import PROMPTS
 
+import ngramspec
 from ngramspec import Speculator
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -25,12 +26,9 @@ SPECS = [
 ]
 
 
-def plain(model, inputs, **kwargs):
-    return model.generate(**inputs, do_sample=False, **kwargs)
-
-
-def speculative(model, inputs, speculator, **kwargs):
-    return model.generate(**inputs, do_sample=False, custom_generate=speculator, **kwargs)
+def free_text(model, new_tokens):
+    """The tokens of the baseline's text, after those of ``IDS``."""
+    return model.generate(IDS, do_sample=False, max_new_tokens=new_tokens)[0].tolist()
 
 
 def assert_same(model, expected, got, prompt_length):
@@ -78,7 +76,7 @@ def test_an_always_wrong_drafter_costs_no_calls_more_than_plain(tiny):
 @pytest.mark.parametrize("seed", range(2))
 def test_eos_in_the_middle_of_an_accepted_draft_ends_the_text(seed):
     model = tiny_llama(seed=seed)
-    free = plain(model, {"input_ids": IDS}, max_new_tokens=40)[0].tolist()
+    free = free_text(model, 40)
     kwargs = {"max_new_tokens": 40, "eos_token_id": [free[5 + seed + 7], 96], "pad_token_id": 0}
     for drafter in [oracle(free), half_right(free, 97), "auto"]:
         stats = same_text(model, Speculator(drafter, 16), IDS, **kwargs)
@@ -86,7 +84,7 @@ def test_eos_in_the_middle_of_an_accepted_draft_ends_the_text(seed):
 
 
 def test_a_cut_at_eos_is_no_rejection(tiny):
-    free = plain(tiny, {"input_ids": IDS}, max_new_tokens=40)[0].tolist()
+    free = free_text(tiny, 40)
     eos = free[5 + 9]
     stop = free.index(eos, 5) - 5
     speculator = Speculator(oracle(free), 32)
@@ -100,15 +98,9 @@ def test_a_cut_at_eos_is_no_rejection(tiny):
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 5])
 def test_no_draft_passes_the_maximum_length(tiny, new_tokens):
-    asked = []
-
-    def asking(text):
-        drafter = oracle(text + [0] * 64)
-        guess = drafter.guess
-        drafter.guess = lambda at, gamma: asked.append((at, gamma)) or guess(at, gamma)
-        return Speculator(drafter, 64)
-
-    same_text(tiny, asking, IDS, max_new_tokens=new_tokens)
+    speculator = Speculator(oracle(free_text(tiny, new_tokens) + [0] * 64), 64)
+    same_text(tiny, speculator, IDS, max_new_tokens=new_tokens)
+    asked = speculator.drafter.asked
     assert all(at + gamma + 1 <= 5 + new_tokens for at, gamma in asked)
     assert asked or new_tokens < 5
 
@@ -148,35 +140,31 @@ def test_token_type_ids_grow_with_the_draft():
 
 
 def test_chunked_prefill(tiny):
-    ids = torch.arange(40).view(1, 40) % 13 + 1
-    kwargs = {"max_new_tokens": 40, "prefill_chunk_size": 7}
-    expected = plain(tiny, {"input_ids": ids}, **kwargs)
-    calls = []
-    handle = tiny.register_forward_pre_hook(
+    ids, calls = torch.arange(40).view(1, 40) % 13 + 1, []
+    hook = tiny.register_forward_pre_hook(
         lambda module, args, kwargs: calls.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     try:
-        got = speculative(tiny, {"input_ids": ids}, Speculator(gamma=4), **kwargs)
+        same_text(tiny, Speculator(gamma=4), ids, max_new_tokens=40, prefill_chunk_size=7)
     finally:
-        handle.remove()
-    assert torch.equal(expected, got)
-    assert calls[:6] == [7, 7, 7, 7, 7, 5]
+        hook.remove()
+    assert calls[45:51] == [7, 7, 7, 7, 7, 5]  # after the baseline's forwards
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_and_ends_alike(dtype):
     model = tiny_llama().to(dtype)
     same_text(model, Speculator("none"), IDS, max_new_tokens=40)
-    got = speculative(model, {"input_ids": IDS}, Speculator(), max_new_tokens=40)
+    got = ngramspec.generate(model, IDS, do_sample=False, max_new_tokens=40)
     assert got.shape == (1, 45)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", range(len(PROMPTS)))
 def test_forty_four_real_prompts_every_drafter_several_gammas(smollm2, which):
-    inputs = smollm2.encode(PROMPTS[which])
-    length = inputs["input_ids"].shape[1]
-    expected = plain(smollm2.model, inputs, max_new_tokens=24)
+    kwargs = {**smollm2.encode(PROMPTS[which]), "do_sample": False, "max_new_tokens": 24}
+    length = kwargs["input_ids"].shape[1]
+    expected = smollm2.model.generate(**kwargs)
     assert expected.shape[1] > length + 1, "a one-token output tests nothing"
     text, vocab = expected[0].tolist(), smollm2.model.config.vocab_size
     drafters = [*SPECS, oracle(text), liar(text, vocab), half_right(text, vocab)]
@@ -184,5 +172,5 @@ def test_forty_four_real_prompts_every_drafter_several_gammas(smollm2, which):
     gammas = [1, 3, 8, 32, "heuristic", "auto"]
     for i, drafter in enumerate(drafters):  # over the prompts every drafter meets every gamma
         speculator = Speculator(drafter, gammas[(which + i) % len(gammas)])
-        got = speculative(smollm2.model, inputs, speculator, max_new_tokens=24)
+        got = ngramspec.generate(smollm2.model, speculator=speculator, **kwargs)
         assert_same(smollm2.model, expected, got, length)

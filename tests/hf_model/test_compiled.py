@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import tiny_llama
-from doubles import bushy, half_right, liar, oracle, random_drafter
+from doubles import all_lengths, bushy, half_right, liar, oracle, random_drafter
 from families import build
 
 import ngramspec
@@ -48,20 +48,6 @@ def run(model, ids=IDS, drafter="auto", gamma="auto", gamma_max=64, **kwargs):
     return out, speculator.stats
 
 
-def all_lengths(text):
-    """A right draft of every length in turn, from none to nine."""
-    from doubles import ScriptedDrafter, draft_of
-
-    calls = []
-
-    def guess(at, gamma):
-        calls.append(at)
-        wrong = [(text[at] + 1) % 97] if len(calls) % 3 == 0 else []
-        return draft_of((wrong + text[at:])[: min(len(calls) % 10, gamma)])
-
-    return ScriptedDrafter(guess)
-
-
 @pytest.mark.parametrize(
     "name", ["mistral sliding", pytest.param("gemma2 hybrid", marks=pytest.mark.slow)]
 )
@@ -85,7 +71,10 @@ def test_no_recompilation_after_warm_up(attention):
     plain = model.generate(IDS, **GREEDY)
     text = plain[0].tolist()
     for _ in range(2):  # drafts of all lengths: a graph for each width
-        assert torch.equal(run(model, drafter=all_lengths(text), gamma=10, gamma_max=10)[0], plain)
+        assert torch.equal(
+            run(model, drafter=all_lengths(text), gamma=10, gamma_max=10)[0],
+            plain,
+        )
         warm = graphs()
     assert warm == len(bucket_sizes(11)) == 5
     other = torch.randint(3, 97, (1, 10), generator=torch.Generator().manual_seed(0))
@@ -129,7 +118,10 @@ def test_a_step_in_which_something_is_compiled_is_not_timed():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setup, "StepCosts", Noting)
         speculator = Speculator(
-            all_lengths(text), gamma_max=8, compiled=True, on_step=lambda e: widths.append(e.width)
+            all_lengths(text),
+            gamma_max=8,
+            compiled=True,
+            on_step=lambda e: widths.append(e.width),
         )
         for _ in range(2):
             ngramspec.generate(model, IDS, speculator=speculator, compile_config=config(), **GREEDY)
@@ -226,6 +218,11 @@ def test_with_inductor():
     plain = model.generate(IDS, **GREEDY)
     text = plain[0].tolist()
     kwargs = {"compile_config": config("inductor"), "gamma_max": 3}
-    for drafter in (all_lengths(text), half_right(text, 97), random_drafter(97), "none"):
+    for drafter in (
+        all_lengths(text),
+        half_right(text, 97),
+        random_drafter(97),
+        "none",
+    ):
         assert torch.equal(run(model, drafter=drafter, **kwargs)[0], plain)
     assert graphs() == 3

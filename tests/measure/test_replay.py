@@ -51,13 +51,7 @@ def test_the_path_through_a_tree(said, path, verified):
 def test_a_hand_counted_replay():
     """Steps: right right wrong; wrong; and one token with nothing left to draft."""
     drafts = {1: [11, 12, 99, 14], 4: [99], 5: [15, 16, 17, 18]}
-    asked = []
-
-    def guess(at, gamma):
-        asked.append(gamma)
-        return draft_of(drafts.get(at - 2, [])[:gamma])
-
-    drafter = ScriptedDrafter(guess)
+    drafter = ScriptedDrafter(lambda at, gamma: draft_of(drafts.get(at - 2, [])[:gamma]))
     player = Player(drafter, plan()).play([trace([10, 11, 12, 13, 14, 15, 16])])
     tally = player.groups["g"]
     assert (tally.target_calls, tally.emitted) == (3, 6)
@@ -69,7 +63,7 @@ def test_a_hand_counted_replay():
     assert figures["acceptance_rate"] == 0.5
     assert figures["drafted_per_step"] == 2.0
     assert len(tally.nanoseconds) == 3
-    assert asked == [4, 2, 1]
+    assert [gamma for _, gamma in drafter.asked] == [4, 2, 1]
 
 
 def repetitive(seed, n=200, group="g"):
