@@ -10,7 +10,6 @@ from any_model import tiny_chat
 from batches import RowOracle, batch, row_texts
 from doubles import Puts
 from families import CAUSAL, FAMILIES, VOCAB, build
-from fuzz.watchers import Processor
 from plain_text import same_text
 from prompts import PROMPTS
 
@@ -94,21 +93,6 @@ def test_no_row_waits_for_the_shortest():
     assert steps[1] == 39
     assert speculator.stats.target_calls == 45
     assert speculator.stats.tokens_per_call == pytest.approx(78 / 45)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("guidance", [None, 1.5], ids=["", "guidance"])
-def test_processors_see_and_change_the_batch_as_in_plain_generate(guidance, rows):
-    """One that couples the rows, which ngramspec does not know, and one that runs the model."""
-    model, inputs, logs = build("llama"), batch(rows), [[], []]
-    asked = GREEDY | {"guidance_scale": guidance}
-    own, other = ({"logits_processor": [Processor("column bias", 0, log)]} for log in logs)
-    plain = model.generate(**inputs, **asked, **own)
-    drafter = RowOracle(row_texts(inputs, plain), 0.9)
-    ours, stats = run(model, inputs, drafter, **asked, **other)
-    assert torch.equal(plain, ours)
-    assert logs[0] == logs[1]
-    assert stats.accepted > 0
 
 
 def test_scores_logits_and_streams_of_a_batch_are_plain_generate_s():

@@ -13,8 +13,105 @@ TWO = (PROMPT, (3, 4, 3, 4, 3, 4, 9, 3, 7, 7, 8, 9))
 STATIC = {"max_new_tokens": 24, "cache_implementation": "static"}
 DICT = {"return_dict_in_generate": True}
 STATES = DICT | {"output_hidden_states": True}
-# Here drafts are accepted, and the text is the baseline's.
+STATES24 = {"max_new_tokens": 24, **STATES}
+TREE = {"drafter": "bushy", "settings": {"tree": 17}}
+THREE = (
+    (PROMPT * 2)[:8],
+    (PROMPT * 2)[3:14],
+    (11, 12, 13, 11, 12, 13, 11, 12, 13, 11, 12, 13, 14, 9),
+)
+LONG = {"max_new_tokens": 60, **DICT}
+WINDOWS = ("mistral sliding", "gemma2", "gpt-oss", "llama4")
+TURN = 20  # positions after which the longrope families take their long factors
+# Here drafts are accepted, as trees where settings name one, and the text is the baseline's.
 TEXTS: dict[str, Case] = {
+    **{
+        f"trees and a second turn over {kind} attention of {family}": Case(
+            family=family,
+            prompts=((PROMPT * 2)[:8],),
+            turns=2,
+            attention=kind,
+            options=LONG,
+            **TREE,
+        )
+        for family, kind in (*((each, "default") for each in WINDOWS), ("gemma2", "eager"))
+    },
+    **{
+        f"trees of three rows over {kind} attention of {family}": Case(
+            family=family, prompts=THREE, attention=kind, options={"max_new_tokens": 60}, **TREE
+        )
+        for family, kind in (*((each, "default") for each in WINDOWS), ("gpt-oss", "eager"))
+    },
+    "trees and a second turn inside a longer window": Case(
+        family="mistral longer window", turns=2, options={"max_new_tokens": 12, **DICT}, **TREE
+    ),
+    **{
+        f"trees over a static cache with windows of {family}": Case(
+            family=family, options=LONG | STATIC, **TREE
+        )
+        for family in ("mistral sliding", "llama4")
+    },
+    **{
+        f"rows in lock-step over a static cache with windows of {family}": Case(
+            family=family, prompts=THREE, drafter="half", options=STATIC
+        )
+        for family in ("gemma2", "gpt-oss")
+    },
+    **{
+        f"accepted nodes that are moved in a {cache} cache of {family}, {mask} masked": Case(
+            family=family,
+            attention=attention,
+            mask=mask,
+            options=LONG | ({"cache_implementation": "static"} if cache == "static" else {}),
+            **TREE,
+        )
+        for family, attention, cache, mask in (
+            ("llama", "sdpa", "static", "left"),
+            ("llama", "sdpa", "dynamic", "padding"),
+            ("gpt2", "eager", "static", "padding"),
+            ("gpt2", "eager", "dynamic", "left"),
+        )
+    },
+    **{
+        f"{drafter} drafts from token {length} on where the factors change": Case(
+            family="phi3 longrope",
+            prompts=((PROMPT * 3)[:length],),
+            drafter=drafter,
+            settings={"tree": 6} if drafter == "bushy" else {"gamma": 5},
+            options={"max_new_tokens": 30, **DICT},
+        )
+        for drafter, length in (
+            *(("half", TURN - 1), ("half", TURN + 1)),
+            *(("bushy", TURN // 2), ("bushy", TURN)),
+        )
+    },
+    **{
+        f"rows of {family} whose frequencies are shared": Case(
+            family=family, prompts=((PROMPT * 2)[:18], PROMPT), drafter="half", options=STATES24
+        )
+        for family in ("phi3 longrope", "llama dynamic")
+    },
+    **{
+        f"a cache of {family} that is dropped, {len(rows)} rows with {sorted(options)[0]}": Case(
+            family=family, prompts=rows, drafter=drafter, settings=settings, options=options
+        )
+        for family in ("phi3 longrope", "phi3 rereads")
+        for rows, drafter, settings, options in (
+            ((PROMPT,), "half", {}, STATES24),
+            ((PROMPT,), "bushy", {"tree": 6}, STATIC | DICT),
+            ((PROMPT, PROMPT[::-1]), "half", {}, STATIC | DICT),
+        )
+    },
+    **{
+        f"a processor that couples {len(rows)} rows, guidance {scale}": Case(
+            prompts=rows,
+            drafter="half",
+            processors=("column bias",),
+            options={"max_new_tokens": 40} | ({"guidance_scale": scale} if scale else {}),
+        )
+        for rows in ((PROMPT,), THREE)
+        for scale in (None, 1.5)
+    },
     "a static cache, positions by ALiBi": Case(family="bloom", drafter="half", options=STATIC),
     "ALiBi of a mask per token, and trees": Case(
         family="falcon alibi", drafter="bushy", settings={"tree": 9}

@@ -67,6 +67,7 @@ class Side:
     left: dict[str, Any] = field(default_factory=dict)
     faults: int = 0
     accepted: int = 0
+    chains: dict[str, int] = field(default_factory=dict)
     cycles: int = 0
     emitted: dict[int, list[int]] | None = None
 
@@ -146,6 +147,7 @@ def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
         _perform(case, model, call, side, generator)
     side.cycles = caches.freed_by_the_collector()
     stats = speculator.stats
+    side.chains = dict(stats.chains)
     side.faults, side.accepted = stats.drafter_faults, stats.accepted + stats.prefill_accepted
     return side
 

@@ -35,12 +35,14 @@ class Result:
         kind: of a finding, what differs: "ids", "scores", "exception", ...
         detail: the refusal, the exception or the difference, in a line.
         accepted: draft tokens, where the outcome is "identical".
+        chains: then why trees were asked for and chains were drafted.
     """
 
     outcome: str
     kind: str = ""
     detail: str = ""
     accepted: int = 0
+    chains: tuple[str, ...] = ()
 
 
 def run(case: Case) -> Result:
@@ -93,7 +95,7 @@ def _run(case: Case, model: Any) -> Result:
         raise Finding("faults", f"{ours.faults} faults of a drafter that is sound")
     if loose is not None:
         return Result("structure", detail=loose)
-    return Result("identical", accepted=ours.accepted)
+    return Result("identical", accepted=ours.accepted, chains=tuple(ours.chains))
 
 
 def _check_refusal(case: Case, ours: Side) -> None:

@@ -7,7 +7,6 @@ import torch
 import transformers
 from doubles import half_right
 from families import SIZES, VOCAB
-from layer_states import assert_same_cache
 from plain_text import same_text
 
 import ngramspec
@@ -57,33 +56,6 @@ def prompt(length=10, seed=0):
     return torch.randint(3, VOCAB, (1, length))
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("length", [10, TURN - 1, TURN, TURN + 1])
-@pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 6}], ids=["5", "tree"])
-def test_text_is_plain_where_the_factors_change(phi3, length, settings):
-    same_text(phi3, Speculator(**settings), prompt(length), **GREEDY)
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("factors", [True, False])
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("settings", [{}, {"tree": 6}], ids=["auto", "tree"])
-def test_the_cache_is_dropped_where_plain_decoding_drops_it(phi3, factors, static, rows, settings):
-    """A Phi-3 without long factors re-reads its whole text, too."""
-    without = {"original_max_position_embeddings": TURN}
-    model = phi3 if factors else model_of("Phi3ForCausalLM", "Phi3Config", **without)
-    ids = torch.cat([prompt(seed=row) for row in range(rows)])
-    asked = GREEDY | {"return_dict_in_generate": True, "output_hidden_states": rows == 1}
-    asked |= {"cache_implementation": "static"} if static else {}
-    plain = model.generate(ids, **asked)
-    ours = ngramspec.generate(model, ids, speculator=Speculator(**settings), **asked)
-    assert plain.sequences.tolist() == ours.sequences.tolist()
-    if rows == 1:
-        shapes = [[each[-1].shape for each in out.hidden_states] for out in (plain, ours)]
-        assert shapes[0] == shapes[1]
-
-
 def test_drafts_are_accepted_on_both_sides_of_the_turn(phi3):
     ids = prompt()
     text = phi3.generate(ids, **GREEDY)[0].tolist()
@@ -98,26 +70,6 @@ def test_drafts_are_accepted_on_both_sides_of_the_turn(phi3):
     kept = cache_of(phi3.generate(ids, return_dict_in_generate=True, **GREEDY))
     if kept.get_seq_length() == len(text) - 1:  # older transformers forget the text there
         assert any(count for at, count in accepted if at > TURN + 2)
-
-
-def test_the_cache_of_the_call_goes_on_behind_the_turn(phi3):
-    ids = prompt()
-    kept = {"return_dict_in_generate": True, **GREEDY}
-    plain = phi3.generate(ids, **kept)
-    ours = ngramspec.generate(phi3, ids, speculator=Speculator("unigram", 4), **kept)
-    assert_same_cache(cache_of(ours), cache_of(plain))
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("name", ["phi3", "scaled"])
-@pytest.mark.parametrize("padding", [0, 8])
-def test_rows_whose_frequencies_are_shared_advance_together(name, padding, request):
-    model = request.getfixturevalue(name)
-    ids = torch.cat((prompt(seed=1), prompt(seed=2)))
-    mask = torch.ones_like(ids)
-    ids[0, :padding], mask[0, :padding] = 0, 0
-    for settings in ({"drafter": "unigram", "gamma": 4}, {}):
-        same_text(model, Speculator(**settings), ids, attention_mask=mask, max_new_tokens=80)
 
 
 @pytest.mark.parametrize("offset", [20, 35])

@@ -8,13 +8,12 @@ import torch
 from conftest import tiny_llama
 from doubles import ScriptedDrafter, bushy, half_right
 from families import ENCODER_DECODER, FAMILIES, TREES, VOCAB, build
-from layer_states import GREEDY, PROMPT, assert_same_cache, model_of
+from layer_states import GREEDY, PROMPT, model_of
 
 import ngramspec
 from benchmarks import tiny
 from ngramspec import Draft, Speculator
 from ngramspec.hf_model.compat import kernels
-from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.compat.kernels import causal_topk
 from ngramspec.hf_model.compat.package import MARKS_CACHES, has
 from ngramspec.hf_model.target import Target
@@ -107,30 +106,6 @@ def test_near_the_end_branches_do_not_take_the_place_of_the_path():
         ((draft, accepted, _),) = drafter.observed
         assert len(draft) == 2 * (left - 1)
         assert accepted == [*range(1, len(draft), 2)]
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("cache", ["static", None])
-@pytest.mark.parametrize(("name", "attention"), [("llama", "sdpa"), ("gpt2", "eager")])
-def test_after_trees_the_cache_is_as_if_the_rejected_tokens_had_never_been_there(
-    name, attention, cache
-):
-    """Accepted nodes are moved together, in a static cache up to its last position."""
-    model = build(name)
-    model.set_attn_implementation(attention)
-    kwargs = {"cache_implementation": cache, "return_dict_in_generate": True}
-    left = torch.cat((torch.zeros_like(IDS[:, :3]), IDS), dim=1)
-    for ids in (IDS, left):
-        mask = (ids != 0).long()
-        plain = model.generate(ids, attention_mask=mask, max_new_tokens=60, **kwargs)
-        text = plain.sequences[0, ids.shape[1] - 10 :].tolist()  # padding is not drafted from
-        for seed in range(2):
-            speculator = Speculator(bushy(text, VOCAB, seed), 17, tree=17)
-            ours = run(model, ids, speculator, attention_mask=mask, **kwargs)
-            assert torch.equal(plain.sequences, ours.sequences)
-            assert not speculator.stats.chains
-            assert speculator.stats.accepted > 15
-            assert_same_cache(cache_of(ours), cache_of(plain))
 
 
 def test_a_tree_without_branches_runs_as_a_chain(monkeypatch):

@@ -7,7 +7,6 @@ import torch
 from batches import RowOracle, RowTrees, batch, row_texts
 from families import build
 from fuzz.state import layers_of
-from layer_states import assert_same_cache
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
@@ -39,26 +38,6 @@ def plain_of(model, inputs, **kwargs):
     return kwargs, model.generate(**inputs, **kwargs)
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize(
-    ("window", "rows", "attention"),
-    [(8, 1, "sdpa"), (8, 3, "eager"), (64, 1, "eager"), (64, 3, "sdpa")],
-)
-@pytest.mark.parametrize("name", WINDOWED)
-def test_trees(name, window, rows, attention):
-    model, inputs = windowed(name, window), batch(rows, seed=1)
-    if attention == "eager" or model._supports_sdpa:
-        model.set_attn_implementation(attention)
-    kwargs, plain = plain_of(model, inputs)
-    assert min(len(set(row)) for row in plain[:, -60:].tolist()) > 4
-    speculator = Speculator(RowTrees(row_texts(inputs, plain), right=0.8), 17, tree=17)
-    ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
-    assert torch.equal(plain, ours)
-    assert not speculator.stats.chains
-    assert speculator.stats.drafter_faults == 0
-    assert speculator.stats.accepted > 40 * rows
-
-
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", WINDOWED)
 def test_rows_that_diverge_and_leave(name, monkeypatch):
@@ -88,27 +67,6 @@ def test_rows_that_diverge_and_leave(name, monkeypatch):
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", WINDOWED)
-def test_the_cache_continues_a_second_turn(name):
-    """After trees, a cache that is kept is the baseline's, whether or not the window was full."""
-    for new in (4, 40):
-        model, inputs = windowed(name, 24), batch(1)
-        kwargs, plain = plain_of(model, inputs, max_length=8 + new, return_dict_in_generate=True)
-        drafter = RowTrees(row_texts(inputs, plain.sequences))
-        speculator = Speculator(drafter, 17, tree=17)
-        ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
-        assert_same_cache(cache_of(ours), cache_of(plain))
-        ids = torch.cat((plain.sequences, inputs["input_ids"]), dim=1)
-        cut = {"do_sample": False, "max_new_tokens": 40}
-        again = model.generate(ids, **cache_argument(cache_of(plain)), **cut)
-        drafter.texts = {tuple(again[0, :4].tolist()): again[0].tolist()}
-        mine = ngramspec.generate(
-            model, ids, **cache_argument(cache_of(ours)), speculator=speculator, **cut
-        )
-        assert torch.equal(again, mine)
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("name", WINDOWED)
 def test_a_draft_in_the_prefill(name):
     """The window's layers keep what a rejected draft has to give back."""
     model, inputs = windowed(name, 8), batch(1, seed=3)
@@ -130,26 +88,6 @@ def test_masks_over_a_cache_that_keeps_all():
     kwargs |= cache_argument(DynamicCache())
     ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
     assert torch.equal(plain, ours)
-
-
-@pytest.mark.every(3)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", WINDOWED)
-def test_static_caches(name, attention):
-    """One row has trees, and a batch advances in lock-step."""
-    if name == "llama4 (chunks)" and before("5.20"):
-        pytest.skip("plain decoding fails before transformers 5.20")
-    for rows in (1, 3):
-        model, inputs = windowed(name, 8), batch(rows)
-        if attention == "eager" or model._supports_sdpa:
-            model.set_attn_implementation(attention)
-        kwargs, plain = plain_of(model, inputs, cache_implementation="static")
-        drafter = RowTrees(row_texts(inputs, plain), right=0.8)
-        speculator = Speculator(drafter, 17, tree=17)
-        ours = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
-        assert torch.equal(plain, ours)
-        assert bool(speculator.stats.chains) == (rows == 3)
-        assert speculator.stats.accepted > 20
 
 
 WAYS = {
