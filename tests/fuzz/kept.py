@@ -103,6 +103,26 @@ TEXTS: dict[str, Case] = {
         )
     },
     **{
+        f"rows whose positions {family} counts, weights on the {offload}": Case(
+            family=family, prompts=THREE, offload=offload, options={"max_new_tokens": 24}, **TREE
+        )
+        for family, offload in (("m2m100", "disk"), ("bart", "cpu"), ("t5", "cpu"))
+    },
+    **{
+        f"a {cache} cache as a fixed width leaves it": Case(
+            seed=0,  # with room for the width
+            attention="eager",
+            cache=cache,
+            drafter="half",
+            settings={"width": 8},
+            options={"max_new_tokens": 40, **DICT},
+        )
+        for cache in ("dynamic", "static")
+    },
+    "trees at positions that a model accepts and does not use": Case(
+        family="bart decoder", inputs="offset positions", options={"max_new_tokens": 40}, **TREE
+    ),
+    **{
         f"a processor that couples {len(rows)} rows, guidance {scale}": Case(
             prompts=rows,
             drafter="half",

@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from accelerate import cpu_offload, disk_offload
+from accelerate import cpu_offload
 from batches import RowTrees, batch, row_texts
 from conftest import tiny_llama
 from doubles import oracle
@@ -169,31 +169,3 @@ def test_a_copy_made_during_a_forward_is_a_plain_model(name, drafter, enabled):
     assert all(is_ours(each) for each in every)
     assert len(every) == len({id(each) for each in every})
     assert bool(every) == (name != "mistral sliding")
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize(
-    ("name", "offload"),
-    [
-        ("bart decoder", "disk"),
-        ("bart", "cpu"),
-        ("marian", "cpu"),
-        ("m2m100 (no positions of padding)", "disk"),
-        ("t5", "cpu"),
-    ],
-)
-def test_offloaded_models_that_count_positions_get_ours(name, offload, tmp_path):
-    """accelerate takes a module's weights away after its forward, before a hook runs."""
-    model, inputs = build(name), batch(3)
-    call = {**inputs, **GREEDY} | VARIED
-    plain = model.generate(**call)
-    if offload == "disk":
-        disk_offload(model, str(tmp_path))
-    else:
-        cpu_offload(model)
-    assert torch.equal(model.generate(**call), plain)
-    texts = row_texts(inputs, plain, encoded=name in ENCODER_DECODER)
-    speculator = Speculator(RowTrees(texts), 9, tree=9)
-    ours = ngramspec.generate(model, speculator=speculator, **call)
-    assert torch.equal(ours, plain)
-    assert speculator.stats.accepted

@@ -7,7 +7,6 @@ import torch
 from conftest import _smollm2, tiny_llama
 from doubles import half_right, liar, oracle, random_drafter
 from families import build
-from layer_states import assert_same_cache
 from prompts import PROMPTS
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
@@ -145,21 +144,6 @@ def test_left_padding_and_the_last_positions_of_the_model():
     plain = gpt2.generate(IDS, max_new_tokens=50, do_sample=False)
     for drafter in ("none", "auto", oracle(plain[0].tolist())):
         assert torch.equal(run(gpt2, IDS, drafter, 16, **STATIC)[0].sequences, plain)
-
-
-def test_the_cache_is_left_as_plain_decoding_leaves_it():
-    from transformers import DynamicCache, StaticCache
-
-    model = model_of(torch.float32, "eager")
-    plain = DynamicCache(config=model.config)
-    text = model.generate(IDS, max_new_tokens=50, **cache_argument(plain))[0].tolist()
-    for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=99)):
-        run(model, IDS, half_right(text, 97), 8, **cache_argument(cache))
-        assert plain.get_seq_length() == 59
-        assert_same_cache(cache, plain)
-        longer = torch.cat((torch.tensor([text]), IDS), dim=1)
-        again, _ = run(model, longer, "auto", 8, max_new_tokens=9, **cache_argument(cache))
-        assert torch.equal(again.sequences, model.generate(longer, max_new_tokens=9))
 
 
 def test_a_static_cache_has_room_for_the_padding():

@@ -156,14 +156,3 @@ def test_other_threads_count_for_themselves(name):
     ours = ngramspec.generate(model, **inputs, speculator=speculator, **GREEDY)
     assert torch.equal(plain, ours)
     assert torch.equal(plain, results[0])
-
-
-def test_positions_that_a_model_ignores_change_nothing():
-    """BART's decoder accepts ``position_ids`` without using them."""
-    model, (prompt,) = build("bart decoder"), batch(1)["input_ids"].unbind()
-    call = {"inputs": prompt[None], "position_ids": 15 + torch.arange(len(prompt))[None]} | GREEDY
-    plain = model.generate(**call)
-    for drafter in (RowTrees(plain.tolist()), "auto"):
-        speculator = Speculator(drafter, 17, tree=17)
-        assert torch.equal(model.generate(**call, custom_generate=speculator), plain)
-        assert not speculator.stats.chains
