@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 BUDGET: dict[str, tuple[int, int | None]] = {
     "shipped lines": (33_000, 35_050),
     "shipped files": (160, None),
-    "lines of tests": (41_000, 42_750),
+    "lines of tests": (41_000, 43_170),
     "lines of benchmarks": (7_500, None),
     "modules of a greedy call": (46, None),
     "lines of a greedy call": (8_500, 9_000),
