@@ -134,7 +134,7 @@ def half_right(text, vocab: int, seed=0, right: float = 0.7) -> ScriptedDrafter:
 
     def guess(at, gamma):
         tokens = np.array((text + [0] * 64)[at : at + gamma], np.int32)
-        spoilt = rng.random(len(tokens)) >= right
+        spoilt = rng.random(len(tokens)) < 1 - right
         return draft_of(np.where(spoilt, (tokens + 1) % vocab, tokens))
 
     return ScriptedDrafter(guess)

@@ -300,10 +300,10 @@ class Target:
         transformers hides the first positions of a shortened cache by the mask's first columns. In
         a batch with padding a row may then attend to nothing but what its forward adds.
         """
-        lengths = {*self.cache.lengths()}
+        lengths, mask = {*self.cache.lengths()}, self.prompt_mask
         if len(lengths) > 1:
             self.no_drafts = "a hook has shortened some layers of the cache"
-        elif self.inputs.hides and lengths != {self.facts.end}:
+        elif mask is not None and not mask.all() and lengths != {self.facts.end}:
             self.no_drafts = "a hook has shortened the cache of a batch with padding"
 
     def _copied(self, states: torch.Tensor) -> torch.Tensor:

@@ -179,10 +179,10 @@ class Asked(ScriptedDrafter):
 
     def __init__(self, least=0):
         super().__init__(self.zeros)
-        self.least, self.asked = least, []
+        self.least, self.gammas = least, []
 
     def zeros(self, at, gamma):
-        self.asked.append(gamma)
+        self.gammas.append(gamma)
         return draft_of([0] * gamma if gamma >= self.least else [])
 
 
@@ -191,7 +191,7 @@ def test_in_lock_step_no_row_s_draws_decide_how_much_of_its_draft_is_verified():
     sampled, other = Sampling({(): {1: 1, 2: 1}}), Asked(least=2)
     events = lock_step([sampled, other])
     assert [len(event.drafted) for event in events] == [1, 4]
-    assert other.asked[0] == 4
+    assert other.gammas[0] == 4
     never = Asked(least=99)
     assert [len(event.drafted) for event in lock_step([sampled, never])] == [1, 0]
     assert [len(event.drafted) for event in lock_step([never, sampled])] == [0, 0]

@@ -133,9 +133,7 @@ TEXTS: dict[str, Case] = {
         for scale in (None, 1.5)
     },
     "a static cache, positions by ALiBi": Case(family="bloom", drafter="half", options=STATIC),
-    "ALiBi of a mask per token, and trees": Case(
-        family="falcon alibi", drafter="bushy", settings={"tree": 9}
-    ),
+    "ALiBi of a mask per token": Case(family="falcon alibi", drafter="half"),
     "attentions under eager attention": Case(
         family="falcon",
         attention="eager",
