@@ -162,6 +162,12 @@ def test_heads_are_folded_as_far_as_it_leaves_no_thread_idle():
     assert _folded(8, 4, 32, 2) == 1  # every head is a block already
 
 
+def test_what_is_remembered_of_folded_heads_is_bounded():
+    for positions in range(1, 3000):
+        _folded(8, 4, positions, 2)
+    assert 0 < _folded.cache_info().currsize <= 1024
+
+
 class Operators(TorchDispatchMode):
     """Names of the operators that are called inside."""
 
