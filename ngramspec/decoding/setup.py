@@ -67,15 +67,16 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
 
         check_beams(request, options)
     check_adapter(request.model)
-    assistants = request.drafter().assistants
-    if assistants:
+    drafter = request.drafter()
+    if drafter.assistants:
         from ngramspec.decoding.assistants import check_models  # most drafters have none
 
-        check_models(request.model, request.drafter())
+        check_models(request.model, drafter)
+    reads_states = any(each.reads_states for each in drafter.assistants)
     target = _target(request, options, stop)
     if ranks is not None:
         ranks.check(target)
-        if ranks.together and any(each.reads_states for each in assistants):
+        if ranks.together and reads_states:
             raise UnsupportedError("MTP layers draft only where one process decodes")
     check_prompt(request.model, target.prompt_ids, request.model_kwargs)
     stats, rule = DecodeStats(), _rule(request, options)
@@ -90,7 +91,7 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
     learns_costs = options.planned_gamma == "auto"
     if target.pending is not None and learns_costs:
         target.pending.price()
-    if any(each.reads_states for each in assistants):
+    if reads_states:
         target.read_states()
     costs = _step_costs(request, options, target)
     learned = costs if learns_costs else None
