@@ -21,12 +21,13 @@ class GammaController:
     def __init__(self, gamma: int) -> None:
         self._gamma = gamma
 
-    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+    def plan(self, estimates: bool, required: Float32 | None = None) -> tuple[int, Float32 | None]:
         """The length of the next draft.
 
         Args:
             estimates: whether the drafter estimates what is accepted, so that it can end its
                 drafts by cost.
+            required: what this step requires, if it is part of a joint one.
 
         Returns:
             gamma, 0 for no draft; and the ``cost`` argument of ``DraftSession.propose``, or None.
@@ -83,7 +84,7 @@ class ThresholdGamma(HeuristicGamma):
         self._by_confidence = True
         self.threshold = self.INITIAL_THRESHOLD
 
-    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
+    def plan(self, estimates: bool, required: Float32 | None = None) -> tuple[int, Float32 | None]:
         self._by_confidence = estimates
         return (self._max, None) if estimates else super().plan(estimates)
 
@@ -135,24 +136,25 @@ class CostGamma(HeuristicGamma):
         self._required, self._drafting = required, drafting or required
         self._surcharge = surcharge
         self._estimates = False  # whether the last draft was ended by cost
+        self._joint: Float32 | None = None  # what the step requires as a part of a joint one
         self._surplus = 0.5  # tokens per cost - 1 of drafted steps, decaying
         self._skipped = 0
 
-    def plan(self, estimates: bool) -> tuple[int, Float32 | None]:
-        self._estimates = estimates
+    def plan(self, estimates: bool, required: Float32 | None = None) -> tuple[int, Float32 | None]:
+        self._estimates, self._joint = estimates, required
         if estimates:
-            return self._max, self._drafting()
+            return self._max, self._drafting() if required is None else required
         if self._surplus < 0:
             self._skipped += 1
             if self._skipped % self.STEPS_BETWEEN_TRIALS:
                 return 0, None
-        return super().plan(estimates)
+        return super().plan(estimates, required)
 
     def observe(self, drafted: int, accepted: int) -> None:
         if self._estimates:
             return
         super().observe(drafted, accepted)
-        required = self._required()
+        required = self._required() if self._joint is None else self._joint
         positions = min(1 + drafted, len(required) - 1)  # another rank's draft may be longer
         surplus = (1 + accepted) / float(required[positions]) - 1
         self._surplus = self.MEMORY * self._surplus + (1 - self.MEMORY) * surplus
@@ -164,7 +166,8 @@ class CostGamma(HeuristicGamma):
         surcharge = self._surcharge()
         if surcharge == 1.0 or draft.proposal is not None:
             return draft
-        length, path = common_length([draft], ONE_ROW, self._required(), surcharge)
+        required = self._required() if self._joint is None else self._joint
+        length, path = common_length([draft], ONE_ROW, required, surcharge)
         return (likeliest(draft) if path else draft).first(length).as_chain()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,19 @@ FACTOR, FACTOR_PER_REJECTION, MAX_REJECTIONS = 1.5, 0.25, 8
 MIN_PREFILL_POSITIONS = 32  # the time of a shorter prefill does not predict that of long texts
 
 
+class JointPart(NamedTuple):
+    """What a generation's step costs as a part of a joint step, which is timed as a whole.
+
+    Attributes:
+        due: whether the joint step is run without drafts, to be timed.
+        required: see ``StepCosts.required_tokens``. A drafted token costs what it adds to the joint
+            forward. The unit is the generation's share of a joint step without drafts.
+    """
+
+    due: bool
+    required: Float32
+
+
 class StepCosts:
     """The costs of the next step of a generation, a batch or an engine. Not thread-safe.
 
@@ -38,9 +51,6 @@ class StepCosts:
         sizes: the only widths at which forwards run, ascending. Empty: any width.
 
     Attributes:
-        joint: the costs of the joint step whose forward the next step is a part of, or None. It is
-            timed as a whole, and a drafted token costs what it adds to the joint forward. The unit
-            is this generation's share of a joint step without drafts.
         plain_seconds: average time of a plain step of one row; None: not measured.
         position_seconds: time of a position of the prefill; None: not measured.
     """
@@ -61,7 +71,6 @@ class StepCosts:
         sizes: Sequence[int] = (),
     ) -> None:
         self.model, self.limit, self.rows = model, limit, rows
-        self.joint: StepCosts | None = None
         self.plain_seconds: float | None = None
         self.position_seconds: float | None = None
         self._packed, self._pads = packed, pads and not packed and not sizes
@@ -93,8 +102,6 @@ class StepCosts:
 
     def plain(self) -> bool:
         """Whether the next step must have no draft and width 1, so that it can be timed."""
-        if self.joint is not None:
-            return self.joint.due
         model = self.model
         self._steps += 1
         cold = self._steps < 3 and not self._packed
@@ -123,8 +130,6 @@ class StepCosts:
 
         [n] is the cost of n or more positions relative to a plain step, with a margin; [1] is 1.
         """
-        if self.joint is not None:
-            return scaled(self.joint.required_tokens(), self.joint.rows)
         times = self.times()
         key = times, self._prefill, self._pending, self._rejections
         known = self._cached.get("required")
@@ -140,6 +145,10 @@ class StepCosts:
         """
         return scaled(self.required_tokens(), 1.0 / self.rows)
 
+    def part(self) -> JointPart:
+        """What the next step, a joint one, costs each of its generations."""
+        return JointPart(self.due, scaled(self.required_tokens(), self.rows))
+
     def surcharge(self) -> float:
         """Factor on the cost of a forward whose draft has branches, >= 1."""
         return self.model.surcharge(self._length)
@@ -147,7 +156,7 @@ class StepCosts:
     def width(self, positions: int, room: int) -> int:
         """The width to run if ``positions`` are needed and at most ``room`` fit."""
         last = min(room, self.limit)
-        if positions >= last or not self._pads or self.joint is not None:
+        if positions >= last or not self._pads:
             return positions
         if positions == 1 and self.due:
             return 1
@@ -163,7 +172,7 @@ class StepCosts:
 
         Steps that compiled something must not be recorded.
         """
-        if self.joint is not None or self._steps < 2:  # caches are cold after a prefill
+        if self._steps < 2:  # caches are cold after a prefill
             return
         width = int(self._widths[min(width, self.limit)])
         relative = self.rows * (float(self.times()[width]) if width > 1 else 1.0)
@@ -184,7 +193,7 @@ class StepCosts:
 
     def record_acceptance(self, drafted: int, accepted: int) -> None:
         """Record a step's drafted and accepted tokens over all rows."""
-        if drafted and self.joint is None:
+        if drafted:
             self._rejections = rejections_after(self._rejections, accepted)
             self._rejected = 0 if accepted else self._rejected + 1
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ngramspec.costs.steps import StepCosts
+from ngramspec.costs.steps import JointPart, StepCosts
 from ngramspec.decoding.observer import STREAMING, Section, no_section
 from ngramspec.decoding.row import INITIAL_TOKENS, Row
-from ngramspec.draft import Computed, Draft, EvidenceRequest, Int64
+from ngramspec.draft import Computed, Draft, EvidenceRequest, Float32, Int64
 from ngramspec.hf_model.compat.devices import sent
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
@@ -141,27 +141,32 @@ class Group(ABC):
         self.connect(vocab)
         self.rows[0].propose(limit, tree=False)
 
-    def propose(self) -> None:
-        """Draft for each row, unless the step is to be timed without drafts."""
+    def propose(self, part: JointPart | None = None) -> None:
+        """Draft for each row, unless the step is to be timed without drafts.
+
+        ``part``: what the step costs as a part of a joint one.
+        """
         if self.costs is not None:
             pending = self.target.pending
             self.costs.at(self.length, None if pending is None else len(pending))
-            if self.costs.plain():
+            if self.costs.plain() if part is None else part.due:
                 return
-        self.draft()
+        self.draft(None if part is None else part.required)
 
     @abstractmethod
-    def draft(self) -> None:
-        """Draft for each row that has not ended."""
+    def draft(self, required: Float32 | None = None) -> None:
+        """Draft for each row that has not ended; ``required``: see ``Row.propose``."""
 
-    def width(self) -> int:
-        """Positions of the forward: at least one more than the tokens of the longest draft."""
+    def width(self, *, pads: bool = True) -> int:
+        """Positions of the forward: one more than the tokens of the longest draft, or padded."""
         positions, branched = 1, False
         for row in self.rows:
             positions = max(positions, 1 + len(row.draft.tokens))
             branched = branched or row.draft.parents is not None
         costs = self.costs
-        if costs is None or branched or costs.width(positions, costs.limit) == positions:
+        if costs is None or branched or not pads:
+            return positions
+        if costs.width(positions, costs.limit) == positions:
             return positions
         return costs.width(positions, 1 + self.shortest_limit())
 
@@ -272,7 +277,7 @@ class LockstepGroup(Group):
     def sequences(self) -> Tensor:
         return self.ids().clone()
 
-    def draft(self) -> None:
+    def draft(self, required: Float32 | None = None) -> None:
         """Draft for each row; deterministic drafts are cut to the shortest.
 
         Sampled drafts are not cut, because letting sampled tokens decide the length would bias the
@@ -280,7 +285,7 @@ class LockstepGroup(Group):
         """
         limit, nodes = self.limits(self.rows[0])
         if len(self.rows) == 1:
-            self.rows[0].propose(limit, nodes)
+            self.rows[0].propose(limit, nodes, required=required)
             return
         active = [row for row in self.rows if not self.is_padded(row)]
         for row in active:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ngramspec.costs.row_lengths import worthwhile_rows
-from ngramspec.costs.steps import MAX_JOINT_TOKENS, StepCosts
+from ngramspec.costs.steps import MAX_JOINT_TOKENS, JointPart, StepCosts
 from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.request import Request
 from ngramspec.decoding.setup import loop_of, ranks_for
@@ -115,10 +115,13 @@ class OpenGeneration:
             self._unfinished = self._loop.advance()
         return self._row.ids_from(before)
 
-    def begin_step(self) -> Step:
-        """First half of a joint step: propose. An error closes the generation."""
+    def begin_step(self, part: JointPart | None) -> Step:
+        """First half of a joint step: propose. An error closes the generation.
+
+        ``part``: what it costs, if this generation drafts by cost.
+        """
         with self._closed_by_errors():
-            return self._loop.propose()
+            return self._loop.propose(None if self.step_costs is None else part)
 
     def begin_forward(self, step: Step) -> ForwardShare:
         """Its share of a joint forward over a step's draft. An error closes the generation."""
@@ -267,8 +270,8 @@ class JointSteps:
         self._check(generations)
         turns = [_Turn(each) for each in generations]
         try:
-            with generations[0].target.decoding(), self._sharing(turns) as tracker:
-                self._step(turns, tracker)
+            with generations[0].target.decoding():
+                self._step(turns, self._tracker(turns))
         except BaseException as error:
             for turn in turns:
                 with suppress(Exception):
@@ -295,16 +298,11 @@ class JointSteps:
             if why is not None:
                 raise UnsupportedError(f"generations[{at}] cannot share a forward: {why}")
 
-    @contextmanager
-    def _sharing(self, turns: Sequence[_Turn]) -> Iterator[StepCosts | None]:
-        """Let rows draft by the costs of a joint step, and do not time them separately.
-
-        These costs are yielded, or None if no turn drafts by cost.
-        """
+    def _tracker(self, turns: Sequence[_Turn]) -> StepCosts | None:
+        """The costs of this joint step; None if no turn drafts by cost."""
         own = [each for turn in turns if (each := turn.generation.step_costs) is not None]
         if not own:
-            yield None
-            return
+            return None
         model, limit = own[0].model, max(MAX_JOINT_TOKENS, *(each.limit for each in own)) + 1
         joint = self._costs
         if joint is None or joint.model is not model or joint.limit < limit:
@@ -312,18 +310,13 @@ class JointSteps:
         joint.rows = len(turns)
         joint.at(int(mean(turn.generation.length for turn in turns)))
         joint.plain()
-        for each in own:
-            each.joint = joint
-        try:
-            yield joint
-        finally:
-            for each in own:
-                each.joint = None
+        return joint
 
     def _step(self, turns: Sequence[_Turn], tracker: StepCosts | None) -> None:
+        part = None if tracker is None else tracker.part()
         for turn in turns:
             with turn.own_errors():
-                turn.step = turn.generation.begin_step()
+                turn.step = turn.generation.begin_step(part)
         stepped = _without_errors(turns)
         if tracker is not None:
             _cut(stepped, tracker)

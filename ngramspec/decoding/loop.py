@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ngramspec.costs.policies import PrefillDraftLength
-from ngramspec.costs.steps import StepCosts
+from ngramspec.costs.steps import JointPart, StepCosts
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.observer import (
     DRAFTING,
@@ -146,14 +146,17 @@ class DecodeLoop:
             finally:
                 self.group.close()
 
-    def propose(self) -> Step:
-        """Propose each row's draft, and collect the drafters' request for evidence."""
+    def propose(self, part: JointPart | None = None) -> Step:
+        """Propose each row's draft, and collect the drafters' request for evidence.
+
+        ``part``: what the step costs as a part of a joint one.
+        """
         group, started = self.group, perf_counter()
         group.begin_step()
         with self.section(DRAFTING):
             if self.prefilled:
-                group.propose()
-                width = group.width()
+                group.propose(part)
+                width = group.width(pads=part is None)
                 if self.ranks is not None:
                     width = self.ranks.share(group.rows, width)
             else:
@@ -167,6 +170,7 @@ class DecodeLoop:
             width=width,
             request=request,
             prefill=not self.prefilled,
+            joint=part is not None,
             started=started,
             proposed=perf_counter(),
         )
@@ -266,7 +270,7 @@ class DecodeLoop:
                 costs.record_prefill(step.forward_seconds, positions)
         else:
             self.steps += 1
-            if costs is not None:
+            if costs is not None and not step.joint:  # it is timed as a whole
                 if not target.compiling:
                     costs.record_time(step.width, step.forward_seconds, branched)
                 costs.record_acceptance(drafted, accepted)

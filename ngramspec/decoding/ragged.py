@@ -9,8 +9,9 @@ import torch
 
 from ngramspec.costs.policies import common_length
 from ngramspec.costs.row_lengths import urgencies
+from ngramspec.costs.steps import JointPart
 from ngramspec.decoding.group import Group
-from ngramspec.draft import EMPTY_DRAFT
+from ngramspec.draft import EMPTY_DRAFT, Float32
 from ngramspec.hf_model.compat.processors import all_by_row, process_at_once
 from ngramspec.hf_model.target import Target
 from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
@@ -53,12 +54,12 @@ class RaggedGroup(Group):
     def shortest_limit(self) -> int:
         return min(self.limits(self.rows[at])[0] for at in self._running())
 
-    def propose(self) -> None:
+    def propose(self, part: JointPart | None = None) -> None:
         self._steps += 1
         self._drop_ended()
-        super().propose()
+        super().propose(part)
 
-    def draft(self) -> None:
+    def draft(self, required: Float32 | None = None) -> None:
         for at in self._running():
             self.rows[at].propose(*self.limits(self.rows[at]))
         self._cut_together()

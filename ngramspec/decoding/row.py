@@ -268,12 +268,14 @@ class Row:
         elif self._emitted:
             self.verdict = self.draft.verdict(self._accepted, self._emitted)
 
-    def propose(self, limit: int, nodes: int = 0, *, tree: bool = True) -> Draft:
+    def propose(
+        self, limit: int, nodes: int = 0, *, tree: bool = True, required: Float32 | None = None
+    ) -> Draft:
         """Set ``draft``, maybe to an empty one, with paths of at most ``limit`` tokens.
 
         A tree may have ``nodes`` nodes if these are more. Near the end of a text this keeps
         branches from shortening the path. A tree without branches becomes a chain, which needs no
-        tree mask.
+        tree mask. ``required``: see ``GammaController.plan``.
         """
         self.draft = EMPTY_DRAFT
         try:
@@ -283,7 +285,7 @@ class Row:
             assert lengths is not None
             if self.session is None:
                 self.start()
-            gamma, required = lengths.plan(drafter.estimates)
+            gamma, required = lengths.plan(drafter.estimates, required)
             if tree and self.tree == "auto":
                 tree = required is not None and bool(drafter.branches)
             tree = tree and self.tree is not None

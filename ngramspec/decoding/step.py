@@ -21,6 +21,7 @@ class Step(Forward):
     Attributes:
         rows: in the forward's order, with their drafts, and their verdicts after verification.
         request: the evidence that the drafters request from the forward, or None.
+        joint: whether its forward is part of a joint step's, by whose costs it drafts.
         started, proposed: when drafting began, and when it ended and the forward began.
         forwarded: when the forward ended; in the prefill it includes the verification.
         waited: whether the device had finished by then, rather than only launched the forward.
@@ -30,6 +31,7 @@ class Step(Forward):
     rows: Sequence[Row]
     request: EvidenceRequest | None = None
     prefill: bool = False
+    joint: bool = False
     started: float = 0.0
     proposed: float = 0.0
     forwarded: float = 0.0

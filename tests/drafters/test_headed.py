@@ -86,7 +86,7 @@ def test_no_step_copies_the_text(drafter):
 class KnownCosts(GammaController):
     """The same costs at every step."""
 
-    def plan(self, estimates):
+    def plan(self, estimates, required=None):
         return 4, costs(4, 0.03)
 
 

@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from ngramspec.costs.policies import worthwhile_nodes
+from ngramspec.costs.steps import JointPart
 from ngramspec.decoding.beams.search import BeamSearch
 from ngramspec.decoding.group import Group
 from ngramspec.decoding.request import Request
-from ngramspec.draft import Computed, Draft, Verdict
+from ngramspec.draft import Computed, Draft, Float32, Verdict
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.devices import indices
 from ngramspec.options import Options
@@ -152,11 +153,11 @@ class BeamGroup(Group):
     def ranking(self, *, scores: bool) -> dict[str, torch.Tensor | None] | None:
         return self.search.ranking(scores=scores)
 
-    def propose(self) -> None:
+    def propose(self, part: JointPart | None = None) -> None:
         self._least = None
-        super().propose()
+        super().propose(part)
 
-    def draft(self) -> None:
+    def draft(self, required: Float32 | None = None) -> None:
         """Draft for the beams: chains of equal length.
 
         There are no drafts if the call returns states of each token, which are kept by row. A beam
