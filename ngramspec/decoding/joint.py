@@ -166,6 +166,9 @@ class OpenGeneration:
         if self._closed:
             return
         self._closed = True
+        notice = self.target.facts.padding_notice
+        if notice is not None and notice.token in self.tokens[:-1]:  # the last one was not read
+            notice.give()
         try:
             with self._as_opened():
                 self._loop.close()

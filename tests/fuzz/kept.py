@@ -195,6 +195,9 @@ KEPT: dict[str, Case] = {
     "keys that a hook drops in some layers of a model with windows": Case(
         family="gemma2", prompts=((PROMPT * 9)[:85],), hooks="compress"
     ),
+    "a padding token that is generated step by step": Case(
+        family="gpt2", shape=2, prompts=((19,),), options={"max_new_tokens": 3}, entry="stepwise"
+    ),
     "keys that a hook drops in a batch with padding": Case(
         prompts=(PROMPT, (PROMPT * 8)[:76]), options={"max_new_tokens": 8}, hooks="compress"
     ),
