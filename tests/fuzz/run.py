@@ -182,7 +182,8 @@ def _words(case: Case, error: Exception) -> str:
 def _check_left(case: Case, plain: Side, ours: Side) -> None:
     """After a call that failed. What a model keeps for itself counts only if both have run as far
     on one model."""
-    if case.offload and ours.error is None:  # weights stay where plain's error interrupted it
+    alone = plain.error is not None and type(ours.error) is not type(plain.error)
+    if case.offload and alone:  # weights stay where plain's error interrupted it
         return
     changed = state.differences(plain.left, ours.left)
     kept = ("_previous_max_cache_length", "recurrent_states", "conv1d_state", "_forward_hooks")
