@@ -38,12 +38,15 @@ from ngramspec._native.store_source cimport AHEAD, STORE_PLACES, Found, StoreSou
 
 cnp.import_array()
 
-# One compilation unit in parts; each uses those before it. Their types:
-include "text.pxi"          # ContextKeys, Slot, Text, Place, Recent, ContextTable, CommittedText
-include "reader.pxi"        # Followed, Votes, StorePrior, StoreReader
-include "top_tokens.pxi"    # TopRow, Unemitted, HeadRow, TopTokens, HeadRows
-include "calibration.pxi"   # Cell, Candidates, Calibration
-include "candidates.pxi"    # Position, Other, Estimator
+# One compilation unit in parts; each uses those before it. Their types, in this order:
+# ContextKeys, Slot, Text, Place, Recent, ContextTable, CommittedText; Followed, Votes, StorePrior,
+# StoreReader; TopRow, Unemitted, HeadRow, TopTokens, HeadRows; Cell, Candidates, Calibration;
+# Position, Other, Estimator.
+include "text.pxi"
+include "reader.pxi"
+include "top_tokens.pxi"
+include "calibration.pxi"
+include "candidates.pxi"
 
 cdef extern from *:
     const float MORE "1.0001f"      # reaches within this factor are ties, whatever the rounding
