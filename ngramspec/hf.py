@@ -196,14 +196,14 @@ class GenerateArguments:
         if fault is not None:
             return self._decode_plainly(fault)
         unsupported = speculator.options.unsupported or unsupported
-        plainly = partial(self._decode_plainly, speculator=speculator, unsupported=unsupported)
+        fall_back = partial(self._decode_plainly, speculator=speculator, unsupported=unsupported)
         refused = self.refused()
         if refused is not None:
-            return plainly(refused)
+            return fall_back(refused)
         try:
             head = self.prepare(speculator)
         except UnsupportedError as error:
-            return plainly(str(error))
+            return fall_back(str(error))
         reason: str | None = None
         try:
             output, called = self.run(decode, speculator, head, unsupported=unsupported)
@@ -211,7 +211,7 @@ class GenerateArguments:
             reason = str(error)
         if reason is not None:
             self.args, self.kwargs = self._given
-            return plainly(reason)
+            return fall_back(reason)
         if not called:
             speculator.log_once(
                 f"decoding without speculation: the generate of {type(self.model).__name__} did not"

@@ -191,10 +191,10 @@ def test_it_is_enabled_until_it_is_disabled(model):
 
 
 def test_disable_ends_all_handles_of_a_model(model):
-    """Also those that nobody kept, those of blocks, and those under another code's wrapper."""
+    """Also handles that were not kept, ``with`` blocks, and those under another wrapper."""
     original, other = model.generate, copy.deepcopy(model)
     ngramspec.disable(model)  # nothing is on
-    with ngramspec.enabled(other) as beside, ngramspec.enabled(model) as outer:
+    with ngramspec.enabled(other) as separate, ngramspec.enabled(model) as outer:
         ngramspec.enable(model)
         with ngramspec.enabled(model) as inner:
             below = model.generate
@@ -208,7 +208,7 @@ def test_disable_ends_all_handles_of_a_model(model):
                 model.generate(PROMPT, **GREEDY)
             assert again.stats.runs == 1
         other.generate(PROMPT, **GREEDY)
-        assert beside.stats.runs == 1
+        assert separate.stats.runs == 1
     assert model.generate == original
     with pytest.raises(TypeError, match="must be a transformers model, got int"):
         ngramspec.disable(3)

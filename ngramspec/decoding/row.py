@@ -130,9 +130,9 @@ class Row:
     # The committed text
 
     def place_in(self, memory: Int64, length: int) -> None:
-        """Keep the text in given memory, int64 (n,), which holds its ``length`` ids.
+        """Store the text in the given memory, int64 (n,), which already has its ``length`` ids.
 
-        The first ones are the prompt. Where its memory ends, a row gets memory of its own.
+        In the first call these are the prompt. When the memory is full, ``append`` allocates more.
         """
         if not self.length:
             self.prompt_length = length
@@ -232,7 +232,7 @@ class Row:
         self._accepted, self._emitted = list[int](), list[int]()  # of the verdict
 
     def take(self, draft: Draft) -> None:
-        """Verify a draft that another process made, or one that was asked for."""
+        """Use a draft from another process, or one that ``ask`` has returned."""
         self.draft = draft
 
     def cut(self, length: int, *, path: bool = False) -> None:

@@ -308,8 +308,9 @@ class HeadedDrafter(LearningDrafter):
     Sequences share what the head was worth, besides the calibration of the tables.
 
     Args:
-        tables: what drafts beside the head. What they learn is shared until ``forget``.
-        head: what drafts where that is worth its cost.
+        tables: the drafter that is combined with the head. Both use its learned state, until
+            ``forget``.
+        head: the drafter that is consulted where its forward is worth the cost.
     """
 
     estimates = True

@@ -89,7 +89,7 @@ FAMILIES: dict[str, Family] = {
         rope("longrope", original_max_position_embeddings=20, **LONG)
         | {"original_max_position_embeddings": 20, "head_dim": 8},
     ),
-    # Without long factors it still reads its whole text anew; for kept cases only.
+    # Without long factors it still reads its whole text again. Only kept cases use it.
     "phi3 rereads": Family("Phi3ForCausalLM", {"original_max_position_embeddings": 20}, weight=0.0),
     "llama longrope": _llama(**rope("longrope", original_max_position_embeddings=20, **LONG)),
     "gpt2": Family("GPT2LMHeadModel", weight=2.0),

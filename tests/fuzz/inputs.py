@@ -43,7 +43,7 @@ def next_turn(case: Case, before: Any, kwargs: dict[str, Any], log: Log) -> dict
     if own is not None and own.shape[0] in (1, len(ids)) and own.shape[1] <= ids.shape[1]:
         mask[:, : own.shape[1]] = own
     options = {each: v for each, v in case.options.items() if each != "num_return_sequences"}
-    if options.pop("cache_implementation", None):  # beside a cache, plain does not take it
+    if options.pop("cache_implementation", None):  # generate rejects it together with a cache
         said = len(before.sequences[0]) - max(len(each) for each in case.prompts)
         room = options["max_new_tokens"] - said - more.shape[1]  # of static full attention
         options["max_new_tokens"] = max(1, room)

@@ -53,13 +53,13 @@ def rope_changes_at(config: Any) -> int | None:
     """Return the length from which on a forward's rotary frequencies are different, or None."""
     thresholds = [
         int(each["original_max_position_embeddings"])
-        for each in _ropes(config)
+        for each in ropes(config)
         if each.get("rope_type") == "longrope" and "original_max_position_embeddings" in each
     ]
     return min(thresholds, default=None)
 
 
-def _ropes(config: Any) -> list[dict[str, Any]]:
+def ropes(config: Any) -> list[dict[str, Any]]:
     """The rotary parameters of a text config, or of each kind of its layers."""
     given = getattr(config, "rope_parameters", None) or {}
     each = [given, *given.values()]

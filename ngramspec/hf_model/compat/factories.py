@@ -1,4 +1,4 @@
-"""New objects of transformers' classes: models, caches, outputs and configs."""
+"""transformers' classes of models and outputs, and new models, caches and configs."""
 
 from __future__ import annotations
 

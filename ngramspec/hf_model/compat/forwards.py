@@ -1,4 +1,4 @@
-"""Forwards as ``generate`` runs them: the prefill, compiled ones, attention and its selections."""
+"""What ``generate`` does around forwards: prefill, arguments, contexts, attention, compilation."""
 
 from __future__ import annotations
 

@@ -53,8 +53,6 @@ def attend(
 
 
 TOPK_FUNCTIONS = (torch.topk, torch.Tensor.topk)
-
-
 _indexers: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model
 
 

@@ -1,7 +1,7 @@
 """transformers' models: classes recognized by their names, and what follows from a model alone.
 
-Names that some supported versions lack are read with a default. Tests check every name against the
-installed version (``tests/transformers_names.py``). Models are ``Any``: there are no types.
+If a supported version lacks a name, a default is used. Tests check every name against the installed
+version (``tests/transformers_names.py``). Models have the type ``Any``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf_model.compat.configs import _ropes, position_limit, rope_changes_at, text_config
+from ngramspec.hf_model.compat.configs import position_limit, rope_changes_at, ropes, text_config
 from ngramspec.hf_model.compat.package import PACKAGE
 
 BY_SLOT = frozenset(
@@ -217,7 +217,7 @@ def model_facts(model: Any) -> dict[str, Any]:
         "position_limit": position_limit(config),
         "embeddings": embedding_count(model),
         "rope_changes_at": rope_changes_at(config),
-        "rope_grows": any(each["rope_type"] == "dynamic" for each in _ropes(config)),
+        "rope_grows": any(each["rope_type"] == "dynamic" for each in ropes(config)),
         "recurrent": is_stateful(model),
         "rereads_at": None if at is None else int(at),
         "token_capacity": min(capacities, default=None),

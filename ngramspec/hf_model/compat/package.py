@@ -1,4 +1,4 @@
-"""The installed transformers: its version, objects of its own classes, its files and tokenizers.
+"""The installed version of transformers, and the names of its classes and modules.
 
 Classes are compared by name, so that their modules do not have to be imported.
 """
