@@ -168,7 +168,8 @@ class _Text:
         finally:
             self.trim(self.kept)
             if (left := self.kept - self.length - 1) > 0:  # inside a draft
-                self.commit(emitted[:left], left)
+                self.commit(emitted[:left])
+                self.count_step(left, left)
             self.row.end(completed=True)
             self.row.close()
             self.speculator.count(self.stats)
@@ -229,7 +230,12 @@ class _Text:
         row, stats = self.row, self.stats
         self.length += len(emitted)
         self.trim(self.length)
-        self.commit(emitted, len(emitted) - 1)
+        drafting = row.connected
+        if not drafting:  # the first step is the prefill
+            self.connect()
+        self.commit(emitted)
+        if drafting:
+            self.count_step(len(emitted), len(emitted) - 1)
         if stats.target_calls % 256 == 0:
             mx.clear_cache()
         began = perf_counter()
@@ -244,25 +250,26 @@ class _Text:
         stats.draft_seconds += perf_counter() - began
         self.forward(mx.array([emitted[-1], *row.draft.tokens.tolist()], mx.uint32))
 
-    def commit(self, emitted: list[int], accepted: int) -> None:
-        """Count a step and learn from it; the first one is the prefill."""
-        row, stats, vocab = self.row, self.stats, self.logits.shape[-1]
+    def commit(self, emitted: list[int]) -> None:
+        """Commit the tokens of a step, and learn from it."""
         for token in emitted:
-            row.advance(token)
-        row.judge()
-        if row.connected:
-            stats.count_step(row.draft, row.verdict, row.source_names)
-            stats.host_syncs += 1 if self.at_once else len(emitted)
-            self.costs.record_acceptance(len(row.draft), accepted)
-        else:
-            stats.runs += 1
-            self.progress(self.prompt.size, self.prompt.size)
-            self.connect(vocab)
-        row.learn()
+            self.row.advance(token)
+        self.row.judge()
+        self.row.learn()
 
-    def connect(self, vocab: int) -> None:
-        """Let the row draft, once the size of the vocabulary is known."""
-        stores, row = self.stores.row(vocab), self.row
+    def count_step(self, emitted: int, accepted: int) -> None:
+        """Count a step that verified a draft, maybe an empty one."""
+        row, stats = self.row, self.stats
+        stats.count_step(row.draft, row.verdict, row.source_names)
+        stats.host_syncs += 1 if self.at_once else emitted
+        self.costs.record_acceptance(len(row.draft), accepted)
+
+    def connect(self) -> None:
+        """Count the prefill, after which the size of the vocabulary is known, and allow drafts."""
+        self.stats.runs += 1
+        self.progress(self.prompt.size, self.prompt.size)
+        vocab, row = self.logits.shape[-1], self.row
+        stores = self.stores.row(vocab)
         row.begin(vocab, self.reference, reference=len(self.reference))
         row.connect(self.stores.current, prepared=stores.given_to, stored=stores)
 
