@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -45,37 +45,34 @@ class FakeJob:
         return self.name
 
 
+def scheduler_of(active, waiting, *jobs, **settings):
+    """A scheduler to which jobs were added, each by a request of its own."""
+    scheduler = Scheduler(active, waiting, **settings)
+    for job in jobs:
+        scheduler.add([job])
+    return scheduler
+
+
 def turns(scheduler, count):
     return "".join(str(job) for _ in range(count) for job in scheduler.next())
 
 
-def test_jobs_take_fair_turns():
-    scheduler = Scheduler(4, 4)
-    scheduler.add([FakeJob("a"), FakeJob("b")])
-    scheduler.add([FakeJob("c")])
-    assert turns(scheduler, 6) == "abcabc"
-
-
 def test_completions_come_before_chats_which_are_not_forgotten():
-    scheduler = Scheduler(4, 4)
-    chat, job = FakeJob("x", first=False), FakeJob("a")
-    scheduler.add([chat])
+    job, scheduler = FakeJob("a"), scheduler_of(4, 4, FakeJob("x", first=False))
     assert turns(scheduler, 2) == "xx"
     scheduler.add([job])
-    assert (
-        turns(scheduler, 2 * MAX_TURNS_BEFORE_CHAT + 2) == ("a" * MAX_TURNS_BEFORE_CHAT + "x") * 2
-    )
+    expected = ("a" * MAX_TURNS_BEFORE_CHAT + "x") * 2
+    assert turns(scheduler, len(expected)) == expected
     scheduler.remove(job)
     assert turns(scheduler, 2) == "xx"
 
 
 def test_a_waiting_completion_gets_the_next_place():
-    scheduler = Scheduler(1, 4)
-    first, chat, job = FakeJob("a"), FakeJob("x", first=False), FakeJob("b")
-    scheduler.add([first])
+    first = FakeJob("a")
+    scheduler = scheduler_of(1, 4, first)
     assert turns(scheduler, 1) == "a"
-    scheduler.add([chat])
-    scheduler.add([job])
+    for job in (FakeJob("x", first=False), FakeJob("b")):
+        scheduler.add([job])
     assert turns(scheduler, 1) == "a"
     assert scheduler.load == (2, 1)  # the key had no chat in progress
     scheduler.remove(first)
@@ -97,20 +94,10 @@ def test_places_go_to_the_key_with_the_fewest():
 
 
 def test_a_key_without_a_place_begins_all_the_same():
-    scheduler = Scheduler(1, 4)
-    for name in "axbb":
-        scheduler.add([FakeJob(name, name != "x", user="b" if name == "b" else "a")])
+    jobs = [FakeJob(name, name != "x", user="b" if name == "b" else "a") for name in "axbb"]
+    scheduler = scheduler_of(1, 4, *jobs)
     assert turns(scheduler, 4) == "abab"
     assert scheduler.load == (3, 1)
-
-
-def test_each_key_may_fill_the_queue_with_its_own_answers():
-    scheduler = Scheduler(1, 2)
-    scheduler.add([FakeJob("a", user="a") for _ in range(3)])
-    with pytest.raises(ApiError, match="too many requests"):
-        scheduler.add([FakeJob("a", user="a")])
-    scheduler.add([FakeJob("b", user="b")])
-    assert sorted(turns(scheduler, 2)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -150,28 +137,19 @@ def test_no_key_waits_longer_than_stated_whatever_the_others_send(seed):
         assert scheduler.load[0] <= active + 2 * len(keys)
         given = {(job.request.user, job.request.first) for job in taken}
         for key in set(keys) - set(large):
-            kinds = {
-                key: {(key, False), (key, True)},
-                (key, 0): {(key, False)},
-                (key, 1): {(key, True)},
-            }
-            bounds = [1, MAX_TURNS_BEFORE_CHAT + 1, 2]
-            for (name, some), bound in zip(kinds.items(), bounds, strict=True):
-                waited[name] = (waited[name] + 1) * bool(some & asked and not some & given)
-                assert waited[name] < bound * len(keys)
+            chat, first = (key, False), (key, True)
+            for some, bound in (
+                ((chat, first), 1),
+                ((chat,), MAX_TURNS_BEFORE_CHAT + 1),
+                ((first,), 2),
+            ):
+                left_out = asked.intersection(some) and not given.intersection(some)
+                waited[some] = waited[some] + 1 if left_out else 0
+                assert waited[some] < bound * len(keys)
         for job in taken:
             left[job] -= 1
             if not left[job]:
                 end(job)
-
-
-def test_a_cancelled_job_has_the_next_turn_even_if_it_waits():
-    scheduler = Scheduler(1, 4)
-    first, second = FakeJob("a"), FakeJob("b")
-    scheduler.add([first])
-    scheduler.add([second])
-    second.cancelled = True
-    assert scheduler.next() == [second]
 
 
 def test_a_newer_request_of_a_session_cancels_the_older_one():
@@ -189,41 +167,34 @@ def test_a_newer_request_of_a_session_cancels_the_older_one():
     assert newer.cancelled
 
 
-def test_a_refused_request_of_a_session_cancels_no_other():
-    scheduler, client = Scheduler(1, 1), Client("ann", "s")
-    running = FakeJob("a")
-    scheduler.add([running], client)
-    with pytest.raises(ApiError, match="too many requests"):
-        scheduler.add(list(map(FakeJob, "bcd")), Client("ann", "s"))
-    assert not running.cancelled
-
-
-def test_too_many_are_refused_whole():
+def test_more_requests_than_a_key_may_have_waiting_are_refused_whole():
+    """They cancel none of their session, and leave the places of others."""
+    running = FakeJob("a", user="a")
     scheduler = Scheduler(1, 2)
-    scheduler.add([FakeJob("a"), FakeJob("b")])
+    scheduler.add([running], Client("a", "s"))
+    scheduler.add([FakeJob("a", user="a")])
     with pytest.raises(ApiError, match="too many requests") as refused:
-        scheduler.add([FakeJob("c"), FakeJob("d")])
+        scheduler.add([FakeJob("a", user="a") for _ in range(3)], Client("a", "s"))
     assert refused.value.status == 429
-    assert sum(scheduler.load) == 2
-    scheduler.add([FakeJob("e")])
+    assert not running.cancelled
+    scheduler.add([FakeJob("a", user="a")])
+    assert sum(scheduler.load) == 3
+    scheduler.add([FakeJob("b", user="b")])
+    assert sorted(turns(scheduler, 2)) == ["a", "b"]
 
 
 def test_a_job_that_is_not_ready_is_passed_over():
-    scheduler = Scheduler(4, 4)
     second = FakeJob("b", ready=False)
-    scheduler.add([FakeJob("a"), second])
+    scheduler = scheduler_of(4, 4, FakeJob("a"), second)
     assert turns(scheduler, 2) == "aa"
     second.ready = True
     assert sorted(turns(scheduler, 2)) == ["a", "b"]
 
 
 def test_steps_that_can_share_a_forward_are_one_turn():
-    scheduler = Scheduler(5, 5)
     steps = [FakeJob(name, joins=True) for name in "ac"]
     prefill = FakeJob("b")
-    scheduler.add([steps[0]])
-    scheduler.add([prefill])
-    scheduler.add([steps[1]])
+    scheduler = scheduler_of(5, 5, steps[0], prefill, steps[1])
     assert [scheduler.next() for _ in range(4)] == [steps, [prefill], steps, [prefill]]
     prefill.joins = True
     assert scheduler.next() == [*steps, prefill]
@@ -234,13 +205,11 @@ def test_steps_that_can_share_a_forward_are_one_turn():
 
 
 def test_chats_do_not_ride_along_with_completions():
-    scheduler = Scheduler(4, 4)
     chats = [FakeJob(name, first=False, joins=True) for name in "xy"]
     job = FakeJob("a", joins=True)
-    scheduler.add([*chats, job])
-    assert [scheduler.next() for _ in range(MAX_TURNS_BEFORE_CHAT + 1)] == [
-        [job]
-    ] * MAX_TURNS_BEFORE_CHAT + [chats]
+    scheduler = scheduler_of(4, 4, *chats, job)
+    expected = [*[[job]] * MAX_TURNS_BEFORE_CHAT, chats]
+    assert [scheduler.next() for _ in expected] == expected
 
 
 TEXT = np.random.default_rng(1).integers(1, 97, 300).astype(np.int32)
@@ -437,6 +406,15 @@ def test_closing_cancels_answers_and_refuses_others(tiny, engine_of):
     assert refused.value.status == 503
 
 
+@contextmanager
+def slow_server(**settings):
+    """A model that waits after the prefill and some steps, its server's address and application."""
+    held = Held(tiny_llama(vocab=VOCAB), 10**6)  # the server tries the model out
+    with listening(held.model, **settings) as (address, app):
+        held.let_only(4)
+        yield held, address, app
+
+
 def asked(address, route, **body):
     """A connection on which a request was sent."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=LONG)
@@ -462,10 +440,8 @@ def event_after(stream):
 )
 def test_answers_that_take_too_long_end_with_an_error(route, body, done):
     """The model is stuck in a forward, which nothing on the event loop may wait for."""
-    held = Held(tiny_llama(vocab=VOCAB), 10**6)
-    with listening(held.model, drain=0) as (address, app):
+    with slow_server(drain=0) as (held, address, app):
         engine = app.state.service.engine
-        held.let_only(4)  # prefill and some steps: less than its answer takes
         streamed = asked(address, route, stream=True, **body)
         stream = streamed.getresponse()
         first = event_after(stream)
@@ -490,9 +466,7 @@ def test_answers_that_take_too_long_end_with_an_error(route, body, done):
 
 def test_an_answer_that_runs_is_finished_before_the_server_ends():
     """By default; ``test_real_server.py`` has a process that is told to end."""
-    held = Held(tiny_llama(vocab=VOCAB), 10**6)
-    with listening(held.model) as (address, app):
-        held.let_only(4)
+    with slow_server() as (held, address, app):
         body = {"prompt": "one", "max_tokens": 20, "temperature": 0, "stream": True}
         stream = asked(address, "/v1/completions", **body).getresponse()
         event_after(stream)
@@ -504,10 +478,8 @@ def test_an_answer_that_runs_is_finished_before_the_server_ends():
 
 
 def test_a_closed_connection_ends_the_answer():
-    held = Held(tiny_llama(vocab=VOCAB), 10**6)
-    with listening(held.model) as (address, app):
+    with slow_server() as (held, address, app):
         engine = app.state.service.engine
-        held.let_only(4)
         connection = asked(address, "/v1/completions", prompt="one", max_tokens=400, stream=True)
         assert "error" not in json.loads(event_after(connection.getresponse()))
         (job,) = engine._scheduler._active
