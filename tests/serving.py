@@ -24,9 +24,10 @@ TOOLS_CHAT = (
     "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %};"
     "{% endfor %}assistant:"
 )
+HI = {"messages": [{"role": "user", "content": "hi"}]}
 ROUTES = {
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+    "/v1/chat/completions": HI | {"max_tokens": 1},
     "/completion": {"prompt": "x", "n_predict": 1},
     "/infill": {"input_prefix": "x", "input_suffix": "y", "n_predict": 1},
 }
@@ -149,11 +150,18 @@ def ask(client, route="/v1/completions", **body):
     return answer.json()
 
 
+def error_of(answer, status=400):
+    """The error of an answer with this status."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
 def refused(client, route, body, param, status=400):
     """The error of a request, which names a field."""
-    answer = client.post(route, json=body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (status, param)
+    error = error_of(client.post(route, json=body), status)
+    assert error["param"] == param
     return error
 
 

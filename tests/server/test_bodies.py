@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import JSON, ROUTES, served
+from serving import JSON, ROUTES, error_of, refused, served
 
 from ngramspec.server.bodies import json_shape
 
@@ -39,11 +39,6 @@ def test_the_counts_bound_what_is_parsed(value, ascii):
     most, containers, names = shape_of(value)
     assert others == [containers, names]
     assert most <= values <= most + containers  # an empty one counts as if it had an entry
-
-
-def refused(answer):
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -99,9 +94,7 @@ def test_too_many_answers_are_refused_before_one_is_made(client, monkeypatch, ro
     monkeypatch.setattr(engine, "CompletionRequest", made)
     service = client.app.state.service
     monkeypatch.setattr(service, "encode_prompt", lambda *given: pytest.fail("a text was encoded"))
-    error = refused(client.post(route, json=body))
-    given = body.get(param)
-    assert error["param"] == param
+    error, given = refused(client, route, body, param), body.get(param)
     assert ("128" if given == 10**9 else "16") in error["message"]  # the bound
     assert str(len(given) if isinstance(given, list) else given) in error["message"]
 
@@ -130,7 +123,7 @@ def test_a_body_of_too_many_values_is_not_parsed(client, monkeypatch, route, for
     monkeypatch.setattr(bodies, "from_json", lambda raw: pytest.fail("the body was parsed"))
     body = form % ",".join([entry] * (most + 1))
     assert len(body) < limits.body
-    message = refused(client.post(route, content=body, headers=JSON))["message"]
+    message = error_of(client.post(route, content=body, headers=JSON))["message"]
     assert f"at most {most} " in message
     assert "JSON" in message
 
@@ -166,21 +159,17 @@ def test_text_that_cannot_fit_is_not_encoded(model, tokenizer):
         service.encode_prompt = lambda *given: pytest.fail("a text was encoded")
         longest = max(map(len, tokenizer.get_vocab()))
         most = service.context * longest
+        chat = {"messages": [{"role": "user", "content": "x" * most}]}
         for route, body, param in (
             ("/v1/completions", {"prompt": "x" * (most + 1)}, "prompt"),
             ("/v1/completions", {"prompt": ["a", "x" * (most + 1)]}, "prompt"),
             ("/v1/completions", {"prompt": "x" * most, "suffix": "y"}, "prompt"),
             ("/completion", {"prompt": "x" * (most + 1)}, "prompt"),
-            (
-                "/v1/chat/completions",
-                {"messages": [{"role": "user", "content": "x" * most}]},
-                "messages",
-            ),
+            ("/v1/chat/completions", chat, "messages"),
         ):
-            if route == "/v1/completions" and isinstance(body["prompt"], list):
+            if isinstance(body.get("prompt"), list):
                 service.encode_prompt = lambda text, *given: [1] * len(text)
-            error = refused(client.post(route, json=body))
-            assert error["param"] == param
+            error = refused(client, route, body, param)
             assert error["code"] == "context_length_exceeded"
             assert f"at most {most} characters" in error["message"]
 
@@ -197,9 +186,9 @@ def test_the_longest_text_of_a_context_is_encoded(model):
         service = client.app.state.service
         ids = service.encode("a" * 8 * (service.context - 1))
         assert ids == [3] * (service.context - 1)
-        assert refused(client.post("/v1/completions", json={"prompt": "a" * 8 * service.context}))[
-            "message"
-        ].startswith(f"prompt: it must have fewer than {service.context} tokens, got")
+        body = {"prompt": "a" * 8 * service.context}
+        message = refused(client, "/v1/completions", body, "prompt")["message"]
+        assert f"fewer than {service.context} tokens, got" in message
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -248,9 +237,8 @@ def test_large_bodies_have_a_thread_to_themselves(model, tokenizer, monkeypatch)
         monkeypatch.setitem(client.app.state.service.reading.held, True, 10**6)
         padding = {"user": "x", "unknown": "y" * bodies.LARGE_BODY_BYTES}
         busy = client.post("/v1/completions", json={"prompt": "x", **padding})
-        assert busy.status_code == 429
+        assert error_of(busy, 429)["code"] == "queue_full"
         assert int(busy.headers["Retry-After"]) > 0
-        assert busy.json()["error"]["code"] == "queue_full"
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from serving import CHAT, ask, letters, plain, refused, served
+from serving import CHAT, HI, ask, letters, plain, refused, served
 
 from ngramspec.server.prompts import TextEncoder
 
@@ -11,8 +11,7 @@ pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'"
 pytest_plugins = ["server_fixtures"]
 
 
-THINKER = (
-    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
+THINKER = CHAT + (
     "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
     "{% if reasoning_effort %}effort {{ reasoning_effort }};{% endif %}"
 )
@@ -24,25 +23,22 @@ def thinker(model):
         yield client
 
 
-HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
+HI = HI | {"max_tokens": 8, "temperature": 0}
 
 
 @pytest.mark.parametrize(
-    ("fields", "end"),
+    ("variables", "fields", "end"),
     [
-        ({}, ""),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "<think></think>"),
-        ({"chat_template_kwargs": {"enable_thinking": True, "other": None}}, ""),
-        ({"reasoning_effort": "high"}, "effort high;"),
-        (
-            {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}},
-            "effort low;",
-        ),
+        ({}, {}, ""),
+        ({"enable_thinking": False}, {}, "<think></think>"),
+        ({"enable_thinking": True, "other": None}, {}, ""),
+        ({}, {"reasoning_effort": "high"}, "effort high;"),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "high"}, "effort low;"),
     ],
     ids=str,
 )
-def test_a_template_gets_its_variables(thinker, model, tokenizer, fields, end):
-    prompt = f"user:hi;assistant:{end}"
+def test_a_template_gets_its_variables(thinker, model, tokenizer, variables, fields, end):
+    prompt, fields = f"user:hi;assistant:{end}", fields | {"chat_template_kwargs": variables}
     answer = ask(thinker, "/v1/chat/completions", **HI, **fields)
     assert answer["choices"][0]["message"]["content"] == plain(model, tokenizer, prompt, 8)
     assert ask(thinker, "/apply-template", **HI, **fields) == {"prompt": prompt}
@@ -79,10 +75,9 @@ def test_a_chat_ends_as_asked_and_apply_template_continues_the_assistant(
 
 def test_arguments_of_the_template_function_are_no_variables(thinker):
     for name in ("chat_template", "tools", "messages", "tokenize", "add_generation_prompt"):
+        body = HI | {"chat_template_kwargs": {name: "x"}}
         for route in ("/v1/chat/completions", "/apply-template"):
-            error = refused(
-                thinker, route, HI | {"chat_template_kwargs": {name: "x"}}, "chat_template_kwargs"
-            )
+            error = refused(thinker, route, body, "chat_template_kwargs")
             assert repr(name) in error["message"]
 
 
@@ -100,7 +95,5 @@ def test_a_field_that_the_template_does_not_use_is_treated_as_unknown(thinker, m
 
 def test_a_template_that_fails_is_named_by_apply_template_too(thinker):
     refused(thinker, "/apply-template", {"messages": []}, "messages")
-    image = [{"type": "image_url", "image_url": {"url": "x"}}]
-    refused(
-        thinker, "/apply-template", {"messages": [{"role": "user", "content": image}]}, "messages"
-    )
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    refused(thinker, "/apply-template", {"messages": [image]}, "messages")

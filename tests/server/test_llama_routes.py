@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from serving import CHAT as TEMPLATE
-from serving import VOCAB, ask, events, parts_of, plain, refused, served, shown, text_of
+from serving import HI, VOCAB, ask, events, parts_of, plain, refused, served, shown, text_of
 from tiny_tokenizers import with_fallback
 
 from ngramspec.server.text import TokenBytes
@@ -19,7 +19,7 @@ pytest_plugins = ["server_fixtures"]
 
 PROMPT = "def hello(name):\n    return name + 'hello"
 GREEDY = {"prompt": PROMPT, "n_predict": 24, "temperature": 0}
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
+CHAT = HI | {"max_tokens": 8, "temperature": 0}
 ROUTES = {
     "/completion": GREEDY,
     "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 8},
@@ -69,13 +69,12 @@ def test_a_field_at_its_default_and_null_count_as_absent(client, route):
 
 
 def test_null_in_a_message_or_a_schema_is_told_apart(client, ending):
-    said = {"role": "assistant", "content": "x", "name": None, "tool_calls": None}
-    plain_said = {"role": "assistant", "content": "x"}
-    answers = [
-        ask(client, "/v1/chat/completions", **CHAT | {"messages": [each]})
-        for each in (said, plain_said)
-    ]
-    assert content(answers[0]) == content(answers[1])
+    said = {"role": "assistant", "content": "x"}
+    answer, other = (
+        content(ask(client, "/v1/chat/completions", **CHAT | {"messages": [each]}))
+        for each in (said, said | {"name": None, "tool_calls": None})
+    )
+    assert answer == other
     pytest.importorskip("xgrammar")
     answer = ask(ending, "/completion", json_schema={"const": None}, **GREEDY)
     assert answer["content"] == "null"
@@ -117,12 +116,8 @@ def test_a_constraint_is_never_ignored(model, mode):
                 assert ("'response_format'" in error["message"]) == ("chat" in route)
             assert client.post(route, json=ROUTES[route] | {"grammar": ""}).status_code == 200
         form = {"type": "json_object", "schema": {"type": "object"}}  # llama.cpp's
-        error = refused(
-            client,
-            "/v1/chat/completions",
-            CHAT | {"response_format": form},
-            "response_format.schema",
-        )
+        body = CHAT | {"response_format": form}
+        refused(client, "/v1/chat/completions", body, "response_format.schema")
 
 
 def test_more_tokens_than_the_context_has_room_for_are_cut(model, tokenizer):
@@ -228,11 +223,11 @@ def test_an_answer_tells_whether_it_has_a_line_end(client, stream):
 def test_a_stream_has_the_tokens_of_its_text(client, tokenizer):
     whole = ask(client, "/completion", return_tokens=True, **GREEDY)
     assert ask(client, "/completion", **GREEDY)["tokens"] == []
-    parts = events(client.post("/completion", json=GREEDY | {"stream": True}).text)
+    parts = parts_of(client, "/completion", True, **GREEDY)
     assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
     for part in parts:
         assert shown(tokenizer.decode(part["tokens"])) == part["content"]
-    held = events(client.post("/completion", json=GREEDY | {"stream": True, "n_indent": 9}).text)
+    held = parts_of(client, "/completion", True, n_indent=9, **GREEDY)
     count = held[-1]["tokens_predicted"]
     assert [token for part in held for token in part["tokens"]] == whole["tokens"][:count]
 
@@ -290,9 +285,7 @@ def test_a_grammar_or_a_schema_constrains_the_text(ending):
         assert answer["stop_type"] == "eos"
         assert answer["generation_settings"]["grammar"] == grammar["grammar"]
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 1}
-    parts = events(
-        ending.post("/completion", json=GREEDY | {"json_schema": schema, "stream": True}).text
-    )
+    parts = parts_of(ending, "/completion", True, json_schema=schema, **GREEDY)
     (found,) = json.loads("".join(part["content"] for part in parts))
     assert isinstance(found, bool)
     both = ask(ending, "/completion", json_schema=schema, **grammar, **GREEDY)
@@ -326,11 +319,13 @@ def test_props_tell_the_context_and_the_template(client):
     assert found["model_alias"] == found["model_path"] == "tiny"
 
 
-def test_a_text_is_tokenized(client, tokenizer):
+def test_a_text_is_tokenized_and_its_tokens_become_text_again(client):
     text = "ab<|fim_prefix|>"
     sent = {"content": text, "add_special": False, "parse_special": True}  # as llama.vscode
     assert ask(client, "/tokenize", **sent) == {"tokens": [65, 66, 96]}
     assert ask(client, "/tokenize", content=text)["tokens"] == [65, 66, 96]
+    assert ask(client, "/detokenize", tokens=[65, 66, 96]) == {"content": text}
+    assert ask(client, "/detokenize", tokens=[]) == {"content": ""}
     letters = ask(client, "/tokenize", content=text, parse_special=False, add_special=True)
     assert letters["tokens"] == [ord(each) - 32 for each in text]
     assert ask(client, "/tokenize", content="") == {"tokens": []}
@@ -341,6 +336,8 @@ def test_a_text_is_tokenized(client, tokenizer):
         ({"content": "a", "with_pieces": 3}, "with_pieces"),
     ):
         refused(client, "/tokenize", body, param)
+    for tokens in ([VOCAB], [-1], ["a"], None):
+        refused(client, "/detokenize", {"tokens": tokens}, "tokens")
 
 
 def test_a_tokens_piece_is_text_or_bytes(client, monkeypatch):
@@ -352,18 +349,8 @@ def test_a_tokens_piece_is_text_or_bytes(client, monkeypatch):
     assert found["tokens"] == [{"id": 65, "piece": [195]}, {"id": 66, "piece": "b"}]
 
 
-def test_tokens_become_text_again(client):
-    text = "ab<|fim_prefix|>"
-    tokens = ask(client, "/tokenize", content=text)["tokens"]
-    assert ask(client, "/detokenize", tokens=tokens) == {"content": text}
-    assert ask(client, "/detokenize", tokens=[]) == {"content": ""}
-    for tokens in ([VOCAB], [-1], ["a"], None):
-        refused(client, "/detokenize", {"tokens": tokens}, "tokens")
-
-
 def test_llama_cpps_short_names_of_openais_routes_are_answered(client):
-    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "temperature": 0}
-    answers = [ask(client, f"{place}/chat/completions", **chat) for place in ("", "/v1")]
+    answers = [ask(client, f"{place}/chat/completions", **CHAT) for place in ("", "/v1")]
     assert answers[0]["choices"] == answers[1]["choices"]
     texts = [ask(client, route, **GREEDY)["content"] for route in ("/completion", "/completions")]
     assert texts[0] == texts[1]
@@ -401,14 +388,13 @@ EDITOR = {  # that both of llama.cpp's editors send
 # What llama.vim sends, and what it reads of the answer: autoload/llama.vim, s:default_config and
 # llama#fim, at https://github.com/ggml-org/llama.vim (commit a1c8e6e, January 2026). Only
 # n_predict (there 128) and t_max_predict_ms (there 1000) differ: a short answer, without a clock.
+TIMINGS = ("n", "ms", "per_token_ms", "per_second")
 LLAMA_VIM = EDITOR | {
     "input_extra": [FILE | {"time": [1764, 25]}],
     **{"stop": [], "n_indent": 0, "top_p": 0.90, "model": ""},  # of its default configuration
     "response_fields": [
-        *("content", "truncated", "tokens_cached", "timings/prompt_n", "timings/prompt_ms"),
-        *("timings/prompt_per_token_ms", "timings/prompt_per_second", "timings/predicted_n"),
-        *("timings/predicted_ms", "timings/predicted_per_token_ms"),
-        "timings/predicted_per_second",
+        *("content", "truncated", "tokens_cached"),
+        *(f"timings/{part}_{figure}" for part in ("prompt", "predicted") for figure in TIMINGS),
     ],
 }
 WHOLE = (

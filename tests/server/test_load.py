@@ -77,7 +77,6 @@ def test_openais_client_for_node():
         ended(app)
 
 
-pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest.importorskip("openai", reason="pip install 'ngramspec[serve]'")
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "agents.md"
 CODE = "area=lambda(width,height):\nwidth*height"  # the tokenizer hides spaces

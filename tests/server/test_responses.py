@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from serving import JSON, ROUTES, ask, events, letters, served
-from test_bodies import refused
+from serving import HI, JSON, ROUTES, ask, events, letters, refused, served
 
 pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
 pytest_plugins = ["server_fixtures"]
@@ -73,7 +72,7 @@ def test_long_prompts_are_decoded_in_pieces_after_they_were_checked(model, monke
             tokenizer, "decode", lambda ids, **more: sizes.append(len(ids)) or decode(ids, **more)
         )
         body = {"echo": True, "max_tokens": 0}
-        refused(client.post("/v1/completions", json={"prompt": [1] * 600, **body}))
+        refused(client, "/v1/completions", {"prompt": [1] * 600, **body}, "prompt")
         assert sizes == []
         monkeypatch.setattr(services, "DECODED_TOKENS", 16)
         ids = service.encode("def f(x):\n    return x + 1\n" * 5 + "<|fim_prefix|>")
@@ -86,16 +85,15 @@ def test_the_log_probabilities_of_a_response_are_bounded(client, monkeypatch):
     from ngramspec.server import service
 
     monkeypatch.setattr(service, "MAX_LOGPROBS", 24)
-    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 24, "logprobs": True}
+    chat = HI | {"max_tokens": 24, "logprobs": True}
     short = {"prompt": "xxxx", "max_tokens": 4, "logprobs": 2}
     for route, body, more, param in (
         ("/v1/completions", short, {"n": 3}, "logprobs"),
         ("/v1/completions", short, {"max_tokens": 9}, "logprobs"),
         ("/v1/chat/completions", chat, {"top_logprobs": 1}, "top_logprobs"),
     ):
-        assert client.post(route, json=body).status_code == 200
-        error = refused(client.post(route, json=body | more))
-        assert error["param"] == param
+        ask(client, route, **body)
+        error = refused(client, route, body | more, param)
         assert "at most 24 log-probabilities" in error["message"]
 
 
@@ -119,7 +117,7 @@ def nulls(value, path=""):
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
 def test_an_answer_has_the_fields_of_openais_and_null_only_where_theirs_has_it(client, route):
     chat = "chat" in route
-    body = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "x"}
+    body = HI if chat else {"prompt": "x"}
     answer = ask(client, route, **body, **GREEDY)
     assert set(answer) == FIELDS | {"usage", "timings"}
     assert set(answer["usage"]) == COUNTS
@@ -133,12 +131,16 @@ def test_an_answer_has_the_fields_of_openais_and_null_only_where_theirs_has_it(c
     else:
         assert set(choice) == {"index", "text", "logprobs", "finish_reason"}
     body |= {"stream": True, "stream_options": {"include_usage": True}, **GREEDY}
-    *parts, last = events(client.post(route, json=body).text)
+    streamed = client.post(route, json=body)
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    *parts, last = events(streamed.text)
     for part in parts:
         assert set(part) == FIELDS | {"usage"}
         assert set(part["choices"][0]) == set(choice) - {"message"} | ({"delta"} if chat else set())
-        assert nulls(part) <= {"choices.logprobs", "choices.finish_reason", "usage"}
+        assert "usage" in nulls(part) <= {"choices.logprobs", "choices.finish_reason", "usage"}
     assert set(last["usage"]) == COUNTS
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 24
     assert nulls(last) == set()
     logprobs = {"logprobs": True} if chat else {"logprobs": 1}
     answer = ask(client, route, **body | logprobs | {"stream": False, "stream_options": None})
