@@ -32,23 +32,23 @@ def event(drafted, accepted, emitted, verified=None):
     return StepEvent(1, drafted, ("copy",) * len(drafted), verdict, 0.0, 0.0, 0.0)
 
 
-def test_pieces_of_a_step_say_what_became_of_each_token():
-    pieces = Pieces(ByteTokenizer(), [])
-    assert pieces.of(event("", 0, "T")) == [("plain", "T")]
-    assert pieces.of(event("he cat", 3, "he d")) == [
-        *[("accepted", each) for each in "he "],
-        ("rejected", "c"),
-        ("corrected", "d"),
-    ]
-    assert pieces.of(event("og", 2, "og.")) == [
-        *[("accepted", each) for each in "og"],
-        ("plain", "."),
-    ]
-
-
-def test_a_cut_behind_the_last_accepted_token_rejects_nothing():
-    pieces = Pieces(ByteTokenizer(), [])
-    assert pieces.of(event("abcd", 2, "ab", verified=2)) == [("accepted", "a"), ("accepted", "b")]
+@pytest.mark.parametrize(
+    ("step", "pieces"),
+    [
+        (event("", 0, "T"), ["plain T"]),
+        (
+            event("he cat", 3, "he d"),
+            ["accepted h", "accepted e", "accepted  ", "rejected c", "corrected d"],
+        ),
+        (event("og", 2, "og."), ["accepted o", "accepted g", "plain ."]),
+        # A cut behind the last accepted token.
+        (event("abcd", 2, "ab", verified=2), ["accepted a", "accepted b"]),
+        # The first byte of a character is not shown, and does not swallow what follows.
+        (event("é".encode()[:1], 0, b"e"), ["corrected e"]),
+    ],
+)
+def test_pieces_of_a_step_say_what_became_of_each_token(step, pieces):
+    assert [f"{kind} {text}" for kind, text in Pieces(ByteTokenizer(), []).of(step)] == pieces
 
 
 def test_a_character_of_several_tokens_comes_whole_and_special_tokens_not_at_all():
@@ -77,12 +77,6 @@ def test_a_rejected_token_has_only_its_own_text():
     step = event((letter,), 0, (line,), verified=1)
     assert pieces.of(step) == [("rejected", "b")]
     assert pieces.end() == [("corrected", "\n\n")]
-
-
-def test_a_rejected_token_leaves_the_text_as_it_was():
-    """A rejected first byte of a character is not shown, and does not swallow what follows."""
-    pieces = Pieces(ByteTokenizer(), [])
-    assert pieces.of(event("é".encode()[:1], 0, b"e")) == [("corrected", "e")]
 
 
 def test_printable_keeps_text_and_newlines_and_no_control_characters():

@@ -7,12 +7,11 @@ import socket
 from threading import current_thread
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
 
-from ngramspec import Corpus, build_drafter
+from ngramspec import build_drafter
 from ngramspec.cli import build_parser, main, serve
 from ngramspec.cli.options import UsageError, load_model
 from ngramspec.cli.serve import read_keys, settings_of
@@ -58,27 +57,22 @@ def test_keys_come_from_options_and_environment():
         read_keys(["a=1"], "a=2")
 
 
-@pytest.mark.parametrize("user", ["", "a/b", "x" * 56])
-def test_users_have_names_without_slashes(user):
-    with pytest.raises(ValueError, match="user"):
-        ServerSettings(name="m", keys={user: "key"})
-
-
-def test_settings_are_checked(tmp_path):
-    with pytest.raises(ValueError, match="the key of 'a'"):
-        ServerSettings(name="m", keys={"a": " key"})
-    with pytest.raises(ValueError, match="chunk must be >= 1"):
-        Limits(chunk=0)
-    with pytest.raises(ValueError, match="grammar_seconds must be > 0"):
-        Limits(grammar_seconds=0)
-    with pytest.raises(ValueError, match="unknown_fields must be"):
-        ServerSettings(name="m", unknown_fields="ignore")
-    with pytest.raises(ValueError, match="drafter none takes no stores"):
-        ServerSettings(
-            name="m", drafter="none", corpora={"a": Corpus.build([np.arange(9)], tmp_path / "a")}
-        )
-    with pytest.raises(ValueError, match="context must be >= 2"):
-        Limits(context=1)
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        *((ServerSettings, {"keys": {user: "key"}}, "user") for user in ("", "a/b", "x" * 56)),
+        (ServerSettings, {"keys": {"a": " key"}}, "the key of 'a'"),
+        (ServerSettings, {"unknown_fields": "ignore"}, "unknown_fields must be"),
+        (ServerSettings, {"drafter": "none", "corpora": {"a": 0}}, "drafter none takes no stores"),
+        (Limits, {"chunk": 0}, "chunk must be >= 1"),
+        (Limits, {"context": 1}, "context must be >= 2"),
+        (Limits, {"grammar_seconds": 0}, "grammar_seconds must be > 0"),
+    ],
+)
+def test_server_settings_and_limits_are_checked(kind, given, message):
+    name = {"name": "m"} if kind is ServerSettings else {}
+    with pytest.raises(ValueError, match=message):
+        kind(**name, **given)
 
 
 @pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "cpu")])
