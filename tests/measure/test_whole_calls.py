@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import tiny_llama
 from families import build
-from forced_text import IDS, TEXT, VOCAB, prompt
+from forced_text import IDS, TEXT, prompt
 
 from ngramspec import Speculator, generate
 from ngramspec.measure.bench import BenchPlan, EndToEnd, forced_texts, summarize, to_dict
@@ -25,12 +24,7 @@ from ngramspec.measure.forwards import forced_model
 from ngramspec.measure.tasks import NOTHING, Prompt
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_llama(vocab=VOCAB)
-
-
-def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
+def test_ways_take_turns_and_what_cannot_run_is_named(tiny, monkeypatch):
     order = []
     plain_call = ModelCaller.call
 
@@ -44,8 +38,8 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
     plan = BenchPlan(repeats=2, new=20, least=15, cost_repeats=1)
     short = prompt(id="short", text=TEXT[:9])
     prompts = [short, prompt(), prompt(id="1"), prompt(NOTHING, "r")]
-    with forced_texts(model, prompts, plan) as set_text:
-        measured = EndToEnd(model, ways, plan, set_text=set_text).run(prompts)
+    with forced_texts(tiny, prompts, plan) as set_text:
+        measured = EndToEnd(tiny, ways, plan, set_text=set_text).run(prompts)
     names = {name for name, _ in order}
     assert names == {PLAIN, "prompt lookup 4", "ngramspec", "ngramspec, colour 1"}
     assert measured.left_out == {"copy": 1}
@@ -65,11 +59,11 @@ def test_ways_take_turns_and_what_cannot_run_is_named(model, monkeypatch):
         assert each.way != PLAIN or each.widths == {1: 19}
 
 
-def test_lookup_does_not_learn_a_forced_text_from_the_forcing(model):
+def test_lookup_does_not_learn_a_forced_text_from_the_forcing(tiny):
     """A logits processor that forces the text would cut its drafts where they are wrong."""
     plan = BenchPlan(repeats=1, new=35, least=15, cost_repeats=1)
-    with forced_texts(model, [prompt()], plan) as set_text:
-        bench = EndToEnd(model, usual_configurations(lookups=[10]), plan, set_text=set_text)
+    with forced_texts(tiny, [prompt()], plan) as set_text:
+        bench = EndToEnd(tiny, usual_configurations(lookups=[10]), plan, set_text=set_text)
         measured = bench.run([prompt()])
     (lookup,) = (each for each in measured.calls if each.way == "prompt lookup 10")
     verified = sum((width - 1) * count for width, count in lookup.widths.items())
@@ -77,12 +71,12 @@ def test_lookup_does_not_learn_a_forced_text_from_the_forcing(model):
     assert verified > accepted > 0
 
 
-def test_lookups_forwards_are_counted(model):
+def test_lookups_forwards_are_counted(tiny):
     """Drafts of one token, always right: two tokens a call."""
-    with forced_model(model, 256) as set_text:
+    with forced_model(tiny, 256) as set_text:
         set_text([*IDS, *IDS])
         lookup = Configuration("lookup", {"prompt_lookup_num_tokens": 1})
-        outcome = ModelCaller(model).call(lookup, (*IDS, *IDS[:2]), 21)
+        outcome = ModelCaller(tiny).call(lookup, (*IDS, *IDS[:2]), 21)
     assert outcome.tokens == list(IDS[2:23])
     assert sum(width * count for width, count in outcome.widths.items()) == outcome.emitted
     assert outcome.widths[2] == 9
@@ -90,33 +84,33 @@ def test_lookups_forwards_are_counted(model):
 
 
 @pytest.mark.parametrize(("width", "cache"), [("fit", None), (16, "static")])
-def test_a_steps_width_is_that_of_its_forward(model, width, cache):
+def test_a_steps_width_is_that_of_its_forward(tiny, width, cache):
     events = []
     speculator = Speculator(width=width, on_step=events.append)
     prompt = torch.tensor([IDS])
     asked = {"max_new_tokens": 40, "do_sample": False, "cache_implementation": cache}
-    with forced_model(model, 256) as set_text:
+    with forced_model(tiny, 256) as set_text:
         set_text([*IDS, *TEXT])
-        with forwards_of(model, watch=True) as seen:
-            generate(model, prompt, speculator=speculator, **asked)
+        with forwards_of(tiny, watch=True) as seen:
+            generate(tiny, prompt, speculator=speculator, **asked)
     assert [event.width for event in events[1:]] == [width for width, _ in seen[1:]]
     assert max(event.width for event in events) > 2
 
 
-def test_a_call_counts_only_itself(model):
-    caller, own = ModelCaller(model), Configuration("own", {}, Speculator())
+def test_a_call_counts_only_itself(tiny):
+    caller, own = ModelCaller(tiny), Configuration("own", {}, Speculator())
     for way in (usual_configurations()[-1], own):
         assert [caller.call(way, IDS, 5).stats.runs for _ in range(2)] == [1, 1]
 
 
-def test_calls_begin_with_a_copy_of_the_kept_cache(model):
+def test_calls_begin_with_a_copy_of_the_kept_cache(tiny):
     ids, ways = IDS * 3, usual_configurations(lookups=[4])
-    bench = EndToEnd(model, ways, BenchPlan(repeats=1, new=9, least=2, cost_repeats=1, cached=True))
+    bench = EndToEnd(tiny, ways, BenchPlan(repeats=1, new=9, least=2, cost_repeats=1, cached=True))
     whole = [bench.call(way, Prompt("t", "0", ids), 9).tokens for way in ways]
     assert bench.run([Prompt("t", "0", ids)]).skipped.keys() == {"prompt lookup 4"}
     assert whole[0] == whole[2]
     for way, tokens in zip(bench.configurations, whole[::2], strict=True):
-        with forwards_of(model, watch=True) as seen:
+        with forwards_of(tiny, watch=True) as seen:
             assert bench.call(way, Prompt("t", "0", ids), 9).tokens == tokens
         assert OWN_POSITIONS <= seen[0][0] < len(ids)  # ngramspec drafts in the prefill, too
 
@@ -130,12 +124,10 @@ def test_ways_are_named_for_what_their_speculator_is_given():
     assert {way.name: way.speculator for way in ways[1:]} == named
 
 
-def test_compiling_that_did_not_happen_is_no_figure(model):
-    ways = [
-        Configuration(PLAIN),
-        Configuration("eager", {"cache_implementation": "static"}, {}, compiled=True),
-    ]
-    bench = EndToEnd(model, ways, BenchPlan(repeats=1, new=9, least=2, cost_repeats=1))
+def test_compiling_that_did_not_happen_is_no_figure(tiny):
+    eager = Configuration("eager", {"cache_implementation": "static"}, {}, compiled=True)
+    ways = [Configuration(PLAIN), eager]
+    bench = EndToEnd(tiny, ways, BenchPlan(repeats=1, new=9, least=2, cost_repeats=1))
     bench.caller._compiling = lambda way: {}
     measured = bench.run([prompt(text=None)])
     assert "was not compiled" in measured.skipped["eager"]
@@ -151,10 +143,10 @@ def test_trees_that_were_none_are_no_figure():
     assert {each.way for each in measured.calls} == {PLAIN, "ngramspec"}
 
 
-def test_a_call_that_compiled_is_done_again(model, monkeypatch):
+def test_a_call_that_compiled_is_done_again(tiny, monkeypatch):
     graphs = iter([0, 0, 5, 6, 7, 7, 8, 8, *[8] * 99])
     monkeypatch.setattr("ngramspec.measure.bench.compilations", lambda: next(graphs))
-    bench = EndToEnd(model, [Configuration(PLAIN)], BenchPlan(new=9))
+    bench = EndToEnd(tiny, [Configuration(PLAIN)], BenchPlan(new=9))
     own = prompt(text=None)
     assert len(bench.timed(bench.configurations[0], own).tokens) == 9
     assert bench.measured.compiling == {}
@@ -165,8 +157,8 @@ def test_a_call_that_compiled_is_done_again(model, monkeypatch):
         bench.timed(bench.configurations[0], own)
 
 
-def test_a_text_that_was_not_forced_stops_the_measurement(model):
-    bench = EndToEnd(model, [Configuration(PLAIN)], BenchPlan(new=9, least=2))
+def test_a_text_that_was_not_forced_stops_the_measurement(tiny):
+    bench = EndToEnd(tiny, [Configuration(PLAIN)], BenchPlan(new=9, least=2))
     with pytest.raises(RuntimeError, match="copy 0: the forced text was not generated"):
         bench.run([prompt()])
     with pytest.raises(ValueError, match="no prompt"):
@@ -174,16 +166,13 @@ def test_a_text_that_was_not_forced_stops_the_measurement(model):
 
 
 @pytest.mark.parametrize("same", [False, True])
-def test_all_ways_may_say_what_plain_says(model, same):
-    ways = [
-        Configuration("plain"),
-        Configuration("other words", {"repetition_penalty": 5.0}),
-        Configuration("ours", {}, {}),
-    ]
+def test_all_ways_may_say_what_plain_says(tiny, same):
+    other = Configuration("other words", {"repetition_penalty": 5.0})
+    ways = [Configuration("plain"), other, Configuration("ours", {}, {})]
     plan = BenchPlan(repeats=1, new=20, least=20, cost_repeats=1, same_text=same)
-    with forced_model(model, 256) as set_text:
-        measured = EndToEnd(model, ways, plan, set_text=set_text).run([Prompt("t", "1", IDS)])
-        own = model.generate(torch.tensor([IDS]), max_new_tokens=20, do_sample=False)
+    with forced_model(tiny, 256) as set_text:
+        measured = EndToEnd(tiny, ways, plan, set_text=set_text).run([Prompt("t", "1", IDS)])
+        own = tiny.generate(torch.tensor([IDS]), max_new_tokens=20, do_sample=False)
     assert own.shape[1] == len(IDS) + 20
     found = {each.way: each.first_difference for each in measured.calls}
     assert found["plain"] is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from serving import JSON, ROUTES, VOCAB, letters, refused, served, settings_of
+from serving import HI, JSON, ROUTES, VOCAB, ask, error_of, letters, refused, served, settings_of
 
 from ngramspec.cli import main
 from ngramspec.server.app import AllowedHosts
@@ -128,14 +128,10 @@ def test_what_is_no_host_is_refused(wrong, capsys):
 
 def test_a_rebound_name_reads_nothing(client, model):
     for path in ("/metrics", "/v1/models", "/health", "/props", "/none"):
-        answer = client.get(path, headers={"Host": "evil.example:8012"})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (421, "host_not_allowed"), path
+        error = error_of(client.get(path, headers={"Host": "evil.example:8012"}), 421)
+        assert error["code"] == "host_not_allowed", path
         assert "--allowed-hosts" in error["message"]
-        assert set(error) == {"message", "type", "param", "code"}
-    body = {"prompt": "x", "max_tokens": 2}
-    refused = client.post("/v1/completions", json=body, headers={"Host": "evil.example"})
-    assert refused.status_code == 421
+    error_of(client.post("/v1/completions", json=PROMPT, headers={"Host": "evil.example"}), 421)
     two = [("Host", "localhost"), ("Host", "evil.example")]
     assert client.get("/health", headers=two).status_code == 421
     for host in ("127.0.0.1:8012", "[::1]:8012", "localhost:8012"):
@@ -161,53 +157,42 @@ def test_the_bound_host_is_allowed():
 
 
 PROMPT = {"prompt": "x"}
-CHATS = {"messages": [{"role": "user", "content": "hi"}]}
 INFILL = {"input_prefix": "x", "input_suffix": "y"}
 LONG = {"type": "content", "content": "x" * (1 << 19)}
-VALUES = [  # of one field, which are refused by its name
-    (PROMPT, "prompt", ["", [], [[]], ["a", 3], [VOCAB], [-1], "x" * 600, None]),
-    (PROMPT, "max_tokens", [-1, 0, "many"]),
-    (PROMPT, "n", [0, 99]),
-    (PROMPT, "logit_bias", [{"many": 1}, {str(VOCAB): 1}]),
-    (PROMPT, "prediction", ["text", {"type": "other", "content": "x"}, {"type": "content"}, LONG]),
-    (CHATS, "messages", [[], "hi", [{"role": "user", "content": [{"type": "image_url"}]}]]),
-    (CHATS, "response_format", [{"type": "xml"}, {"type": "json_schema"}]),
-    (INFILL, "logit_bias", [[[VOCAB, 1]], {"x": 1e9}]),
+VALUES = [  # of single fields, which are refused by their names
+    (PROMPT, {"prompt": ["", [], [[]], ["a", 3], [VOCAB], [-1], "x" * 600, None]}),
+    (PROMPT, {"max_tokens": [-1, 0, "many"], "n": [0, 99], "best_of": [4], "logprobs": [50]}),
+    (PROMPT, {"temperature": [-1, "hot"], "top_p": [-1], "presence_penalty": [9]}),
+    (PROMPT, {"logit_bias": [{"many": 1}, {str(VOCAB): 1}]}),
+    (PROMPT, {"stop": [["a"] * 400, [[]], ["a" * 999] * 5]}),  # the last is too much to look for
+    (PROMPT, {"prediction": ["text", {"type": "x", "content": "x"}, {"type": "content"}, LONG]}),
+    (HI, {"messages": [[], "hi", [{"role": "user", "content": [{"type": "image_url"}]}]]}),
+    (HI, {"response_format": [{"type": "xml"}, {"type": "json_schema"}], "top_logprobs": [2]}),
+    (HI, {"tools": [[{"type": "function"}]], "max_tokens": [0], "max_completion_tokens": [0]}),
+    (HI, {"continue_final_message": [True], "modalities": [["audio"]]}),
+    (INFILL, {"logit_bias": [[[VOCAB, 1]], {"x": 1e9}], "grammar": ["root"], "n_probs": [50]}),
+    (INFILL, {"n_predict": [-2], "max_tokens": [-2], "t_max_predict_ms": [-2]}),
 ]
+EXTRAS = {"stores": ["other"], "no-such": 1, "0": 1, "namespace": "mine", "speculate": "maybe"}
 REFUSED = [
-    *((base | {name: each}, name) for base, name, values in VALUES for each in values),
-    *((PROMPT | {name: -1}, name) for name in ("temperature", "top_p")),
-    (PROMPT | {"temperature": "hot"}, "temperature"),
+    *(
+        (base | {name: each}, name)
+        for base, fields in VALUES
+        for name, values in fields.items()
+        for each in values
+    ),
+    *((PROMPT | {"ngramspec": {name: each}}, f"ngramspec.{name}") for name, each in EXTRAS.items()),
     ({}, "prompt"),
-    (PROMPT | {"best_of": 4}, "best_of"),
-    *((PROMPT | {"stop": each}, "stop") for each in (["a"] * 400, [[]])),
-    (PROMPT | {"logprobs": 50}, "logprobs"),
-    (PROMPT | {"presence_penalty": 9}, "presence_penalty"),
     (PROMPT | {"echo": True, "suffix": "y"}, "echo"),
     (PROMPT | {"echo": True, "logprobs": 1}, "echo"),
     ({"prompt": [1, 2], "suffix": "y"}, "suffix"),
-    (PROMPT | {"ngramspec": {"stores": ["other"]}}, "ngramspec.stores"),
-    (PROMPT | {"ngramspec": {"no-such": 1}}, "ngramspec.no-such"),
-    (PROMPT | {"ngramspec": {"0": 1}}, "ngramspec.0"),
-    (PROMPT | {"ngramspec": {"namespace": "mine"}}, "ngramspec.namespace"),
-    (PROMPT | {"ngramspec": {"speculate": "maybe"}}, "ngramspec.speculate"),
     (PROMPT | {"stream": True, "max_tokens": -1}, "max_tokens"),
-    (CHATS | {"tools": [{"type": "function"}]}, "tools"),
-    (CHATS | {"max_tokens": 0}, "max_tokens"),
-    (CHATS | {"max_completion_tokens": 0}, "max_completion_tokens"),
-    (CHATS | {"continue_final_message": True}, "continue_final_message"),
-    (CHATS | {"top_logprobs": 2}, "top_logprobs"),
-    (CHATS | {"modalities": ["audio"]}, "modalities"),
-    (CHATS | {"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+    (PROMPT | {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+    (HI | {"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
     # Only a field of the request may have llama.cpp's default.
-    (CHATS | {"prediction": LONG | {"content": "x", "mirostat": 0}}, "prediction.mirostat"),
+    (HI | {"prediction": LONG | {"content": "x", "mirostat": 0}}, "prediction.mirostat"),
     ({"input_prefix": "x"}, "input_suffix"),
     (INFILL | {"stream": True, "n_cmpl": 2}, "n_cmpl"),
-    (INFILL | {"grammar": "root"}, "grammar"),
-    (INFILL | {"n_predict": -2}, "n_predict"),
-    (INFILL | {"max_tokens": -2}, "max_tokens"),
-    (INFILL | {"t_max_predict_ms": -2}, "t_max_predict_ms"),
-    (INFILL | {"n_probs": 50}, "n_probs"),
 ]
 
 
@@ -215,46 +200,35 @@ REFUSED = [
 def test_what_cannot_be_answered_is_refused_by_the_fields_name(client, body, param):
     routes = {"messages": "/v1/chat/completions", "input_prefix": "/infill"}
     route = next((to for name, to in routes.items() if name in body), "/v1/completions")
-    answer = client.post(route, json=body)
-    error = answer.json()["error"]
-    assert answer.status_code == 400
-    assert error["param"] == param
-    assert error["type"] == "invalid_request_error"
-    assert set(error) == {"message", "type", "param", "code"}
+    assert refused(client, route, body, param)["type"] == "invalid_request_error"
 
 
 def test_another_models_name_is_answered_by_the_served_model_or_refused(client, model):
     for route, body in ROUTES.items():
-        answer = client.post(route, json=body | {"model": "gpt-4"})
-        assert answer.status_code == 200
-        assert answer.json()["model"] == "tiny", "it tells which model answered"
+        answer = ask(client, route, **body, model="gpt-4")
+        assert answer["model"] == "tiny", "it tells which model answered"
     assert client.get("/v1/models/gpt-4").status_code == 404
     with served(model, drafter="none", shared=SharedText(MIB, (), None)) as plain:  # no stores
-        assert plain.post("/v1/completions", json=PROMPT | {"n": 2}).status_code == 200
+        ask(plain, **PROMPT, n=2)
     with served(model, other_models="refuse") as strict:
         for route, body in ROUTES.items():
-            for name, status in (("gpt-4", 404), ("tiny", 200), ("", 200), (None, 200)):
-                answer = strict.post(route, json=body | {"model": name})
-                assert answer.status_code == status
-            error = strict.post(route, json=body | {"model": "gpt-4"}).json()["error"]
-            assert (error["param"], error["code"]) == ("model", "model_not_found")
+            for name in ("tiny", "", None):
+                ask(strict, route, **body, model=name)
+            error = refused(strict, route, body | {"model": "gpt-4"}, "model", status=404)
+            assert error["code"] == "model_not_found"
     with pytest.raises(ValueError, match="other_models"):
         settings_of(other_models="maybe")
 
 
 def test_what_is_no_request_is_refused_in_the_same_shape(client):
-    def error(answer, status):
-        assert answer.status_code == status, answer.text
-        return answer.json()["error"]["message"]
-
     for large in (b"x" * (5 << 20), (b"x" * (1 << 20) for _ in range(5))):
         found = client.post("/v1/completions", content=large, headers=JSON)
-        assert "4194304 bytes" in error(found, 413)
+        assert "4194304 bytes" in error_of(found, 413)["message"]
     named = client.post("/v1/completions", json=PROMPT, headers={"X-Session": "x" * 201})
-    assert "at most 200" in error(named, 400)
-    assert named.json()["error"]["param"] == "x-session"
-    assert error(client.get("/nothing"), 404)
-    assert error(client.get("/v1/completions"), 405)
+    assert "at most 200" in error_of(named)["message"]
+    assert error_of(named)["param"] == "x-session"
+    error_of(client.get("/nothing"), 404)
+    error_of(client.get("/v1/completions"), 405)
 
 
 def test_a_model_without_special_tokens_or_template_refuses_by_name(model):
@@ -264,6 +238,6 @@ def test_a_model_without_special_tokens_or_template_refuses_by_name(model):
         for route, body, param in (
             ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
             ("/infill", {"input_prefix": "x", "input_suffix": "y"}, "input_suffix"),
-            ("/v1/chat/completions", CHATS, "messages"),
+            ("/v1/chat/completions", HI, "messages"),
         ):
             refused(client, route, body, param)
