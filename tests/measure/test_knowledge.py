@@ -29,6 +29,10 @@ pytest.importorskip("pydivsufsort")
 COST = np.ones(66, np.float32)
 
 
+def compared(traces, knowledge=None):
+    return compare(lambda: build_drafter("auto"), ReplayPlan(COST), traces, knowledge=knowledge)
+
+
 @pytest.fixture
 def traces():
     rng = np.random.default_rng(0)
@@ -41,14 +45,12 @@ def test_each_trace_gets_its_repository(tmp_path, traces):
         text = np.concatenate((trace.prompt, trace.output, [0], [7, 8, 0])).astype(np.int32)
         np.save(tmp_path / f"{trace.repo}.npy", text)
     knowledge = Knowledge(tmp_path)
-    alone = compare(lambda: build_drafter("auto"), ReplayPlan(COST), traces)
-    known = compare(lambda: build_drafter("auto"), ReplayPlan(COST), traces, knowledge=knowledge)
+    alone, known = compared(traces), compared(traces, knowledge)
     assert alone["mean"]["tokens_per_call"] < 1.5
     assert known["mean"]["tokens_per_call"] > 8
     assert known["sources"]["store"]["accepted"] > 100
     wrong = [Trace(each.group, each.id, each.prompt, each.output, "b") for each in traces[:1]]
-    other = compare(lambda: build_drafter("auto"), ReplayPlan(COST), wrong, knowledge=knowledge)
-    assert other["mean"]["tokens_per_call"] < 1.5
+    assert compared(wrong, knowledge)["mean"]["tokens_per_call"] < 1.5
 
 
 def test_one_corpus_for_all_and_drafters_that_take_none(tmp_path, traces):
@@ -62,25 +64,17 @@ def test_one_corpus_for_all_and_drafters_that_take_none(tmp_path, traces):
 
 def test_requests_know_what_earlier_ones_said(traces):
     twice = [*traces, *[Trace("again", e.id, e.prompt[-1:], e.output, e.repo) for e in traces]]
-    found = compare(
-        lambda: build_drafter("auto"), ReplayPlan(COST), twice, knowledge=Earlier("outputs")
-    )
+    found = compared(twice, Earlier("outputs"))
     assert found["groups"]["a"]["tokens_per_call"] < 1.5
     assert found["groups"]["again"]["tokens_per_call"] > 8
-    alone = compare(lambda: build_drafter("auto"), ReplayPlan(COST), twice)
-    assert alone["groups"]["again"]["tokens_per_call"] < 1.5
+    assert compared(twice)["groups"]["again"]["tokens_per_call"] < 1.5
 
 
 def test_prompts_are_known_if_they_are_shared(traces):
     said = [Trace("a", e.id, e.output, e.prompt[:2], e.repo) for e in traces]
     later = [Trace("b", e.id, e.prompt[-1:], e.output, e.repo) for e in traces]
     for write, least, most in (("outputs", 0.9, 1.5), ("all", 8, 99)):
-        found = compare(
-            lambda: build_drafter("auto"),
-            ReplayPlan(COST),
-            [*said, *later],
-            knowledge=Earlier(write),
-        )
+        found = compared([*said, *later], Earlier(write))
         assert least < found["groups"]["b"]["tokens_per_call"] < most
 
 
@@ -130,10 +124,7 @@ def test_a_replayed_table_drafts_what_the_target_said_before():
     "change",
     [
         {"top_ids": [[1, 2]]},
-        {"top_ids": [[1, 2], [3]]},
-        {"top_ids": [[1, 2], [3, -2]]},
-        {"top_ids": [[1, 2], [3, 2**31]]},
-        {"top_ids": [[1, 2], ["a", 4]]},
+        *({"top_ids": [[1, 2], each]} for each in ([3], [3, -2], [3, 2**31], ["a", 4])),
         {"top_log_probs": None},
         {"top_log_probs": [[0.0], [0.0]]},
     ],

@@ -13,8 +13,6 @@ import gguf_file
 import pytest
 import torch
 from byte_model import ByteTokenizer, tiny_model
-from conftest import tiny_llama
-from forced_text import VOCAB
 
 from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.measure import models
@@ -22,13 +20,6 @@ from ngramspec.measure.calls import difference
 from ngramspec.measure.forwards import forward_seconds
 from ngramspec.measure.machine import PeakMemory, machine
 from ngramspec.server.prompts import FillInTheMiddle, TextEncoder, family_of
-
-
-def test_a_model_that_cannot_be_loaded_is_a_usage_error(tmp_path):
-    stages = []
-    with pytest.raises(ValueError, match=f"cannot load the model {tmp_path}"):
-        models.load(str(tmp_path), "float32", on_stage=stages.append)
-    assert stages[0] == models.STAGES[0]
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -170,16 +161,11 @@ def test_the_difference_counts_ulps_of_one_plain_forward():
     assert found.ulps == pytest.approx((best - second) / float(step), rel=1.01)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_llama(vocab=VOCAB)
-
-
-def test_forwards_are_timed_behind_their_context(model, monkeypatch):
+def test_forwards_are_timed_behind_their_context(tiny, monkeypatch):
     """On a clock that only forwards move, by a second for each position."""
     lengths = []
     clock = [0.0]
-    plain = type(model).forward
+    plain = type(tiny).forward
 
     def noted(self, *args, **kwargs):
         width = kwargs["input_ids"].shape[1]
@@ -187,9 +173,9 @@ def test_forwards_are_timed_behind_their_context(model, monkeypatch):
         clock[0] += width
         return plain(self, *args, **kwargs)
 
-    monkeypatch.setattr(type(model), "forward", noted)
+    monkeypatch.setattr(type(tiny), "forward", noted)
     monkeypatch.setattr("ngramspec.measure.forwards.perf_counter", lambda: clock[0])
-    assert forward_seconds(model, 50, [3, 1, 3], repeats=2) == {1: 1.0, 3: 3.0}
+    assert forward_seconds(tiny, 50, [3, 1, 3], repeats=2) == {1: 1.0, 3: 3.0}
     assert lengths == [(50, 0)] + [(1, 50), (3, 50)] * 3
 
 
