@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import os
 import re
@@ -70,11 +71,10 @@ def test_weights_are_links_and_the_rest_copies(folder, tmp_path):
     assert snapshot(folder) == before
     ours = snapshot(tmp_path / "deep/tiny")
     assert {name: ours[name][0] for name in before} == {n: before[n][0] for n in before}
-    assert {str(name) for name in ours.keys() - before.keys()} == {
-        "custom_generate/generate.py",
-        "custom_generate/ngramspec.json",
-        "custom_generate/requirements.txt",
+    new = {
+        f"custom_generate/{name}" for name in ("generate.py", "ngramspec.json", "requirements.txt")
     }
+    assert {str(name) for name in ours.keys() - before.keys()} == new
 
 
 def test_symbolic_links_where_there_are_no_hard_ones_and_copies_where_asked(
@@ -132,36 +132,34 @@ def test_out_dir_lies_neither_in_model_dir_nor_around_it(folder, tmp_path):
     assert snapshot(folder) == before
 
 
-REFUSED = {
-    "is no folder": (None, "there is no folder"),
-    "nothing": ({}, "holds no weights"),
-    "no config": ({WEIGHTS: ""}, "holds no config.json"),
-    "gguf": ({"model.gguf": ""}, "only GGUF files.* save the model as safetensors"),
-    "adapter": ({"adapter_config.json": "{}", "adapter_model.safetensors": ""}, "an adapter"),
-    "torn config": ({WEIGHTS: "", "config.json": "{"}, r"config\.json is not JSON: "),
-    "odd config": ({WEIGHTS: "", "config.json": "[]"}, "must hold an object, got list"),
-    "generate of its own": (
-        {WEIGHTS: "", "config.json": "{}", "custom_generate/generate.py": ""},
-        "has its own custom_generate",
-    ),
-    "recurrent": (
-        {WEIGHTS: "", "config.json": '{"architectures": ["RwkvForCausalLM"]}'},
-        "MODEL_DIR: RwkvForCausalLM keeps a recurrent state",
-    ),
-    "no generator": (
-        {WEIGHTS: "", "config.json": '{"architectures": ["BertForMaskedLM"]}'},
-        "BertForMaskedLM cannot generate text",
-    ),
-    "overriding": (
-        {WEIGHTS: "", "config.json": '{"architectures": ["MusicgenForConditionalGeneration"]}'},
-        "MusicgenForConditionalGeneration overrides generate",
-    ),
+def configured(text):
+    """The files of a folder with weights and this config.json."""
+    return {WEIGHTS: "", "config.json": text}
+
+
+CLASSES = {
+    "RwkvForCausalLM": "keeps a recurrent state",
+    "BertForMaskedLM": "cannot generate text",
+    "MusicgenForConditionalGeneration": "overrides generate",
 }
+REFUSED = [
+    (None, "there is no folder"),
+    ({}, "holds no weights"),
+    ({WEIGHTS: ""}, "holds no config.json"),
+    ({"model.gguf": ""}, "only GGUF files.* save the model as safetensors"),
+    ({"adapter_config.json": "{}", "adapter_model.safetensors": ""}, "an adapter"),
+    (configured("{"), r"config\.json is not JSON: "),
+    (configured("[]"), "must hold an object, got list"),
+    (configured("{}") | {"custom_generate/generate.py": ""}, "has its own custom_generate"),
+    *(
+        (configured(json.dumps({"architectures": [name]})), f"MODEL_DIR: {name} {why}")
+        for name, why in CLASSES.items()
+    ),
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_wrapped_is_refused_by_name(name, tmp_path):
-    files, message = REFUSED[name]
+@pytest.mark.parametrize(("files", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_wrapped_is_refused_by_name(files, message, tmp_path):
     for path, text in (files or {}).items():
         (tmp_path / "in" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / path).write_text(text)
@@ -214,7 +212,6 @@ REQUESTS = {
     "greedy": {},
     "sampled": {"do_sample": True, "temperature": 0.8, "top_p": 0.9},
     "config": {"generation_config": GenerationConfig(max_new_tokens=9, do_sample=False)},
-    "static": {"cache_implementation": "static", "disable_compile": True},
 }
 
 
@@ -225,21 +222,14 @@ def test_a_wrapped_model_speculates_and_says_the_same(plain, model, name):
     assert stats_of(model).drafted > 0
 
 
-UNSPECULATED = {
-    "sampled beams": {"num_beams": 3, "do_sample": True},
-    "no cache": {"use_cache": False},
-    "lookup": {"prompt_lookup_num_tokens": 3},
-    "early exit": {"assistant_early_exit": 1},
-    "lookup by config": {
-        "generation_config": GenerationConfig(prompt_lookup_num_tokens=2, max_new_tokens=9)
-    },
-}
+LOOKUP_CONFIG = GenerationConfig(prompt_lookup_num_tokens=2, max_new_tokens=9)
+UNSPECULATED = [{"prompt_lookup_num_tokens": 3}, {"generation_config": LOOKUP_CONFIG}]
 
 
-@pytest.mark.parametrize("name", UNSPECULATED)
-def test_what_cannot_be_speculated_is_decoded_plainly(plain, model, name, caplog):
+@pytest.mark.parametrize("asked", UNSPECULATED, ids=["argument", "config"])
+def test_what_cannot_be_speculated_is_decoded_plainly(plain, model, asked, caplog):
     for _ in range(2):
-        assert torch.equal(answer(plain, UNSPECULATED[name]), answer(model, UNSPECULATED[name]))
+        assert torch.equal(answer(plain, asked), answer(model, asked))
     assert stats_of(model).runs == 0
     logged = [r for r in caplog.records if "decoding without speculation" in r.getMessage()]
     assert len(logged) == 1
