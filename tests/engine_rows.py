@@ -6,7 +6,7 @@ import numpy as np
 
 from ngramspec.draft import Draft
 from ngramspec.drafters.base import Drafter, DraftSession
-from ngramspec.engines.rows import RowState
+from ngramspec.engines.rows import Rows, RowState
 
 VOCAB = 5
 K = 3
@@ -131,3 +131,9 @@ class Engine:
             name = self.names[at] if self.named else None
             told.append(RowState(name, self.buffer[at], len(text), tokens))
         return self.rows.step(told)
+
+
+def recorded(texts=(), script=(), *, named=False, max_len=300, **bounds):
+    """A recording drafter, and an engine of some rows for which it drafts."""
+    drafter = Recorder(script)
+    return drafter, Engine(Rows(drafter, K, VOCAB, max_len, **bounds), texts, named)

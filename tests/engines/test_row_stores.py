@@ -17,15 +17,16 @@ SAID = list(range(100, 140))  # less than what is added at once
 MADE = {"namespace": "all", "max_bytes": 1 << 20}
 
 
-def sharing(store, name="all", **kwargs):
-    """An engine whose rows share a namespace of ``store``."""
-    drafter = build_drafter("auto", stores=[store[name]])
-    return Engine(Rows(drafter, 4, VOCAB, 300, **kwargs))
+def sharing(costs=None, *, named=False, **settings):
+    """A store, and an engine whose rows share its namespace "all"."""
+    store = SharedStore(1 << 20, **settings)
+    drafter = build_drafter("auto", stores=[store["all"]])
+    return store, Engine(Rows(drafter, 4, VOCAB, 300, costs), named=named)
 
 
-def held(store, name="all"):
-    """What a namespace holds, -1 for the border before each document."""
-    _, codes = store.ring(name).codes(0)
+def held(store):
+    """What the namespace holds, -1 for the border before each document."""
+    _, codes = store.ring("all").codes(0)
     return [-1 if code > VOCAB else int(code) for code in codes]
 
 
@@ -41,8 +42,7 @@ def answer(engine, prompt, said, at_once=1):
 @pytest.mark.parametrize("at_once", [1, 3, 64])
 def test_an_ended_answer_is_found_by_the_next_request_at_once(at_once):
     """Nobody tells the end; it is seen by the row, which is another text's now."""
-    store = SharedStore(1 << 20)
-    engine = sharing(store)
+    store, engine = sharing()
     answer(engine, [1, 2, 3], SAID, at_once)
     engine.arrive([4, 5, 110, 111])
     drafts = engine.step([[112]])
@@ -55,8 +55,7 @@ def test_an_ended_answer_is_found_by_the_next_request_at_once(at_once):
 
 
 def test_an_answer_whose_row_is_gone_and_not_taken_is_found():
-    store = SharedStore(1 << 20)
-    engine = sharing(store)
+    store, engine = sharing()
     long, short = engine.arrive([1, 2, 3]), engine.arrive([9, 8])
     engine.step([[50], [100]])
     engine.step([[51], SAID[1:]])
@@ -69,8 +68,7 @@ def test_an_answer_whose_row_is_gone_and_not_taken_is_found():
 
 
 def test_a_text_that_was_away_goes_on_where_it_was():
-    store = SharedStore(1 << 20)
-    engine = sharing(store)
+    store, engine = sharing()
     paused = engine.arrive([1, 2, 3])
     other = engine.arrive([7, 8, 9])
     engine.step([[100], [60]])
@@ -93,8 +91,7 @@ def test_a_text_that_was_away_goes_on_where_it_was():
 @pytest.mark.parametrize("live", [True, False])
 def test_the_next_turn_of_a_conversation_is_a_prompt(live):
     """It begins with all of the last one's text; what the user says next is not added."""
-    store = SharedStore(1 << 20, live=live)
-    engine = sharing(store)
+    store, engine = sharing(live=live)
     answer(engine, [1, 2, 3], [100, 101])
     answer(engine, [1, 2, 3, 100, 101, 50, 51], [102, 103])
     answer(engine, [9], [60])
@@ -107,9 +104,7 @@ def test_the_next_turn_of_a_conversation_is_a_prompt(live):
 @pytest.mark.parametrize("named", [False, True])
 def test_of_a_conversation_s_next_turn_only_what_is_new_is_added(between, named):
     """With ``write="all"``, whether the turn continues in the same row or after other requests."""
-    store = SharedStore(1 << 20, namespace_bytes=1 << 20, write="all")
-    engine = sharing(store)
-    engine.named = named
+    store, engine = sharing(named=named, namespace_bytes=1 << 20, write="all")
     text, added = list(range(60)), []
     for turn in range(4):
         before = store["all"].statistics().added
@@ -135,8 +130,7 @@ def test_of_a_conversation_s_next_turn_only_what_is_new_is_added(between, named)
 
 
 def test_a_paused_row_that_goes_on_keeps_one_conversation():
-    store = SharedStore(1 << 20, namespace_bytes=1 << 20, write="all")
-    engine = sharing(store)
+    store, engine = sharing(namespace_bytes=1 << 20, write="all")
     paused = engine.arrive(list(range(70)))
     engine.step([[100]])
     engine.leave(paused)
@@ -152,8 +146,7 @@ def test_a_paused_row_that_goes_on_keeps_one_conversation():
 
 
 def test_ids_outside_of_the_vocabulary_do_not_move_the_prompt_s_end():
-    store = SharedStore(1 << 20)
-    engine = sharing(store)
+    store, engine = sharing()
     answer(engine, [1, VOCAB + 7], [VOCAB + 3, 100], at_once=2)
     answer(engine, [4], [5])
     assert held(store) == [-1, 100]
@@ -169,8 +162,7 @@ def test_rows_without_a_draft_add_what_they_say():
         def record_time(self, rows, drafted, seconds):
             pass
 
-    store = SharedStore(1 << 20)
-    engine = sharing(store, costs=Never())
+    store, engine = sharing(Never())
     answer(engine, [1, 2, 3], SAID)
     answer(engine, [4], [5])
     assert engine.rows.stats.opened == 0
@@ -178,9 +170,7 @@ def test_rows_without_a_draft_add_what_they_say():
 
 
 def test_requests_that_end_with_a_notice_add_all():
-    store = SharedStore(1 << 20, live=False)
-    drafter = build_drafter("auto", stores=[store["all"]])
-    engine = Engine(Rows(drafter, 4, VOCAB, 300), named=True)
+    store, engine = sharing(named=True, live=False)
     text = engine.arrive([1, 2, 3])
     engine.step([SAID])
     assert held(store) == []

@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from engine_rows import FAULTY, VOCAB, Engine, K, Recorder
+from engine_rows import FAULTY, VOCAB, K, Recorder, recorded
 from native_strategies import int32 as ids
 
 from ngramspec import build_drafter
@@ -20,9 +20,7 @@ from ngramspec.engines.rows import Rows, RowState
 def test_every_request_has_one_session_wherever_its_row_moves(named):
     """Eight rows, forty requests that end by turns; rows slide, and none is read twice."""
     rng = np.random.default_rng(0)
-    drafter = Recorder()
-    rows = Rows(drafter, K, VOCAB, 300)
-    engine = Engine(rows, named=named)
+    drafter, engine = recorded(named=named)
     waiting = [rng.integers(0, VOCAB, rng.integers(20, 40)).tolist() for _ in range(40)]
     ends: dict[int, int] = {}
     while waiting or engine.slots:
@@ -32,26 +30,20 @@ def test_every_request_has_one_session_wherever_its_row_moves(named):
         engine.step([rng.integers(0, VOCAB, rng.integers(1, 4)).tolist() for _ in engine.slots])
         for text in [each for each in engine.slots if len(each) >= ends[id(each)]]:
             engine.leave(text)
-    assert drafter.started == 40
-    assert rows.stats.opened == 40
-    assert rows.stats.faults == 0
-    assert named or rows.stats.moved > 10
+    stats = engine.rows.stats
+    assert (drafter.started, stats.opened, stats.faults) == (40, 40, 0)
+    assert named or stats.moved > 10
 
 
 def test_what_was_accepted_is_counted_from_what_came():
-    drafter = Recorder()
-    engine = Engine(Rows(drafter, K, VOCAB, 300), [[4, 4]])
+    drafter, engine = recorded([[4, 4]])
     engine.step([[4]])  # drafts 0 1 2
     engine.step([[0, 1, 4]])
     engine.step([[0, 1, 2, 3]])
     engine.step([[0, 1]])  # the engine verified one token of it, and this is the bonus token
     engine.step([[4]])
-    assert drafter.observed == [
-        (3, (0, 1), None),
-        (3, (0, 1, 2), None),
-        (3, (0, 1), 2),
-        (3, (), None),
-    ]
+    found = [((0, 1), None), ((0, 1, 2), None), ((0, 1), 2), ((), None)]
+    assert drafter.observed == [(3, *each) for each in found]
     assert engine.rows.stats.accepted == 7
 
 
@@ -90,7 +82,7 @@ def test_no_step_hashes_the_text(monkeypatch):
     monkeypatch.setattr(rows, "text_hash", lambda tokens, n: hashed.append(n) or known(tokens, n))
     rng = np.random.default_rng(1)
     texts = [rng.integers(0, VOCAB, 200).tolist() for _ in range(3)]
-    engine = Engine(Rows(Recorder(), K, VOCAB, 300), texts)
+    _, engine = recorded(texts)
     engine.step([[1]] * 3)
     assert hashed == [200] * 3
     for _ in range(9):
@@ -117,8 +109,7 @@ def test_sessions_are_bounded_in_number_and_come_back():
 
 
 def test_rows_beyond_the_bound_go_undrafted_and_the_others_keep_theirs():
-    drafter = Recorder()
-    engine = Engine(Rows(drafter, K, VOCAB, 300, max_sessions=4), [[at] * 6 for at in range(5)] * 2)
+    drafter, engine = recorded([[at] * 6 for at in range(5)] * 2, max_sessions=4)
     for _ in range(20):
         drafts = engine.step([[1]] * 10)
         assert [len(each) > 0 for each in drafts] == [True] * 4 + [False] * 6
@@ -127,8 +118,7 @@ def test_rows_beyond_the_bound_go_undrafted_and_the_others_keep_theirs():
 
 
 def test_an_id_that_is_told_to_have_ended_is_forgotten():
-    drafter = Recorder()
-    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]], named=True)
+    drafter, engine = recorded([[1], [2]], named=True)
     engine.step([[1], [1]])
     engine.rows.finish(engine.leave(engine.slots[0]))
     engine.rows.finish("unknown")
@@ -136,31 +126,23 @@ def test_an_id_that_is_told_to_have_ended_is_forgotten():
 
 
 def test_drafts_leave_room_for_the_token_behind_them():
-    engine = Engine(Rows(Recorder(), K, VOCAB, 10), [[1] * 4])
+    _, engine = recorded([[1] * 4], max_len=10)
     assert [len(engine.step([[1]])[0]) for _ in range(6)] == [3, 3, 2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("what", FAULTY)
 def test_a_fault_costs_its_row_a_draft_and_is_logged_once(what, caplog):
-    drafter = Recorder([what] * 100)
-    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]])
+    drafter, engine = recorded([[1], [2]], [what] * 100)
     with caplog.at_level(logging.WARNING, "ngramspec"):
         for _ in range(8):
             drafts = engine.step([[1], [1]])
             assert [len(each) for each in drafts] == [0, 0]
     assert len(caplog.records) == 1
     assert engine.rows.stats.faults == 8  # four in each text; then it is asked no more
+    assert drafter.open == engine.rows._open_sessions
     drafter.script.clear()
     engine.arrive([3])
     assert [len(each) for each in engine.step([[1]] * 3)] == [0, 0, K]
-
-
-def test_a_row_that_drafts_no_more_has_no_open_session():
-    drafter = Recorder(["outside"] * 100)
-    engine = Engine(Rows(drafter, K, VOCAB, 300), [[1], [2]])
-    for _ in range(8):
-        engine.step([[1], [1]])
-    assert drafter.open == engine.rows._open_sessions
 
 
 def test_a_drafter_s_own_calibration_stays():
