@@ -34,35 +34,21 @@ def noisy_repetition(seed, n, vocab=12, noise=0.1):
     return np.where(spoilt, rng.integers(0, vocab, len(text)), text).astype(np.int32)
 
 
-def play(engine, text, prompt, gamma, cost=None):
-    """Verify drafts against ``text``; returns (steps, emitted, probabilities, outcomes, drafts)."""
-    engine.extend(text[:prompt])
-    at, steps, probabilities, outcomes, drafts = prompt, 0, [], [], []
-    while at < len(text):
-        tokens, confidence, source = engine.draft(gamma, cost)
-        drafts.append((tokens.tolist(), confidence, source.tolist()))
-        agree = 0
-        while agree < len(tokens) and at + agree < len(text) and tokens[agree] == text[at + agree]:
-            agree += 1
-        for j in range(min(agree + 1, len(tokens))):
-            probabilities.append(float(confidence[j]))
-            outcomes.append(j < agree)
-        engine.extend(text[at : at + agree + 1])
-        at += agree + 1
-        steps += 1
-    return steps, len(text) - prompt, probabilities, outcomes, drafts
+def play(engine, text, prompt, gamma, cost=None, *, tree=False):
+    """Verify drafts against ``text``; returns (probabilities, outcomes, drafts).
 
-
-def play_trees(engine, text, prompt, gamma, cost=None):
-    """Verify trees against ``text``; returns (steps, probabilities, outcomes, trees)."""
+    The first two are of the tokens that are judged: whose parent is accepted.
+    """
     engine.extend(text[:prompt])
-    at, steps, probabilities, outcomes, trees = prompt, 0, [], [], []
+    at, probabilities, outcomes, drafts = prompt, [], [], []
     while at < len(text):
-        tokens, parents, confidence, source = engine.draft_tree(gamma, cost)
-        draft = check_draft(
-            Draft(tokens, parents, confidence, None, source), gamma, 2**31, tree=True
-        )
-        trees.append(draft)
+        if tree:
+            tokens, parents, confidence, source = engine.draft_tree(gamma, cost)
+        else:
+            tokens, confidence, source = engine.draft(gamma, cost)
+            parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
+        draft = Draft(tokens, parents, confidence, None, source)
+        drafts.append(check_draft(draft, gamma, 2**31, tree=True))
         path = draft.path_along(text[at:].tolist())
         for node, parent in enumerate(parents.tolist()):
             if parent in (-1, *path):
@@ -70,8 +56,7 @@ def play_trees(engine, text, prompt, gamma, cost=None):
                 outcomes.append(node in path)
         engine.extend(text[at : at + len(path) + 1])
         at += len(path) + 1
-        steps += 1
-    return steps, probabilities, outcomes, trees
+    return probabilities, outcomes, drafts
 
 
 # Of requests without kin, of one kind, and of kin.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_pair import costs, ids, noisy_repetition, play, play_trees
+from engine_pair import costs, ids, noisy_repetition, play
 
 from ngramspec._native.value import Calibration, ValueEngine
 
@@ -31,11 +31,7 @@ def test_confidence_is_calibrated(tree):
     probabilities, outcomes = [], []
     for seed in range(40):
         text = noisy_repetition(seed, 900, noise=0.15)
-        engine = ValueEngine(calibration)
-        if tree:
-            _, p, y, _ = play_trees(engine, text, 100, 16)
-        else:
-            _, _, p, y, _ = play(engine, text, 100, 8)
+        p, y, _ = play(ValueEngine(calibration), text, 100, 16 if tree else 8, tree=tree)
         if seed >= 10:
             probabilities += p
             outcomes += y
@@ -52,10 +48,9 @@ def test_drafts_are_longer_where_positions_are_cheaper(tree):
     """Of the sizes up to the budget, the one where expected tokens per cost are highest."""
     text, lengths = noisy_repetition(3, 900), []
     for slope in (0.0, 0.05, 0.3, 2.0):
-        *_, drafts = (play_trees if tree else play)(
-            ValueEngine(Calibration()), text, 300, 32, costs(32, slope)
-        )
-        lengths.append(np.mean([len(each) if tree else len(each[0]) for each in drafts]))
+        engine = ValueEngine(Calibration())
+        *_, drafts = play(engine, text, 300, 32, costs(32, slope), tree=tree)
+        lengths.append(np.mean([len(each) for each in drafts]))
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] < 0.3 < 5 < lengths[0]
 

@@ -59,6 +59,13 @@ CASES = [
     ("explain --tokens 1", "--tokens must be >= 2, got 1"),
     ("explain --prompts {nothing}", "--prompts: "),
     ("explain --drafter parrot", UNKNOWN),
+    ("serve --port 0 --host 0.0.0.0", "give --api-key"),
+    ("serve --port 0 --api-key secret", "USER=KEY"),
+    ("serve --port 0 --corpus {nothing}", "--corpus"),
+    ("serve --port 0 {nothing}", "MODEL"),
+    ("serve --port 0 --assistant {nothing}", "--assistant: there is no folder '{nothing}'"),
+    ("serve --port 0 --active 0", "--active must be >= 1"),
+    ("serve --port 99999", "--port must be in 0..65535, got 99999"),
     ("wrap {model}", "the following arguments are required: OUT_DIR"),
     ("wrap {model} {out} --gamma 65", "gamma must be in 1..64, got 65"),
     ("wrap {model} {out} --gamma-max 5000", "gamma_max must be in 1..4096, got 5000"),
@@ -103,10 +110,13 @@ def test_a_bad_argument_is_one_line(places, arguments, message, capsys, monkeypa
     def measure(*given):
         raise AssertionError("it is measured")
 
+    if arguments.startswith("serve"):
+        pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
+        monkeypatch.delenv("NGRAMSPEC_API_KEYS", raising=False)
     if arguments.startswith("corpus"):
         monkeypatch.setattr("ngramspec.measure.models.locate", lambda model: None)
     monkeypatch.setattr("ngramspec.measure.models.load_tokenizer", lambda source: Letters("eno"))
-    if "--model" not in arguments:
+    if "--model" not in arguments and "serve" not in arguments:
         monkeypatch.setattr("ngramspec.measure.models.load", lambda *given, **named: tiny_loaded())
     monkeypatch.setattr("ngramspec.measure.bench.EndToEnd.run", measure)
     assert exit_code([each.format(**places) for each in arguments.split()]) == 2

@@ -70,15 +70,7 @@ def test_prompts_of_a_length_are_chosen(loaded, tmp_path, capsys):
     assert {each["prompt"] for each in json.loads(out.read_text())["calls"]} == {"2"}
 
 
-SHORT = ["--tokens", "12", "--repeats", "2", "--count", "2"]
 VOID = {"meta"}
-
-
-@pytest.fixture
-def prompts(tmp_path):
-    path = tmp_path / "p.jsonl"
-    path.write_text('"one two one two one"\n{"prompt": "abcabc", "group": "g"}\n')
-    return ["--prompts", str(path)]
 
 
 class Balanced(HTMLParser):
@@ -98,13 +90,18 @@ class Balanced(HTMLParser):
         assert tag in VOID or self.open.pop() == tag
 
 
-def test_explain_prints_and_writes(loaded, prompts, tmp_path, capsys):
-    out, html = tmp_path / "o.json", tmp_path / "o.html"
-    command = ["explain", *prompts, *SHORT, "--json", str(out), "--html", str(html)]
+def test_explain_prints_and_writes(loaded, tmp_path, capsys):
+    prompts, out, html = (tmp_path / name for name in ("p.jsonl", "o.json", "o.html"))
+    prompts.write_text('"one two one two one"\n{"prompt": "abcabc", "group": "g"}\n')
+    command = ["explain", "--prompts", str(prompts), "--tokens", "12", "--repeats", "2"]
+    command += ["--count", "2", "--json", str(out), "--html", str(html)]
     assert main(command) == 0
-    printed = capsys.readouterr().out
+    told = capsys.readouterr()
     for word in ("Theorem 3.8", "cost(n)", "measured", "position 1"):
-        assert word in printed
+        assert word in told.out
+    # Without a terminal, progress is a line for each stage.
+    assert told.err.splitlines() == ["prompt 1 of 2", "prompt 2 of 2"]
+    assert "\r" not in told.out + told.err
     written = json.loads(out.read_text())
     assert len(written["steps"]) == len([step for step in written["steps"] if step["width"]])
     assert {step["prompt"] for step in written["steps"]} == {0, 1}
@@ -114,13 +111,6 @@ def test_explain_prints_and_writes(loaded, prompts, tmp_path, capsys):
     assert parser.open == []
     assert parser.classes.count("step") == len(written["steps"])
     assert bench_main(["plot", str(out), "--plots", str(tmp_path / "plots")]) == 0
-
-
-def test_progress_is_a_line_for_each_stage_without_a_terminal(loaded, prompts, capsys):
-    assert main(["explain", *prompts, *SHORT]) == 0
-    told = capsys.readouterr()
-    assert told.err.splitlines() == ["prompt 1 of 2", "prompt 2 of 2"]
-    assert "\r" not in told.out + told.err
 
 
 def test_progress_is_one_line_on_a_terminal(capsys):
@@ -145,12 +135,8 @@ def test_the_command_says_what_it_wrote_and_how_to_use_it(folder, tmp_path, caps
     assert "1 file, hard links" in printed
     assert f"AutoModelForCausalLM.from_pretrained('{out}', trust_remote_code=True)" in printed
     assert f"transformers serve '{out}' --trust-remote-code" in printed
-    assert json.loads((out / "custom_generate/ngramspec.json").read_text()) == {
-        "drafter": "copy",
-        "gamma": 3,
-        "gamma_max": 9,
-        "policy": "priority",
-    }
+    settings = {"drafter": "copy", "gamma": 3, "gamma_max": 9, "policy": "priority"}
+    assert json.loads((out / "custom_generate/ngramspec.json").read_text()) == settings
     assert exit_code(["wrap", str(folder), str(tmp_path / "b"), "--copy"]) == 0
     assert "1 file, copies" in capsys.readouterr().out
 
