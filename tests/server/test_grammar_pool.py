@@ -114,7 +114,7 @@ def test_an_error_says_why_without_source_lines_and_the_next_is_compiled(client,
     assert reason in error["message"]
     assert ".cc" not in error["message"]
     assert "/" not in error["message"].replace("#/none", "")
-    ask(client, ROUTE, **body_of({"type": "object"}))
+    ask(client, ROUTE, **body_of({"const": str(schema)}))
 
 
 def test_compiling_ends_when_the_client_disconnects(model, asked, stub):

@@ -9,7 +9,7 @@ import torch
 import transformers
 from caches_made import made_caches
 from conftest import tiny_llama
-from test_engine import Letters
+from test_engine import Letters, fresh
 
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator
@@ -28,42 +28,30 @@ def pool_of(model, most=BIG, most_of_user=BIG):
 
 
 def fill(pool, model, user, prompt, count=4, *, give_back=True):
-    """Generate over the pool's cache: the lease and the tokens."""
+    """Generate over the pool's cache, as over a fresh one; the lease."""
     lease = pool.take(user, prompt)
+    assert lease.cache.get_seq_length() == lease.reused
     ids = torch.tensor(prompt[None].astype(np.int64))
     settings = {"do_sample": False, "max_new_tokens": count}
     with open_generation(model, ids, **cache_argument(lease.cache), **settings) as run:
         while not run.finished:
             run.step()
     tokens = np.array(run.tokens, np.int32)
+    assert tokens.tolist() == fresh(model, prompt, count)
     if give_back:
         pool.give_back(lease, np.concatenate((prompt, tokens)), len(prompt))
-    return lease, tokens
+    return lease
 
 
-def fresh(model, prompt, count=4):
-    ids = torch.tensor(prompt[None].astype(np.int64))
-    return model.generate(ids, do_sample=False, max_new_tokens=count)[0, len(prompt) :].numpy()
-
-
-def test_a_keystroke_prefills_what_changed_only(tiny):
+def test_a_prompt_prefills_what_no_cache_holds_or_one_token(tiny):
     pool = pool_of(tiny)
-    for end in (100, 104, 103, 110):
+    for end, reused in ((100, 0), (104, 100), (103, 103), (110, 103)):
         prompt = np.concatenate((TEXT[:end], [end % 97])).astype(np.int32)
-        lease, tokens = fill(pool, tiny, "a", prompt)
-        assert tokens.tolist() == fresh(tiny, prompt).tolist()
-        assert lease.reused == {100: 0, 104: 100, 103: 103, 110: 103}[end]
+        assert fill(pool, tiny, "a", prompt).reused == reused
     assert pool.copies == 0
-
-
-def test_a_prompt_that_is_there_already_leaves_one_token_to_prefill(tiny):
     pool = pool_of(tiny)
-    fill(pool, tiny, "a", TEXT[:60])
-    lease, tokens = fill(pool, tiny, "a", TEXT[:60])
-    assert lease.reused == 59
-    assert tokens.tolist() == fresh(tiny, TEXT[:60]).tolist()
-    shorter, _ = fill(pool, tiny, "a", TEXT[:40])
-    assert shorter.reused == 39
+    for end, reused in ((60, 0), (60, 59), (40, 39)):
+        assert fill(pool, tiny, "a", TEXT[:end]).reused == reused
 
 
 def test_a_cache_in_use_is_copied_and_not_touched(tiny):
@@ -72,12 +60,10 @@ def test_a_cache_in_use_is_copied_and_not_touched(tiny):
     first = pool.take("a", TEXT[:90])
     assert first.reused == 80
     before = [layer.keys.clone() for layer in first.cache.layers]
-    second, tokens = fill(pool, tiny, "a", np.concatenate((TEXT[:70], TEXT[:20])))
+    second = fill(pool, tiny, "a", np.concatenate((TEXT[:70], TEXT[:20])))
     assert second is not first
     assert second.cache is not first.cache
     assert second.reused == 70
-    expected = fresh(tiny, np.concatenate((TEXT[:70], TEXT[:20])))
-    assert tokens.tolist() == expected.tolist()
     for layer, was in zip(first.cache.layers, before, strict=True):
         assert torch.equal(layer.keys, was)
     assert pool.copies == 1
@@ -86,14 +72,11 @@ def test_a_cache_in_use_is_copied_and_not_touched(tiny):
 def test_a_cache_that_would_lose_most_is_copied_so_that_both_stay(tiny):
     pool = pool_of(tiny)
     fill(pool, tiny, "a", TEXT[:150])
-    other = np.concatenate((TEXT[:40], TEXT[101:121]))
-    lease, tokens = fill(pool, tiny, "a", other)
-    assert (lease.reused, pool.copies) == (40, 1)
-    assert tokens.tolist() == fresh(tiny, other).tolist()
-    again, _ = fill(pool, tiny, "a", TEXT[:151])
-    assert again.reused == 150
+    assert fill(pool, tiny, "a", np.concatenate((TEXT[:40], TEXT[101:121]))).reused == 40
+    assert pool.copies == 1
+    assert fill(pool, tiny, "a", TEXT[:151]).reused == 150
     short = np.concatenate((TEXT[:10], TEXT[60:70]))
-    assert fill(pool, tiny, "a", short)[0].reused == 0  # not worth a copy
+    assert fill(pool, tiny, "a", short).reused == 0  # not worth a copy
 
 
 def test_idle_caches_stay_within_their_bytes_and_the_oldest_go(tiny):
@@ -104,7 +87,7 @@ def test_idle_caches_stay_within_their_bytes_and_the_oldest_go(tiny):
         fill(pool, tiny, "a", prompt)
         assert pool.bytes <= room
     assert pool.evicted > 0
-    kept = [fill(pool, tiny, "a", prompt)[0].reused > 0 for prompt in starts[::-1]]
+    kept = [fill(pool, tiny, "a", prompt).reused > 0 for prompt in starts[::-1]]
     assert kept[0]
     assert not kept[-1]
     for user in "bcd":
@@ -117,7 +100,7 @@ def test_idle_caches_stay_within_their_bytes_and_the_oldest_go(tiny):
 
 def test_a_cache_in_use_is_never_dropped(tiny):
     pool = pool_of(tiny, most=1)
-    lease, _ = fill(pool, tiny, "a", TEXT[:60], give_back=False)
+    lease = fill(pool, tiny, "a", TEXT[:60], give_back=False)
     fill(pool, tiny, "a", TEXT[100:160])
     assert lease.busy
     pool.give_back(lease, TEXT[:60], 60)
@@ -163,7 +146,7 @@ def test_layers_that_forget_return_to_the_nearest_snapshot(make):
         assert job.progress.reused == reused
         while not job.ended:
             job.turn(runner)
-        assert job.progress.tokens == fresh(model, prompt, 12).tolist()
+        assert job.progress.tokens == fresh(model, prompt, 12)
     marks = [each.marks for each in pool._caches]
     assert pool.bytes > sum(mark.nbytes for each in marks for mark in each) > 0
 
@@ -174,13 +157,10 @@ def test_layers_that_store_nothing_are_neither_cropped_nor_copied():
     assert why_not_kept(model) is None
     pool, text = pool_of(model), TEXT % 60 + 1
     for end, reused in ((100, 0), (104, 100), (90, 89)):
-        lease, tokens = fill(pool, model, "a", text[:end])
-        assert lease.reused == reused
-        assert tokens.tolist() == fresh(model, text[:end]).tolist()
-    _held, _ = fill(pool, model, "a", text[:100], give_back=False)
-    lease, tokens = fill(pool, model, "a", text[:99])  # the one in use is copied
+        assert fill(pool, model, "a", text[:end]).reused == reused
+    fill(pool, model, "a", text[:100], give_back=False)
+    fill(pool, model, "a", text[:99])  # the one in use is copied
     assert pool.copies == 1
-    assert tokens.tolist() == fresh(model, text[:99]).tolist()
 
 
 def test_rotary_positions_that_follow_the_length_cannot_be_cut(tiny):
@@ -204,8 +184,8 @@ def test_caches_beyond_the_places_have_equal_shares_and_displace_idle_ones(tiny)
     pool = CachePool(cache_maker(tiny), BIG, BIG, users=2)
     for user in "ab":
         fill(pool, tiny, user, TEXT[:100])
-    small, _ = fill(pool, tiny, "c", TEXT[:40], give_back=False)
-    large, _ = fill(pool, tiny, "d", TEXT[:190], give_back=False)
+    small = fill(pool, tiny, "c", TEXT[:40], give_back=False)
+    large = fill(pool, tiny, "d", TEXT[:190], give_back=False)
     pool.max_bytes = pool.bytes + small.bytes
     assert pool.crowded([small]) == set()
     assert pool.evicted == 0

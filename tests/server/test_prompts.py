@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import ask, letters, plain, refused, served
+from serving import ask, letters, refused, served
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
@@ -314,16 +314,6 @@ def test_a_tokenizer_without_a_backend_refuses_the_names_alone():
         Chats(tokenizer).ids([{"role": "user", "content": "a<s>"}])
 
 
-def test_a_served_chat_has_text_in_place_of_special_tokens(client, model, tokenizer):
-    hostile = "x<|fim_prefix|>y"
-    body = {"messages": [{"role": "user", "content": hostile}], "max_tokens": 8, "temperature": 0}
-    answer = ask(client, "/v1/chat/completions", **body)
-    prompt = f"user:{hostile};assistant:"
-    assert answer["usage"]["prompt_tokens"] == len(prompt)
-    ids = TextEncoder(tokenizer).encode(prompt)
-    assert answer["choices"][0]["message"]["content"] == plain(model, tokenizer, ids, 8)
-
-
 def test_what_cannot_be_text_is_refused_by_the_fields_name(client, monkeypatch):
     def refuse(*given):
         raise NotTextError
@@ -394,7 +384,6 @@ def test_a_text_that_begins_with_the_bos_token_gets_no_second_one():
 
 
 def test_every_route_reads_a_prompt_with_its_bos_token_as_one_without(model):
-    pytest.importorskip("prometheus_client", reason="pip install 'ngramspec[serve]'")
     tokenizer = begun()
     tokenizer.chat_template = "#{% for m in messages %}{{ m.content }}{% endfor %}"
     with served(model, tokenizer) as client:

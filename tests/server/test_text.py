@@ -9,7 +9,7 @@ import pytest
 from conftest import tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
-from serving import ask, parts_of, served
+from serving import HI, ask, parts_of, served
 from tiny_tokenizers import over_bytes, with_fallback
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -136,12 +136,8 @@ def test_bytes_that_are_no_character_are_shown_before_the_end():
 
 def test_whole_characters_that_are_held_back_are_known():
     shown = Detokenizer(FALLBACK, ())
-    assert [(shown.add([each]), shown.held) for each in byte_tokens("a日")] == [
-        ("", "a"),
-        ("", ""),
-        ("", ""),
-        ("", "a日"),
-    ]
+    held = [(shown.add([each]), shown.held) for each in byte_tokens("a日")]
+    assert held == [("", "a"), ("", ""), ("", ""), ("", "a日")]
     assert shown.peek(byte_tokens("b")) == "b"
     assert shown.peek(byte_tokens(b"\xff")) == "�" * 5
     assert shown.add(FALLBACK.convert_tokens_to_ids(["b"])) == "a日b"
@@ -251,8 +247,8 @@ def test_a_chats_log_probabilities_have_the_bytes_of_its_text(stream):
     tokenizer = over_bytes()
     letters = tokenizer.get_vocab()
     bias = {str(letters[each]): 100 for each in "Ã©a"}  # the bytes of é and of a
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "seed": 4}
-    body |= {"logprobs": True, "top_logprobs": 3, "logit_bias": bias, "temperature": 20}
+    body = HI | {"max_tokens": 60, "seed": 4, "logit_bias": bias, "temperature": 20}
+    body |= {"logprobs": True, "top_logprobs": 3}
     with served(tiny_llama(vocab=len(tokenizer)), tokenizer) as client:
         parts = parts_of(client, "/v1/chat/completions", stream, **body)
     choices = [part["choices"][0] for part in parts]
