@@ -13,7 +13,7 @@ from command import exit_code, run_without
 
 import ngramspec
 from ngramspec.cli import COMMANDS, bench, demo
-from ngramspec.cli.options import console
+from ngramspec.cli.options import console, counted
 from ngramspec.measure import models
 from ngramspec.stores import Corpus
 
@@ -53,6 +53,10 @@ def test_a_closed_pipe_ends_a_command_quietly(command, tmp_path):
     os.close(writer)
     assert ended.returncode == 1
     assert ended.stderr == b""
+
+
+def test_counted_separates_thousands():
+    assert counted(1234, "target call") == "1,234 target calls"
 
 
 def test_the_report_of_whole_calls(capsys):
