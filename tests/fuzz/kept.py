@@ -189,6 +189,49 @@ TEXTS: dict[str, Case] = {
     ),
 }
 KEPT: dict[str, Case] = {
+    **{
+        f"a text beyond the model's positions, which is warned of, beams {beams}": Case(
+            family="llama dynamic",
+            drafter="half",
+            options={"max_new_tokens": 24, "num_beams": beams},
+        )
+        for beams in (1, 2)
+    },
+    **{
+        f"padding tokens without a mask, which GPT-2 warns of, {at}": Case(
+            family="gpt2",
+            shape=2,
+            prompts=(PROMPT,) * rows,
+            mask="none",
+            cache=cache,
+            drafter="half",
+            options={"max_new_tokens": 16, "sequence_bias": [[[0], 9.0]], **more},
+        )
+        for at, (rows, cache, more) in enumerate(
+            (
+                *((1, cache, {}) for cache in ("own", "begun")),
+                *((2, "own", {}), (2, "begun", {"eos_token_id": 33}), (2, "own", {"num_beams": 2})),
+            )
+        )
+    },
+    "padding tokens at the ends of wrong drafts, which GPT-2 does not warn of": Case(
+        family="gpt2",
+        shape=2,
+        mask="none",
+        drafter="liar",
+        options={"max_new_tokens": 16, "sequence_bias": [[[60], 9.0]]},
+    ),
+    **{
+        f"slow kernels for single tokens, which {family} warns of, after {len(prompt)}": Case(
+            family=f"{family}ForCausalLM",
+            prompts=(prompt,),
+            turns=2,
+            drafter="half",
+            options={"max_new_tokens": 8, **DICT},
+        )
+        for family in ("Lfm2", "Inkling", "Mamba2", "Qwen3Next")
+        for prompt in ((5,), PROMPT)
+    },
     "a prompt's keys that a hook drops, before the prefill's draft": Case(
         prompts=(PROMPT * 8,), hooks="compress"
     ),
