@@ -119,6 +119,26 @@ TEXTS: dict[str, Case] = {
         )
         for cache in ("dynamic", "static")
     },
+    **{
+        f"the states, the cache and their memory that {family} returns": Case(
+            family=f"{family}ForCausalLM", drafter="half", settings={"gamma": 5}, options=STATES24
+        )
+        for family in (
+            *("Lfm2", "Lfm3", "Inkling", "DeepseekV32"),
+            *("Bamba", "Qwen3Next", "Zaya", "Mamba2"),
+        )
+    },
+    **{
+        f"memory of all that {family} returns, with {sorted(more)}": Case(
+            family=family,
+            prompts=(PROMPT, PROMPT[::-1]),
+            attention="eager",
+            drafter="half",
+            options=STATES24 | {f"output_{each}": True for each in ("scores", "logits")} | more,
+        )
+        for family in ("llama", "bart", "t5", "mistral sliding")
+        for more in ({}, {"cache_implementation": "static"})
+    },
     "trees at positions that a model accepts and does not use": Case(
         family="bart decoder", inputs="offset positions", options={"max_new_tokens": 40}, **TREE
     ),

@@ -7,24 +7,20 @@ from contextlib import contextmanager
 import pytest
 import torch
 from doubles import half_right, oracle
-from families import VOCAB, build
 from layer_states import (
     GREEDY,
     PROMPT,
-    assert_close,
     assert_same_cache,
     cache_after,
     model_of,
     new_cache,
-    stored_bytes,
 )
 from transformers import DynamicCache, StaticCache
 
-import ngramspec
 from benchmarks import tiny
 from ngramspec import Speculator
 from ngramspec.hf_model.cache.copies import MAX_PENDING_TOKENS
-from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_argument, cache_of
+from ngramspec.hf_model.compat.caches import cache_argument
 
 # Full attention; windows; convolutions beside attention; of keys and values inside it, with
 # windows; an index of the keys.
@@ -94,44 +90,6 @@ def test_a_text_that_ends_inside_a_draft_leaves_nothing_pending(model):
         speculator = Speculator(oracle([*text[: end + 1], *text[:10]]), 5)
         out = model.generate(PROMPT, custom_generate=speculator, **kwargs)
         assert_same_cache(ours, cache_after(model, out[:, :-1]))
-
-
-@pytest.mark.parametrize("name", [*CROPPED, *RECURRENT, "Mamba2ForCausalLM"])
-def test_a_returned_cache_is_plain_generate_s(name):
-    model = model_of(name)
-    kwargs = GREEDY | {"return_dict_in_generate": True, "output_hidden_states": True}
-    plain = model.generate(PROMPT, **kwargs)
-    drafter = half_right(plain.sequences[0].tolist(), tiny.VOCAB)
-    ours = ngramspec.generate(model, PROMPT, speculator=Speculator(drafter, 5), **kwargs)
-    assert torch.equal(ours.sequences, plain.sequences)
-    if cache_of(plain) is not None and name != "Mamba2ForCausalLM":
-        assert_same_cache(cache_of(ours), cache_of(plain))
-    assert len(ours.hidden_states) == len(plain.hidden_states)
-    for mine, theirs in zip(ours.hidden_states, plain.hidden_states, strict=True):
-        for own, other in zip(mine, theirs, strict=True):
-            assert_close(own, other, within=1e-3)
-    assert stored_bytes(ours) <= stored_bytes(plain)
-
-
-@pytest.mark.parametrize("name", ["llama", "bart", "t5", "mistral sliding"])
-@pytest.mark.parametrize("asked", [{}, {"num_beams": 2}, {"cache_implementation": "static"}])
-def test_what_is_returned_keeps_no_more_memory_than_plain_generate_s(name, asked):
-    """A view of one position would keep the states of the whole forward."""
-    model = build(name, attn_implementation="eager")
-    windows = name == "mistral sliding"  # no attentions, and a static cache of another kind
-    told = {"scores", "logits", "hidden_states"} | (set() if windows else {"attentions"})
-    kwargs = GREEDY | {f"output_{each}": True for each in told} | asked
-    kwargs |= {"return_dict_in_generate": True, "attention_mask": torch.ones(2, 10).long()}
-    ids = torch.cat((PROMPT, PROMPT.flip(1)))
-    plain = model.generate(ids, **kwargs)
-    text = [0] * ids.shape[1] * model.config.is_encoder_decoder + plain.sequences[0].tolist()
-    speculator = Speculator(half_right(text, VOCAB), 5)
-    ours = model.generate(ids, custom_generate=speculator, **kwargs)
-    assert torch.equal(ours.sequences, plain.sequences)
-    assert speculator.stats.drafted or "num_beams" in asked
-    for field, value in plain.items():
-        if not (windows and "cache_implementation" in asked and field in CACHE_NAMES):
-            assert stored_bytes(ours[field]) <= stored_bytes(value), field
 
 
 @pytest.mark.every(3)
