@@ -47,19 +47,14 @@ def test_costs_of_something_else_are_not_used(tmp_path, caplog):
     assert "parameters is" in caplog.text
 
 
+COSTS = '{"format": "ngramspec costs 1", "depends": {}, "seconds": %s}'
 BAD = [
     ("{", "is not a file of ngramspec calibrate"),
     ("[]", "is not a file of ngramspec calibrate"),
     ('{"format": "other"}', "format must be"),
-    ('{"format": "ngramspec costs 1", "depends": {}, "seconds": {}}', "holds no times"),
-    (
-        '{"format": "ngramspec costs 1", "depends": {}, "seconds": {"4": {"2": 1}}}',
-        "time for width 1",
-    ),
-    (
-        '{"format": "ngramspec costs 1", "depends": {}, "seconds": {"4": {"1": -1}}}',
-        "all times > 0",
-    ),
+    (COSTS % "{}", "holds no times"),
+    (COSTS % '{"4": {"2": 1}}', "time for width 1"),
+    (COSTS % '{"4": {"1": -1}}', "all times > 0"),
 ]
 
 

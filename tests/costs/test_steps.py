@@ -133,13 +133,19 @@ def test_branches_have_a_surcharge_which_a_few_trees_teach(factor, surcharge):
     assert trees.times()[9] == pytest.approx(1.5, abs=0.15)
 
 
-def test_costs_are_kept_for_a_model_and_go_with_it():
-    model = tiny_llama()
-    first = step_costs(model)
-    assert step_costs(model).model is first.model
-    assert step_costs().model is not first.model
-    gone = weakref.ref(first.model)
-    del model, first
+class Module(dict):
+    """A model without a hash, as mlx's are."""
+
+
+@pytest.mark.parametrize("make", [tiny_llama, Module])
+def test_costs_of_model_of_are_kept_for_a_model_and_go_with_it(make):
+    target = make()
+    costs = model_of(target, KIND)
+    assert model_of(target, KIND) is costs
+    assert model_of(make(), KIND) is not costs
+    assert model_of(target, FLAT) is not costs
+    gone = weakref.ref(costs)
+    del target, costs
     gc.collect()
     assert gone() is None
 
@@ -303,21 +309,6 @@ def test_what_the_machine_takes_is_what_is_learned(monkeypatch):
     speculator = Speculator(oracle(text), gamma_max=8)
     model.generate(IDS, max_new_tokens=100, custom_generate=speculator)
     assert step_costs(model).times()[9] > 1.9
-
-
-class Module(dict):
-    """A model without a hash, as mlx's are."""
-
-
-def test_models_without_a_hash_have_costs_of_their_own():
-    target = Module()
-    costs = model_of(target, KIND)
-    assert model_of(target, KIND) is costs
-    assert model_of(Module(), KIND) is not costs
-    assert model_of(target, FLAT) is not costs
-    gone = weakref.ref(costs)
-    del target, costs
-    assert gone() is None
 
 
 def test_the_counts_of_steps_are_bounded():
