@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import half_right, liar, oracle, random_drafter
+from families import build
 from plain_text import same_text
 from prompts import PROMPTS
 
@@ -105,23 +106,15 @@ def test_no_draft_passes_the_maximum_length(tiny, new_tokens):
     assert asked or new_tokens < 5
 
 
-@pytest.mark.parametrize("positions", [24, 32])
-def test_no_forward_passes_the_position_limit(positions):
+@pytest.mark.parametrize(("positions", "first"), [(24, 0), (32, 0), (64, 30)])
+def test_no_forward_passes_the_position_limit(positions, first):
     """Learned positions: a forward past the table would raise an IndexError."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(1)
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": positions}
-    config = GPT2Config(vocab_size=50, eos_token_id=None, bos_token_id=1, **sizes)
-    model = GPT2LMHeadModel(config).eval()
-    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
-
-    def full(ids, scores, **kwargs):  # plain ends at the last position; a draft knows nothing of it
-        return torch.tensor([ids.shape[1] > positions])
-
-    kwargs = {"max_new_tokens": 200, "pad_token_id": 0, "stopping_criteria": [full]}
+    model, ids = build("gpt2", n_positions=positions), torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    most = positions - first  # plain ends at the last position; a draft knows nothing of it
+    kwargs = {"max_new_tokens": 200, "position_ids": first + torch.arange(8)[None]}
+    kwargs["stopping_criteria"] = [lambda ids, scores: ids.shape[1] > most]
     stats = same_text(model, lambda text: Speculator(oracle(text + [0] * 99), 64), ids, **kwargs)
-    assert stats.emitted == positions - 8
+    assert stats.emitted == most - 8
     assert stats.target_calls == 1
 
 

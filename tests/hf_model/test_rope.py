@@ -7,7 +7,6 @@ import torch
 import transformers
 from doubles import half_right
 from families import SIZES, VOCAB
-from plain_text import same_text
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
@@ -80,20 +79,6 @@ def test_positions_that_do_not_begin_at_zero(offset):
     speculator = Speculator(half_right(plain[0].tolist(), VOCAB), 5)
     assert torch.equal(scaled_llama().generate(**asked, custom_generate=speculator), plain)
     assert (speculator.stats.accepted > 0) == (offset == 20)  # none is drafted beyond 40
-
-
-def test_no_draft_stands_behind_the_last_learned_position():
-    settings = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": VOCAB}
-    model = model_of("GPT2LMHeadModel", "GPT2Config", **settings)
-    asked = {  # the last position read is 62 of 63, which no draft foresees
-        "position_ids": torch.arange(10)[None] + 30,
-        "stopping_criteria": [lambda ids, scores: ids.shape[1] >= 34],
-    }
-
-    def farther(text):
-        return Speculator(half_right(text + [5] * 80, VOCAB), 8)
-
-    same_text(model, farther, prompt(), **asked, **GREEDY)
 
 
 @pytest.mark.parametrize("name", ["phi3", "scaled"])
