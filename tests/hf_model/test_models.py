@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from doubles import half_right, liar, oracle
-from families import ENCODER_DECODER, FAMILIES, VOCAB, build
+from doubles import bushy, half_right, liar, oracle
+from families import ENCODER_DECODER, FAMILIES, TREES, VOCAB, build
 
 import ngramspec
 from benchmarks import parity, tiny
@@ -34,6 +34,14 @@ def test_text_is_plain_generate_s(name):
         assert speculator.stats.drafter_faults == 0
         assert speculator.stats.drafted > 0 or drafter == "auto"
     assert speculator.stats.alpha == 1.0  # the drafts were really for these positions
+    trees = Speculator(bushy(text, VOCAB), 17, tree=17)
+    assert torch.equal(plain, model.generate(PROMPT, custom_generate=trees, **GREEDY))
+    stats = trees.stats
+    assert stats.drafter_faults == 0 or stats.chains
+    if name in TREES:
+        assert not stats.chains
+        assert stats.tokens_per_call > 1.8
+        assert stats.drafted > stats.verified > stats.accepted
 
 
 @pytest.mark.every(3)

@@ -8,7 +8,7 @@ import torch
 from batches import RowOracle, RowTrees, batch, row_texts
 from conftest import tiny_llama
 from doubles import ScriptedDrafter
-from families import ENCODER_DECODER, FAMILIES, TREES, VARIED, build
+from families import CAUSAL, ENCODER_DECODER, FAMILIES, TREES, VARIED, build
 
 import ngramspec
 from ngramspec import Draft, Proposal, Speculator
@@ -45,6 +45,11 @@ def test_every_row_is_plain_generate_s(name, attention):
         assert not stats.chains
         assert {event.row for event in trees} == {0, 1, 2, 3}
         assert stats.drafted > stats.verified > stats.accepted > 40
+    for chains in ("auto", *([RowOracle(texts, 0.7)] if name in CAUSAL else [])):
+        ours, stats, _ = run(model, inputs, chains, None, **kwargs)
+        assert torch.equal(plain, ours)
+        assert stats.drafter_faults == 0
+        assert chains == "auto" or stats.alpha == pytest.approx(0.7, abs=0.25)
 
 
 def test_chains_and_trees_in_one_forward():
