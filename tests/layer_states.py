@@ -72,20 +72,3 @@ def assert_same_cache(ours, plain, within: float = 1e-3) -> None:
             for at, state in getattr(theirs, name, {}).items():
                 if state is not None:
                     assert_close(getattr(mine, name)[at], state, within)
-
-
-def stored_bytes(*values) -> int:
-    """Bytes of all memory that the tensors keep alive: of an output, a cache, a list or a dict."""
-    found, left = {}, [*values]
-    while left:
-        each = left.pop()
-        if isinstance(each, torch.Tensor):
-            memory = each.untyped_storage()
-            found[memory.data_ptr()] = memory.nbytes()
-        elif isinstance(each, dict):
-            left += each.values()
-        elif isinstance(each, list | tuple):
-            left += each
-        elif type(each).__module__ == "transformers.cache_utils":
-            left += vars(each).values()
-    return sum(found.values())

@@ -133,18 +133,16 @@ def test_what_fails_for_one_model_only_runs_as_the_baseline(tiny, unknown, monke
         tiny.generate(PROMPT, custom_generate=speculator, **GREEDY)
 
 
-def test_the_oldest_supported_version_is_the_required_one(request):
-    pyproject = (request.config.rootpath / "pyproject.toml").read_text()
-    assert f'"transformers>={package.OLDEST_SUPPORTED}"' in pyproject
-    assert (
-        f'    "{package.OLDEST_SUPPORTED}": '
-        in (request.config.rootpath / "noxfile.py").read_text()
-    )
+OLDEST, NEWEST = package.OLDEST_SUPPORTED, package.NEWEST_TESTED
 
 
-def test_the_newest_tested_version_is_the_pinned_one(request):
-    constraints = (request.config.rootpath / "constraints.txt").read_text()
-    assert f"\ntransformers=={package.NEWEST_TESTED}\n" in constraints
-    assert (
-        f'    "{package.NEWEST_TESTED}": ' in (request.config.rootpath / "noxfile.py").read_text()
-    )
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("pyproject.toml", f'"transformers>={OLDEST}"'),
+        ("constraints.txt", f"\ntransformers=={NEWEST}\n"),
+        *(("noxfile.py", f'    "{each}": ') for each in (OLDEST, NEWEST)),
+    ],
+)
+def test_oldest_supported_and_newest_tested_are_those_of_the_project(request, file, line):
+    assert line in (request.config.rootpath / file).read_text()

@@ -29,11 +29,6 @@ from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 VOCAB = 97
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny_llama()
-
-
 def drafters(text):
     return {
         "right": oracle(text),
@@ -45,12 +40,12 @@ def drafters(text):
 
 @pytest.mark.parametrize("kind", ["right", "wrong", "half", "random"])
 @pytest.mark.parametrize("new", [2, 9, 40])  # of 2 and 9, all may be accepted in the prefill
-def test_the_text_and_the_cache_are_plain_generate_s(model, kind, new):
+def test_the_text_and_the_cache_are_plain_generate_s(tiny, kind, new):
     asked = {"max_new_tokens": new, "return_dict_in_generate": True, "output_scores": True}
-    plain = model.generate(IDS, **asked)
+    plain = tiny.generate(IDS, **asked)
     drafter = drafters(plain.sequences[0].tolist())[kind]
     speculator = Speculator(drafter)
-    ours = model.generate(IDS, custom_generate=speculator, **asked)
+    ours = tiny.generate(IDS, custom_generate=speculator, **asked)
     assert torch.equal(plain.sequences, ours.sequences)
     assert_same_cache(cache_of(ours), cache_of(plain))
     torch.testing.assert_close(*map(torch.stack, (ours.scores, plain.scores)), rtol=1e-4, atol=1e-4)
@@ -67,28 +62,28 @@ def test_the_text_and_the_cache_are_plain_generate_s(model, kind, new):
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
-def test_it_ends_at_the_token_that_ends_it(model, at):
-    plain = model.generate(IDS, max_new_tokens=20)
+def test_it_ends_at_the_token_that_ends_it(tiny, at):
+    plain = tiny.generate(IDS, max_new_tokens=20)
     end = int(plain[0, 10 + at])
     at = plain[0, 10:].tolist().index(end)
     asked = {"eos_token_id": end, "max_new_tokens": 20, "return_dict_in_generate": True}
-    ours = model.generate(IDS, custom_generate=Speculator(oracle(plain[0].tolist())), **asked)
+    ours = tiny.generate(IDS, custom_generate=Speculator(oracle(plain[0].tolist())), **asked)
     assert torch.equal(ours.sequences, plain[:, : 11 + at])
-    assert_same_cache(cache_of(ours), cache_of(model.generate(IDS, **asked)))
+    assert_same_cache(cache_of(ours), cache_of(tiny.generate(IDS, **asked)))
 
 
-def test_a_padded_prompt_and_a_kept_cache(model):
+def test_a_padded_prompt_and_a_kept_cache(tiny):
     padded = torch.cat((torch.zeros((1, 3), dtype=torch.int64), IDS), 1)
     given = {"attention_mask": (torch.arange(13) >= 3).long()[None], "max_new_tokens": 20}
-    stats = same_text(model, lambda text: Speculator(oracle(text[3:])), padded, **given)
+    stats = same_text(tiny, lambda text: Speculator(oracle(text[3:])), padded, **given)
     assert stats.prefill_accepted == 8
     cache, kept = DynamicCache(), DynamicCache()
     turn = IDS
     for _ in range(3):
-        plain = model.generate(turn, **cache_argument(cache), max_new_tokens=12)
+        plain = tiny.generate(turn, **cache_argument(cache), max_new_tokens=12)
         speculator = Speculator(oracle(plain[0].tolist()))
         ours = generate(
-            model, turn, **cache_argument(kept), max_new_tokens=12, speculator=speculator
+            tiny, turn, **cache_argument(kept), max_new_tokens=12, speculator=speculator
         )
         assert torch.equal(plain, ours)
         assert speculator.stats.prefill_accepted == 8
@@ -96,7 +91,7 @@ def test_a_padded_prompt_and_a_kept_cache(model):
         turn = torch.cat((ours, IDS), 1)
 
 
-def test_sampled_text_is_that_of_the_seed(model):
+def test_sampled_text_is_that_of_the_seed(tiny):
     hot = tiny_llama(initializer_range=0.15)
     asked = {"do_sample": True, "max_new_tokens": 30}
     torch.manual_seed(3)
@@ -108,9 +103,9 @@ def test_sampled_text_is_that_of_the_seed(model):
         assert (speculator.stats.prefill_accepted > 0) == (kind in ("right", "half"))
 
 
-def test_streamers_and_processors_see_every_token_in_order(model):
+def test_streamers_and_processors_see_every_token_in_order(tiny):
     given = {"max_new_tokens": 16, "repetition_penalty": 1.7}
-    plain = model.generate(IDS, **given)
+    plain = tiny.generate(IDS, **given)
     lengths, events, streamer = [], [], Puts()
 
     def note(ids, scores):
@@ -119,7 +114,7 @@ def test_streamers_and_processors_see_every_token_in_order(model):
 
     speculator = Speculator(oracle(plain[0].tolist()), on_step=events.append)
     given |= {"logits_processor": [note], "streamer": streamer, "speculator": speculator}
-    assert torch.equal(generate(model, IDS, **given), plain)
+    assert torch.equal(generate(tiny, IDS, **given), plain)
     assert [token for _, _, put in streamer.puts for token in np.ravel(put)] == plain[0].tolist()
     assert streamer.ended == 1
     assert lengths == list(range(10, 26))
@@ -127,15 +122,15 @@ def test_streamers_and_processors_see_every_token_in_order(model):
     assert [token for event in events for token in event.verdict.emitted] == plain[0, 10:].tolist()
 
 
-def test_an_error_while_the_prefill_s_tokens_are_told_leaves_the_cache_as_plain(model):
-    plain = model.generate(IDS, max_new_tokens=12)
+def test_an_error_while_the_prefill_s_tokens_are_told_leaves_the_cache_as_plain(tiny):
+    plain = tiny.generate(IDS, max_new_tokens=12)
     cache = DynamicCache()
     given = {"max_new_tokens": 12, "streamer": InterruptedStreamer(4)}  # at the third token
     given["speculator"] = Speculator(oracle(plain[0].tolist()))
     with pytest.raises(KeyboardInterrupt):
-        generate(model, IDS, **cache_argument(cache), **given)
+        generate(tiny, IDS, **cache_argument(cache), **given)
     assert cache.get_seq_length() == 12  # the prompt, and those before the one told last
-    again = model.generate(plain[:, :15], **cache_argument(cache), max_new_tokens=7)
+    again = tiny.generate(plain[:, :15], **cache_argument(cache), max_new_tokens=7)
     assert torch.equal(again, plain)
 
 
@@ -153,19 +148,19 @@ OFF = {
 
 
 @pytest.mark.parametrize("why", OFF)
-def test_elsewhere_the_prefill_is_plain(model, why):
+def test_elsewhere_the_prefill_is_plain(tiny, why):
     settings, asked = OFF[why][0], {"max_new_tokens": 12, **OFF[why][1]}
     ids = IDS.repeat(asked.pop("batch", 1), 1)
     if asked.pop("embeds", False):
-        asked["inputs_embeds"] = model.get_input_embeddings()(ids)
-    text = model.generate(ids, max_new_tokens=12)[0].tolist()
+        asked["inputs_embeds"] = tiny.get_input_embeddings()(ids)
+    text = tiny.generate(ids, max_new_tokens=12)[0].tolist()
     widths = []
-    hook = model.register_forward_pre_hook(
+    hook = tiny.register_forward_pre_hook(
         lambda module, args, kwargs: widths.append(kwargs["input_ids"]), with_kwargs=True
     )
     speculator = Speculator(ScriptedDrafter(lambda at, n: draft_of(text[at : at + n])), **settings)
     try:
-        out = generate(model, ids, speculator=speculator, **asked)
+        out = generate(tiny, ids, speculator=speculator, **asked)
     finally:
         hook.remove()
     assert speculator.stats.prefill_drafted == 0
@@ -194,11 +189,11 @@ def test_how_far_is_learned_from_what_became_of_it():
     assert PrefillDraftLength(1).limit == 1
 
 
-def test_a_speculator_learns_it_over_its_calls(model):
-    text = model.generate(IDS, max_new_tokens=30)[0].tolist()
+def test_a_speculator_learns_it_over_its_calls(tiny):
+    text = tiny.generate(IDS, max_new_tokens=30)[0].tolist()
     speculator = Speculator(ScriptedDrafter(lambda at, n: draft_of([(text[10] + 1) % VOCAB] * n)))
     drafted = []
     for _ in range(5):
-        model.generate(IDS, max_new_tokens=30, custom_generate=speculator)
+        tiny.generate(IDS, max_new_tokens=30, custom_generate=speculator)
         drafted.append(speculator.stats.prefill_drafted - sum(drafted))
     assert drafted == [8, 8, 4, 2, 2]  # a drafter without estimates is asked for 8 at first

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import families
 import pytest
 import torch
-import transformers
 from caches_made import made_caches
 from conftest import tiny_llama
 from doubles import Failing, InterruptedStreamer, ids
 
 import ngramspec
-from benchmarks import tiny as tiny_models
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.draft import Draft
 from ngramspec.stats import DecodeStats, ReferenceCounter
@@ -36,10 +33,8 @@ def closed_early(model):
 # Calls that the fuzzer, which looks for cycles after each of its own, does not make.
 CALLS = {
     "stepwise, closed early": closed_early,
-    "beams": lambda model: ours(model, num_beams=3),
     "assistant": lambda model: ours(model, assistant_model=tiny_llama(seed=1)),
     "interrupted": lambda model: ours(model, streamer=InterruptedStreamer(4)),
-    "failed": lambda model: ours(model, stopping_criteria=[Failing(ValueError)]),
     "refused": lambda model: ours(model, num_beams=2, streamer=InterruptedStreamer(99)),
 }
 
@@ -47,18 +42,8 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_no_cache_of_a_call_outlives_it(name, tiny):
     call = CALLS[name]
-    with made_caches() as caches, suppress(KeyboardInterrupt, ValueError, UnsupportedError):
+    with made_caches() as caches, suppress(KeyboardInterrupt, UnsupportedError):
         call(tiny)
-    assert caches.made
-    assert not caches.alive
-
-
-@pytest.mark.parametrize("family", ["t5", "gemma3 hybrid", "recurrent"])
-def test_no_cache_of_another_kind_of_model_outlives_its_call(family):
-    recurrent = transformers.Qwen3NextForCausalLM
-    model = tiny_models.build(recurrent) if family == "recurrent" else families.build(family)
-    with made_caches() as caches:
-        ours(model, max_new_tokens=8)
     assert caches.made
     assert not caches.alive
 

@@ -13,7 +13,7 @@ import torch
 from batches import RowTrees
 from conftest import tiny_llama
 from doubles import ScriptedDrafter, oracle
-from forced_text import IDS, TEXT, VOCAB
+from forced_text import IDS, TEXT
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.host_time import ForcedProcessor
@@ -22,11 +22,6 @@ from ngramspec import Draft, Proposal, Speculator, generate
 from ngramspec.decoding.observer import VERIFICATION, Observer
 from ngramspec.hf_model.compat.package import MARKS_CACHES, has
 from ngramspec.measure.forwards import forced_model
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_llama(vocab=VOCAB)
 
 
 def check_one_wait(found):
@@ -52,23 +47,23 @@ def test_every_read_of_a_tensor_is_counted_once():
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_the_statistics_count_the_waits_of_steps_whatever_drafts(model, rows):
+def test_the_statistics_count_the_waits_of_steps_whatever_drafts(tiny, rows):
     """Kinds of calls, on a pretended GPU, are in tests/gpu."""
-    with forced_model(model, 256) as set_text:
+    with forced_model(tiny, 256) as set_text:
         set_text([*IDS, *TEXT])
         speculator = Speculator()
-        found = syncs_per_step(model, IDS, len(TEXT), speculator, rows=rows)
+        found = syncs_per_step(tiny, IDS, len(TEXT), speculator, rows=rows)
     check_one_wait(found)
     assert speculator.stats.drafted > 0
     assert speculator.stats.host_syncs == len(found["counts"]) == found["steps"]
     assert speculator.observer is None
 
 
-def test_a_processor_that_is_not_transformers_own_costs_syncs(model):
-    found = syncs_per_step(model, IDS, 20, logits_processor=[ForcedProcessor(len(IDS), TEXT)])
+def test_a_processor_that_is_not_transformers_own_costs_syncs(tiny):
+    found = syncs_per_step(tiny, IDS, 20, logits_processor=[ForcedProcessor(len(IDS), TEXT)])
     assert found["most"] > 1
     with pytest.raises(ValueError, match="more new tokens"):
-        syncs_per_step(model, IDS, 1)
+        syncs_per_step(tiny, IDS, 1)
 
 
 class Operations(TorchDispatchMode):
@@ -113,7 +108,7 @@ SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 20}
     ("kind", "one_transfer"),
     [("greedy", True), *product(["chains", "trees", "stochastic"], [True, False])],
 )
-def test_verification_is_as_many_operations_for_many_rows(model, kind, one_transfer):
+def test_verification_is_as_many_operations_for_many_rows(tiny, kind, one_transfer):
     """All rows draft the same. On a CPU greedy tokens are NumPy's, row by row."""
     counts = []
     for rows in (2, 8):
@@ -124,9 +119,9 @@ def test_verification_is_as_many_operations_for_many_rows(model, kind, one_trans
         observer = speculator.observer = Sections(one_transfer)
         asked = {"max_new_tokens": len(TEXT)} | ({} if kind == "greedy" else SAMPLED)
         torch.manual_seed(0)
-        with forced_model(model, 256) as set_text:
+        with forced_model(tiny, 256) as set_text:
             set_text([*IDS, *TEXT])
-            generate(model, torch.tensor([IDS] * rows), speculator=speculator, **asked)
+            generate(tiny, torch.tensor([IDS] * rows), speculator=speculator, **asked)
         assert speculator.stats.accepted > rows
         counts.append(observer.counts)
     assert counts[0] == counts[1]

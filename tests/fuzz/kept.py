@@ -109,6 +109,12 @@ TEXTS: dict[str, Case] = {
         for family, offload in (("m2m100", "disk"), ("bart", "cpu"), ("t5", "cpu"))
     },
     **{
+        f"a hybrid whose weights are on the {offload}": Case(
+            family="Qwen3NextForCausalLM", offload=offload, drafter="oracle"
+        )
+        for offload in ("cpu", "disk")
+    },
+    **{
         f"a {cache} cache as a fixed width leaves it": Case(
             seed=0,  # with room for the width
             attention="eager",
@@ -452,6 +458,12 @@ KEPT: dict[str, Case] = {
     ),
     "masks for every row of a short static cache": Case(
         family="xglm", prompts=((15, 53), (19, 19)), cache="static", options={"max_new_tokens": 2}
+    ),
+    "memory of all that beams return": Case(
+        family="bart",
+        prompts=(PROMPT, PROMPT[::-1]),
+        attention="eager",
+        options=STATES24 | {"output_attentions": True, "output_scores": True, "num_beams": 2},
     ),
     "beams after a kept cache, whose rows are other beams": Case(
         family="Ernie4_5_MoeForCausalLM",

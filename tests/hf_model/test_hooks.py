@@ -13,6 +13,7 @@ from batches import RowTrees, batch, row_texts
 from conftest import tiny_llama
 from doubles import oracle
 from families import ENCODER_DECODER, VARIED, build
+from plain_text import same_text
 
 import ngramspec
 from ngramspec import Speculator
@@ -81,13 +82,9 @@ def test_a_hook_that_compresses_prompts_sees_the_prompt_alone(replaced, gamma, e
     assert warned[0].startswith("model.layers.0.self_attn has a forward hook or a replaced forward")
 
 
-def test_a_prefill_draft_is_made_where_no_hook_counts_positions():
+def test_a_prefill_draft_is_made_where_no_hook_counts_positions(tiny):
     """Otherwise the test above would hold for any hook."""
-    model = tiny_llama()
-    text = model.generate(IDS, **GREEDY)
-    speculator = Speculator(oracle(text[0].tolist()))
-    ngramspec.generate(model, IDS, speculator=speculator, **GREEDY)
-    assert speculator.stats.prefill_drafted
+    assert same_text(tiny, lambda text: Speculator(oracle(text)), IDS, **GREEDY).prefill_drafted
 
 
 def test_hooks_of_libraries_and_forwards_that_are_only_wrapped_do_not_count_positions(caplog):

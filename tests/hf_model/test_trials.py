@@ -6,17 +6,14 @@ import threading
 
 import pytest
 import torch
-from accelerate import cpu_offload, disk_offload
+from accelerate import cpu_offload
 from conftest import tiny_llama
-from doubles import oracle
 from layer_states import GREEDY, PROMPT
 
 import ngramspec
 from benchmarks import tiny
-from ngramspec import Speculator
 from ngramspec.hf_model import trials
 from ngramspec.hf_model.assistants import AssistantModel
-from ngramspec.hf_model.compat.devices import device_of
 from ngramspec.hf_model.joint import JointForward
 from ngramspec.measure.forwards import forward_seconds, top_tokens
 from ngramspec.server.kv_pool import why_not_kept
@@ -27,21 +24,6 @@ def hybrid():
     """A model with recurrent states that no trial has seen."""
     transformers = pytest.importorskip("transformers")
     return tiny.build(transformers.Qwen3NextForCausalLM)
-
-
-@pytest.mark.parametrize("disk", [False, True])
-def test_an_offloaded_hybrid_speculates_from_its_first_call(disk, tmp_path):
-    model = hybrid()
-    plain = model.generate(PROMPT, **GREEDY)
-    if disk:
-        disk_offload(model, str(tmp_path))
-    else:
-        cpu_offload(model)
-    assert model.device.type == "meta"
-    assert device_of(model).type == "cpu"
-    speculator = Speculator(oracle(plain[0].tolist()), 4)
-    assert torch.equal(ngramspec.generate(model, PROMPT, speculator=speculator, **GREEDY), plain)
-    assert speculator.stats.accepted
 
 
 def test_a_failing_trial_leaves_no_offloaded_weight_loaded():
