@@ -162,45 +162,37 @@ def check(libraries, library, kind, grammar, inputs, drafters, **kwargs):
 
 
 def scripted(vocab):
-    """Half right and wrong drafts of one row, and the default drafter's."""
+    """Half right and wrong drafts of one row, and the default drafter's; of more, two others'."""
 
     def drafters(plain):
         text = plain[0].tolist()
+        if len(plain) > 1:
+            return "auto", "copy+ngram"
         return half_right(text, vocab), liar(text, vocab), "auto"
 
     return drafters
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize(("kind", "sample"), [("json_schema", False), ("regex", True)])
+@pytest.mark.every(2)
+@pytest.mark.parametrize(
+    ("kind", "grammar", "rows", "more", "start"),
+    [
+        ("json_schema", SCHEMA, 1, {}, "["),
+        ("regex", REGEX, 1, {"do_sample": True}, ("yes, because ", "no, because ")),
+        # The text of rows is that of the seed: no row draws for itself.
+        ("regex", REGEX, 2, {"do_sample": True}, ("yes, because ", "no, because ")),
+        # Without an EOS token generation goes on when the grammar has ended.
+        ("regex", "(yes|no)", 1, {"eos_token_id": -1, "max_new_tokens": 16}, ("yes", "no")),
+    ],
+)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_constrained_text_and_calls_are_plain_generate_s(
-    smollm2, random_words, library, kind, sample
+    smollm2, random_words, library, kind, grammar, rows, more, start
 ):
-    grammar = SCHEMA if kind == "json_schema" else REGEX
-    inputs = encode(smollm2, 1)
-    vocab = random_words.model.config.vocab_size
-    text, _ = check(random_words, library, kind, grammar, inputs, scripted(vocab), do_sample=sample)
-    if kind == "json_schema":
-        assert text.lstrip().startswith("[")
-    else:
-        assert text.startswith(("yes, because ", "no, because "))
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_rows_of_a_sampled_batch_advance_in_lock_step(smollm2, random_words, library):
-    """The text is that of the seed: no row draws for itself."""
-    drafters = ("auto", "copy+ngram")
-    own = {"inputs": encode(smollm2, 2), "drafters": lambda plain: drafters, "do_sample": True}
-    check(random_words, library, "regex", REGEX, **own)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_matchers_called_after_their_end(smollm2, random_words, library):
-    """Without an EOS token generation goes on when the grammar has ended."""
     drafters = scripted(random_words.model.config.vocab_size)
-    own = {"inputs": encode(smollm2, 1), "drafters": drafters, "max_new_tokens": 16}
-    check(random_words, library, "regex", "(yes|no)", eos_token_id=-1, **own)
+    inputs = encode(smollm2, rows)
+    text, _ = check(random_words, library, kind, grammar, inputs, drafters, **more)
+    assert text.lstrip().startswith(start)
 
 
 @pytest.mark.slow
