@@ -10,6 +10,7 @@ import torch
 from any_model import tiny_chat
 from conftest import tiny_llama
 from doubles import bushy, half_right, oracle, random_drafter
+from plain_text import PROMPT as IDS
 from transformers import StopStringCriteria
 
 import ngramspec
@@ -19,12 +20,12 @@ from ngramspec.decoding.row import Row
 from ngramspec.draft import Draft
 from ngramspec.verification.sampler import StopRules, TokenSampler
 
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 SETTINGS = [
     {},
     {"temperature": 0.7, "top_k": 20},
     {"temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.2},
     {"min_p": 0.05, "no_repeat_ngram_size": 3},
+    {"eos_token_id": [18, 23], "pad_token_id": 0},  # which end the texts inside of drafts
 ]
 
 
@@ -44,6 +45,7 @@ def test_same_seed_same_text_same_generator_state(settings, seed, ahead, monkeyp
     model = tiny_llama(initializer_range=0.15)
     plain, state = sampled(model, IDS, None, seed, max_new_tokens=60, **settings)
     text = plain[0].tolist()
+    assert len(text) == (50 if "eos_token_id" in settings else 70)
     for drafter, tree in (
         ("auto", None),
         (random_drafter(97, seed), None),
@@ -56,7 +58,7 @@ def test_same_seed_same_text_same_generator_state(settings, seed, ahead, monkeyp
         assert torch.equal(plain, ours)
         assert torch.equal(state, our_state)
         assert speculator.stats.host_syncs == speculator.stats.target_calls or not ahead
-    assert speculator.stats.accepted > 20
+    assert speculator.stats.accepted > (len(text) - 10) // 3
 
 
 def test_a_generator_of_one_s_own():
@@ -96,19 +98,6 @@ def test_nan_scores_are_named(ahead, monkeypatch):
         model.lm_head.weight[3] = float("nan")
     with pytest.raises(RuntimeError, match="no distribution.*position 10"):
         model.generate(IDS, custom_generate=Speculator(), do_sample=True)
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_the_generator_stands_right_behind_eos(ahead, monkeypatch):
-    monkeypatch.setattr("ngramspec.decoding.setup.prefers_one_transfer", lambda device: ahead)
-    model = tiny_llama(initializer_range=0.15)
-    text = sampled(model, IDS, None, 0, max_new_tokens=60)[0][0].tolist()
-    kwargs = {"max_new_tokens": 60, "eos_token_id": [text[10 + 11]], "pad_token_id": 0}
-    plain, state = sampled(model, IDS, None, 0, **kwargs)
-    ours, our_state = sampled(model, IDS, Speculator(oracle(text), 32), 0, **kwargs)
-    assert plain.shape[1] < 70
-    assert torch.equal(plain, ours)
-    assert torch.equal(state, our_state)
 
 
 class Spoils:
