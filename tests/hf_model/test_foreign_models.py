@@ -11,6 +11,7 @@ from conftest import tiny_llama
 from doubles import Puts, bushy, half_right, oracle
 from families import build
 from fuzz.remote import DropsPositions, OwnInputs, Trivial
+from plain_text import PROMPT as IDS
 from plain_text import same_text
 from transformers import (
     DynamicCache,
@@ -26,7 +27,6 @@ from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
 VOCAB = 97
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 TWO = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6], [9, 9, 4, 8, 5, 6, 7, 9, 5, 11]])
 
 
@@ -214,27 +214,18 @@ class OwnLayer(DynamicLayer):
         return super().update(*args, **kwargs)
 
 
-def test_caches_that_override_nothing_are_rolled_back():
-    model = tiny_llama()
-    plain = model.generate(IDS, **GREEDY)
-    cache = OwnCache(config=model.config)
-    speculator = Speculator(half_right(plain[0].tolist(), VOCAB), 5)
-    ours = ngramspec.generate(model, IDS, **cache_argument(cache), speculator=speculator, **GREEDY)
-    assert ours.tolist() == plain.tolist()
-    assert cache.get_seq_length() == plain.shape[1] - 1
-    assert cache.total() == 2 * 2 * 8 * (plain.shape[1] - 1)
-
-
-def test_layers_that_override_nothing_are_rolled_back(monkeypatch):
-    model = tiny_llama()
-    plain = model.generate(IDS, **GREEDY)
+@pytest.mark.parametrize("layers", [DynamicLayer, PlainLayer])
+def test_caches_and_layers_that_override_nothing_are_rolled_back(tiny, layers, monkeypatch):
+    plain = tiny.generate(IDS, **GREEDY)
     for name in ("__firstlineno__", "__static_attributes__"):  # which Python 3.13 sets
         monkeypatch.setattr(PlainLayer, name, 0, raising=False)
         monkeypatch.setattr(DynamicLayer, name, 0, raising=False)
-    cache = DynamicCache(config=model.config)
-    cache.layers = [PlainLayer() for _ in cache.layers]
-    ours = ngramspec.generate(model, IDS, **cache_argument(cache), **GREEDY)
-    assert ours.tolist() == plain.tolist()
+    cache = OwnCache(config=tiny.config)
+    cache.layers = [layers() for _ in cache.layers]
+    given = cache_argument(cache) | {"speculator": Speculator(half_right(plain[0].tolist(), 97), 5)}
+    assert ngramspec.generate(tiny, IDS, **given, **GREEDY).tolist() == plain.tolist()
+    assert cache.get_seq_length() == plain.shape[1] - 1
+    assert cache.total() == 2 * 2 * 8 * (plain.shape[1] - 1)
 
 
 def test_caches_and_layers_that_override_something_are_refused_by_name():
