@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 from fuzz.state import length_of
+from plain_text import PROMPT
 from transformers import DynamicCache
 
 from benchmarks import tiny
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compat.package import KEEPS_SELECTION, has
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"do_sample": False, "max_new_tokens": 24}
 
 

@@ -8,6 +8,7 @@ import huggingface_hub
 import pytest
 import torch
 from conftest import tiny_llama
+from plain_text import PROMPT
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError, build_drafter
@@ -17,7 +18,6 @@ from ngramspec.decoding.assistants import DraftingModel, check_models
 from ngramspec.drafters import ModelDrafter, model
 from ngramspec.hf_model.assistants import AssistantModel, tokenizer_file
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "pad_token_id": 0}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

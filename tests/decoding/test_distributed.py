@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_llama
+from plain_text import PROMPT
 from transformers import Qwen3NextForCausalLM
 
 from benchmarks import tiny as tiny_models
@@ -26,7 +27,6 @@ from ngramspec.decoding.distributed import FIRST_MESSAGE_NODES, Ranks, ranks_of
 from ngramspec.decoding.row import Row
 
 HERE = Path(__file__).parent
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
 class Wire:

@@ -10,13 +10,13 @@ import weakref
 import pytest
 import torch
 from conftest import tiny_llama
+from plain_text import PROMPT
 
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.drafters import ModelDrafter
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 PADDED = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 9, 5, 6], [5, 6, 7, 8, 5, 6, 7, 9, 5, 7]])
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 

@@ -7,8 +7,8 @@ import pickle
 from contextlib import contextmanager
 
 import pytest
-import torch
 from doubles import InterruptedStreamer, oracle
+from plain_text import PROMPT
 
 import ngramspec
 from ngramspec import Speculator
@@ -23,7 +23,6 @@ from ngramspec.decoding.observer import (
     Observer,
 )
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 

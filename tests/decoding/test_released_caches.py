@@ -9,6 +9,7 @@ import torch
 from caches_made import made_caches
 from conftest import tiny_llama
 from doubles import Failing, InterruptedStreamer, ids
+from plain_text import PROMPT as IDS
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
@@ -16,7 +17,6 @@ from ngramspec.draft import Draft
 from ngramspec.stats import DecodeStats, ReferenceCounter
 from ngramspec.stepwise import JointSteps, open_generation
 
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
 
 

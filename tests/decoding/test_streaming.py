@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
 from any_model import tiny_chat
 from doubles import InterruptedStreamer, Puts, ScriptedDrafter, oracle
+from plain_text import PROMPT
 from transformers import TextIteratorStreamer
 
 import ngramspec
 from ngramspec import Speculator, UnsupportedError
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"max_new_tokens": 25, "do_sample": False}
 SHORT = {"max_new_tokens": 16, "do_sample": False}
 

@@ -7,6 +7,7 @@ import torch
 import transformers
 from conftest import tiny_llama
 from families import VOCAB, build
+from plain_text import PROMPT
 
 import ngramspec
 from ngramspec import Speculator
@@ -14,7 +15,6 @@ from ngramspec.drafters import ModelDrafter
 from ngramspec.hf_model.assistants import AssistantModel, check_rollback
 from ngramspec.hf_model.compat.kernels import can_pack, pack_linear_layers
 
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
 
 

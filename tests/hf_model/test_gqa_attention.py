@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import oracle
+from plain_text import PROMPT as IDS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,7 +26,6 @@ from ngramspec.hf_model.attention import _folded, grouped, in_place
 from ngramspec.hf_model.compat import kernels
 
 CPU = torch.device("cpu")
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
 @pytest.fixture(autouse=True)

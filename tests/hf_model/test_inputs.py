@@ -12,6 +12,7 @@ from conftest import tiny_llama
 from families import VOCAB, build
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_text import PROMPT as IDS
 from transformers import GenerationMixin
 
 import ngramspec
@@ -22,8 +23,6 @@ from ngramspec.hf_model.facts import facts_of
 from ngramspec.hf_model.inputs import FREE_COLUMNS, Inputs, grow
 from ngramspec.hf_model.ragged import OwnSlots, PresentRows, RaggedInputs, grow_ragged
 from ngramspec.hf_model.target import Target
-
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
 def test_transformers_own_preparation_is_called_once(monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from mtp_models import FAMILIES, mtp_model
+from plain_text import PROMPT
 
 import ngramspec
 from ngramspec import Speculator
@@ -21,7 +22,6 @@ from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 MTP = getattr(import_module("transformers.modeling_layers"), "MtpModel", None)
 if not hasattr(MTP, "forward_layer"):
     pytest.skip("this version of transformers runs no single MTP layer", allow_module_level=True)
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 PADDED = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 9, 5, 6], [5, 6, 7, 8, 5, 6, 7, 9, 5, 7]])
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
 

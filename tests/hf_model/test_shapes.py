@@ -7,6 +7,7 @@ import torch
 from conftest import _smollm2, tiny_llama
 from doubles import half_right, liar, oracle, random_drafter
 from families import build
+from plain_text import PROMPT as IDS
 from prompts import PROMPTS
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
@@ -15,7 +16,6 @@ from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
 from ngramspec.hf_model.compiled import ForwardShapes
 
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 STATIC = {"cache_implementation": "static"}
 COMBINATIONS = [("sdpa", STATIC), ("eager", STATIC), ("eager", {})]
 NAMES = ["static sdpa", "static eager", "dynamic eager"]

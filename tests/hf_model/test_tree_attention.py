@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import bushy
+from plain_text import PROMPT as IDS
 
 from ngramspec import Draft, Proposal, Speculator
 from ngramspec.draft import verified_nodes
@@ -17,7 +18,6 @@ from ngramspec.hf_model.masks import ancestry, tree_mask, tree_positions
 # The tree of Stratos's note, section 2.1: context (a, b), drafts c e, c f, d g, d h, depth first.
 A, B, C, E, F, D, G, H = 11, 12, 13, 14, 15, 16, 17, 18
 STRATOS = Draft(np.array([C, E, F, D, G, H], np.int32), np.array([-1, 0, 0, -1, 3, 3], np.int32))
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
 def test_mask_and_positions_of_stratos_tree():

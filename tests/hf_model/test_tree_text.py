@@ -18,8 +18,6 @@ from ngramspec.hf_model.compat.kernels import causal_topk
 from ngramspec.hf_model.compat.package import MARKS_CACHES, has
 from ngramspec.hf_model.target import Target
 
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
-
 
 def run(model, ids, speculator, **kwargs):
     return model.generate(ids, custom_generate=speculator, max_new_tokens=60, **kwargs)
@@ -43,7 +41,7 @@ def run(model, ids, speculator, **kwargs):
 def test_by_themselves_drafts_branch_where_a_cost_says_that_it_pays(settings, rows, branches):
     branches &= rows == 1 or has(MARKS_CACHES)  # not in lock-step
     model = tiny_llama(1, initializer_range=0.2)
-    ids = IDS.repeat(rows, 4)
+    ids = PROMPT.repeat(rows, 4)
     plain = model.generate(ids, max_new_tokens=60)
     events = []
     speculator = Speculator(**settings, on_step=events.append)
@@ -60,12 +58,12 @@ def test_by_themselves_drafts_branch_where_a_cost_says_that_it_pays(settings, ro
 
 def test_what_cannot_take_trees_by_itself_says_nothing():
     speculator = Speculator()
-    run(build("gpt-neo (windows)"), IDS, speculator)
+    run(build("gpt-neo (windows)"), PROMPT, speculator)
     assert speculator.stats.drafted > 0
     assert not speculator.stats.chains
     model, events = tiny_llama(1, initializer_range=0.2), []
     model.set_attn_implementation("eager")
-    run(model, IDS.repeat(1, 4), Speculator(width=8, on_step=events.append))
+    run(model, PROMPT.repeat(1, 4), Speculator(width=8, on_step=events.append))
     assert any(event.drafted for event in events)
     assert all(event.parents is None for event in events)
 
@@ -73,7 +71,7 @@ def test_what_cannot_take_trees_by_itself_says_nothing():
 def test_near_the_end_branches_do_not_take_the_place_of_the_path():
     """A wrong sibling stands in front of each right token: two nodes for each token of the path."""
     model = tiny_llama()
-    text = model.generate(IDS, max_new_tokens=12)[0].tolist()
+    text = model.generate(PROMPT, max_new_tokens=12)[0].tolist()
 
     def guess(at, gamma):
         right = text[at : at + gamma // 2]
@@ -84,8 +82,8 @@ def test_near_the_end_branches_do_not_take_the_place_of_the_path():
     for left in range(2, 6):  # at first 8 nodes are asked for
         drafter, events = ScriptedDrafter(guess, branches=True), []
         speculator = Speculator(drafter, tree=16, on_step=events.append)
-        ours = model.generate(IDS, custom_generate=speculator, max_new_tokens=left + 1)
-        assert ours[0].tolist() == text[: IDS.shape[1] + left + 1]
+        ours = model.generate(PROMPT, custom_generate=speculator, max_new_tokens=left + 1)
+        assert ours[0].tolist() == text[: PROMPT.shape[1] + left + 1]
         assert [event.width for event in events if event.index] == [1 + 2 * (left - 1)]
         ((draft, accepted, _),) = drafter.observed
         assert len(draft) == 2 * (left - 1)
@@ -94,7 +92,7 @@ def test_near_the_end_branches_do_not_take_the_place_of_the_path():
 
 def test_a_tree_without_branches_runs_as_a_chain(monkeypatch):
     model = tiny_llama()
-    text = model.generate(IDS, max_new_tokens=60)[0].tolist()
+    text = model.generate(PROMPT, max_new_tokens=60)[0].tolist()
     seen = []
     own = Target.forward
 
@@ -115,7 +113,7 @@ def test_a_tree_without_branches_runs_as_a_chain(monkeypatch):
     monkeypatch.setattr(Target, "forward", spied)
     drafter = ScriptedDrafter(guess, branches=True)
     speculator = Speculator(drafter, tree=17)
-    assert run(model, IDS, speculator)[0].tolist() == text
+    assert run(model, PROMPT, speculator)[0].tolist() == text
     branched = [parents for _, parents in seen if parents is not None]
     assert branched
     assert all(parents[-1] == -1 and len(parents) > 1 for parents in branched)

@@ -9,6 +9,7 @@ from conftest import tiny_llama
 from doubles import half_right
 from families import SEQ2SEQ, SIZES, build
 from layer_states import assert_same_cache
+from plain_text import PROMPT as IDS
 from plain_text import same_text
 
 import ngramspec
@@ -18,7 +19,6 @@ from ngramspec.hf_model.compat.caches import cache_of
 from ngramspec.hf_model.compat.package import PLACES_TOKENS, before, has
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30}
-IDS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
 def model_of(kind, config, attention=None, **settings):

@@ -10,14 +10,13 @@ import pytest
 import torch
 from conftest import tiny_llama
 from doubles import half_right
+from plain_text import PROMPT
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ngramspec import Speculator
 from ngramspec.hf_model.cache.layers import MIN_FREE_POSITIONS, InPlace, close_up
 from ngramspec.hf_model.compat.caches import cache_argument
-
-PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6]])
 
 
 def states(positions, dtype=torch.float32, batch=2, heads=3, size=4):
