@@ -118,25 +118,20 @@ def no_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setattr(module, "StepCosts", AssumedStepCosts)
 
 
+LLAMA = {
+    **{"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
+    **{"initializer_range": 0.5, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0},
+}
+
+
 def tiny_llama(seed: int = 0, vocab: int = 97, positions: int = 512, **config: object):
     """A random two-layer Llama in float32 whose greedy text varies."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    settings = {
-        "vocab_size": vocab,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": positions,
-        "initializer_range": 0.5,
-        "bos_token_id": 1,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    } | config
-    return LlamaForCausalLM(LlamaConfig(**settings)).eval()
+    config = LLAMA | {"vocab_size": vocab, "max_position_embeddings": positions} | config
+    return LlamaForCausalLM(LlamaConfig(**config)).eval()
 
 
 @pytest.fixture(scope="session")

@@ -5,31 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from conftest import LLAMA
 from safetensors.torch import load_file, save_file
 
-COMMON = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "first_k_dense_replace": 8,
-    "num_mtp_layers": 2,
-}
-MLA = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 8,
-    "q_lora_rank": 8,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-}
+COMMON = LLAMA | {"initializer_range": 0.3, "first_k_dense_replace": 8, "num_mtp_layers": 2}
+MLA = {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8}
+MLA |= dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8)
 FAMILIES: dict[str, dict[str, Any]] = {"Glm4Moe": {"head_dim": 8}, "DeepseekV3": MLA}
 
 
@@ -55,11 +36,9 @@ def mtp_model(family: str, folder: Any) -> Any:
     for name, weight in layers.layers.state_dict().items():
         which, _, rest = name.partition(".")
         key = f"model.layers.{config.num_hidden_layers + int(which)}.{rest}"
-        key = key.replace("mtp_block.", "").replace("post_norm", "shared_head.norm", 1)
-        if "layernorm" in name:
-            key = f"model.layers.{config.num_hidden_layers + int(which)}.{rest}".replace(
-                "mtp_block.", ""
-            )
+        key = key.replace("mtp_block.", "")
+        if "layernorm" not in name:
+            key = key.replace("post_norm", "shared_head.norm", 1)
         weights[key] = weight.clone().contiguous()
     save_file(weights, path, metadata={"format": "pt"})
     loaded = kind.from_pretrained(folder, dtype=torch.float32).eval()

@@ -50,18 +50,9 @@ def build():
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=VOCAB,
-        d_model=64,
-        d_kv=16,
-        d_ff=128,
-        num_layers=2,
-        num_heads=4,
-        dropout_rate=0.0,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        decoder_start_token_id=PAD,
-    )
+    sizes = {"vocab_size": VOCAB, "d_model": 64, "d_kv": 16, "d_ff": 128}
+    tokens = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD}
+    config = T5Config(**sizes, **tokens, num_layers=2, num_heads=4, dropout_rate=0.0)
     return T5ForConditionalGeneration(config)
 
 
