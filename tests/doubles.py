@@ -117,6 +117,15 @@ def draft_of(tokens) -> Draft:
     return Draft(np.array(tokens, np.int32))
 
 
+def paths(draft: Draft) -> list[tuple[int, ...]]:
+    """Each node's tokens from the root on, in the draft's order."""
+    found: list[tuple[int, ...]] = []
+    parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
+    for token, parent in zip(draft.tokens.tolist(), parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
 def oracle(text: list[int]) -> ScriptedDrafter:
     """Always right: ``text`` is the whole sequence that plain decoding gives."""
     return ScriptedDrafter(lambda at, gamma: draft_of(text[at : at + gamma]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from doubles import draft_of, paths
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -26,13 +27,6 @@ def tree(parents):
     )
 
 
-def paths(draft):
-    found = []
-    for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
-
-
 @given(PARENTS, st.integers(0, 6))
 @example((-1, 0, 1, -1, 3), 2)  # what is left out lies before what is kept
 def test_what_is_within_a_depth_keeps_its_paths_and_all_that_is_known_of_it(parents, depth):
@@ -52,5 +46,4 @@ def test_what_is_within_a_depth_keeps_its_paths_and_all_that_is_known_of_it(pare
 
 @pytest.mark.parametrize("depth", range(5))
 def test_of_a_chain_its_first_tokens_are_within_a_depth(depth):
-    chain = Draft(np.array([7, 8, 9], np.int32))
-    assert chain.within(depth).tokens.tolist() == [7, 8, 9][:depth]
+    assert draft_of([7, 8, 9]).within(depth).tokens.tolist() == [7, 8, 9][:depth]

@@ -80,67 +80,75 @@ def test_ids_lie_in_the_vocabulary(token):
 
 
 HALF = ((1, 2), (0.5, 0.5))
+QUARTERS = (0.25, 0.25, 0.25, 0.25)
+SIBLING = "node {} states another than its first sibling, node 0"
+
+
+def stated(starts, tokens, probs, n=1):
+    """``n`` nodes of token 1, with a proposal as it is."""
+    return Draft(ids(*[1] * n), proposal=Proposal(ids(*starts), ids(*tokens), floats(*probs)))
+
+
+# draft, message, and how many of its nodes are sound: those in front of the first wrong one
 WRONG = {
-    "twice": (drawn([1], ((1, 1), (0.5, 0.5))), "must differ, node 0 has 1 twice"),
-    "twice, apart": (
-        drawn([1, 2], HALF, ((5, 2, 4, 5), (0.25, 0.25, 0.25, 0.25))),
-        "must differ, node 1 has 5 twice",
-    ),
-    "twice, all rising": (
-        drawn([1, 2], HALF, ((2, 4, 4, 5), (0.25, 0.25, 0.25, 0.25))),
-        "must differ, node 1 has 4 twice",
-    ),
+    "twice": (drawn([1], ((1, 1), (0.5, 0.5))), "must differ, node 0 has 1 twice", 0),
+    "twice, apart": (drawn([1, 2], HALF, ((5, 2, 4, 5), QUARTERS)), "node 1 has 5 twice", 1),
+    "twice, all rising": (drawn([1, 2], HALF, ((2, 4, 4, 5), QUARTERS)), "node 1 has 4 twice", 1),
     "sibling's own": (
         drawn([1, 2], ((1,), (1.0,)), HALF, parents=[-1, -1]),
-        "node 1 states another than its first sibling, node 0",
+        SIBLING.format(1),
+        1,
     ),
     "sibling's leftovers": (
         drawn([1, 2, 3], HALF, ((2, 1), (0.4, 0.6)), ((3,), (1.0,)), parents=[-1, -1, 0]),
-        "node 1 states another than its first sibling, node 0",
+        SIBLING.format(1),
+        1,
     ),
     "sibling's probs": (
         drawn([1, 3, 2], HALF, ((3,), (1.0,)), ((1, 2), (0.4, 0.6)), parents=[-1, 0, -1]),
-        "node 2 states another than its first sibling, node 0",
+        SIBLING.format(2),
+        2,
     ),
     "sibling's order": (
         drawn([1, 3, 2], HALF, ((3,), (1.0,)), ((2, 1), (0.5, 0.5)), parents=[-1, 0, -1]),
-        "node 2 states another than its first sibling, node 0",
+        SIBLING.format(2),
+        2,
     ),
-    "a token of none": (drawn([1, 3], HALF, HALF), "proposal of node 1 must hold its token 3"),
-    "zero": (drawn([1], ((1, 2), (1.0, 0.0))), "of a node must be > 0 and sum to 1, got sum 1$"),
-    "negative": (drawn([1], ((1, 2, 3), (1.0, 0.5, -0.5))), "must be > 0"),
-    "nan": (drawn([1, 1], HALF, ((1, 2), (0.5, np.nan))), "got sum nan"),
-    "inf": (drawn([1], ((1, 2), (0.5, np.inf))), "got sum inf"),
-    "above": (drawn([1], ((1, 2), (0.5, 0.5009))), r"got sum 1\.0009"),
-    "below": (drawn([1, 2], HALF, ((1, 2), (0.5, 0.4995))), r"got sum 0\.9995"),
-    "starts from 1": (
-        Draft(ids(1), None, None, Proposal(ids(1, 2), ids(1, 2), floats(0.5, 0.5))),
-        "starts must rise from 0 to 2",
-    ),
-    "starts that stay": (
-        Draft(ids(1, 1), None, None, Proposal(ids(0, 0, 1), ids(1), floats(1))),
-        "starts must rise from 0 to 1",
-    ),
+    "a token of none": (drawn([1, 3], HALF, HALF), "proposal of node 1 must hold its token 3", 1),
+    "zero": (drawn([1], ((1, 2), (1.0, 0.0))), "must be > 0 and sum to 1, got sum 1$", 0),
+    "negative": (drawn([1], ((1, 2, 3), (1.0, 0.5, -0.5))), "must be > 0", 0),
+    "nan": (drawn([1, 1], HALF, ((1, 2), (0.5, np.nan))), "got sum nan", 1),
+    "inf": (drawn([1], ((1, 2), (0.5, np.inf))), "got sum inf", 0),
+    "above": (drawn([1], ((1, 2), (0.5, 0.5009))), r"got sum 1\.0009", 0),
+    "below": (drawn([1, 2], HALF, ((1, 2), (0.5, 0.4995))), r"got sum 0\.9995", 1),
+    "starts from 1": (stated([1, 2], [1, 2], [0.5, 0.5]), "starts must rise from 0 to 2", 0),
+    "starts that stay": (stated([0, 0, 1], [1], [1], 2), "starts must rise from 0 to 1", 0),
     "starts whose differences overflow": (
-        Draft(ids(1, 1, 1), None, None, Proposal(ids(0, 2**31 - 1, -2, 1), ids(1), floats(1))),
+        stated([0, 2**31 - 1, -2, 1], [1], [1], 3),
         "starts must rise from 0 to 1",
+        0,
     ),
     "more than the vocabulary": (
         drawn([1], (range(VOCAB + 1), [1 / (VOCAB + 1)] * (VOCAB + 1))),
         "at most 97 ids for each node, got 98",
+        0,
     ),
     "probs of another length": (
-        Draft(ids(1), None, None, Proposal(ids(0, 1), ids(1), floats(0.5, 0.5))),
+        stated([0, 1], [1], [0.5, 0.5]),
         "probs must have 1 entries, got 2",
+        0,
     ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_proposals_that_break_algorithm_1_are_refused(case):
-    draft, message = WRONG[case]
+def test_proposals_that_break_algorithm_1_are_refused_from_the_fault_on(case):
+    draft, message, sound = WRONG[case]
     with pytest.raises(ValueError, match=message):
         check_draft(draft, 8, VOCAB, tree=True)
+    head = valid_prefix(draft, 8, VOCAB, tree=True, sources=1)
+    assert head.tokens.tolist() == draft.tokens[:sound].tolist()
+    assert (head.proposal is None) == (not sound)
 
 
 def test_siblings_that_state_one_distribution_are_welcome():
@@ -181,28 +189,6 @@ def test_the_stated_distribution_is_divided_by_its_sum():
     draft = Draft(ids(7), None, None, Proposal(ids(0, 2048), tokens, probs))
     got = check_draft(draft, 1, 2048).proposal.probs
     assert got.tolist() == [1 / 2048] * 2048
-
-
-SOUND = {  # what of a draft is kept: the nodes in front of the first wrong one
-    "twice, apart": 1,
-    "sibling's own": 1,
-    "sibling's leftovers": 1,
-    "sibling's probs": 2,
-    "a token of none": 1,
-    "nan": 1,
-    "below": 1,
-    "twice": 0,
-    "starts from 1": 0,
-}
-
-
-@pytest.mark.parametrize("case", SOUND)
-def test_of_a_stochastic_draft_what_stands_before_the_fault_is_sound(case):
-    draft, _ = WRONG[case]
-    head = valid_prefix(draft, 8, VOCAB, tree=True, sources=1)
-    assert len(head) == SOUND[case]
-    assert head.tokens.tolist() == draft.tokens[: len(head)].tolist()
-    assert (head.proposal is None) == (not len(head))
 
 
 def test_a_stochastic_draft_that_is_too_long_is_cut():

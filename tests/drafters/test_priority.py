@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from doubles import ScriptedDrafter, draft_of, ids
+from doubles import ScriptedDrafter, draft_of, ids, paths
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,14 +47,10 @@ def test_tiers_lower_ones_are_asked_only_where_higher_ones_end():
 @pytest.mark.parametrize(
     ("accepted", "verified", "expected"),
     [
-        (4, 4, {"a": (2, 2), "b": (2, 2)}),
-        (3, 4, {"a": (2, 2), "b": (1, 2)}),
-        (2, 3, {"a": (2, 2), "b": (0, 1)}),
-        (1, 2, {"a": (1, 2)}),
-        (0, 1, {"a": (0, 1)}),
-        (1, 1, {"a": (1, 1)}),
-        (0, None, {"a": (0, 1)}),
-        (4, None, {"a": (2, 2), "b": (2, 2)}),
+        *((4, verified, {"a": (2, 2), "b": (2, 2)}) for verified in (4, None)),
+        *((3, 4, {"a": (2, 2), "b": (1, 2)}), (2, 3, {"a": (2, 2), "b": (0, 1)})),
+        *((1, 2, {"a": (1, 2)}), (1, 1, {"a": (1, 1)})),
+        *((0, verified, {"a": (0, 1)}) for verified in (1, None)),
     ],
 )
 def test_each_tier_observes_its_own_part(accepted, verified, expected):
@@ -110,15 +106,6 @@ A, B, C, D, E = range(5)
 
 def chain(*tokens, source=0):
     return Draft(ids(*tokens), source=np.full(len(tokens), source, np.int8))
-
-
-def paths(draft):
-    """Each node's tokens from the root on, in the draft's order."""
-    found = []
-    parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
-    for token, parent in zip(draft.tokens.tolist(), parents, strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
 
 
 def test_identical_prefixes_are_one_path():

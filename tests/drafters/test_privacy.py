@@ -12,23 +12,10 @@ from ngramspec.drafters.registry import _factories
 SECRET = np.arange(1000, 1040, dtype=np.int32)
 PUBLIC = np.array([5, 6, 7, 8, 9, 5, 6, 7, 8, 5, 6, 7], np.int32)
 SPECS = [
-    "auto",
-    "copy",
-    "copy(min_match=1)",
-    "ngram",
-    "ngram(mode=backoff)",
-    "ngram(window=64)",
-    "ngram(order=2,sample=True)",
-    "unigram",
-    "unigram(sample=True)",
-    "copy+ngram(order=3,window=99)+unigram",
-    "none",
-    "recycle",
-    "store",
-    "model(toy)",
-    "mtp",
-    "auto+model(toy)",
-    "auto+mtp",
+    *("auto", "copy", "copy(min_match=1)", "ngram", "ngram(mode=backoff)", "ngram(window=64)"),
+    *("ngram(order=2,sample=True)", "unigram", "unigram(sample=True)", "none", "recycle"),
+    *("copy+ngram(order=3,window=99)+unigram", "store", "model(toy)", "mtp"),
+    *("auto+model(toy)", "auto+mtp"),
 ]
 CASES = [(spec, policy) for spec in SPECS for policy in ("value", "priority")]
 COST = np.ones(66, np.float32)

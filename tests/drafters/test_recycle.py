@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from doubles import ids
+from doubles import ids, paths
 from plain_text import same_text
 
 import ngramspec
@@ -41,10 +41,7 @@ def test_a_tree_is_the_static_one_over_the_table():
     session = RecycleDrafter(top_k=2).start(ids(1))
     observe(session, seen([1, 2], [[2, 3], [4, 5]]))
     draft = session.propose(6, tree=True)  # 3, 4 and 5 are not known
-    paths = [[] for _ in draft.tokens]
-    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        paths[node] = [*(paths[parent] if parent >= 0 else []), int(token)]
-    assert sorted(paths) == [[2], [2, 4], [2, 5], [3]]
+    assert sorted(paths(draft)) == [(2,), (2, 4), (2, 5), (3,)]
     assert len(session.propose(0, tree=True)) == 0
 
 
