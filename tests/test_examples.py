@@ -38,15 +38,9 @@ LEAST = {  # tokens per call that show the effect, of each report
     "structured_output": [2.5],
     "summarize": [4.0],
 }
-SHORT = {  # the tokens that tests of a few seconds generate; the other examples take longer
-    "batch": 12,
-    "custom_drafter": 24,
-    "editor_client": 24,
-    "repository": 48,
-    "streaming": 16,
-    "structured_output": 28,
-    "summarize": 20,
-}
+# The tokens that tests of a few seconds generate; the other examples take longer.
+SHORT = {"batch": 12, "custom_drafter": 24, "editor_client": 24, "repository": 48}
+SHORT |= {"streaming": 16, "structured_output": 28, "summarize": 20}
 MODELS = sorted(LEAST.keys() - {"editor_client"})  # these load a model
 REPORT = re.compile(
     r"baseline \d+\.\d s, speculative \d+\.\d s\n(\d+\.\d) tokens per call.*\nsame text: True\n"
@@ -73,17 +67,10 @@ def run(monkeypatch, capsys):
 def on_smollm2(run, smollm2, monkeypatch):
     """Runs an example on the model that the whole test run shares."""
     asked = set()
-
-    def given(value):
-        def from_pretrained(name, **settings):
-            asked.add(name)
-            return value
-
-        return from_pretrained
-
     for kind, value in (("ModelForCausalLM", smollm2.model), ("Tokenizer", smollm2.tokenizer)):
         auto = getattr(transformers, f"Auto{kind}")
-        monkeypatch.setattr(auto, "from_pretrained", given(value))
+        given = lambda name, value=value, **settings: asked.add(name) or value  # noqa: E731
+        monkeypatch.setattr(auto, "from_pretrained", given)
     monkeypatch.setattr(smollm2.tokenizer, "padding_side", smollm2.tokenizer.padding_side)
 
     def call(name, *arguments):
@@ -163,16 +150,13 @@ def test_the_agents_tools_read_only_their_folder(tmp_path):
     agent = runpy.run_path(str(FOLDER / "agent.py"))
     (tmp_path / "a.txt").write_text("hello")
 
-    def result(name, path):
-        return agent["run_tool"](
-            tmp_path, json.dumps({"name": name, "arguments": {"path": str(path)}})
-        )
-
-    assert result("list_folder", ".") == "a.txt"
-    assert result("read_file", "a.txt") == "hello"
-    assert result("read_file", "../x") == "error: the path is outside of the folder"
-    assert result("read_file", "/etc/hostname") == "error: the path is outside of the folder"
-    assert result("read_file", "none").startswith("error: ")
+    for name, path, said in (
+        *(("list_folder", ".", "a.txt"), ("read_file", "a.txt", "hello")),
+        *(("read_file", each, "error: the path is outside") for each in ("../x", "/etc/hostname")),
+        ("read_file", "none", "error: "),
+    ):
+        call = json.dumps({"name": name, "arguments": {"path": path}})
+        assert agent["run_tool"](tmp_path, call).startswith(said)
     assert agent["run_tool"](tmp_path, "[]").startswith("error: ")
 
 

@@ -15,18 +15,9 @@ from plain_text import PROMPT, same_text
 from ngramspec import Corpus, SharedStore, Speculator
 from ngramspec.options import DEFAULTS, NAMES, PRESETS, Options
 
-OTHER = {
-    "gamma": 5,
-    "gamma_max": 16,
-    "tree": None,
-    "verification": "match",
-    "epsilon": 0.5,
-    "delta": 0.6,
-    "compiled": False,
-    "policy": "priority",
-    "calibration": "request",
-    "unsupported": "plain",
-}
+OTHER = {"gamma": 5, "gamma_max": 16, "tree": None, "verification": "match", "epsilon": 0.5}
+OTHER |= {"delta": 0.6, "compiled": False, "policy": "priority", "calibration": "request"}
+OTHER["unsupported"] = "plain"
 
 
 def test_a_speculator_has_the_arguments_of_options_and_their_documentation():
@@ -96,12 +87,8 @@ def test_an_assigned_setting_is_checked_and_used_by_the_next_call(tiny):
 def test_drafts_of_the_prefill_stay_below_an_assigned_gamma_max(tiny):
     speculator = Speculator("copy")
     speculator.gamma_max = 3
-    tiny.generate(
-        torch.arange(1, 31).repeat(2)[None],
-        custom_generate=speculator,
-        max_new_tokens=9,
-        do_sample=False,
-    )
+    prompt, kwargs = torch.arange(1, 31).repeat(2)[None], {"max_new_tokens": 9, "do_sample": False}
+    tiny.generate(prompt, custom_generate=speculator, **kwargs)
     assert 0 < speculator.stats.prefill_drafted <= 3
 
 
@@ -160,10 +147,7 @@ def test_rest_drafts_from_its_stores_alone(tmp_path):
     assert len(Speculator.preset("rest").drafter.start(text).propose(8, tree=True)) == 0
 
 
-def test_arguments_replace_the_presets():
+def test_preset_takes_arguments_and_names_an_unknown_preset():
     assert Speculator.preset("akunu", gamma=7).gamma == 7
-
-
-def test_an_unknown_preset_is_named_with_those_there_are():
     with pytest.raises(ValueError, match="preset must be one of 'akunu', .* got 'none'"):
         Speculator.preset("none")

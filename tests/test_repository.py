@@ -46,7 +46,9 @@ def test_the_citation_is_of_this_version():
 
 @pytest.mark.parametrize("file", ADDRESSED)
 def test_files_name_the_repository_by_its_address(file):
-    assert ADDRESS in (ROOT / file).read_text()
+    text = (ROOT / file).read_text()
+    assert ADDRESS in text
+    assert set(re.findall(r"git\+([^\s\"'`]+)", text)) <= {ADDRESS}
     if os.environ.get("RELEASE_CHECK"):
         assert "/OWNER/" not in ADDRESS, "make address REPOSITORY=https://..."
 

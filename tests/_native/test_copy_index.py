@@ -100,13 +100,9 @@ def test_long_equal_text():
     assert index.draft(3, int32([5] * 9))[1] == 9
 
 
-def test_long_period_of_two():
-    index = bounded(np.tile(int32([3, LAST_ID]), N // 2))
-    tokens, matched = index.draft(5)
+def test_long_period_of_two_and_long_distinct_text():
+    tokens, matched = bounded(np.tile(int32([3, LAST_ID]), N // 2)).draft(5)
     assert (tokens.tolist(), matched) == ([3, LAST_ID, 3, LAST_ID, 3], N - 2)
-
-
-def test_long_distinct_text():
     text = np.arange(N, dtype=np.int32)
     index = bounded(text)
     assert index.draft(1)[1] == 0

@@ -165,7 +165,7 @@ def test_under_any_salt_the_same_places():
         stream.finish()
         reader = StoreStream(ring)
         answers.append([reader.find(text[at - 20 : at]) for at in range(20, 600)])
-    assert answers[0] == answers[1] == answers[2] == answers[3]
+    assert all(each == answers[0] for each in answers)
 
 
 @pytest.mark.parametrize("text", ["one token", "two tokens", "random", "real"])

@@ -12,16 +12,11 @@ OPTIONS = (True, True, True, 2, None, True)
 HEADED = (*OPTIONS, True)
 
 
-def behind(tokens, found, log_probs, accepted=()):
-    """``recycle``'s arguments for the rows after a chain."""
-    return ids(tokens), found, log_probs, accepted
-
-
 def test_top_tokens_are_branches_by_what_the_target_thought_of_them():
     engine = ValueEngine(Calibration(), *OPTIONS)
     engine.extend(ids([1, 2, 3, 4]))
     found = np.array([[3, 9, 8]], np.int32)
-    engine.recycle(*behind([4], found, np.log(np.array([[0.6, 0.3, 0.005]], np.float32))))
+    engine.recycle(ids([4]), found, np.log(np.array([[0.6, 0.3, 0.005]], np.float32)))
     tokens, parents, confidence, source = engine.draft_tree(16)
     first = {
         int(token): (float(p), int(each))
@@ -40,16 +35,12 @@ def test_it_learns_what_the_targets_probabilities_are_worth():
     """Where the first top-k candidate is always right, its confidence rises."""
     engine = ValueEngine(Calibration(), False, False, False, 2, None, True)
     rng = np.random.default_rng(0)
-    confidence = []
-    token = 0
+    log_probs = np.log(np.array([[0.6, 0.3]], np.float32))
+    confidence, token = [], 0
     for _ in range(200):
         after = int(rng.integers(0, 50))
-        found, log_probs = (
-            np.array([[after, 60]], np.int32),
-            np.log([[0.6, 0.3]]).astype(np.float32),
-        )
         engine.extend(ids([token]))
-        engine.recycle(*behind([token], found, log_probs))
+        engine.recycle(ids([token]), ids([[after, 60]]), log_probs)
         confidence.append(float(engine.draft(1)[1][0]))
         token = after
     assert confidence[-1] > 0.85 > confidence[0]
@@ -61,7 +52,7 @@ def test_what_the_target_left_unemitted_is_offered_next():
     engine.extend(ids([1, 2, 3]))
     found = np.array([[4, 30, 31]], np.int32)
     log_probs = np.log(np.array([[0.6, 0.2, 0.1]], np.float32))
-    engine.recycle(*behind([3], found, log_probs, (0,)))
+    engine.recycle(ids([3]), found, log_probs, (0,))
     engine.extend(ids([4]))
     tokens, parents, confidence, source = engine.draft_tree(32)
     first = dict(zip(tokens[parents == -1].tolist(), source[parents == -1], strict=True))
@@ -72,13 +63,13 @@ def test_what_the_target_left_unemitted_is_offered_next():
     for _ in range(60):  # it learns how often that comes true
         engine.extend(ids([3]))
         engine.draft_tree(32)
-        engine.recycle(*behind([3], found, log_probs, (0,)))
+        engine.recycle(ids([3]), found, log_probs, (0,))
         engine.extend(ids([4]))
         engine.draft_tree(32)
         engine.extend(ids([30]))
     engine = ValueEngine(engine.calibration, *OPTIONS)
     engine.extend(ids([1, 2, 3]))
-    engine.recycle(*behind([3], found, log_probs, (0,)))
+    engine.recycle(ids([3]), found, log_probs, (0,))
     engine.extend(ids([4]))
     tokens, _, confidence, _ = engine.draft_tree(32)
     assert float(confidence[tokens.tolist().index(30)]) > before
@@ -125,12 +116,13 @@ def test_a_right_head_is_trusted_and_a_wrong_one_is_not():
 def test_invalid_rows_are_refused():
     log_probs = np.zeros((1, 1), np.float32)
     engine = ValueEngine(Calibration(), *HEADED)
-    with pytest.raises(ValueError, match="depth"):
-        engine.set_head_rows(ids([0]), ids([[1]]), log_probs, 1)
-    with pytest.raises(ValueError, match="one length"):
-        engine.set_head_rows(ids([0, 1]), ids([[1]]), log_probs)
-    with pytest.raises(ValueError, match="-1"):
-        engine.set_head_rows(ids([0]), ids([[-1]]), log_probs)
+    for before, token, depth, said in (
+        ([0], 1, 1, "depth"),
+        ([0, 1], 1, 0, "one length"),
+        ([0], -1, 0, "-1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            engine.set_head_rows(ids(before), ids([[token]]), log_probs, depth)
     with pytest.raises(ValueError, match="a row and a share"):
         engine.fix(ids([1]), np.ones(1, np.float32))
     with pytest.raises(ValueError, match="depth"):

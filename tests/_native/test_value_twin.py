@@ -22,10 +22,7 @@ pytest.importorskip("pydivsufsort")
 OPTIONS = st.sampled_from(
     [
         *((True, True, True, min_match) for min_match in (1, 2, 5)),
-        (True, False, False, 2),
-        (False, True, False, 2),
-        (False, False, True, 2),
-        (False, False, False, 2),
+        *((source == 0, source == 1, source == 2, 2) for source in range(4)),  # one, or none
         (True, False, True, 1),
     ]
 )
