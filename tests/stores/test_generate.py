@@ -191,11 +191,6 @@ def test_drafters_that_take_no_stores_say_so(tiny, path):
         calls(Speculator("none"), tiny, stores=[path])
 
 
-def test_sequences_with_and_without_stores_learn_together(path):
-    drafter = build_drafter("auto")
-    assert drafter.with_stores([path]).calibrations is drafter.calibrations
-
-
 def test_any_drafter_gets_the_stores_of_the_call(path):
     first, second = build_drafter("auto"), build_drafter("copy")
     row = CallStores(lambda: first, [path], None, print).row(97)
