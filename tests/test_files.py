@@ -28,12 +28,8 @@ def write(path, content=b"content"):
 
 
 OTHERS = (
-    ".s.ngs.0123abcd.new.py",
-    ".sxngs.0123abcd.new",
-    ".s.ngs.new",
-    ".s.ngs.0123ABCD.new",
-    "s.ngs.0123abcd.new",
-    ".t.ngs.0123abcd.new",
+    *(".s.ngs.0123abcd.new.py", ".sxngs.0123abcd.new", ".s.ngs.new", ".s.ngs.0123ABCD.new"),
+    *("s.ngs.0123abcd.new", ".t.ngs.0123abcd.new"),
 )
 
 

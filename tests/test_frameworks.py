@@ -207,14 +207,8 @@ def saved(tmp_path_factory):
     return folder, model.generate(PROMPT, **GREEDY)
 
 
-OFFLOADED = {
-    "model.embed_tokens": "cpu",
-    "model.layers.0": "disk",
-    "model.layers.1": "cpu",
-    "model.norm": "cpu",
-    "model.rotary_emb": "cpu",
-    "lm_head": "disk",
-}
+OFFLOADED = dict.fromkeys(("model.layers.0", "lm_head"), "disk")
+OFFLOADED |= {f"model.{each}": "cpu" for each in ("embed_tokens", "layers.1", "norm", "rotary_emb")}
 
 
 @pytest.mark.parametrize("device_map", ["auto", OFFLOADED], ids=str)

@@ -106,17 +106,15 @@ def test_enabled_leaves_a_call_with_its_own_custom_generate_alone(tiny):
 @pytest.mark.parametrize("settings", [{"gamma": 5}, {"tree": 8}])
 def test_a_hook_that_changes_every_position_acts_as_in_plain_generate(settings):
     """One that changes the last position of a forward does not: there are several to check."""
-    model = tiny_llama()
-    before = model.generate(PROMPT, max_new_tokens=40, do_sample=False)
+    model, kwargs = tiny_llama(), {"max_new_tokens": 40, "do_sample": False}
+    before = model.generate(PROMPT, **kwargs)
     steering = torch.linspace(-1, 1, 32)
     model.model.layers[0].register_forward_hook(lambda module, args, output: output + steering)
-    plain = model.generate(PROMPT, max_new_tokens=40, do_sample=False)
+    plain = model.generate(PROMPT, **kwargs)
     assert not torch.equal(before, plain)
     for drafter in ("auto", half_right(plain[0].tolist(), 97)):
         speculator = Speculator(drafter, **settings)
-        for ours in three_ways(
-            model, PROMPT, speculator=speculator, max_new_tokens=40, do_sample=False
-        ):
+        for ours in three_ways(model, PROMPT, speculator=speculator, **kwargs):
             assert torch.equal(plain, ours)
         assert speculator.stats.drafted > 0
 
@@ -210,8 +208,9 @@ def test_disable_ends_all_handles_of_a_model(model):
         other.generate(PROMPT, **GREEDY)
         assert separate.stats.runs == 1
     assert model.generate == original
-    with pytest.raises(TypeError, match="must be a transformers model, got int"):
-        ngramspec.disable(3)
+    for call in (ngramspec.disable, ngramspec.enable):
+        with pytest.raises(TypeError, match="must be a transformers model, got int"):
+            call(3)
 
 
 @pytest.mark.parametrize("where", ["argument", "config"])
@@ -219,12 +218,10 @@ def test_a_call_s_draft_length_is_num_assistant_tokens(model, where):
     lengths, speculator = set(), Speculator()
     speculator.on_step = lambda event: lengths.add(len(event.drafted))
     given = {"num_assistant_tokens": 3}
-    kwargs = given if where == "argument" else {"generation_config": GenerationConfig(**given)}
-    prompt = PROMPT.repeat(1, 4)
-    expected = model.generate(prompt, max_new_tokens=40, do_sample=False)
-    for ours in three_ways(
-        model, prompt, speculator=speculator, max_new_tokens=40, do_sample=False, **kwargs
-    ):
+    given = given if where == "argument" else {"generation_config": GenerationConfig(**given)}
+    prompt, kwargs = PROMPT.repeat(1, 4), {"max_new_tokens": 40, "do_sample": False}
+    expected = model.generate(prompt, **kwargs)
+    for ours in three_ways(model, prompt, speculator=speculator, **kwargs, **given):
         assert torch.equal(ours, expected)
     assert max(lengths) == 3
     with pytest.raises(ValueError, match=r"num_assistant_tokens must be in 1\.\.4096, got 0"):
@@ -232,13 +229,8 @@ def test_a_call_s_draft_length_is_num_assistant_tokens(model, where):
 
 
 def test_an_output_has_its_own_call_s_statistics(model):
-    speculator = Speculator()
-    outputs = [
-        ngramspec.generate(
-            model, PROMPT, speculator=speculator, return_dict_in_generate=True, **GREEDY
-        )
-        for _ in range(2)
-    ]
+    speculator, kwargs = Speculator(), GREEDY | {"return_dict_in_generate": True}
+    outputs = [ngramspec.generate(model, PROMPT, speculator=speculator, **kwargs) for _ in range(2)]
     assert [each.stats.runs for each in outputs] == [1, 1]
     assert sum(each.stats.emitted for each in outputs) == speculator.stats.emitted
     assert "stats" not in outputs[0]
@@ -371,8 +363,3 @@ def test_a_forgotten_block_may_end_while_another_is_entered():
     thread.join(60)
     assert not thread.is_alive()
     assert "generate" not in vars(model)
-
-
-def test_only_a_model_can_be_enabled():
-    with pytest.raises(TypeError, match="model must be a transformers model, got int"):
-        ngramspec.enable(3)

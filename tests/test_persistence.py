@@ -107,19 +107,6 @@ def test_a_drafter_object_stays_of_its_kind(copied):
         assert other.spec == drafter.spec
 
 
-class Simple(Drafter):
-    def __init__(self, number):
-        self.number = number
-
-    def start(self, tokens):
-        return NullSession()
-
-
-def test_a_drafter_of_a_user_is_copied(copied):
-    other = copied(Speculator(Simple(3)))
-    assert (type(other.drafter), other.drafter.number) == (Simple, 3)
-
-
 def test_copies_share_a_callback_that_cannot_be_copied():
     events = []
     speculator = Speculator("copy", on_step=lambda event: events.append(event))
@@ -155,9 +142,19 @@ class Mine(Speculator):
         self.name = name
 
 
-def test_subclasses_keep_what_they_added(copied):
+class Simple(Drafter):
+    def __init__(self, number):
+        self.number = number
+
+    def start(self, tokens):
+        return NullSession()
+
+
+def test_subclasses_and_users_drafters_keep_what_they_added(copied):
     other = copied(Mine("a"))
     assert (type(other), other.name, other.gamma) == (Mine, "a", 3)
+    other = copied(Speculator(Simple(3))).drafter
+    assert (type(other), other.number) == (Simple, 3)
 
 
 def test_costs_travel_with_a_copy(tiny, tmp_path, copied):
@@ -220,10 +217,8 @@ def test_a_link_is_replaced_and_not_written_through(tmp_path):
     (tmp_path / "in/ngramspec.json").symlink_to(tmp_path / "other.json")
     Speculator("copy").save_pretrained(tmp_path / "in")
     assert (tmp_path / "other.json").read_text() == "another's"
-    assert (
-        Speculator.from_pretrained(tmp_path / "in").drafter.source_names
-        == build_drafter("copy").source_names
-    )
+    read = Speculator.from_pretrained(tmp_path / "in").drafter
+    assert read.source_names == build_drafter("copy").source_names
 
 
 @pytest.mark.parametrize(

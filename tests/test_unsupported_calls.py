@@ -50,9 +50,8 @@ def configured(settings):
 def remedy(error):
     """The arguments that an error says to pass."""
     passed = re.search(r"; pass (.*)", str(error)).group(1)
-    return {
-        name: ast.literal_eval(value) for name, value in re.findall(r"(\w+)=(\S+?)(?:,|$)", passed)
-    }
+    found = re.findall(r"(\w+)=(\S+?)(?:,|$)", passed)
+    return {name: ast.literal_eval(value) for name, value in found}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -259,10 +258,7 @@ def test_a_generate_that_does_not_call_the_speculator_is_named(tiny, caplog):
     for _ in range(2):
         ours = ngramspec.generate(model, PROMPT, speculator=speculator)
         assert torch.equal(ours, model.generate(PROMPT))
-    logged = [
-        r.getMessage() for r in caplog.records if "generate of Deaf did not" in r.getMessage()
-    ]
-    assert len(logged) == 1
+    assert sum("generate of Deaf did not" in each.getMessage() for each in caplog.records) == 1
     ngramspec.generate(tiny, PROMPT, speculator=speculator, **GREEDY)
     assert "of Llama" not in caplog.text
 
@@ -324,17 +320,13 @@ def test_dtypes_that_no_embedding_takes_raise_as_in_plain_generate(tiny, dtype):
 # What transformers decodes instead
 
 
-PLAIN = [
-    {"num_beams": 2, "do_sample": True},
-    {"prompt_lookup_num_tokens": 3},
-    {"use_cache": False},
-    {"assistant_early_exit": 1},
-]
+PLAIN = [{"num_beams": 2, "do_sample": True}]
+PLAIN += [SETTINGS[name] for name in ("lookup", "no cache", "early exit")]
 
 
 @pytest.mark.parametrize("kwargs", PLAIN)
 def test_unsupported_plain_hands_over_to_generate(tiny, kwargs, caplog):
-    kwargs = {"max_new_tokens": 6, "do_sample": False} | kwargs
+    kwargs = GREEDY | kwargs
     torch.manual_seed(0)
     plain = tiny.generate(PROMPT, **kwargs)
     speculator = Speculator(unsupported="plain")
@@ -342,8 +334,7 @@ def test_unsupported_plain_hands_over_to_generate(tiny, kwargs, caplog):
         torch.manual_seed(0)
         ours = ngramspec.generate(tiny, PROMPT, speculator=speculator, **kwargs)
         assert torch.equal(plain, ours)
-    logged = [r for r in caplog.records if "without speculation" in r.getMessage()]
-    assert len(logged) == 1
+    assert sum("without speculation" in each.getMessage() for each in caplog.records) == 1
     assert speculator.stats.runs == 0
 
 
@@ -367,16 +358,15 @@ def test_unsupported_calls_run_as_the_baseline_while_enabled(tiny, caplog):
     [{"num_assistant_tokens_schedule": "heuristic"}, {"assistant_confidence_threshold": 0.7}],
 )
 def test_settings_of_assistants_are_refused_unless_they_are_the_model_s_own(setting):
-    model, kwargs = tiny_llama(), {"max_new_tokens": 6, "do_sample": False}
-    (name,) = setting
+    model, (name,) = tiny_llama(), setting
     with pytest.raises(UnsupportedError, match=rf"{name}=.* Speculator\(gamma="):
-        ngramspec.generate(model, PROMPT, **kwargs, **setting)
-    config = GenerationConfig(**kwargs, **setting)
+        ngramspec.generate(model, PROMPT, **GREEDY, **setting)
+    config = GenerationConfig(**GREEDY, **setting)
     with pytest.raises(UnsupportedError, match=name):
         model.generate(PROMPT, generation_config=config, custom_generate=Speculator())
     model.generation_config.update(**setting)
-    expected = model.generate(PROMPT, **kwargs)
-    assert torch.equal(ngramspec.generate(model, PROMPT, **kwargs), expected)
+    expected = model.generate(PROMPT, **GREEDY)
+    assert torch.equal(ngramspec.generate(model, PROMPT, **GREEDY), expected)
 
 
 def test_what_plain_decoding_cannot_take_is_refused_and_ends_the_stream(tiny):

@@ -97,17 +97,8 @@ CLASS_MODULES = {
     **dict.fromkeys(("STATIC_SLIDING", "LINEAR", "LINEAR_AND_FULL"), CACHES),
     **dict.fromkeys(("LINEAR_AND_SLIDING", "EMPTY"), CACHES),
     **dict.fromkeys(("BY_SLOT", "REREADS", "ONE_AT_A_TIME", "OWN_CACHE"), ""),
-    **dict.fromkeys(
-        (
-            "ONE_AT_A_TIME_WITH",
-            "NOT_STATIC",
-            "MASKS_SEVERAL",
-            "PLACES_ONE_TOKEN_ELSEWHERE",
-            "ATTENDS_BY_OUTPUT",
-        ),
-        "",
-    ),
-    "PASSES_POSITIONS": "",
+    **dict.fromkeys(("ONE_AT_A_TIME_WITH", "NOT_STATIC", "MASKS_SEVERAL"), ""),
+    **dict.fromkeys(("PLACES_ONE_TOKEN_ELSEWHERE", "ATTENDS_BY_OUTPUT", "PASSES_POSITIONS"), ""),
     "MIXES_POSITIONS": None,  # the classes' own modules
     "WEIGHT_QUANTIZERS": "quantizers.quantizer_gguf",
     **dict.fromkeys(("BY_ROW", "PROCESSOR_LIST"), package.PROCESSOR_MODULE),

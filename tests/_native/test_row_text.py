@@ -65,13 +65,11 @@ def test_of_a_long_text_all_is_compared_by_and_by():
 def test_wrong_arrays_change_nothing(wrong, said):
     ours = TokenText()
     ours.append(int32([1, 2]), 2, VOCAB)
-    for call in (ours.begins, ours.equals, text_hash):
+    calls = [(each, (wrong, 0)) for each in (ours.begins, ours.equals, text_hash)]
+    calls += [(ours.append, (wrong, 0, VOCAB)), (agreed, (wrong, int32([1]), 0, 1))]
+    for call, arguments in calls:
         with pytest.raises(TypeError, match="int32"):
-            call(wrong, 0)
-    with pytest.raises(TypeError, match="int32"):
-        ours.append(wrong, 0, VOCAB)
-    with pytest.raises(TypeError, match="int32"):
-        agreed(wrong, int32([1]), 0, 1)
+            call(*arguments)
     assert not sound_chain(wrong, None, 9, VOCAB)
     assert not sound_chain(int32([1]), wrong, 9, VOCAB)
     assert ours.copy().tolist() == [1, 2]
@@ -92,11 +90,7 @@ def test_lengths_outside_are_refused():
 def test_agreed_counts_equal_tokens_from_the_first():
     committed = int32([9, 1, 2, 3])
     for drafted, end, count in (
-        ([1, 2, 3, 4], 4, 3),
-        ([1, 2, 3], 3, 2),
-        ([2], 4, 0),
-        ([], 4, 0),
-        ([1, 9, 3], 4, 1),
+        *(([1, 2, 3, 4], 4, 3), ([1, 2, 3], 3, 2), ([1, 9, 3], 4, 1), ([2], 4, 0), ([], 4, 0)),
     ):
         assert agreed(int32(drafted), committed, 1, end) == count
 

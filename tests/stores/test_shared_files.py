@@ -113,29 +113,23 @@ def test_a_kill_leaves_the_old_file_or_the_new_one(tmp_path, step, count, new):
 
 MIB = 1 << 20
 TOO_LARGE = {  # sections text and names of files that are loaded into a store of 1 MiB
-    "text": (
-        [bytes(MIB + 4), lines_of([["a", MIB // 4 + 1, 0, 0, 0, 0]])],
-        "text must have at most",
-    ),
-    "names": ([b"", b"[]\n" * 400_000], "names must have at most max_bytes=1048576"),
+    "text": (bytes(MIB + 4), [["a", MIB // 4 + 1, 0, 0, 0, 0]], "text must have at most"),
+    "names": (b"", [[]] * 400_000, "names must have at most max_bytes=1048576"),
     "count": (
-        [b"", lines_of([str(i), 0, 0, 0, 0, 0] for i in range(1793))],
+        *(b"", [[str(i), 0, 0, 0, 0, 0] for i in range(1793)]),
         "must have at most 1792 namespaces with max_bytes=1048576, got more",
     ),
-    "no names": ([b"", lines_of([["", 0, 0, 0, 0, 0]] * 40_000)], "a name must be a string of 1"),
-    "lists": ([b"", b"[]\n" * 200_000], "an element is no namespace"),
-    "a long name": (
-        [b"", lines_of([["a" * (MIB // 2), 0, 0, 0, 0, 0]])],
-        "names is broken: a line",
-    ),
+    "no names": (b"", [["", 0, 0, 0, 0, 0]] * 40_000, "a name must be a string of 1"),
+    "lists": (b"", [[]] * 200_000, "an element is no namespace"),
+    "a long name": (b"", [["a" * (MIB // 2), 0, 0, 0, 0, 0]], "names is broken: a line"),
 }
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_files_that_would_take_much_memory_are_refused(content, tmp_path, name):
-    parts, says = TOO_LARGE[name]
+    text, names, says = TOO_LARGE[name]
     path = tmp_path / "large.ngs"
-    path.write_bytes(laid_out(content, KIND, parts))
+    path.write_bytes(laid_out(content, KIND, [text, lines_of(names)]))
     with memory_below(5 << 20), pytest.raises(StoreFileError, match=says):
         SharedStore.load(path, 1 << 20)
 

@@ -34,15 +34,8 @@ COUNT_OF = (0, 1, 2, 3, 5, 9, 15)
 LENGTH_OF = (2, 2, 2, 3, 4, 5, 6, 8, 12, 20, 40, 60)
 SURPRISE = (0.4, 0.2, 0.1, 0.4)
 WEIGHTS = {
-    "context 3": 0.05,
-    "resume": 0.05,
-    "session": 0.1,
-    "bias": 0.4,
-    "store": 0.4,
-    "store other": 0.2,
-    "top": 0.25,
-    "nearest": 0.1,
-    "head": 0.45,
+    **{"context 3": 0.05, "resume": 0.05, "session": 0.1, "bias": 0.4, "store": 0.4},
+    **{"store other": 0.2, "top": 0.25, "nearest": 0.1, "head": 0.45},
 }
 BESIDE_HEAD = Real(0.4)  # factor on the other weights where a head has a row
 # P(right) of a head's candidate by its probability bucket, of another token by the first one's.
