@@ -1,21 +1,22 @@
 """What ngramspec gives on a GPU, within minutes and without a network.
 
     python -m benchmarks gpu --json gpu.json                        # 8 billion parameters
-    python -m benchmarks gpu --compiled --json compiled.json        # 8 layers, compiled forwards
     python -m benchmarks gpu --device cpu --tiny --json gpu.json    # small: does it all run?
 
 A model of Llama-3.1-8B's shape with random weights is forced to generate recorded traces, a passage
 that repeats, and random text. Its computation is real, and so is what drafts find in the text. The
 parts share ``--budget``, and are written to the file as they come:
 
+contenders    whole calls of plain generate, prompt lookup and ngramspec, in turn, over dynamic and
+              static caches. With static caches ``generate`` compiles by itself. For each way, what
+              is compiled and captured, the seconds of that, and the bytes of its graphs' pools
 waits         how often a step waits for the device
-contenders    whole calls of plain generate, prompt lookup and ngramspec, in turn
 costs         of forwards of 1 to 128 positions at three contexts
 profile       where a step's time goes
 attention     the kernels, and what a number of keys that is new to them costs
 same_text     tiny models in float32: is the text plain generate's?
-other_kernel  the first text with cuDNN's attention switched off, or on if it is off
-compiled      with ``--compiled``, instead of all: whole calls, and the graphs that are captured
+
+If compiling takes too long for the budget, ngramspec has fewer widths of compiled forwards.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice, product, zip_longest
 from pathlib import Path
@@ -35,7 +36,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._dynamo.utils import counters
+from torch._dynamo.callback import callback_handler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as attend
 
@@ -46,9 +47,10 @@ from benchmarks.syncs import host_syncs, syncs_per_step
 from benchmarks.traces import PUBLIC
 from ngramspec import Speculator
 from ngramspec.cli.options import CommandOptions, check_least
-from ngramspec.hf_model.compiled import compilations
+from ngramspec.hf_model import compiled
+from ngramspec.hf_model.compiled import CACHE_SIZE_MULTIPLE, MAX_WIDTHS, compilations
 from ngramspec.measure.bench import BenchPlan, EndToEnd, SetText, summarize, to_dict
-from ngramspec.measure.calls import PLAIN, Configuration, Outcome, inputs_of, usual_configurations
+from ngramspec.measure.calls import PLAIN, Configuration, Outcome, inputs_of
 from ngramspec.measure.forwards import POSITIONS_AFTER_TEXT, forced_model, forward_seconds
 from ngramspec.measure.machine import synchronize
 from ngramspec.measure.tasks import NOTHING, Prompt, unpredictable
@@ -58,17 +60,18 @@ SHAPE: tuple[str, ...] = "hidden_size", "intermediate_size", "num_hidden_layers"
 SHAPE += "num_attention_heads", "num_key_value_heads", "vocab_size", "max_position_embeddings"
 LLAMA_8B = dict(zip(SHAPE, (4096, 14336, 32, 32, 8, 128256, 131072), strict=True))
 TINY = dict(zip(SHAPE, (32, 64, 2, 4, 2, 49152, 4096), strict=True))
-COMPILED_LAYERS = 8  # a graph of 32 layers takes a minute
 MAX_PROMPT = 2048  # tokens of a trace's prompt that are kept, from its end
 NEW, LEAST = 80, 48  # tokens of each text
 ROUNDS = 4  # texts of each task
 WAITS_GAMMA = 8  # most tokens of a draft whose steps are counted, so that there are several
 WIDTHS = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 33, 48, 64, 65, 128)
 SHOWN_WIDTHS = (1, 8, 16, 32, 64)
-FIXED_WIDTH = 8
-COPY, OURS, LOOKUP = "copy", "ngramspec", "prompt lookup 10"
-TASKS = ("edit", "tools", NOTHING, "summary", "chat", "answer", "code")  # the first to be measured
-BUDGET, COMPILED_BUDGET = 420, 240
+FIXED_WIDTH = 16
+COPY = "copy"
+TASKS = ("edit", "summary", NOTHING, "tools", "chat", "answer", "code")  # the first to be measured
+BUDGET = 600
+COMPILING_SHARE, FEW_WIDTHS = 0.35, 2  # of the budget for four widths; else, how many widths
+MAX_DRAFT = 65  # positions that a static cache has for drafts
 HEADS, GROUPS, SIZE = 32, 8, 128  # of attention, as in Llama-3.1-8B
 ROOM = 128  # free positions of the cache
 WITHOUT = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -82,17 +85,12 @@ def add_arguments(options: CommandOptions) -> None:
     options.json()
     add_traces(options, default=PUBLIC)
     options.text("--device", "DEVICE", "default: cuda", default="cuda")
-    help = f"seconds for all parts (default: {BUDGET}, with --compiled {COMPILED_BUDGET})"
-    options.text("--budget", "SECONDS", help, type=int)
+    options.text("--budget", "SECONDS", "seconds for all parts", type=int, default=BUDGET)
     options.flag("--tiny", "a tiny model and few repeats")
-    either = options.exclusive()
-    either.flag("--compiled", f"instead: compiled forwards of {COMPILED_LAYERS} layers")
-    either.add("--parts", nargs="+", choices=PARTS, metavar="PART", help="only these")
+    options.add("--parts", nargs="+", choices=PARTS, metavar="PART", help="only these")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.budget is None:
-        arguments.budget = COMPILED_BUDGET if arguments.compiled else BUDGET
     check_least(arguments, budget=1)
     parts = Parts(arguments.budget, lambda report: write(arguments, report))
     prompts: list[Prompt] = []
@@ -103,11 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
     parts.report["build_seconds"] = perf_counter() - begin
     longest = max(len(prompt.ids) for prompt in prompts)
     with forced_model(model, longest + NEW + POSITIONS_AFTER_TEXT) as set_text:
-        scene = Scene(model, prompts, set_text, arguments.tiny)
-        every = {"compiled": (1, compiled)} if arguments.compiled else PARTS
-        chosen = arguments.parts or every
+        scene = Scene(model, prompts, set_text, arguments.tiny, arguments.budget)
+        chosen = arguments.parts or PARTS
         parts.run(
-            {name: (size, part(scene)) for name, (size, part) in every.items() if name in chosen}
+            {name: (size, part(scene)) for name, (size, part) in PARTS.items() if name in chosen}
         )
     parts.report["lines"] = lines(parts.report)
     write(arguments, parts.report)
@@ -126,6 +123,7 @@ class Scene:
     prompts: list[Prompt]
     set_text: SetText
     tiny: bool
+    budget: float
 
     @property
     def new(self) -> int:
@@ -168,8 +166,6 @@ def build(arguments: argparse.Namespace) -> Any:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     shape = TINY if arguments.tiny else LLAMA_8B
-    if arguments.compiled and not arguments.tiny:
-        shape = shape | {"num_hidden_layers": COMPILED_LAYERS}
     config = LlamaConfig(**shape, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     torch.manual_seed(0)
     with torch.device(arguments.device):
@@ -206,91 +202,111 @@ def waits(scene: Scene) -> Iterator[dict[str, Any]]:
     yield found
 
 
-@contextmanager
-def counted_graphs(found: dict[str, Any]) -> Iterator[None]:
-    """Add to ``found`` what is compiled, and captured as CUDA graphs, inside the block.
+class Compiling:
+    """What is compiled, and captured as CUDA graphs, inside ``counted`` blocks.
 
-    ``pool_bytes``, what the graphs' own pools hold (None without CUDA), and ``skips``, why inductor
-    captured none, are of the whole process.
+    Attributes:
+        found: by name of the block: the ``compilations`` and their ``seconds``, the ``captures``,
+            and the bytes that were added to the graphs' own ``pools`` (None without CUDA).
     """
-    before, capture = compilations(), torch.cuda.graph.__enter__
 
-    def enter(self: Any) -> Any:
-        found["captures"] += 1
-        return capture(self)
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, Any]] = {}
+        self._depth, self._began, self._seconds = 0, 0.0, 0.0
+        callback_handler.register_start_callback(self._start)
+        callback_handler.register_end_callback(self._end)
 
-    found.setdefault("captures", 0)
-    with patch.object(torch.cuda.graph, "__enter__", enter):
-        yield
-    found["compilations"] = found.get("compilations", 0) + compilations() - before
+    def _start(self, *_: Any) -> None:
+        self._began = self._began if self._depth else perf_counter()
+        self._depth += 1
+
+    def _end(self, *_: Any) -> None:
+        self._depth -= 1
+        self._seconds += 0.0 if self._depth else perf_counter() - self._began
+
+    @contextmanager
+    def counted(self, name: str) -> Iterator[None]:
+        found = self.found.setdefault(name, {"compilations": 0, "seconds": 0.0, "captures": 0})
+        before, seconds, pools = compilations(), self._seconds, pool_bytes()
+        capture = torch.cuda.graph.__enter__
+
+        def enter(graph: Any) -> Any:
+            found["captures"] += 1
+            return capture(graph)
+
+        with patch.object(torch.cuda.graph, "__enter__", enter):
+            yield
+        found["compilations"] += compilations() - before
+        found["seconds"] += self._seconds - seconds
+        now = pool_bytes()
+        found["pools"] = None if now is None else found.get("pools", 0) + now - (pools or 0)
+
+
+def pool_bytes() -> int | None:
+    """The bytes of the CUDA graphs' own pools; None without CUDA."""
+    if not torch.cuda.is_available():
+        return None
     cuda: Any = torch.cuda
-    known = cuda.memory_snapshot() if cuda.is_available() else None
-    pools = [each for each in known or () if any(each.get("segment_pool_id", ()))]
-    found["pool_bytes"] = None if known is None else sum(each["total_size"] for each in pools)
-    found["skips"] = {why: n for why, n in counters["inductor"].items() if "cudagraph" in why}
+    pools = [each for each in cuda.memory_snapshot() if any(each.get("segment_pool_id", ()))]
+    return int(sum(each["total_size"] for each in pools))
 
 
 class Bench(EndToEnd):
-    """Whole calls, one prompt after another; ``graphs``: what each configuration captured."""
+    """Whole calls, one prompt after another."""
 
     def __init__(self, scene: Scene, ways: list[Configuration], prompts: list[Prompt]) -> None:
         plan = BenchPlan(1 if scene.tiny else 2, scene.new, 2, cost_repeats=1 if scene.tiny else 3)
         super().__init__(scene.model, ways, plan, set_text=scene.set_text)
-        self.prompts = prompts
-        self.graphs: dict[str, dict[str, Any]] = {}
+        self.prompts, self.budget = prompts, scene.budget
+        self.compiling = Compiling()
 
     def call(self, configuration: Configuration, prompt: Prompt, new: int) -> Outcome:
         """See EndToEnd."""
-        if not configuration.compiled:
-            return super().call(configuration, prompt, new)
-        with counted_graphs(self.graphs.setdefault(configuration.name, {})):
+        with self.compiling.counted(configuration.name):
             return super().call(configuration, prompt, new)
 
     def units(self) -> Iterator[dict[str, Any]]:
         """Try every configuration, and then measure prompt by prompt; yields all results so far."""
         longest = max(self.prompts, key=lambda prompt: len(prompt.ids))
-        for way in self.configurations[:]:
-            self.try_out(way, longest)
-            yield self.found()
-        for prompt in self.prompts:
-            self.measure((prompt.task, None), [prompt])
-            yield self.found()
+        with ExitStack() as fewer:
+            for way in self.configurations[:]:
+                self.try_out(way, longest)
+                if way.name == STATIC:
+                    seconds = self.compiling.found[STATIC]["seconds"]
+                    if (MAX_WIDTHS + 1) * seconds > COMPILING_SHARE * self.budget:
+                        fewer.enter_context(patch.object(compiled, "MAX_WIDTHS", FEW_WIDTHS))
+                yield self.found()
+            for prompt in self.prompts:
+                self.measure((prompt.task, None), [prompt])
+                yield self.found()
 
     def found(self) -> dict[str, Any]:
         """All results so far."""
-        summary = {"summary": summarize(self.measured), **to_dict(self.measured)}
-        return summary | ({"graphs": self.graphs} if self.graphs else {})
+        graphs = {"compiling": self.compiling.found, "widths": compiled.MAX_WIDTHS}
+        return {"summary": summarize(self.measured), **to_dict(self.measured), **graphs}
+
+
+STATIC, OURS, OURS_STATIC = "plain, static", "ngramspec", "ngramspec, static"
 
 
 def contenders(scene: Scene) -> Iterator[dict[str, Any]]:
-    """Whole calls."""
-    ways = usual_configurations(lookups=(10,), speculators=[{"tree": None}])
+    """Whole calls. All static caches have one size, so that each forward is compiled once."""
+    longest = max(len(prompt.ids) for prompt in scene.prompts) + scene.new + MAX_DRAFT
+    size = -(-longest // CACHE_SIZE_MULTIPLE) * CACHE_SIZE_MULTIPLE
+    static = {"cache_implementation": "static", "max_cache_len": size}
+    lookup = {"prompt_lookup_num_tokens": 10}
+    ways = [
+        Configuration(PLAIN),
+        Configuration(STATIC, static, compiled=True),
+        Configuration(OURS, {}, {}),
+        Configuration(OURS_STATIC, static, {}, compiled=True),
+        Configuration(
+            f"{OURS_STATIC}, width {FIXED_WIDTH}", static, {"width": FIXED_WIDTH}, compiled=True
+        ),
+        Configuration("lookup", lookup),
+        Configuration("lookup, static", lookup | static, compiled=None),
+    ]
     return Bench(scene, ways, scene.prompts).units()
-
-
-def other_kernel(scene: Scene) -> Iterator[dict[str, Any]]:
-    """The first text, with cuDNN's attention switched."""
-    backend: Any = torch.backends.cuda
-    device, on = scene.model.device.type, backend.cudnn_sdp_enabled()
-    ways = usual_configurations(lookups=())
-    units = Bench(scene, ways, scene.prompts[:1]).units() if device == "cuda" else iter(())
-    while True:
-        backend.enable_cudnn_sdp(not on)
-        try:
-            found = next(units, None)
-        finally:
-            backend.enable_cudnn_sdp(on)
-        if found is None:
-            return
-        yield {"cudnn": not on, **found}
-
-
-def compiled(scene: Scene) -> Iterator[dict[str, Any]]:
-    """Whole calls with compiled forwards over static caches, and without."""
-    ways = usual_configurations(lookups=(), widths=(FIXED_WIDTH,), compiled=True)
-    chosen = [way for way in ways if way.compiled or not way.static]
-    prompts = [each for each in scene.prompts if each.task in TASKS]  # for caches of few sizes
-    return Bench(scene, chosen, prompts or scene.prompts).units()
 
 
 def costs(scene: Scene) -> Iterator[dict[int, dict[int, float]]]:
@@ -331,24 +347,27 @@ def same_text(scene: Scene) -> Iterator[list[dict[str, Any]]]:
 
 # What is done, in this order, with its share of the budget.
 PARTS: dict[str, tuple[int, Callable[[Scene], Iterator[Any]]]] = {
+    "contenders": (70, contenders),
     "waits": (5, waits),
-    "contenders": (50, contenders),
-    "costs": (9, costs),
-    "profile": (9, steps),
-    "attention": (7, attention),
-    "same_text": (12, same_text),
-    "other_kernel": (8, other_kernel),
+    "costs": (8, costs),
+    "profile": (5, steps),
+    "same_text": (6, same_text),
+    "attention": (6, attention),
 }
 
 
 def lines(report: dict[str, Any]) -> list[str]:
     """The results in short, as far as they were measured."""
-    found = [speedups(report.get("contenders"), OURS, (PLAIN, LOOKUP))]
-    found.append(
-        speedups(report.get("compiled"), f"{OURS}, compiled", (f"{PLAIN}, compiled", PLAIN))
-    )
-    graphs = (report.get("compiled") or {}).get("graphs", {}).items()
-    found.append(("CUDA graphs", [f"{way} {each['captures']}" for way, each in graphs]))
+    contenders = report.get("contenders") or {}
+    found = [
+        (f"speed of {way}, over {PLAIN} and {STATIC}", ratios)
+        for way, ratios in speedups(contenders.get("summary", ())).items()
+    ]
+    for way, each in contenders.get("compiling", {}).items():
+        if each["compilations"]:
+            size = "" if each["pools"] is None else f", {each['pools'] / 1e6:.0f} MB of pools"
+            counts = f"{each['compilations']} compilations, {each['captures']} captures"
+            found.append((f"compiling {way}", [f"{counts}, {each['seconds']:.0f} s{size}"]))
     by_context = [
         f"{' '.join(f'{seconds[n] / seconds[1]:.2f}' for n in SHOWN_WIDTHS)}"
         f" of {1000 * seconds[1]:.1f} ms at {context}"
@@ -363,19 +382,17 @@ def lines(report: dict[str, Any]) -> list[str]:
     return [f"{title}: {'; '.join(values)}" for title, values in found if values]
 
 
-def speedups(
-    found: dict[str, Any] | None, ours: str, others: Sequence[str]
-) -> tuple[str, list[str]]:
-    """A title, and by task how fast a configuration is, relative to others."""
-    ratios: dict[str, dict[str, float]] = {}
-    for row in (found or {}).get("summary", ()):
-        ratios.setdefault(row["task"], {})[row["way"]] = row["ratio"]
-    title = f"speedup of {ours} over {' and '.join(others)}"
-    return title, [
-        f"{task} {', '.join(f'{ratio[ours] / ratio[way]:.2f}' for way in others)}"
-        for task, ratio in ratios.items()
-        if ratio.keys() >= {ours, *others}
-    ]
+def speedups(summary: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """For each way but the first baseline, by task: its speed over both baselines."""
+    by_task: dict[str, dict[str, float]] = {}
+    for row in summary:
+        by_task.setdefault(row["task"], {})[row["way"]] = row["ratio"]
+    found: dict[str, list[str]] = {}
+    for task, ratio in by_task.items():
+        for way in ratio.keys() - {PLAIN}:
+            static = f"{ratio[way] / ratio[STATIC]:.2f}" if STATIC in ratio else "?"
+            found.setdefault(way, []).append(f"{task} {ratio[way]:.2f}, {static}")
+    return found
 
 
 def attend_as(way: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

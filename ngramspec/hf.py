@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ngramspec.decoding.request import Request, mtp_head
-from ngramspec.decoding.setup import decode, version_fault
+from ngramspec.decoding.setup import decode, version_fault, warmed_up
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made_by_generate
 from ngramspec.hf_model.facts import REFUSED_AT_ONCE, refusal
@@ -89,6 +89,27 @@ def speculate(
         if kwargs.get("custom_generate") is not None:
             return plain(*call.args, **kwargs)
         return call.speculate(speculator, unsupported="plain")
+
+
+def run_in_hook(
+    model: Any,
+    plain: Callable[..., Any],
+    decode: Callable[[Request], Any],
+    speculator: Speculator,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Let a model's ``generate``, here ``plain``, prepare a call, and return what decodes it.
+
+    Unsupported calls raise an UnsupportedError.
+    """
+    with end_streamer_on_error(kwargs):
+        call = GenerateArguments(plain, model, args, kwargs)
+        refused = version_fault() or call.refused()
+        if refused is not None:
+            raise UnsupportedError(refused)
+        found, _ = call.run(decode, speculator, call.prepare(speculator), unsupported="error")
+    return found
 
 
 def checked(given: Speculator | None) -> Speculator:
@@ -442,6 +463,31 @@ class Enabled:
         """The counts and times of the Speculator's calls."""
         return self.speculator.stats
 
+    def warm_up(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
+        """Compile what calls like this one need, so that none of them waits for it.
+
+        It runs the prompt and generates nothing. Later calls are compiled if their static caches
+        have the same size, so pass the prompt and ``max_new_tokens`` of the longest one.
+
+        Args:
+            *args: positional arguments of ``model.generate``.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            The numbers of positions of the compiled forwards; empty: such calls compile nothing.
+
+        Raises:
+            UnsupportedError: such calls do not support speculation.
+
+        Example:
+            ``handle.warm_up(**inputs, max_new_tokens=512, cache_implementation="static")``
+        """
+        plain = self._patched.plain
+        widths: tuple[int, ...] = run_in_hook(
+            self.model, plain, warmed_up, self.speculator, args, kwargs
+        )
+        return widths
+
     def disable(self) -> None:
         """Switch speculation off; further calls do nothing.
 
@@ -481,7 +527,8 @@ def enable(model: Any, speculator: Speculator | None = None) -> Enabled:
         speculator: how to speculate; None: a new Speculator().
 
     Returns:
-        A handle with ``stats``, ``speculator`` and ``disable()``. It is a context manager, too.
+        A handle with ``stats``, ``speculator``, ``warm_up()`` and ``disable()``. It is a context
+        manager, too.
 
     Example:
         ``handle = ngramspec.enable(model); model.generate(**inputs); print(handle.stats)``

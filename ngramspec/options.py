@@ -172,8 +172,8 @@ class Options:
         words=(True, False, None),
         doc="whether forwards after the prefill run as compiled graphs, which needs a static cache."
         " None: where the baseline compiles (GPUs with static caches), with the call's"
-        ' compile_config. True: on a CPU, too. False: never. With width="fit", compiled forwards'
-        " are padded to a few widths. With CUDA graphs, calls must not overlap",
+        ' compile_config. True: on a CPU, too. False: never. With width="fit", forwards over static'
+        " caches are padded to at most four widths. With CUDA graphs, calls must not overlap",
         page="advanced.md#compiled-forwards",
     )
     policy: Policy = option(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, opened
-from ngramspec.decoding.setup import version_fault
 from ngramspec.errors import UnsupportedError
-from ngramspec.hf import GenerateArguments, checked, end_streamer_on_error
+from ngramspec.hf import checked, run_in_hook
 from ngramspec.speculator import Speculator
 
 __all__ = ["Added", "JointSteps", "OpenGeneration", "open_generation"]
@@ -42,13 +41,7 @@ def open_generation(
         ``with open_generation(model, ids, max_new_tokens=64) as run: first = run.step()``
     """
     speculator = checked(speculator)
-    with end_streamer_on_error(kwargs):
-        call = GenerateArguments(model.generate, model, args, kwargs)
-        refused = version_fault() or call.refused()
-        if refused is not None:
-            raise UnsupportedError(refused)
-        head = call.prepare(speculator)
-        found, _ = call.run(opened, speculator, head, unsupported="error")
+    found = run_in_hook(model, model.generate, opened, speculator, args, kwargs)
     if not isinstance(found, OpenGeneration):
         name = type(model).__name__
         raise UnsupportedError(

@@ -82,7 +82,11 @@ class DecodeLoop:
             with self.target.decoding():
                 while unfinished:
                     unfinished = self.advance()
-            return self.group.sequences()
+            sequences = self.group.sequences()
+            if self.sampler.streamer is not None:
+                self.sampler.streamer.end()
+            self.target.compile_missing()
+            return sequences
         finally:
             self.close()
 
@@ -265,7 +269,7 @@ class DecodeLoop:
         costs, target = self.costs, self.target
         if step.prefill:
             self.prefill_length.learn(drafted, accepted)
-            if costs is not None:
+            if costs is not None and not target.compiling:
                 positions = target.prefill_positions + step.width - 1
                 costs.record_prefill(step.forward_seconds, positions)
         else:

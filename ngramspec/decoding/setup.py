@@ -9,6 +9,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -87,13 +88,13 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
 
         if not must_lockstep(sampler, target):
             target.make_ragged()
-    _warn(request, target)
     learns_costs = options.planned_gamma == "auto"
     if target.pending is not None and learns_costs:
         target.pending.price()
     if reads_states:
         target.read_states()
     costs = _step_costs(request, options, target)
+    _warn(request, target)
     learned = costs if learns_costs else None
     observer = request.observer
     section = no_section if observer is None else observer.section
@@ -131,9 +132,15 @@ def _target(request: Request, options: Options, stop: StopRules) -> Target:
         request.model_kwargs,
         width=options.fixed_width,
         compiled=options.compiled,
-        gamma_max=options.gamma if isinstance(options.gamma, int) else options.longest,
+        gamma_max=_longest_draft(request, options),
         beams=request.beams,
     )
+
+
+def _longest_draft(request: Request, options: Options) -> int:
+    if request.drafter().spec == "none":
+        return 0
+    return options.gamma if isinstance(options.gamma, int) else options.longest
 
 
 def _warn(request: Request, target: Target) -> None:
@@ -143,6 +150,13 @@ def _warn(request: Request, target: Target) -> None:
         request.log_once(
             "the model is in training mode, where dropout changes every forward and so the text,"
             " with and without speculation; call model.eval()"
+        )
+    widths = target.to_compile()
+    if widths:
+        shown = " and ".join(map(str, widths))
+        request.log_once(
+            f"compiling forwards of {shown} positions, which may take minutes; later calls with a"
+            " static cache of the same size do not wait for it"
         )
     if target.no_drafts is not None:
         request.log_once(f"steps have no drafts: {target.no_drafts}")
@@ -330,7 +344,7 @@ def _step_costs(request: Request, options: Options, target: Target) -> StepCosts
         dtype=str(target.model.dtype).removeprefix("torch."),
         attention=target.facts.attention,
         static=target.facts.static,
-        compiled=bool(target.widths),
+        compiled=target.compiled,
     )
     rows = target.prompt.shape[0]
     if saved is not None:
@@ -341,8 +355,10 @@ def _step_costs(request: Request, options: Options, target: Target) -> StepCosts
             saved = None
             request.log_once(f"not using the saved costs: {'; '.join(differences)}")
     pending = 0 if target.pending is None else target.pending.max_tokens
+    model = model_of(target.model, kind, saved)
+    target.choose_widths(lambda n: np.exp(model.logs(rows, rows * np.arange(1, n + 1))))
     return StepCosts(
-        model_of(target.model, kind, saved),
+        model,
         options.longest + 1 + pending,
         rows=rows,
         pads=not target.facts.recurrent,  # a rejected position would undo a recurrent state
@@ -390,6 +406,17 @@ def decode(request: Request) -> Any:
     return decode_plainly(request, fault, synced_gpus=bool(request.synced_gpus))
 
 
+def warmed_up(request: Request) -> tuple[int, ...]:
+    """Run a request's prompt, and compile all widths; return them. Nothing is generated."""
+    loop = loop_of(request)
+    try:
+        loop.target.prefill()
+        loop.target.compile_missing()
+        return loop.target.widths if loop.target.compiled else ()
+    finally:
+        loop.close()
+
+
 def ranks_for(request: Request) -> Ranks | None:
     """The processes that decode a call together; None: only this one."""
     if not request.synced_gpus and not (dist.is_available() and dist.is_initialized()):
@@ -434,6 +461,4 @@ def _speculate(request: Request) -> Any:
     )
     if request.generation_config.return_dict_in_generate:
         output.stats = stats
-    if request.streamer is not None:
-        request.streamer.end()
     return output

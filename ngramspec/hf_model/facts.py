@@ -100,6 +100,7 @@ class Facts(ModelFacts):
     unaligned: str | None  # why the cache's positions will not match the masks, or None
     padding_notice: PaddingNotice | None  # what warns of padding in a forward without a mask
     ragged: bool = False  # whether rows may accept different numbers of tokens
+    compiled: bool = False  # whether forwards after the prefill are compiled
 
     @property
     def placed(self) -> bool:
@@ -351,7 +352,7 @@ FACTS = (
     Fact(
         "an encoder-decoder model",
         lambda f: f.encodes,
-        (_JOINT, _DRAFT, _FIT, (_COMPILED, "remove it")),
+        (_JOINT, _DRAFT, _FIT),
     ),
     Fact(
         "a batch of {0.rows} rows",
@@ -396,7 +397,7 @@ FACTS = (
     Fact(
         "attentions or hidden states asked for",
         lambda f: f.states,
-        (_TREES, _JOINT, _DRAFT, _ONCE, (_COMPILED, "do not ask for them")),
+        (_TREES, _JOINT, _DRAFT, _ONCE),
     ),
     Fact(
         "hooks on modules, which may rely on all rows of the call, or on its prompt alone",
@@ -422,15 +423,20 @@ FACTS = (
     Fact(
         "attentions asked for, whose shape depends on the cache's size",
         lambda f: f.asks_attentions,
-        ((_WIDTH, _NO_ATTENTIONS),),
+        ((_WIDTH, _NO_ATTENTIONS), (_COMPILED, _NO_ATTENTIONS)),
     ),
+    Fact("a model that counts its positions itself", lambda f: not f.takes_positions, (_JOINT,)),
     Fact(
-        "a model that counts its positions itself",
-        lambda f: not f.takes_positions,
-        (_JOINT, _UNCOMPILED),
+        "compiled forwards of a model that counts its positions itself",  # they have no hooks
+        lambda f: f.compiled and not f.takes_positions,
+        (_TREES,),
     ),
     Fact("unknown modules that count positions", lambda f: not f.placed, (_TREES, _RAGGED, _FIT)),
-    Fact("a model that gives no positions to padding", lambda f: f.skips_padding, (_DRAFT,)),
+    Fact(
+        "a model that gives no positions to padding",
+        lambda f: f.skips_padding,
+        (_DRAFT, _UNCOMPILED),
+    ),
     Fact(
         "a model that warns of padding tokens without a mask (GPT-2)",
         lambda f: f.padding_notice is not None,
@@ -439,7 +445,7 @@ FACTS = (
     Fact(
         "a prefill whose positions do not match its masks: {0.unaligned}",
         lambda f: f.unaligned is not None,
-        (_DRAFTS, _JOINT, _DRAFT, _ONCE, _WIDTH, _COMPILED),
+        (_DRAFTS, _JOINT, _DRAFT, _ONCE, _WIDTH),
     ),
     Fact(
         "a static cache that holds less than a window, under masks that the model makes",
@@ -448,7 +454,7 @@ FACTS = (
             and f.longest - 1 > f.reach
             and (f.encodes or f.windows is None or not f.takes_masks)
         ),
-        (_DRAFTS, _WIDTH, _COMPILED),
+        (_DRAFTS, _WIDTH),
     ),
     Fact(
         "a model that makes or changes its masks itself, for example with ALiBi",

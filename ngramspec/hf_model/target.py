@@ -7,8 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from ngramspec.draft import Float64
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
@@ -54,6 +56,7 @@ class Forward:
         width: positions of the forward in every row, including padding.
         outputs: of the model; None: the forward was interrupted.
         reread: whether it read the whole text again.
+        trial: whether it will be undone.
     """
 
     block: torch.Tensor | None = None
@@ -63,6 +66,7 @@ class Forward:
     width: int = 1
     outputs: Any = None
     reread: bool = False
+    trial: bool = False
 
 
 class Target:
@@ -75,7 +79,6 @@ class Target:
         device: on which the model takes its inputs.
         prompt: int64 (batch, n), on this device; ``prompt_ids`` on the host.
         prompt_mask: the prompt's mask on the host, int64 (batch, n or more); None: none was given.
-        widths: allowed widths of the forwards after the prefill, ascending; empty: any width.
         pending: accepted tokens that the next forward runs again; None: the model is not recurrent.
         no_drafts: why nothing can be drafted; None: drafts are allowed.
         hidden: input of the head in the last forward, (batch, n + 1, d), if ``keep_hidden``.
@@ -140,9 +143,12 @@ class Target:
             self._shapes = ForwardShapes(
                 facts, self.cache, width=width, compiled=compiled, gamma_max=gamma_max
             )
-        self.widths: tuple[int, ...] = () if self._shapes is None else self._shapes.widths
         self._room: Room | None = None  # of a static cache, from the prefill on
-        self._run: Callable[..., Any] = model if self._shapes is None else self._shapes.run
+        self._graphs = None if self._shapes is None else self._shapes.graphs
+        if self._graphs is not None:
+            self.facts = replace(facts, compiled=True)
+        self._costs: Callable[[int], Float64] = np.ones
+        self._run: Callable[..., Any] = model if self._graphs is None else self._graphs
         once = beams > 1 and why_unsupported(Ability.ONE_PREFILL, facts) is None
         self._copies = beams if once else 1  # copies made of each row that the prefill runs
         self._unordered = False  # whether the prefill's rows may have to be reordered
@@ -166,6 +172,15 @@ class Target:
             from ngramspec.hf_model.outputs import StateChannel  # few calls have heads
 
             self.states = StateChannel(self.model, self.prompt_mask, len(self.prompt))
+
+    def choose_widths(self, costs: Callable[[int], Float64]) -> None:
+        """Choose the widths of a static cache's forwards; call it before the prefill.
+
+        ``costs(n)`` returns the times of forwards of 1 to n positions, float64 (n,).
+        """
+        if self._shapes is not None:
+            self._shapes.choose(costs)
+            self._costs = costs
 
     def make_ragged(self) -> None:
         """Let rows accept different numbers of tokens; call it before the prefill."""
@@ -191,14 +206,24 @@ class Target:
         return models.head_size(self.model)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Allowed widths of the forwards after the prefill, ascending; empty: any width."""
+        return () if self._shapes is None else self._shapes.widths
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the forwards after the prefill are compiled."""
+        return self._graphs is not None
+
+    @property
     def compiling(self) -> bool:
-        """Whether the last forward spent its time compiling."""
-        return self._shapes is not None and self._shapes.compiling
+        """Whether the last forward, or the prefill, spent its time compiling."""
+        return self._graphs is not None and self._graphs.compiled
 
     @property
     def wants_hidden(self) -> bool:
         """Whether the next forward collects the input of the model's head."""
-        return self.keep_hidden and not self.widths  # no hook in a compiled forward
+        return self.keep_hidden and not self.compiled  # no hook in a compiled forward
 
     @property
     def prefill_positions(self) -> int:
@@ -266,7 +291,7 @@ class Target:
             outputs = forwards.prefill(self.model, prompt, config, kwargs)
         if outputs.logits.shape[1] < 1 + count:
             raise self._missing(outputs.logits, 1 + count)
-        if self.states is not None and not self.widths:
+        if self.states is not None and not self.compiled:
             self.states.keep_prompt(count)
         self.hidden = self._copied(hidden[-1][:, -1 - count :]) if hidden else None
         self.inputs.carry(outputs)
@@ -292,7 +317,35 @@ class Target:
         if self._recorder is not None:
             self._recorder.keep_prefill(outputs)
         self._unordered = self._copies == 1  # the rows of a given cache may differ
+        self._compile(self.to_compile())
         return self._copied(outputs.logits[:, -1 - count :])
+
+    def to_compile(self) -> list[int]:
+        """The widths that are compiled after the prefill."""
+        return [] if self._shapes is None else self._shapes.to_compile()
+
+    def compile_missing(self) -> None:
+        """Compile the widths that were not compiled during the generation, after its end."""
+        if self._shapes is not None and self._shapes.missing:
+            self._shapes.choose(self._costs)  # which are known better now
+            self._compile(self._shapes.to_compile(missing=True))
+
+    def _compile(self, widths: Sequence[int]) -> None:
+        if widths:
+            assert self._shapes is not None
+            free = (self.cache.capacity or 0) - self._slots
+            with self.decoding():
+                self._shapes.compile([each for each in widths if each <= free], self._try)
+
+    def _try(self, width: int) -> None:
+        """Run a forward of any tokens after the committed ones, and undo it."""
+        rows, text = len(self.prompt), None
+        if self.facts.reads_text:
+            after = self.prompt.new_zeros((rows, self._slots + 1 - self.prompt.shape[1]))
+            text = torch.cat((self.prompt, after), dim=1)
+        block = torch.zeros((rows, width), dtype=torch.int64, device="cpu")
+        self.forward(Forward(block=block, lengths=[width] * rows, committed=text, trial=True))
+        self._undo()
 
     def _check_lengths(self) -> None:
         """Rule drafts out if a hook has shortened the cache so that one mask does not fit.
@@ -351,7 +404,7 @@ class Target:
 
     def _collect(self, entered: ExitStack, hidden: bool) -> list[torch.Tensor]:
         """Collect states for heads, and return the inputs of the model's head if ``hidden``."""
-        if self.states is not None and not self.widths:  # a compiled forward has no hooks
+        if self.states is not None and not self.compiled:  # such a forward has no hooks
             entered.enter_context(self.states.reading())
         if not hidden:
             return []
@@ -383,7 +436,7 @@ class Target:
 
                 keys = self.cache.length() + forward.width
                 entered.enter_context(causal_topk(self.model, forward.width, keys))
-            if self.facts.hooks_positions:
+            if self.facts.hooks_positions and not self.compiled:
                 entered.enter_context(self.inputs.take_positions(inputs))
             hidden = self._collect(entered, self.wants_hidden)
             outputs = self._run(**inputs, return_dict=True)
@@ -409,7 +462,7 @@ class Target:
         self.replayed_positions = positions - new
         forward.block, forward.width, self._forward = block, width, forward
         if checkpoint is not None:
-            if new > 1 or self._outlives:
+            if new > 1 or forward.trial or self._outlives:
                 checkpoint.save()
             else:
                 checkpoint.discard()
@@ -533,10 +586,14 @@ class Target:
 
     def without_drafts(self, reason: str) -> None:
         """Undo the last forward, and allow no further drafts in this generation."""
+        self._undo()
+        self.no_drafts = reason
+
+    def _undo(self) -> None:
+        """Undo the last forward."""
         assert self._forward is not None
         self._forward.outputs = None
         self.rollback([()] * len(self.prompt))
-        self.no_drafts = reason
 
     def keep_rows(self, rows: Collection[int]) -> None:
         """Run only these present rows later. Values of others are meaningless from then on."""

@@ -191,9 +191,6 @@ class EndToEnd:
 
     def turns(self, prompt: Prompt, plain: list[int], first: int) -> None:
         """All repeats of one prompt; the first begins with the configuration ``first``."""
-        for configuration in self.configurations:
-            if configuration.compiled:  # another prompt may compile again
-                self.call(configuration, prompt, self.plan.new)
         for repeat in range(self.plan.repeats):
             prefill = self.call(self.configurations[0], prompt, 1)
             key = (prompt.task, prompt.length, prompt.id)

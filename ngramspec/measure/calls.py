@@ -92,12 +92,13 @@ class Configuration:
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     speculator: dict[str, Any] | Speculator | None = None  # or the arguments of one for each call
-    compiled: bool = False  # whether ``generate`` must compile the forward, on a CPU, too
+    # Whether forwards over a static cache are compiled, on a CPU, too; None: as ``generate`` does.
+    compiled: bool | None = False
 
     @property
     def static(self) -> bool:
         """Whether its forwards run over a static cache, not a dynamic one."""
-        return self.compiled or "cache_implementation" in self.arguments
+        return bool(self.compiled) or "cache_implementation" in self.arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +214,10 @@ class ModelCaller:
 
     def _compiling(self, configuration: Configuration) -> dict[str, Any]:
         """The arguments that make ``generate`` compile, or keep a static cache from doing so."""
-        if not configuration.compiled:
-            return {"disable_compile": True} if configuration.static else {}
-        mode = "default" if device_of(self.model).type == "cpu" else "reduce-overhead"
-        config = compile_config(dynamic=False, mode=mode)  # a changed one compiles again
-        return {"compile_config": config}
+        if configuration.compiled and device_of(self.model).type == "cpu":
+            return {"compile_config": compile_config(dynamic=False, mode="default")}
+        never = configuration.static and configuration.compiled is False
+        return {"disable_compile": True} if never else {}
 
 
 def _counted(

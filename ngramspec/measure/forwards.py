@@ -20,8 +20,8 @@ from ngramspec.hf_model.attention import in_place
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache
 from ngramspec.hf_model.compat.devices import device_of
-from ngramspec.hf_model.compat.forwards import forget_compiled_call
 from ngramspec.hf_model.compat.positions import given_positions
+from ngramspec.hf_model.compiled import forget_graphs
 from ngramspec.measure.machine import synchronize
 from ngramspec.measure.traces import RecordedTopTokens
 from ngramspec.verification.evidence import leading
@@ -136,7 +136,7 @@ def forced_model(model: Any, capacity: int) -> Iterator[Callable[[Sequence[int] 
     finally:
         model.__class__ = kind
         delattr(model, TARGETS)
-        forget_compiled_call(model)  # it was compiled for the subclass
+        forget_graphs(model)  # it was compiled for the subclass
 
 
 @contextmanager

@@ -9,9 +9,15 @@ from doubles import Clock
 
 from benchmarks import gpu
 from benchmarks.__main__ import main
+from ngramspec.hf_model import compiled
 
 TINY = ["gpu", "--device", "cpu", "--tiny", "--budget", "1000"]
-TITLES = ("speedup of ngramspec over plain", "cost of 1, 8, 16, 32, 64 positions", "waits a step")
+TITLES = (
+    "speed of ngramspec, static, over plain and plain, static: ",
+    "compiling ngramspec, static: ",
+    "cost of 1, 8, 16, 32, 64 positions",
+    "waits a step",
+)
 
 
 @pytest.mark.slow
@@ -22,11 +28,17 @@ def test_every_part_runs_and_three_lines_sum_up(tmp_path, capsys):
     found = json.loads(out.read_text())
     assert found["failed"] == {}
     assert found["unfinished"] == []
-    assert found.keys() >= set(gpu.PARTS) - {"other_kernel"}  # needs CUDA
-    printed = capsys.readouterr().out.splitlines()[-3:]
+    assert found.keys() >= set(gpu.PARTS)
+    printed = capsys.readouterr().out.splitlines()[-len(found["lines"]) :]
     assert printed == found["lines"]
-    for line, title in zip(printed, TITLES, strict=True):
-        assert line.startswith(title)
+    assert all(any(line.startswith(title) for line in printed) for title in TITLES)
+    compiled_ways = {"plain, static", "ngramspec, static", "ngramspec, static, width 16"}
+    ways = {row["way"] for row in found["contenders"]["summary"]}
+    assert ways == {"plain", "lookup", "lookup, static", "ngramspec", *compiled_ways}
+    compiling = found["contenders"]["compiling"]
+    counts = {way: each["compilations"] for way, each in compiling.items()}
+    assert {way for way, count in counts.items() if count} == compiled_ways
+    assert counts["ngramspec, static"] <= compiled.MAX_WIDTHS
     tasks = {row["task"] for row in found["contenders"]["summary"]}
     assert tasks >= {*gpu.TASKS, gpu.COPY}
     assert all(row["same"] == row["prompts"] for row in found["contenders"]["summary"])

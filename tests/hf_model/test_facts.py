@@ -102,6 +102,9 @@ CASES = {
     "router logits in the config": {"model": Routed(output_router_logits=True)},
     "attentions asked for, whose shape depends on the cache's size": {"states": ("attentions",)},
     "a model that counts its positions itself": {"takes_positions": False, "hooks_positions": True},
+    "compiled forwards of a model that counts its positions itself": {
+        "takes_positions": False, "hooks_positions": True, "compiled": True,
+    },
     "unknown modules that count positions": {"takes_positions": False},
     "a model that gives no positions to padding": {"skips_padding": True},
     "a model that warns of padding tokens without a mask (GPT-2)": {

@@ -1,0 +1,130 @@
+"""Compiled forwards on the pretended GPU: how many widths, and when they are compiled."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from gpu import cases
+from gpu.device import on_gpu, pretended
+
+import ngramspec
+from ngramspec import Speculator
+from ngramspec.hf_model import compiled
+from ngramspec.hf_model.compat.caches import cache_of
+
+NEW = 200
+STATIC = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0} | {
+    "cache_implementation": "static",
+    "max_new_tokens": NEW,
+}
+PROMPTS = [torch.tensor([row]) for row in (cases.TEXT, cases.OTHER, cases.TEXT * 2)]
+
+
+class Compiler:
+    """Compiles a forward of a new shape in its first run, and captures it in its second one.
+
+    Attributes:
+        events: in order, the widths compiled and captured, "token" for each, and "end".
+        widths: of all forwards.
+    """
+
+    def __init__(self, model):
+        self.model, self.events, self.widths = model, [], []
+        self.runs, self.count = Counter(), 0
+
+    def get_compiled_call(self, settings):
+        assert settings.dynamic is False
+        return lambda **inputs: self.run(**inputs)
+
+    def run(self, **inputs):
+        width = inputs["input_ids"].shape[1]
+        size = cache_of(inputs).layers[0].max_cache_len
+        self.runs[width, size] += 1
+        self.widths.append(width)
+        if self.runs[width, size] <= 2:
+            self.count += 1
+            self.events.append(width)
+        return self.model(**inputs)
+
+    def put(self, tokens):
+        self.events.append("token")
+
+    def end(self):
+        self.events.append("end")
+
+
+@pytest.fixture
+def gpu():
+    with pretended() as gpu:
+        yield gpu
+
+
+@pytest.fixture
+def compiler(gpu, monkeypatch):
+    model = cases._model("llama", True)
+    found = Compiler(model)
+    monkeypatch.setattr(model, "get_compiled_call", found.get_compiled_call)
+    monkeypatch.setattr(compiled, "compilations", lambda: found.count)
+    compiled._ready.clear()
+    yield found
+    compiled._ready.clear()
+
+
+def plain(prompt, **kwargs):
+    on_cpu = STATIC | {"cache_implementation": None} | kwargs
+    return cases._model("llama", False).generate(prompt, **on_cpu)
+
+
+@pytest.mark.parametrize("compiles", [True, False], ids=["compiled", "uncompiled"])
+def test_static_calls_use_at_most_four_widths_for_chains_and_trees(compiler, gpu, compiles):
+    widths, waits = set(), []
+    speculator = Speculator(on_step=lambda event: widths.add(event.width if event.index else 1))
+    settings = STATIC | {"speculator": speculator, "disable_compile": not compiles}
+    for prompt in (*PROMPTS[:2], PROMPTS[0]):
+        text, before = plain(prompt), compiler.count
+        known = cases.noisy(text.tolist(), cases.Case())
+        with gpu.watch(compiler.model) as seen:
+            out = ngramspec.generate(
+                compiler.model, on_gpu(prompt), reference_ids=known, **settings
+            )
+        assert out.tolist() == text.tolist()
+        if compiler.count == before:
+            waits += [each.count() for each in seen.parts()[2:-1]]
+    assert {1} < widths
+    assert len(widths) <= compiled.MAX_WIDTHS
+    assert set(compiler.widths) == (widths if compiles else set())
+    assert max(waits) == 1
+    assert speculator.stats.accepted > 300
+    assert speculator.stats.target_calls > 50
+
+
+def test_nothing_is_compiled_between_two_tokens(compiler, caplog):
+    speculator, before = Speculator(), 0
+    for prompt in PROMPTS:
+        ids = on_gpu(prompt)
+        ngramspec.generate(compiler.model, ids, speculator=speculator, streamer=compiler, **STATIC)
+        events = compiler.events[before:]
+        assert events.count("token") == NEW + 1  # with the prompt
+        first, last = events.index("token") + 1, events.index("end")
+        inside = [each for each in events[first:last] if each != "token"]
+        assert inside == events[first : first + len(inside)]  # before the first generated token
+        assert bool(inside) is (prompt is PROMPTS[0])
+        before = len(compiler.events)
+    assert len({each for each in compiler.events if isinstance(each, int)}) == compiled.MAX_WIDTHS
+    assert caplog.text.count("compiling forwards of 1 and ") == 1
+
+
+def test_enabled_warm_up_compiles_what_later_calls_use(compiler):
+    with ngramspec.enable(compiler.model) as handle:
+        widths = handle.warm_up(on_gpu(PROMPTS[2]), **STATIC)
+        assert len(widths) == compiled.MAX_WIDTHS
+        count = compiler.count
+        assert count == 2 * len(widths)
+        for prompt in PROMPTS:
+            out = compiler.model.generate(on_gpu(prompt), **STATIC)
+            assert out.tolist() == plain(prompt).tolist()
+        assert compiler.count == count
+        assert handle.warm_up(on_gpu(PROMPTS[0]), **STATIC | {"cache_implementation": None}) == ()
+        assert handle.stats.runs == len(PROMPTS)
