@@ -433,9 +433,7 @@ FACTS = (
     ),
     Fact("unknown modules that count positions", lambda f: not f.placed, (_TREES, _RAGGED, _FIT)),
     Fact(
-        "a model that gives no positions to padding",
-        lambda f: f.skips_padding,
-        (_DRAFT, _UNCOMPILED),
+        "a model that gives padding no position", lambda f: f.skips_padding, (_DRAFT, _UNCOMPILED)
     ),
     Fact(
         "a model that warns of padding tokens without a mask (GPT-2)",

@@ -31,7 +31,7 @@ from ngramspec.hf_model.trials import TestResults, alike, tested_once
 
 def why_not_joint(target: Target) -> str | None:
     """Why a generation's forwards cannot be joined with those of others; None: they can."""
-    if target.widths:
+    if target.widths and not target.facts.static:
         return "forwards of a fixed width"
     if not available():
         return "another attention registered as sdpa"

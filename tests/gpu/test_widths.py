@@ -14,7 +14,7 @@ from ngramspec import Speculator
 from ngramspec.hf_model import compiled
 from ngramspec.hf_model.compat.caches import cache_of
 
-NEW = 200
+NEW, SHORT = 200, 40
 STATIC = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0} | {
     "cache_implementation": "static",
     "max_new_tokens": NEW,
@@ -77,7 +77,10 @@ def plain(prompt, **kwargs):
     return cases._model("llama", False).generate(prompt, **on_cpu)
 
 
-@pytest.mark.parametrize("compiles", [True, False], ids=["compiled", "uncompiled"])
+SLOW = pytest.param(False, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("compiles", [True, SLOW], ids=["compiled", "uncompiled"])
 def test_static_calls_use_at_most_four_widths_for_chains_and_trees(compiler, gpu, compiles):
     widths, waits = set(), []
     speculator = Speculator(on_step=lambda event: widths.add(event.width if event.index else 1))
@@ -103,10 +106,10 @@ def test_static_calls_use_at_most_four_widths_for_chains_and_trees(compiler, gpu
 def test_nothing_is_compiled_between_two_tokens(compiler, caplog):
     speculator, before = Speculator(), 0
     for prompt in PROMPTS:
-        ids = on_gpu(prompt)
-        ngramspec.generate(compiler.model, ids, speculator=speculator, streamer=compiler, **STATIC)
+        kwargs = STATIC | {"max_new_tokens": SHORT, "streamer": compiler}
+        ngramspec.generate(compiler.model, on_gpu(prompt), speculator=speculator, **kwargs)
         events = compiler.events[before:]
-        assert events.count("token") == NEW + 1  # with the prompt
+        assert events.count("token") == SHORT + 1  # with the prompt
         first, last = events.index("token") + 1, events.index("end")
         inside = [each for each in events[first:last] if each != "token"]
         assert inside == events[first : first + len(inside)]  # before the first generated token
@@ -123,8 +126,8 @@ def test_enabled_warm_up_compiles_what_later_calls_use(compiler):
         count = compiler.count
         assert count == 2 * len(widths)
         for prompt in PROMPTS:
-            out = compiler.model.generate(on_gpu(prompt), **STATIC)
-            assert out.tolist() == plain(prompt).tolist()
+            out = compiler.model.generate(on_gpu(prompt), **STATIC | {"max_new_tokens": SHORT})
+            assert out.tolist() == plain(prompt, max_new_tokens=SHORT).tolist()
         assert compiler.count == count
         assert handle.warm_up(on_gpu(PROMPTS[0]), **STATIC | {"cache_implementation": None}) == ()
         assert handle.stats.runs == len(PROMPTS)

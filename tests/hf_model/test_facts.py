@@ -106,7 +106,7 @@ CASES = {
         "takes_positions": False, "hooks_positions": True, "compiled": True,
     },
     "unknown modules that count positions": {"takes_positions": False},
-    "a model that gives no positions to padding": {"skips_padding": True},
+    "a model that gives padding no position": {"skips_padding": True},
     "a model that warns of padding tokens without a mask (GPT-2)": {
         "padding_notice": PaddingNotice(None, 0)
     },

@@ -250,7 +250,7 @@ def test_a_chats_log_probabilities_have_the_bytes_of_its_text(stream):
     body = HI | {"max_tokens": 60, "seed": 4, "logit_bias": bias, "temperature": 20}
     body |= {"logprobs": True, "top_logprobs": 3}
     with served(tiny_llama(vocab=len(tokenizer)), tokenizer) as client:
-        parts = parts_of(client, "/v1/chat/completions", stream, **body)
+        parts = parts_of(client, "/v1/chat/completions", **body | {"stream": stream})
     choices = [part["choices"][0] for part in parts]
     said = [choice["delta" if stream else "message"].get("content") or "" for choice in choices]
     text, rows = "".join(said), [choice["logprobs"] for choice in choices]

@@ -98,6 +98,7 @@ def test_an_interrupted_forward_leaves_no_trace(model, call):
     """The first layer has seen the draft, the last one has not."""
     text = model.generate(PROMPT, **GREEDY)[0].tolist()
     ours, speculator = new_cache(model), Speculator(half_right(text, tiny.VOCAB), 5)
+    model.generate(PROMPT, custom_generate=Speculator("none"), **GREEDY)  # it may be probed
     with interrupted(model.model.layers[-1], call):
         model.generate(PROMPT, **cache_argument(ours), custom_generate=speculator, **GREEDY)
     assert speculator.drafter.closed == (call > 1)  # there is no session before the prefill
