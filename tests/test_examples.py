@@ -129,7 +129,7 @@ def test_the_docstring_has_an_output_that_shows_the_effect(name):
     shows_its_effect(name, re.sub(r"^    ", "", docstring(name) + "\n", flags=re.MULTILINE))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_an_example_loads_a_folder(name, run, tiny_folder):
     """Without a network, and with a model that does not predict the text."""

@@ -94,7 +94,7 @@ def recurrent():
     return tiny_models.build(Qwen3NextForCausalLM)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("make", "modules", "asked"),
     [

@@ -63,7 +63,7 @@ def test_a_copy_is_configured_alike_and_decodes_alike(tiny, copied, spec):
     assert (other.stats.runs, speculator.stats.runs) == (1, 0)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_a_copy_knows_nothing_that_was_learned(tiny, copied):
     """Its first call drafts what that of a new Speculator does."""
     settings = {"drafter": "auto", "gamma": 6}

@@ -95,7 +95,7 @@ def folders(tmp_path_factory):
     Pair.folders = tmp_path_factory
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(("seed", "vocab"), [(0, 12), (1, 3), (2, 150)])
 @pytest.mark.parametrize(
     ("sources", "slope"), [*((each, None) for each in SOURCES), ("both", 0.02), ("all", 0.02)]

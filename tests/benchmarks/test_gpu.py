@@ -46,6 +46,7 @@ def test_every_part_runs_and_three_lines_sum_up(tmp_path, capsys):
     assert not [row for row in found["attention"] if "error" in row]
 
 
+@pytest.mark.slow
 def test_without_traces_the_rest_is_measured(tmp_path, capsys):
     out = tmp_path / "gpu.json"
     given = [*TINY, "--traces", "nowhere.jsonl", "--parts", "contenders", "--json", str(out)]

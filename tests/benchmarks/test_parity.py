@@ -54,7 +54,7 @@ REFUSED = ONE_AT_A_TIME | {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", sorted(REFUSED.keys() - {"FlaubertWithLMHeadModel"}))  # too large
 def test_models_that_cannot_be_sped_up_are_refused_with_the_reason(name):
     first = next(parity.try_class(getattr(transformers, name)))

@@ -90,7 +90,7 @@ def test_help_and_version_need_no_numpy(arguments, words):
     assert all(word in done.stdout for word in words)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("arguments", "without", "remedy"),
     [

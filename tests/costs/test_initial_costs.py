@@ -130,7 +130,7 @@ STARTS = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("actual", STARTS, ids=str)
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_calls_with_nothing_to_predict_lose_little(start, actual):

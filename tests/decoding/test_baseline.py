@@ -44,7 +44,7 @@ def warnings_of(caplog):
     return [each for each in caplog.messages if "decoding without speculation" in each]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize("unsupported", ["plain", "error"])
 def test_what_the_check_finds_runs_as_the_baseline(tiny, broken, unsupported, caplog):
     plain = tiny.generate(PROMPT, **GREEDY)

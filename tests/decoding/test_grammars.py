@@ -173,7 +173,7 @@ def scripted(vocab):
     return drafters
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("kind", "grammar", "rows", "more", "start"),
     [
@@ -222,7 +222,7 @@ def test_outlines_own_call(smollm2, real):
     assert len(json.loads(plain)) == 2
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("library", ["xgrammar", "outlines xgrammar", "outlines llguidance"])
 def test_what_a_grammar_forces_is_drafted_from_a_copy(

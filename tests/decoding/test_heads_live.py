@@ -29,7 +29,7 @@ def arguments(rows):
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("rows", [1, 2, "unequal"])
 def test_greedy_text_is_the_baselines(tiny, close, rows):
     given = arguments(rows) | GREEDY | {"pad_token_id": 0}

@@ -89,7 +89,7 @@ def filled(model, kind, inside):
     return cache
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @pytest.mark.parametrize("made", [False, True])
 @pytest.mark.parametrize(("outer", "inner"), MODES)

@@ -58,7 +58,7 @@ def texts(model, prompts, **settings):
     return [model.generate(each, **settings)[0].tolist() for each in prompts]
 
 
-@pytest.mark.every(3, 1)
+@pytest.mark.every(6, 1)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_model_that_can_gives_plain_text(name):
     model = build(name)

@@ -99,7 +99,7 @@ def test_tables_save_forwards_of_the_model(tiny):
     assert 0 < len(forwards[True]) < len(forwards[False])
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.long
 @pytest.mark.parametrize(("most", "tables"), [(3, True), (None, False)])
 def test_sampled_tokens_have_the_stated_distribution(close, most, tables):

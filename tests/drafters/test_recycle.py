@@ -75,7 +75,7 @@ def test_the_static_tree_holds_the_most_probable_paths():
     assert static_tree(5, 1) == ((-1, 0), (0, 0), (1, 0), (2, 0), (3, 0))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("tree", [None, 24])
 @pytest.mark.parametrize(
     "spec", ["recycle", "copy+ngram+unigram+recycle", "recycle(top_k=3)+unigram"]

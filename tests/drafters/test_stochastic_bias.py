@@ -42,7 +42,7 @@ class Sampling(Drafter):
 REFERENCE = np.array([1, 2, 3, 1, 2, 9, 1, 2, 9, 3, 4, 1, 2, 3, 9, 5, 0, 1, 2], np.int32)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("policy", ["priority", "value"])
 @pytest.mark.parametrize(
     "spec", ["ngram(order=3,sample=true)", "copy(min_match=8)+ngram(order=2,sample=true)"]
@@ -56,7 +56,7 @@ def test_a_reference_with_ids_outside_the_vocabulary_biases_nothing(spec, policy
     assert fits(counts) > 1e-7
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "known",
     [
@@ -127,7 +127,7 @@ SIBLINGS = Draft(
 )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("fault", "calibrated"),
     [

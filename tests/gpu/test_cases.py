@@ -41,7 +41,7 @@ def recorded(request):
         Path(path).write_text(json.dumps({"cases": found}), encoding="utf-8")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", CASES)
 def test_the_text_is_the_same_as_on_the_cpu_and_steps_wait_once(name, recorded):
     case = CASES[name]
@@ -59,7 +59,7 @@ def test_the_text_is_the_same_as_on_the_cpu_and_steps_wait_once(name, recorded):
 APPLE = ["tree", "sampled, tree", "sampled drafts", "batch, tree", "processors", "3 beams"]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", APPLE)
 def test_an_apple_gpu_never_reads_the_host_s_memory_later(name):
     """Its copies that do not wait would, see ``devices.sent``."""
@@ -86,7 +86,7 @@ HOST = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", HOST)
 def test_a_prompt_on_the_cpu_gives_the_baselines_text(name):
     found = measure(HOST[name])

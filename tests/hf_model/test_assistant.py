@@ -51,7 +51,7 @@ def test_an_assistant_that_generated_a_batch_drafts_for_each_row(itself):
     assert speculator.stats.sources["model"].accepted > 20
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "family", ["mistral sliding", "gemma2 hybrid", "gpt-oss hybrid", "llama4 (chunks)"]
 )

@@ -91,7 +91,7 @@ def as_kind(kind):
     return model
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", [Forwards, DropsPositions, OwnInputs])
 @pytest.mark.parametrize("ids", [IDS, TWO], ids=["one", "two"])
 def test_text_is_plain_generate_s(kind, ids):

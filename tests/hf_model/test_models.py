@@ -18,7 +18,7 @@ PROMPT = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 11, 12, 5, 6, 7, 8, 5]])
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_is_plain_generate_s(name):
     model = build(name)
@@ -44,7 +44,7 @@ def test_text_is_plain_generate_s(name):
         assert stats.drafted > stats.verified > stats.accepted
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", ["Exaone4_5_ForConditionalGeneration", "Kosmos2TextForCausalLM"])
 @pytest.mark.parametrize("tree", [None, 9])
 def test_models_that_prepare_their_inputs_without_positions(name, tree):
@@ -87,7 +87,7 @@ OLD_DOGE = pytest.mark.skipif(before("5.19"), reason="plain decoding fails in tr
 DYNAMIC, STATIC, BEAMS = {}, {"cache_implementation": "static"}, {"num_beams": 2}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("make", "asked", "rows", "drafts"),

@@ -26,7 +26,7 @@ PADDED = torch.tensor([[0, 0, 0, 8, 5, 6, 7, 9, 5, 6], [5, 6, 7, 8, 5, 6, 7, 9, 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_a_version_without_single_layers_is_refused(model, monkeypatch):
     monkeypatch.delattr(MTP, "forward_layer")
     with pytest.raises(ngramspec.UnsupportedError, match=r"use_mtp=True .* transformers 5\.20"):
@@ -59,7 +59,7 @@ def from_scratch(model, layers, text, path):
     return torch.stack(rows)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_equal_a_computation_from_scratch(model, seed):
     """Over steps that accept some tokens, consult some layers, and change the path."""
@@ -108,7 +108,7 @@ def test_missing_states_make_the_head_begin_again(model):
     assert not head.ready
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("rows", [1, 2, "unequal"])
 def test_greedy_text_is_the_baselines(model, rows):
     ids = PADDED if rows == "unequal" else PROMPT.repeat(rows, 1)

@@ -55,7 +55,7 @@ def same(ours, theirs):
     )
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("attention", "kwargs"), COMBINATIONS, ids=NAMES)
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def run(model, inputs, drafter, tree=17, **kwargs):
     return out, speculator.stats, [each for each in events if each.parents is not None]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_row_is_plain_generate_s(name, attention):
@@ -177,7 +177,7 @@ def test_where_branches_cost_more_than_they_give_the_likeliest_paths_are_verifie
     assert seen[50.0] == {False}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_sampled_rows_have_the_target_s_distribution(ahead, monkeypatch):
     """Stochastic trees in one row and deterministic ones in others: chi-square over three tokens.

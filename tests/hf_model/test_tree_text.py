@@ -23,7 +23,7 @@ def run(model, ids, speculator, **kwargs):
     return model.generate(ids, custom_generate=speculator, max_new_tokens=60, **kwargs)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("settings", "rows", "branches"),
     [

@@ -86,7 +86,7 @@ def test_attentions_that_cannot_be_had_token_by_token(make, what):
     assert ours.sequences.tolist() == plain.sequences.tolist()
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize(
     ("name", "every"), [("llama", 1), ("gemma2 hybrid", 2), ("bart", 1), ("t5", 1)]

@@ -38,7 +38,7 @@ def plain_of(model, inputs, **kwargs):
     return kwargs, model.generate(**inputs, **kwargs)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", WINDOWED)
 def test_rows_that_diverge_and_leave(name, monkeypatch):
     """Gaps are closed, rows leave, and layers with windows hold little more than the window."""
@@ -65,7 +65,7 @@ def test_rows_that_diverge_and_leave(name, monkeypatch):
     assert max(held) < 60
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", WINDOWED)
 def test_a_draft_in_the_prefill(name):
     """The window's layers keep what a rejected draft has to give back."""
@@ -99,7 +99,7 @@ WAYS = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("name", "window", "given", "way"),
     [

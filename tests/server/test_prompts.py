@@ -131,7 +131,7 @@ def random_text(rng):
     return "".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 30)))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_contents_without_special_tokens_have_the_templates_ids(chats_of, name):
     chats, rng = chats_of(TEMPLATES[name]), random.Random(name)

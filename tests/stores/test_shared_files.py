@@ -91,7 +91,7 @@ def save_and_die(path, step, count):
     store.save(path)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize(
     ("step", "count", "new"), [("write", 2, False), ("replace", 1, False), ("fsync", 2, True)]

@@ -36,7 +36,7 @@ def sampled(model, ids, speculator, seed, **kwargs):
     return out, torch.get_rng_state()
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("seed", "ahead"), [(0, False), (1, True)])
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_same_seed_same_text_same_generator_state(settings, seed, ahead, monkeypatch):

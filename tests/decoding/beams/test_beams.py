@@ -60,7 +60,7 @@ def check(family, which, rows):
     return speculator.stats
 
 
-@pytest.mark.every(31, 2)
+@pytest.mark.every(62, 2)
 @pytest.mark.parametrize(("family", "which"), CASES, ids=lambda each: str(each))
 @pytest.mark.parametrize("rows", [1, 2])
 def test_beams_of_every_family_and_setting(family, which, rows):

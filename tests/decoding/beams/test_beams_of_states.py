@@ -45,7 +45,7 @@ def both(name, settings, *, rows=1, right=0.9):
     return plain, ours, speculator.stats
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("rows", "settings"), [(1, SETTINGS[0]), (2, SETTINGS[1])])
 @pytest.mark.parametrize("name", [*CROPPED, *REPLAYED])
 def test_beams_and_their_cache_are_those_of_plain_generate(name, rows, settings):

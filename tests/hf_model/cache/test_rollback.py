@@ -80,7 +80,7 @@ def test_after_every_step_the_cache_is_that_of_a_run_that_never_drafted(model, r
     assert_same_cache(ours, cache_after(model, out[:, :-1]))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_a_text_that_ends_inside_a_draft_leaves_nothing_pending(model):
     """With recurrent states, a last forward over the accepted tokens updates a kept cache."""
     text = model.generate(PROMPT, **GREEDY)[0].tolist()
@@ -92,7 +92,7 @@ def test_a_text_that_ends_inside_a_draft_leaves_nothing_pending(model):
         assert_same_cache(ours, cache_after(model, out[:, :-1]))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("call", [1, 4])
 def test_an_interrupted_forward_leaves_no_trace(model, call):
     """The first layer has seen the draft, the last one has not."""
@@ -133,7 +133,7 @@ def test_a_forward_is_interrupted_between_keys_and_their_index(name, hook):
     assert torch.equal(again, text)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("kept", [0, 7, 9])  # windows have 8 positions
 def test_an_interrupted_prefill_leaves_what_was_there(model, kept):
     ours = cache_after(model, PROMPT[:, :kept]) if kept else new_cache(model)

@@ -191,7 +191,7 @@ def test_some_rows_of_a_batch_are_processed_by_their_own_settings():
         process_at_once([short], histories, scores)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("sample", "rows"), [(False, 3), (True, 1)], ids=["greedy rows", "one sampled"]
