@@ -85,7 +85,10 @@ class DecodeLoop:
             sequences = self.group.sequences()
             if self.sampler.streamer is not None:
                 self.sampler.streamer.end()
-            self.target.compile_missing()
+            try:
+                self.target.compile_missing()
+            except Exception as error:  # the text is not lost
+                logger.warning("further forwards could not be compiled: %r", error)
             return sequences
         finally:
             self.close()

@@ -23,6 +23,7 @@ from ngramspec.decoding.observer import no_section
 from ngramspec.decoding.request import Request, text_before
 from ngramspec.decoding.row import Row, report_fault
 from ngramspec.decoding.stores import CallStores, RowStores
+from ngramspec.draft import Float64
 from ngramspec.drafters.base import Drafter, DraftModel, DraftSession
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.configs import pad_token, plain_method
@@ -93,7 +94,7 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
         target.pending.price()
     if reads_states:
         target.read_states()
-    costs = _step_costs(request, options, target)
+    costs = _step_costs(request, options, target, ahead=ranks is None)
     _warn(request, target)
     learned = costs if learns_costs else None
     observer = request.observer
@@ -336,7 +337,7 @@ def _prepared(
     return stores.given_to
 
 
-def _step_costs(request: Request, options: Options, target: Target) -> StepCosts:
+def _step_costs(request: Request, options: Options, target: Target, *, ahead: bool) -> StepCosts:
     """The costs of the call's forwards, measured under gamma="auto"."""
     saved = request.saved_costs
     kind = ForwardKind(
@@ -356,7 +357,11 @@ def _step_costs(request: Request, options: Options, target: Target) -> StepCosts
             request.log_once(f"not using the saved costs: {'; '.join(differences)}")
     pending = 0 if target.pending is None else target.pending.max_tokens
     model = model_of(target.model, kind, saved)
-    target.choose_widths(lambda n: np.exp(model.logs(rows, rows * np.arange(1, n + 1))))
+
+    def times(n: int) -> Float64:
+        return np.exp(model.logs(rows, rows * np.arange(1, n + 1)))
+
+    target.choose_widths(times, ahead=ahead)
     return StepCosts(
         model,
         options.longest + 1 + pending,

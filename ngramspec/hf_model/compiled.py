@@ -57,11 +57,11 @@ class ForwardShapes:
         reason = why_unsupported(Ability.FIXED_WIDTH, facts) if fixed else None
         if reason is not None:
             raise UnsupportedError(f"width={width} is not supported with {reason}")
-        compiles = should_compile(facts, compiled)
-        self.graphs = Graphs.of(model, config) if compiles else None
+        self.graphs = Graphs.of(model, config) if should_compile(facts, compiled) else None
         self.widths: tuple[int, ...] = () if width is None else (width,)
         self.missing: tuple[int, ...] = ()
         self._fixed = fixed
+        self._ahead = True
         self._ends = facts.longest <= facts.end + 1  # the prefill is the only forward
         if not fixed and why_unsupported(Ability.COMPILED, facts) is None:
             drafts = why_unsupported(Ability.DRAFTS, facts) is None
@@ -102,24 +102,26 @@ class ForwardShapes:
                 " cache_implementation='static'"
             )
 
-    def choose(self, costs: Callable[[int], Float64]) -> None:
+    def choose(self, costs: Callable[[int], Float64], *, ahead: bool) -> None:
         """Choose the widths: those that are compiled, or at first one position and a wide forward.
 
-        ``costs(n)`` returns the times of forwards of 1 to n positions, float64 (n,).
+        ``costs(n)`` returns the times of forwards of 1 to n positions, float64 (n,). If not
+        ``ahead``, all are allowed, and each is compiled when it is first needed.
         """
+        self._ahead = ahead
         if self._fixed or not self.widths:
             return
         graphs, times = self.graphs, costs(self._widest)
         ready = () if graphs is None else graphs.ready(self._key)
         every = choose_widths(times, ready)
         wide = [width for width in every if times[width - 1] <= MAX_FIRST_COST * times[0]]
-        first = every if graphs is None else ready or {1, max(*wide, *every[:2])}
+        first = every if graphs is None or not ahead else ready or {1, max(*wide, *every[:2])}
         self.widths = tuple(sorted(first))
         self.missing = tuple(width for width in every if width not in first)
 
     def to_compile(self, *, missing: bool = False) -> list[int]:
         """The allowed widths that are not compiled, or else the missing ones, which are allowed."""
-        if self.graphs is None or self._ends:
+        if self.graphs is None or self._ends or not self._ahead:
             return []
         if missing:
             self.widths, self.missing = tuple(sorted((*self.widths, *self.missing))), ()
@@ -244,6 +246,6 @@ class Graphs:
 
 
 def forget_graphs(model: Any) -> None:
-    """Compile a model's forwards anew."""
+    """Make a model compile its forwards again."""
     forget_compiled_call(model)
     _ready.pop(model, None)

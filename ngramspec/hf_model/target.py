@@ -173,13 +173,14 @@ class Target:
 
             self.states = StateChannel(self.model, self.prompt_mask, len(self.prompt))
 
-    def choose_widths(self, costs: Callable[[int], Float64]) -> None:
-        """Choose the widths of a static cache's forwards; call it before the prefill.
+    def choose_widths(self, costs: Callable[[int], Float64], *, ahead: bool) -> None:
+        """Choose the widths of a static cache's forwards; see ``ForwardShapes.choose``.
 
-        ``costs(n)`` returns the times of forwards of 1 to n positions, float64 (n,).
+        It is called before the prefill. With other processes, which must run equally many
+        forwards, nothing can be compiled ``ahead``.
         """
         if self._shapes is not None:
-            self._shapes.choose(costs)
+            self._shapes.choose(costs, ahead=ahead)
             self._costs = costs
 
     def make_ragged(self) -> None:
@@ -327,7 +328,7 @@ class Target:
     def compile_missing(self) -> None:
         """Compile the widths that were not compiled during the generation, after its end."""
         if self._shapes is not None and self._shapes.missing:
-            self._shapes.choose(self._costs)  # which are known better now
+            self._shapes.choose(self._costs, ahead=True)  # which are known better now
             self._compile(self._shapes.to_compile(missing=True))
 
     def _compile(self, widths: Sequence[int]) -> None:
@@ -344,8 +345,10 @@ class Target:
             after = self.prompt.new_zeros((rows, self._slots + 1 - self.prompt.shape[1]))
             text = torch.cat((self.prompt, after), dim=1)
         block = torch.zeros((rows, width), dtype=torch.int64, device="cpu")
-        self.forward(Forward(block=block, lengths=[width] * rows, committed=text, trial=True))
-        self._undo()
+        try:
+            self.forward(Forward(block=block, lengths=[width] * rows, committed=text, trial=True))
+        finally:
+            self._undo()
 
     def _check_lengths(self) -> None:
         """Rule drafts out if a hook has shortened the cache so that one mask does not fit.
@@ -590,10 +593,10 @@ class Target:
         self.no_drafts = reason
 
     def _undo(self) -> None:
-        """Undo the last forward."""
-        assert self._forward is not None
-        self._forward.outputs = None
-        self.rollback([()] * len(self.prompt))
+        """Undo the last forward, also if it was interrupted."""
+        if self._forward is not None:
+            self._forward.outputs = None
+            self.rollback([()] * len(self.prompt))
 
     def keep_rows(self, rows: Collection[int]) -> None:
         """Run only these present rows later. Values of others are meaningless from then on."""

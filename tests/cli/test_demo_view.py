@@ -41,7 +41,7 @@ def event(drafted, accepted, emitted, verified=None):
             ["accepted h", "accepted e", "accepted  ", "rejected c", "corrected d"],
         ),
         (event("og", 2, "og."), ["accepted o", "accepted g", "plain ."]),
-        # A cut behind the last accepted token.
+        # The part ends after the last accepted token.
         (event("abcd", 2, "ab", verified=2), ["accepted a", "accepted b"]),
         # The first byte of a character is not shown, and does not swallow what follows.
         (event("é".encode()[:1], 0, b"e"), ["corrected e"]),

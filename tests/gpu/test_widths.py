@@ -131,3 +131,30 @@ def test_enabled_warm_up_compiles_what_later_calls_use(compiler):
         assert compiler.count == count
         assert handle.warm_up(on_gpu(PROMPTS[0]), **STATIC | {"cache_implementation": None}) == ()
         assert handle.stats.runs == len(PROMPTS)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["after the prefill", "after the end"])
+def test_an_error_while_compiling_leaves_the_cache_and_an_answer_that_has_ended(
+    compiler, monkeypatch, caplog, first
+):
+    inner, failed = compiler.run, []
+
+    def failing(**inputs):
+        width = inputs["input_ids"].shape[1]
+        if not failed and (width in (1, 65)) is first:
+            failed.append(width)
+            raise MemoryError("a graph")
+        return inner(**inputs)
+
+    monkeypatch.setattr(compiler, "run", failing)
+    kwargs = STATIC | {"max_new_tokens": SHORT}
+    if first:
+        with pytest.raises(MemoryError):
+            ngramspec.generate(compiler.model, on_gpu(PROMPTS[0]), **kwargs)
+    else:
+        out = ngramspec.generate(compiler.model, on_gpu(PROMPTS[0]), **kwargs)
+        assert out.tolist() == plain(PROMPTS[0], max_new_tokens=SHORT).tolist()
+        assert "further forwards could not be compiled: MemoryError('a graph')" in caplog.text
+    assert failed
+    out = ngramspec.generate(compiler.model, on_gpu(PROMPTS[1]), **kwargs)
+    assert out.tolist() == plain(PROMPTS[1], max_new_tokens=SHORT).tolist()

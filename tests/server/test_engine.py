@@ -46,7 +46,7 @@ class FakeJob:
 
 
 def scheduler_of(active, waiting, *jobs, **settings):
-    """A scheduler to which jobs were added, each by a request of its own."""
+    """A scheduler with these jobs; each comes from a separate request."""
     scheduler = Scheduler(active, waiting, **settings)
     for job in jobs:
         scheduler.add([job])
