@@ -51,6 +51,7 @@ def test_the_texts_distribution_has_the_processors_in_it(model):
     assert (generated.probs[np.arange(len(generated.output)), generated.output] > 0).all()
 
 
+@pytest.mark.slow
 def test_the_exact_sum_is_what_decoding_observes(model):
     prompts = [("a", IDS[n:] + IDS[:n]) for n in range(8)]
     plan = alpha.Plan(prompts, [ids for _, ids in prompts], new=60, gamma=1, leniences=(1.0, 0.3))

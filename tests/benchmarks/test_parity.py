@@ -15,6 +15,7 @@ from ngramspec.hf_model.compat.package import PLACES_TOKENS, has
 EXPERT_PARTS = ("gate", "router", "router_gate")
 
 
+@pytest.mark.slow  # the fuzzer compares more of them
 @pytest.mark.filterwarnings("ignore")
 def test_families_with_caches_processors_and_batches():
     cells = list(parity.matrix(every=13))

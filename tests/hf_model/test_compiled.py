@@ -48,9 +48,8 @@ def run(model, ids=IDS, drafter="auto", gamma="auto", gamma_max=64, **kwargs):
     return out, speculator.stats
 
 
-@pytest.mark.parametrize(
-    "name", ["mistral sliding", pytest.param("gemma2 hybrid", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mistral sliding", "gemma2 hybrid"])
 def test_windows(name):
     """The masks are inputs, one for each type of layers, and layers with windows keep all."""
     model = build(name)
