@@ -91,7 +91,7 @@ class CommandOptions:
         """The model (``--model``, or an argument), ``--dtype`` and ``--device``."""
         self.text(name, "MODEL", MODEL_HELP, **settings)
         self.dtype(dtype)
-        help = "cpu, cuda:1, ... (default: auto, a CUDA or ROCm GPU if there is one, else cpu)"
+        help = "cpu, cuda:1, ... (default: auto, a GPU if torch finds one, else cpu)"
         self.text("--device", "DEVICE", help, default="auto")
 
     def dtype(self, default: str = "bfloat16") -> None:
@@ -199,9 +199,9 @@ def load_model(
     if not hasattr(arguments, "device"):
         return loaded
     if arguments.device == "auto":
-        import torch
+        from ngramspec.measure.machine import accelerator
 
-        arguments.device = "cuda" if torch.cuda.is_available() else "cpu"  # cuda: ROCm's, too
+        arguments.device = str(accelerator() or "cpu")
     try:
         loaded.model.to(arguments.device)
     except (RuntimeError, AssertionError) as error:

@@ -15,6 +15,14 @@ from ngramspec.files import write_text
 FORMAT = "ngramspec costs 1"
 
 
+def device_name(device: Any) -> str:
+    """The name of a torch device: the GPU's, else the processor's, which has an Apple GPU in it."""
+    import torch
+
+    named = getattr(torch.get_device_module(device), "get_device_name", None)
+    return processor() if named is None else str(named(device))
+
+
 def described(model: Any, attention: str, device: Any) -> dict[str, Any]:
     """What the costs of a model's forwards on a torch device depend on, as JSON values.
 
@@ -22,17 +30,12 @@ def described(model: Any, attention: str, device: Any) -> dict[str, Any]:
     """
     import torch
 
-    name = device.type
-    if device.type == "cpu":
-        name = processor()
-    elif device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
     return {
         "model": type(model).__name__,
         "parameters": sum(each.numel() for each in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": attention,
-        "device": name,
+        "device": device_name(device),
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "torch": torch.__version__,
         "transformers": version("transformers"),

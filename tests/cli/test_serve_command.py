@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import socket
+from contextlib import nullcontext
 from threading import current_thread
 from types import SimpleNamespace
 
 import pytest
-import torch
 from conftest import tiny_llama
+from gpu.device import pretended
 
 from ngramspec import build_drafter
 from ngramspec.cli import build_parser, main, serve
@@ -63,14 +64,14 @@ def test_server_settings_and_limits_are_checked(kind, given, message):
         kind(**name, **given)
 
 
-@pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "cpu")])
+@pytest.mark.parametrize(("gpu", "device"), [("cuda", "cuda:0"), ("mps", "mps:0"), (None, "cpu")])
 def test_the_device_is_a_gpu_if_there_is_one(monkeypatch, gpu, device):
     moved = []
     loaded = argparse.Namespace(model=argparse.Namespace(to=moved.append))
     monkeypatch.setattr("ngramspec.measure.models.load", lambda *args, **kwargs: loaded)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     arguments = build_parser().parse_args(["serve"])
-    load_model(arguments, option="MODEL")
+    with nullcontext() if gpu is None else pretended(gpu):
+        load_model(arguments, option="MODEL")
     assert (moved, arguments.device) == ([device], device)
 
 

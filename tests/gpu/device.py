@@ -3,7 +3,7 @@
 For torch such a tensor is on "meta", a device that every build has and no generation uses; Python
 code sees ``cuda:0``. Inside ``pretended()`` every operation of torch
 
-* refuses operands on two devices, where CUDA does,
+* refuses operands on two devices, where CUDA does, and float64 where Apple's GPUs do,
 * is noted if the host would wait for the device in it, or copy to it without waiting,
 * leaves garbage in what is copied to the host without waiting, until the next wait.
 
@@ -13,12 +13,14 @@ Random numbers of the device are those of a CPU's generator with the same seed.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -30,6 +32,7 @@ aten = torch.ops.aten
 META = torch.device("meta")
 WAIT, COPY, FETCH, FORWARD = "wait", "copy", "fetch", "forward"  # kinds of events
 SKIPPED = (__file__, str(Path(torch.__file__).parent), "<")  # torch, generated code and this file
+BYTES = 1 << 36  # of the device's memory
 OWN = f"{Path(__file__).parents[2] / 'ngramspec'}/"
 
 # Operations whose result's size, or decision, the host reads from the device, and how often.
@@ -99,6 +102,8 @@ class GpuTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, values: torch.Tensor) -> GpuTensor:
+        if cls.device.type == "mps" and values.dtype in (torch.float64, torch.complex128):
+            raise TypeError(f"the MPS framework doesn't support {values.dtype}")
         layout = {"strides": values.stride(), "storage_offset": values.storage_offset()}
         own = torch.Tensor._make_wrapper_subclass(
             cls, values.shape, **layout, dtype=values.dtype, device=META
@@ -345,27 +350,50 @@ class Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _as_called(real: Any, answer: Any) -> Any:
+    """An answer that takes only the arguments of torch's own function."""
+    signature = inspect.signature(real)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        signature.bind(*args, **kwargs)
+        return answer(*args, **kwargs)
+
+    return called
+
+
 @contextmanager
 def pretended(kind: str = "cuda") -> Iterator[Gpu]:
     """Pretend inside the block that there is an accelerator, of a kind such as "cuda" or "mps"."""
-    gpu = Gpu()
+    gpu, module = Gpu(), torch.get_device_module(kind)
     answers = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_name": lambda device=None: "pretended",
         "get_device_capability": lambda device=None: (9, 0),
+        "get_device_properties": lambda device=None: SimpleNamespace(total_memory=BYTES),
         "is_current_stream_capturing": lambda: False,
         "manual_seed_all": lambda seed: gpu.generator.manual_seed(seed),
         "manual_seed": lambda seed: gpu.generator.manual_seed(seed),
         "get_rng_state": lambda device=None: gpu.generator.get_state(),
         "set_rng_state": lambda state, device=None: gpu.generator.set_state(state),
         "synchronize": lambda device=None: gpu.note(WAIT, "synchronize"),
+        "max_memory_allocated": lambda device=None: BYTES,
+        "reset_peak_memory_stats": lambda device=None: None,
         "default_generators": (gpu.generator,),
     }
+    accelerator = {
+        "is_available": answers["is_available"],
+        "current_accelerator": lambda check_available=False: torch.device(kind),
+        "synchronize": answers["synchronize"],
+    }
     with ExitStack() as stack:
-        for name, answer in answers.items():
-            stack.enter_context(patch.object(getattr(torch, kind), name, answer, create=True))
+        for owner, given in ((module, answers), (torch.accelerator, accelerator)):
+            for name, answer in given.items():
+                if hasattr(owner, name):  # else torch has no such function for this kind
+                    real = getattr(owner, name)
+                    answer = _as_called(real, answer) if callable(real) else answer
+                    stack.enter_context(patch.object(owner, name, answer))
         stack.enter_context(patch.object(GpuTensor, "device", torch.device(kind, 0)))
         stack.enter_context(patch.object(GpuTensor, "is_cuda", kind == "cuda"))
         stack.enter_context(gpu)

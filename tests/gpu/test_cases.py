@@ -56,16 +56,31 @@ def test_the_text_is_the_same_as_on_the_cpu_and_steps_wait_once(name, recorded):
     recorded[name] = {side: {n: found[side][n] for n in SHOWN} for side in ("plain", "ours")}
 
 
-APPLE = ["tree", "sampled, tree", "sampled drafts", "batch, tree", "processors", "3 beams"]
+OTHER_KINDS = ["tree", "sampled, tree", "sampled drafts", "batch, tree", "processors", "3 beams"]
+OTHER_KINDS += ["static cache", "experts"]
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize("name", APPLE)
-def test_an_apple_gpu_never_reads_the_host_s_memory_later(name):
-    """Its copies that do not wait would, see ``devices.sent``."""
-    found = measure(CASES[name], "mps")
+@pytest.mark.every(5)
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_gpus_of_apple_and_intel_never_read_the_host_s_memory_later(name, kind):
+    """Their copies that do not wait would, see ``devices.sent``."""
+    found = measure(CASES[name], kind)
     assert found["text"] == found["expected"]
     assert found["ours"]["copies"] == 0
+
+
+def test_an_amd_gpu_gets_every_mask(monkeypatch):
+    """Its FlashAttention aligns causal masks to the beginning."""
+    masks = []
+    attend = lambda query, key, value, mask, scale: masks.append(mask)  # noqa: E731
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda _: True)
+    monkeypatch.setattr(kernels, "attend", attend)
+    found = measure(CASES["greedy, gamma 5"])
+    assert found["text"] == found["expected"]
+    assert len(masks) > 4
+    assert not any(each is None for each in masks)
 
 
 def test_only_masks_of_chains_that_hide_nothing_else_are_skipped(monkeypatch):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gpu.device import COPY, FETCH, GPU, GpuGenerator, GpuTensor, on_gpu, pretended
+from gpu.device import BYTES, COPY, FETCH, GPU, GpuGenerator, GpuTensor, on_gpu, pretended
+
+from ngramspec.costs.processors import processor
+from ngramspec.costs.saved import described
+from ngramspec.measure.machine import PeakMemory, accelerator, machine, synchronize
 
 
 @pytest.fixture
@@ -108,3 +112,34 @@ def test_a_model_there_has_its_own_modules_and_tied_weights(gpu):
         with pytest.raises(RuntimeError, match="same device"):
             twin[0](MATRIX)
     assert not model[0].weight.is_cuda
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_figures_of_the_machine_are_those_of_its_gpu(kind):
+    with pretended(kind) as gpu, gpu.watch() as seen:
+        device, known = torch.device(kind, 0), kind != "mps"
+        assert accelerator() == device
+        name = "pretended" if known else processor()
+        about = machine()["gpu"]
+        assert [about[each] for each in ("type", "name")] == [kind, name]
+        assert about["bytes"] == (BYTES if known else None)
+        model = torch.nn.Linear(2, 2)
+        model.dtype = torch.float32
+        assert described(model, "sdpa", device)["device"] == name
+        synchronize(device)
+        assert seen.count() == 1
+        memory = PeakMemory(device)
+        memory.reset()
+        assert memory.read() == (BYTES if known else None)
+    assert accelerator() is None
+    assert machine()["gpu"] is None
+
+
+def test_a_device_has_only_the_functions_and_dtypes_of_torch_s():
+    with pretended("mps"):
+        torch.accelerator.synchronize("mps")
+        with pytest.raises(TypeError):
+            torch.mps.synchronize("mps")
+        assert not hasattr(torch.mps, "get_device_name")
+        with pytest.raises(TypeError, match="float64"):
+            torch.zeros(2, dtype=torch.float64, device="mps")

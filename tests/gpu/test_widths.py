@@ -56,8 +56,8 @@ class Compiler:
 
 
 @pytest.fixture
-def gpu():
-    with pretended() as gpu:
+def gpu(request):
+    with pretended(getattr(request, "param", "cuda")) as gpu:
         yield gpu
 
 
@@ -117,6 +117,14 @@ def test_nothing_is_compiled_between_two_tokens(compiler, caplog):
         before = len(compiler.events)
     assert len({each for each in compiler.events if isinstance(each, int)}) == compiled.MAX_WIDTHS
     assert caplog.text.count("compiling forwards of 1 and ") == 1
+
+
+@pytest.mark.parametrize(("gpu", "compiles"), [("xpu", True), ("mps", False)], indirect=["gpu"])
+def test_intel_s_forwards_are_compiled_and_apple_s_are_not_as_in_generate(gpu, compiler, compiles):
+    kwargs = STATIC | {"max_new_tokens": SHORT}
+    out = ngramspec.generate(compiler.model, on_gpu(PROMPTS[0]), **kwargs)
+    assert out.tolist() == plain(PROMPTS[0], max_new_tokens=SHORT).tolist()
+    assert bool(compiler.count) is compiles
 
 
 def test_enabled_warm_up_compiles_what_later_calls_use(compiler):

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ngramspec
-from ngramspec.hf_model.compat.devices import indices, input_device, moved, on_host
+from ngramspec.hf_model.compat.devices import indices, input_device, is_transient, moved, on_host
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 # Functions of torch that make a tensor on the default device if they are given none.
@@ -49,6 +49,13 @@ def test_every_new_tensor_names_its_device():
 def test_inputs_go_where_the_weights_are_unless_these_are_offloaded():
     assert input_device(SimpleNamespace(device=torch.device("cuda", 1)), CPU).index == 1
     assert input_device(SimpleNamespace(device=META), CPU) == CPU
+
+
+def test_too_little_memory_of_any_device_is_no_property_of_a_model():
+    apple = "MPS backend out of memory (MPS allocated: 17.9 GB). Tried to allocate 2.00 GB"
+    assert is_transient(RuntimeError(apple))
+    assert is_transient(torch.OutOfMemoryError("HIP out of memory"))
+    assert not is_transient(RuntimeError("The size of tensor a (3) must match"))
 
 
 def test_tensors_in_arguments_are_moved_and_other_values_stay():

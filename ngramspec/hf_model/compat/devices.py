@@ -40,7 +40,8 @@ def device_of(model: Any) -> torch.device:
 def is_transient(error: BaseException) -> bool:
     """Whether an error is of the machine, such as too little memory, and proves nothing else."""
     known = isinstance(error, MemoryError | OSError | torch.OutOfMemoryError)
-    return known or "can't allocate memory" in str(error)  # a RuntimeError on a CPU
+    # A RuntimeError on a CPU, and on Apple's GPUs.
+    return known or any(each in str(error) for each in ("can't allocate memory", "out of memory"))
 
 
 @contextmanager
