@@ -1,6 +1,6 @@
 # make demo | make quick | make test | make lint | make fuzz | make fuzz-server | make fuzz-stores
 # make sanitize | make test-slow | make test-matrix
-# make test-engines | make test-llama | make test-mlx | make test-serve | make test-redis
+# make test-engines | make test-llama | make test-mlx | make test-serve | make test-redis | make test-gpu
 # make docs | make figures | make release-check | make dist | make address | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
@@ -13,7 +13,7 @@ TORCH_INDEX ?=
 COMPILE := $(BIN)/python setup.py --quiet build_ext --build-lib .
 NATIVE := $(wildcard $(addprefix ngramspec/_native/*,.pyx .pxd .pxi))
 
-.PHONY: demo quick test test-engines test-llama test-mlx test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
+.PHONY: demo quick test test-gpu test-engines test-llama test-mlx test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -32,6 +32,11 @@ quick: $(VENV)/.built
 
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -m slow
+
+# The cases of tests/gpu on a real GPU, DEVICE.
+DEVICE ?= cuda
+test-gpu: $(VENV)/.built
+	$(BIN)/python -m pytest tests/gpu/test_real.py --device $(DEVICE) $(ARGS)
 
 # Random calls of random models against plain generate, from SEED on: for MINUTES, or CASES of them.
 MINUTES ?= 5

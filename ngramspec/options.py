@@ -119,7 +119,7 @@ class Options:
         ' width="fit". None: drafts are chains. N: drafts are token trees of at most N nodes, and N'
         " replaces gamma_max. Drafts are chains if the target cannot verify trees. For N,"
         " stats.chains has the reason",
-        page="advanced.md#trees",
+        page="gpu.md#trees",
     )
     verification: Verification = option(
         default="exact",
@@ -174,7 +174,7 @@ class Options:
         " None: where the baseline compiles (GPUs with static caches), with the call's"
         ' compile_config. True: on a CPU, too. False: never. With width="fit", forwards over static'
         " caches are padded to at most four widths. With CUDA graphs, calls must not overlap",
-        page="advanced.md#compiled-forwards",
+        page="gpu.md#compiled-forwards",
     )
     policy: Policy = option(
         default="value",

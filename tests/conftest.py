@@ -35,6 +35,7 @@ settings.load_profile("untimed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--waits", metavar="FILE", help="where tests/gpu writes its counts")
+    parser.addoption("--device", metavar="DEVICE", help="a real GPU, of tests/gpu/test_real.py")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m

@@ -1,4 +1,4 @@
-"""Calls on the pretended GPU and on the CPU: their texts, and how often the host waits.
+"""Calls on a GPU, pretended or real, and on the CPU: their texts, and how often the host waits.
 
 A case's baseline is plain ``generate`` with the same arguments. A step lasts from the beginning of
 a forward to that of the next one. The first step begins with the second forward: before it, caches
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from families import ENCODER_DECODER, FAMILIES, VARIED, build
-from gpu.device import COPY, GPU, GpuGenerator, Seen, on_gpu, pretended
+from gpu.device import COPY, Gpu, Seen, pretended
+from gpu.real import RealGpu
 from layer_states import model_of
 from wrapping import letters
 
@@ -27,6 +27,7 @@ from ngramspec.measure.forwards import forced_model
 from ngramspec.stepwise import JointSteps, open_generation
 
 NEW = 18  # tokens of a call
+NEAR = 1e-3  # a difference of float32 scores that another kernel's rounding may reverse
 TEXT = (5, 6, 7, 8, 9, 5, 6, 7, 10, 11, 5, 6, 7, 8)
 OTHER = (20, 21, 22, 20, 21, 23, 24, 20, 21)
 ONE, LONG, EQUAL = (TEXT,), ((*TEXT, *OTHER),), (TEXT, TEXT[::-1])
@@ -41,6 +42,7 @@ PROCESSED = {
     **{"sequence_bias": [[[3], -3.0], [[5, 8], 2.0]], "exponential_decay_length_penalty": (5, 1.1)},
 }
 Call = Callable[[Any, Speculator, dict[str, Any]], Any]
+OneGpu = Gpu | RealGpu
 
 
 class Favour:
@@ -178,7 +180,7 @@ CASES = {
     "sampled": Case(args=SAMPLED),
     "sampled, gamma 5": Case(args=SAMPLED, spec={"gamma": 5}),
     "sampled, tree": Case(args=SAMPLED, spec={"tree": 12}),
-    "sampled, own generator": Case(args=SAMPLED | {"generator": GpuGenerator}),
+    "sampled, own generator": Case(args=SAMPLED | {"generator": torch.Generator}),
     "sampled drafts": Case(
         args=SAMPLED, spec={"drafter": "ngram(sample=true)", "gamma": 4}, own=True
     ),
@@ -230,6 +232,15 @@ CASES = {
     "enabled": Case(call=_enabled),
     "shared store": Case(call=_stored),
 }
+COMPILED = {
+    name: replace(
+        CASES[name],
+        args=CASES[name].args | {"cache_implementation": "static"},
+        spec=CASES[name].spec | {"compiled": True},
+    )
+    for name in ("greedy", "greedy, gamma 5", "tree", "sampled", "batch")
+}
+COMPILED["width 8"] = replace(COMPILED["greedy"], spec={"compiled": True, "width": 8})
 OURS = ("assistant_model", "generator")  # not for the baseline
 
 
@@ -247,26 +258,31 @@ def in_numbers(parts: list[Seen], prefills: int = 1) -> dict[str, Any]:
     }
 
 
-@cache
-def _model(family: str, on: bool) -> Any:
-    if on:
-        model = on_gpu(_model(family, False))
+_models: dict[tuple[str, str], Any] = {}  # by family and the name of the GPU
+
+
+def model_on(gpu: OneGpu | None, family: str) -> Any:
+    """A family's model on a GPU, or on the CPU."""
+    key = family, "cpu" if gpu is None else gpu.name
+    if key not in _models and gpu is not None:
+        _models[key] = model = gpu.put(model_on(None, family))
         if family != "assistant":  # what is tried once for each model is not part of a call
-            generate(model, on_gpu(torch.tensor([TEXT])), max_new_tokens=2)
+            generate(model, gpu.put(torch.tensor([TEXT], device="cpu")), max_new_tokens=2)
             assert family != "llama" or JointSteps(model).why_not is None
-        return model
-    if family == "assistant":
-        return build("llama", num_hidden_layers=1)
-    return build(family) if family in FAMILIES else model_of(family)
+    elif key not in _models and family == "assistant":
+        _models[key] = build("llama", num_hidden_layers=1)
+    elif key not in _models:
+        _models[key] = build(family) if family in FAMILIES else model_of(family)
+    return _models[key]
 
 
-def _arguments(case: Case, gpu: bool, reference: Any) -> dict[str, Any]:
+def _arguments(case: Case, gpu: OneGpu | None, reference: Any) -> dict[str, Any]:
     padding = [[0] * (max(map(len, case.rows)) - len(row)) for row in case.rows]
     padded = zip(padding, case.rows, strict=True)
     ids = torch.tensor([[*before, *row] for before, row in padded], device="cpu")
     mask = (ids != 0).long()
-    if gpu and not case.host:
-        ids, mask = on_gpu(ids), on_gpu(mask)
+    if gpu is not None and not case.host:
+        ids, mask = gpu.put(ids), gpu.put(mask)
     kwargs = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": NEW, "pad_token_id": 0}
     kwargs |= {"do_sample": False} | (VARIED if case.family in ENCODER_DECODER else {})
     for name, value in case.args.items():
@@ -274,11 +290,11 @@ def _arguments(case: Case, gpu: bool, reference: Any) -> dict[str, Any]:
             value = [value[0]()]
         kwargs[name] = value() if callable(value) else value
     if "assistant_model" in kwargs:
-        kwargs["assistant_model"] = _model("assistant", gpu)
+        kwargs["assistant_model"] = model_on(gpu, "assistant")
     if reference is None:
         return {name: value for name, value in kwargs.items() if name not in OURS}
     if "generator" in kwargs:
-        kwargs["generator"] = (GpuGenerator if gpu else torch.Generator)().manual_seed(3)
+        kwargs["generator"] = (torch.Generator() if gpu is None else gpu.make()).manual_seed(3)
     return kwargs | {"reference_ids": reference}
 
 
@@ -287,14 +303,14 @@ def _text(out: Any) -> list[list[int]]:
     return out.tolist()
 
 
-def text_of(case: Case, gpu: bool, reference: Any = None) -> list[list[int]]:
+def text_of(case: Case, gpu: OneGpu | None, reference: Any = None) -> list[list[int]]:
     """The case's text: the baseline's without a reference, else ours, which drafts from it."""
-    model, kwargs = _model(case.family, gpu), _arguments(case, gpu, reference)
+    model, kwargs = model_on(gpu, case.family), _arguments(case, gpu, reference)
     torch.manual_seed(3)
     if reference is None:
         return _text(model.generate(**kwargs))
     speculator = Speculator(**case.spec)
-    speculator.observer = None if gpu else AsOnGpu()
+    speculator.observer = AsOnGpu() if gpu is None else None
     return _text(case.call(model, speculator, kwargs))
 
 
@@ -308,21 +324,56 @@ def noisy(text: list[list[int]], case: Case) -> list[list[int]]:
 
 
 def measure(case: Case, kind: str = "cuda") -> dict[str, Any]:
-    """The case's texts, ours on the GPU and the one expected, and both sides' waits."""
-    plain = text_of(case, gpu=False)
+    """The texts on a pretended GPU, ours and the one expected, and both sides' waits."""
+    plain = text_of(case, None)
     reference = noisy(plain, case)
-    expected = text_of(case, False, reference) if case.own else plain
-    found: dict[str, Any] = {"expected": expected}
-    with pretended(kind) as gpu, torch.device(GPU) if case.default else nullcontext():
-        model = _model(case.family, True)
-        for side, given in (("plain", None), ("ours", reference)):
+    expected = text_of(case, None, reference) if case.own else plain
+    with pretended(kind) as gpu:
+        return {"expected": expected} | measured(case, gpu, reference)
+
+
+def measure_real(case: Case, gpu: RealGpu) -> dict[str, Any]:
+    """The texts on a real GPU, and both sides' waits, after a call in which forwards are compiled.
+
+    Sampled text is the baseline's on the GPU, whose random numbers are not the CPU's.
+    """
+    reference = noisy(text_of(case, None), case)
+    measured(case, gpu, reference)
+    found = measured(case, gpu, reference)
+    if case.args.get("do_sample"):
+        expected = found["baseline"]
+    else:
+        expected = text_of(case, None, reference if case.own else None)
+    return {"expected": expected} | found
+
+
+def measured(case: Case, gpu: OneGpu, reference: Any) -> dict[str, Any]:
+    """Our ``text`` and the ``baseline``'s on a GPU, and both sides' waits."""
+    found: dict[str, Any] = {}
+    with torch.device(gpu.device) if case.default else nullcontext():
+        model = model_on(gpu, case.family)
+        for side, text, given in (("plain", "baseline", None), ("ours", "text", reference)):
             with gpu.watch(model) as seen:
                 try:
-                    found["text"] = text_of(case, True, given)
+                    found[text] = text_of(case, gpu, given)
                 except RuntimeError as error:
-                    found["text"] = str(error)
+                    found[text] = str(error)
             encodes = case.family in ENCODER_DECODER  # it, too, looks tokens up in the table
             more = {_joint: 1, _embedded: -1}
             prefills = 1 + encodes + (side == "ours" and more.get(case.call, 0))
             found[side] = in_numbers(seen.parts(), prefills)
     return found
+
+
+def is_near_tie(case: Case, text: list[list[int]], expected: list[list[int]]) -> bool:
+    """Whether the CPU's scores of the first different tokens of a greedy text are almost equal."""
+    row, at = next(
+        (row, at)
+        for row, both in enumerate(zip(text, expected, strict=True))
+        for at, (ours, known) in enumerate(zip(*both, strict=True))
+        if ours != known
+    )
+    kwargs = _arguments(case, None, None) | SCORES
+    out = model_on(None, case.family).generate(**kwargs)
+    scores = out.scores[at - out.sequences.shape[1] + len(out.scores)][row]
+    return bool(scores[expected[row][at]] - scores[text[row][at]] < NEAR)

@@ -192,6 +192,9 @@ def _refuse(what: Any, found: str) -> None:
 class Gpu(TorchDispatchMode):
     """The pretended device: what its operations do, and what is seen of them."""
 
+    name, put, make = "pretended", staticmethod(on_gpu), GpuGenerator
+    device = property(lambda self: GpuTensor.device)
+
     def __init__(self) -> None:
         super().__init__()
         self.seen = Seen()

@@ -10,25 +10,13 @@ import pytest
 import torch
 from doubles import half_right
 from gpu import cases
-from gpu.cases import (
-    CASES,
-    EQUAL,
-    FOUR,
-    LONG,
-    ONE,
-    SAMPLED,
-    SCORES,
-    Case,
-    _embedded,
-    _joint,
-    measure,
-)
+from gpu.cases import CASES, EQUAL, FOUR, LONG, ONE, SAMPLED, SCORES, Case, measure
 from gpu.device import on_gpu, pretended
 
 from ngramspec import Speculator, generate
 from ngramspec.hf_model.compat import kernels
 
-OTHER_CALLS = (_embedded, _joint)  # which begin with other forwards
+OTHER_CALLS = (cases._embedded, cases._joint)  # which begin with other forwards
 SHOWN = ("before", "prefill", "step", "copies")
 
 
@@ -120,10 +108,10 @@ def test_a_call_waits_at_most_twice_more_before_its_steps(rows):
 def test_only_forwards_of_one_position_copy_the_weights_of_experts(monkeypatch):
     ids = torch.tensor([[*ONE[0], 40, 41]])
     asked = {"max_new_tokens": 30, "do_sample": False}
-    text = cases._model("mixtral (experts)", False).generate(ids, **asked)[0].tolist()
+    text = cases.model_on(None, "mixtral (experts)").generate(ids, **asked)[0].tolist()
     speculator = Speculator(half_right(text, 61), 4)
-    with pretended():
-        model, seen = cases._model("mixtral (experts)", True), set()
+    with pretended() as gpu:
+        model, seen = cases.model_on(gpu, "mixtral (experts)"), set()
         inner = model.forward
 
         @wraps(inner)

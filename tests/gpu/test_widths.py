@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
 from gpu import cases
+from gpu.compiler import compiling
 from gpu.device import on_gpu, pretended
 
 import ngramspec
 from ngramspec import Speculator
 from ngramspec.hf_model import compiled
-from ngramspec.hf_model.compat.caches import cache_of
 
+DOCS = Path(__file__).parents[2] / "docs"
 NEW, SHORT = 200, 40
 STATIC = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0} | {
     "cache_implementation": "static",
     "max_new_tokens": NEW,
 }
 PROMPTS = [torch.tensor([row]) for row in (cases.TEXT, cases.OTHER, cases.TEXT * 2)]
-
-
-class Compiler:
-    """Compiles a forward of a new shape in its first run, and captures it in its second one.
-
-    Attributes:
-        events: in order, the widths compiled and captured, "token" for each, and "end".
-        widths: of all forwards.
-    """
-
-    def __init__(self, model):
-        self.model, self.events, self.widths = model, [], []
-        self.runs, self.count = Counter(), 0
-
-    def get_compiled_call(self, settings):
-        assert settings.dynamic is False
-        return lambda **inputs: self.run(**inputs)
-
-    def run(self, **inputs):
-        width = inputs["input_ids"].shape[1]
-        size = cache_of(inputs).layers[0].max_cache_len
-        self.runs[width, size] += 1
-        self.widths.append(width)
-        if self.runs[width, size] <= 2:
-            self.count += 1
-            self.events.append(width)
-        return self.model(**inputs)
-
-    def put(self, tokens):
-        self.events.append("token")
-
-    def end(self):
-        self.events.append("end")
 
 
 @pytest.fixture
@@ -62,19 +31,14 @@ def gpu(request):
 
 
 @pytest.fixture
-def compiler(gpu, monkeypatch):
-    model = cases._model("llama", True)
-    found = Compiler(model)
-    monkeypatch.setattr(model, "get_compiled_call", found.get_compiled_call)
-    monkeypatch.setattr(compiled, "compilations", lambda: found.count)
-    compiled._ready.clear()
-    yield found
-    compiled._ready.clear()
+def compiler(gpu):
+    with compiling(cases.model_on(gpu, "llama")) as compiler:
+        yield compiler
 
 
 def plain(prompt, **kwargs):
     on_cpu = STATIC | {"cache_implementation": None} | kwargs
-    return cases._model("llama", False).generate(prompt, **on_cpu)
+    return cases.model_on(None, "llama").generate(prompt, **on_cpu)
 
 
 SLOW = pytest.param(False, marks=pytest.mark.slow)
@@ -166,3 +130,8 @@ def test_an_error_while_compiling_leaves_the_cache_and_an_answer_that_has_ended(
     assert failed
     out = ngramspec.generate(compiler.model, on_gpu(PROMPTS[1]), **kwargs)
     assert out.tolist() == plain(PROMPTS[1], max_new_tokens=SHORT).tolist()
+
+
+def test_the_page_says_what_each_combination_does():
+    page = runpy.run_path(str(DOCS / "combinations.py"))["page"]()
+    assert page == (DOCS / "guide" / "gpu.md").read_text(encoding="utf-8"), "run it"
