@@ -43,9 +43,11 @@ class Group(ABC):
 
     Attributes:
         origins: the row of the last forward that each row continues; empty: each its own.
+        dropped: tokens that steps had counted before they were dropped from the texts.
     """
 
     origins: Sequence[int] = ()
+    dropped = 0
 
     def __init__(
         self,
@@ -79,6 +81,11 @@ class Group(ABC):
                 return False
         return True
 
+    @property
+    def settled(self) -> int:
+        """How much of each text will not change."""
+        return self.length
+
     def ids(self) -> Tensor | None:
         """The committed tokens, int64 (rows, length); None if rows have different lengths."""
         return None
@@ -92,8 +99,7 @@ class Group(ABC):
         from ngramspec.hf_model.compat.processors import Histories  # many calls have none
 
         lengths = [self.rows[at].length for at in rows]
-        going = [row.length for row in self.rows if not row.ended]
-        ids = partial(self.memory.ids, self.length, min(going, default=None))
+        ids = partial(self.memory.ids, self.length, self.settled)
         return Histories(ids, rows, lengths, drafts, positions, len(self.rows))
 
     def ranking(self, *, scores: bool) -> dict[str, Tensor | None] | None:
@@ -193,6 +199,10 @@ class Group(ABC):
             elif width > 1:
                 own[1 : 1 + len(row.draft)] = row.draft.tokens
         return torch.from_numpy(block)
+
+    def lengths(self) -> list[int]:
+        """How many positions of the forward are each row's own, after ``block``."""
+        return [1 + len(row.draft.tokens) for row in self.rows]
 
     def _pad(self, own: Int64) -> None:
         """Fill an ended row of a forward, int64 (width,), whose first token is its last one."""
@@ -376,7 +386,7 @@ class TextMemory:
         self._host = np.empty((len(prompt), length + INITIAL_TOKENS), np.int64)
         self._host[:, :length] = prompt.numpy() if ids is None else ids
         self._device = torch.from_numpy(self._host)
-        if prompt.device.type != "cpu":
+        if self.device.type != "cpu":
             self._device = torch.empty_like(self._device, device=prompt.device)
             self._device[:, :length] = prompt
 
@@ -399,6 +409,14 @@ class TextMemory:
         else:
             self._device = torch.cat((self._device, torch.empty_like(self._device)), dim=1)
         self.place(rows)
+
+    def token(self, row: int, at: int) -> int:
+        """A token of a text."""
+        return int(self._host[row, at])
+
+    def put(self, row: int, at: int, token: int) -> None:
+        """Set a token that follows a text, such as padding."""
+        self._host[row, at] = token
 
     def ids(self, length: int, shortest: int | None = None) -> Tensor:
         """The first ``length`` tokens of each text, int64 (rows, length), on the prompt's device.

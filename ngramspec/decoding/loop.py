@@ -204,7 +204,7 @@ class DecodeLoop:
     def prepared(self, step: Step) -> Step:
         """Set the tokens of a step's forward."""
         step.block = self.group.block(step.width)
-        step.lengths = [1 + len(row.draft.tokens) for row in step.rows]
+        step.lengths = self.group.lengths()
         drafted = max(step.lengths) > 1
         step.trees = [row.draft.parents for row in step.rows] if drafted else ()
         if self.target.facts.reads_text:
@@ -264,6 +264,8 @@ class DecodeLoop:
         """Add a step that has just ended to the statistics, learn from its time, and report it."""
         step.ended = perf_counter()
         step.count(self.stats, self.transfers(step, sampled))
+        self.stats.emitted -= self.group.dropped
+        self.group.dropped = 0
         drafted, accepted, branched = 0, 0, False
         for row in step.rows:
             drafted += len(row.draft.tokens)

@@ -1,48 +1,74 @@
-"""A group whose rows each advance by their own number of tokens."""
+"""A group whose rows each advance by their own number of tokens.
+
+Streamers, returned scores and criteria that see the whole batch get each position in the baseline's
+order, with its arguments, once all rows have reached it. If such a criterion ends a row, what the
+row has gained since is dropped. Where the caller can see what the baseline computes for padding,
+ended rows follow the others with padding as their text.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from ngramspec.costs.policies import common_length
 from ngramspec.costs.row_lengths import urgencies
 from ngramspec.costs.steps import JointPart
-from ngramspec.decoding.group import Group
-from ngramspec.draft import EMPTY_DRAFT, Float32
-from ngramspec.hf_model.compat.processors import all_by_row, process_at_once
-from ngramspec.hf_model.target import Target
-from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_on_host
+from ngramspec.decoding.group import NO_LIMIT, Group
+from ngramspec.decoding.observer import STREAMING
+from ngramspec.decoding.row import Row
+from ngramspec.draft import EMPTY_DRAFT, Computed, Float32
+from ngramspec.hf_model.compat.processors import process_at_once
+from ngramspec.verification.sampler import SampledTokens, argmax_on_host
 
 # Ended rows leave the batch once at most this share of its rows has not ended. Not tuned.
 MAX_UNFINISHED_SHARE = 0.75
-
-
-def must_lockstep(sampler: TokenSampler, target: Target) -> bool:
-    """Whether the rows of a batch have to advance in lock-step.
-
-    They do if something sees all rows at once: a streamer, returned scores or logits, custom
-    stopping criteria, or processors that are not known to treat rows separately. They also do if
-    rows go on after their end, or if the cache is returned, as a later call expects it as the
-    baseline would have left it.
-    """
-    stop = sampler.stop
-    goes_on = bool(stop.strings or stop.timers) and sampler.pad is None
-    sees_all = sampler.streamer is not None or sampler.records or stop.custom or goes_on
-    returned = target.facts.states or target.config.return_dict_in_generate
-    return bool(sees_all or returned) or not all_by_row(sampler.processors)
+MAX_AHEAD_BYTES = 512 << 20  # of scores kept for rows that are ahead of the slowest one
 
 
 class RaggedGroup(Group):
     """Rows that each advance by themselves. The arguments are those of Group."""
 
-    _steps = 0
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        sampler, stop, rows = self.sampler, self.sampler.stop, self.rows
+        self._steps = 0
+        self._pads = sampler.pad is not None
+        # Whether the caller can see what is computed for padding.
+        self._follows = self._pads and self.target.outlives
+        criteria = stop.custom or stop.timers or (stop.strings and not self._pads)
+        self._cuts = bool(criteria)  # whether a row may end before what it has reached
+        self._shows = bool(criteria or sampler.streamer is not None or sampler.records)
+        self._shown = rows[0].length  # of each text, how much has been shown
+        self._ends: list[int | None] = [None] * len(rows)  # lengths at which rows end
+        self._padding = [0] * len(rows)  # tokens of it that each row adds in the step
+        self._dropped = [0] * len(rows)  # tokens of earlier steps
+        # The processed and the raw scores of each row's tokens that have not been shown.
+        self._scores: list[deque[tuple[torch.Tensor, torch.Tensor]]] = [deque() for _ in rows]
 
     def _running(self) -> list[int]:
         """The rows that have not ended."""
         return [at for at, row in enumerate(self.rows) if not row.ended]
+
+    @property
+    def stopped(self) -> bool:
+        rows = self.rows
+        return all(row.ended for row in rows) and (
+            not self._follows or all(row.length == rows[0].length for row in rows)
+        )
+
+    @property
+    def settled(self) -> int:
+        return min(self._reached(), self._shown if self._shows else NO_LIMIT)
+
+    def _reached(self) -> int:
+        """How much of the text all rows have, or ended before."""
+        lengths = [row.length for row in self.rows if self._follows or not row.ended]
+        return min(lengths, default=self.length)
 
     def sequences(self) -> torch.Tensor:
         ids, pad = self.memory.ids(self.length, 0), self.sampler.pad
@@ -51,18 +77,58 @@ class RaggedGroup(Group):
             own[row.length :] = 0 if pad is None else pad
         return out
 
+    # The drafts
+
+    def _slowest(self) -> int:
+        """Committed tokens of the slowest row that has not ended, or of the longest one."""
+        running = [self.rows[at].length for at in self._running()]
+        return min(running, default=self.length)
+
+    def limits(self, row: Row) -> tuple[int, int]:
+        path, nodes = super().limits(row)
+        if self._kept_scores:
+            size = 4 * len(self.rows) * max(row.vocab, 1) * self._kept_scores
+            lead = max(MAX_AHEAD_BYTES // size, 1)
+            path = min(path, max(self._slowest() + lead - row.length, 0))
+        return path, nodes
+
+    @property
+    def _kept_scores(self) -> int:
+        """How many vectors of the vocabulary's size are kept for each token that is ahead."""
+        return (self.sampler.scores is not None) + (self.sampler.logits is not None)
+
     def shortest_limit(self) -> int:
-        return min(self.limits(self.rows[at])[0] for at in self._running())
+        return min((self.limits(self.rows[at])[0] for at in self._running()), default=0)
 
     def propose(self, part: JointPart | None = None) -> None:
         self._steps += 1
         self._drop_ended()
-        super().propose(part)
+        if self._running():
+            super().propose(part)
 
     def draft(self, required: Float32 | None = None) -> None:
         for at in self._running():
             self.rows[at].propose(*self.limits(self.rows[at]))
         self._cut_together()
+
+    def width(self, *, pads: bool = True) -> int:
+        if self._running():
+            return super().width(pads=pads)
+        room = self.target.room(self.length - self.rows[0].prompt_length)
+        longest = self.length - min(row.length for row in self.rows)
+        return min(longest, NO_LIMIT if room is None else 1 + room)
+
+    def block(self, width: int) -> torch.Tensor:
+        """See Group. Ended rows follow with as much padding as the forward has positions for."""
+        if self._follows:
+            goal = self._slowest()
+            more = (min(goal - row.length, width) if row.ended else 0 for row in self.rows)
+            self._padding = [max(each, 0) for each in more]
+        return super().block(width)
+
+    def lengths(self) -> list[int]:
+        drafted = super().lengths()
+        return [max(both) for both in zip(drafted, self._padding, strict=True)]
 
     def _drop_ended(self) -> None:
         """Remove ended rows from the batch once enough rows have ended."""
@@ -89,8 +155,11 @@ class RaggedGroup(Group):
         for row in rows:
             row.cut(length, path=path)
 
+    # Verification
+
     def walking(self) -> Sequence[int]:
-        return self._running()
+        padding, rows = self._padding, self.rows
+        return [at for at, row in enumerate(rows) if not row.ended or padding[at]]
 
     def choose(
         self, walking: Sequence[int], logits: torch.Tensor, sampled: SampledTokens | None
@@ -98,36 +167,119 @@ class RaggedGroup(Group):
         """Choose the next token of each walking row, which has its own position.
 
         The number of tensor operations and transfers depends on the longest accepted path, not on
-        the number of rows. Nothing is recorded.
+        the number of rows.
         """
+        sampler = self.sampler
         spots = [(self.rows[at].draft, self.rows[at].position or 0) for at in walking]
         places = [(at, position) for at, (_, position) in zip(walking, spots, strict=True)]
-        if sampled is not None:
-            return [int(sampled.tokens[place]) for place in places]
+        known = None if sampled is None else [int(sampled.tokens[place]) for place in places]
+        if known is not None and not sampler.records:
+            return known
         own = [logits[at : at + 1, position] for at, position in places]
-        sampler = self.sampler
-        if sampler.takes_argmax:
+        if sampler.takes_argmax and not sampler.records:
             return [int(argmax_on_host(each.float())[0]) for each in own]
-        scores = torch.cat(own).to(torch.float32)
+        scores = raw = torch.cat(own).to(torch.float32)
         if sampler.processors:
             histories = self.histories(walking, [EMPTY_DRAFT] * len(own), 1)
-            scores = process_at_once(sampler.processors, histories, scores)
+            scores = process_at_once(sampler.processors, histories, raw.clone())
+        if sampler.records:
+            for at, *each in zip(walking, scores, raw, strict=True):
+                self._scores[at].append((each[0], each[1]))
+        if known is not None:
+            return known
+        if sampler.takes_argmax:
+            best: list[int] = argmax_on_host(scores).tolist()
+            return best
         return sampler.choose_next(scores, spots)
 
     def commit(self, walking: Sequence[int], tokens: list[int]) -> Sequence[int]:
         """Commit a token of each walking row; those whose draft has it go on."""
         self.memory.make_room(self.rows)
-        for at, token in zip(walking, tokens, strict=True):
-            row = self.rows[at]
-            if token < 0:
-                raise self.no_distribution()
-            row.advance(token)
-            own = partial(self._own, at)
-            row.ended = self.sampler.stop([token], row.length, own, own, None)[0]
-        return [
-            at for at in walking if not self.rows[at].ended and self.rows[at].position is not None
-        ]
+        return [at for at, token in zip(walking, tokens, strict=True) if self._goes_on(at, token)]
+
+    def _goes_on(self, at: int, token: int) -> bool:
+        """Commit a row's token, or padding; return whether it has its next logits."""
+        row, pad = self.rows[at], self.sampler.pad
+        if row.ended:
+            assert pad is not None
+            row.pad(pad)
+            self._padding[at] -= 1
+            return self._padding[at] > 0
+        if token < 0:
+            raise self.no_distribution()
+        row.advance(token)
+        stop = self.sampler.stop
+        if stop.of_rows([token], row.length, partial(self._own, at))[0]:
+            self._ends[at] = self._ends[at] or row.length
+            row.ended = self._pads or row.length == stop.max_length
+        return not row.ended and row.position is not None
 
     def _own(self, at: int) -> torch.Tensor:
         """A row's committed tokens, int64 (1, length), on the host."""
         return self.memory.ids_on_host(self.rows[at].length)[at : at + 1]
+
+    def judge(self) -> None:
+        if self._shows:
+            try:
+                while self._shown < self._reached():
+                    self._show()
+            except BaseException:
+                for at in range(len(self.rows)):
+                    self._cut(at, self._shown)
+                raise
+        if self.target.outlives:  # what is ahead may be dropped, at the latest by an interrupt
+            pairs, least = zip(self.rows, self._dropped, strict=True), self.settled
+            self.target.run_ahead([row.length - least + more for row, more in pairs])
+        super().judge()
+
+    # What sees the whole batch
+
+    def _show(self) -> None:
+        """Show the next position, as ``generate`` does after each token."""
+        sampler, at = self.sampler, self._shown
+        tokens = []
+        for number, row in enumerate(self.rows):
+            if at >= row.length:
+                assert sampler.pad is not None
+                self.memory.put(number, at, sampler.pad)
+            tokens.append(self.memory.token(number, at))
+        if sampler.records:
+            scores, raw = zip(*(each.popleft() for each in self._scores), strict=True)
+            sampler.record(torch.stack(scores), torch.stack(raw))
+        self._shown = length = at + 1
+        if self._cuts:
+            ids = partial(self.memory.ids, length, length)
+            ended = sampler.stop.of_batch(len(self.rows), ids, sampler.scores)
+            self._end(ended, length)
+        if sampler.streamer is not None:
+            with self.section(STREAMING):
+                sampler.streamer.put(torch.tensor(tokens, device="cpu"))
+
+    def _end(self, ended: Sequence[bool], length: int) -> None:
+        """End rows at a length. Without padding they end together."""
+        for at, now in enumerate(ended):
+            before = self._ends[at]
+            if now and (before is None or before > length):
+                self._ends[at] = length
+                if self._pads:
+                    self._cut(at, length)
+                    self.rows[at].ended = True
+        if not self._pads and all(end is not None and end <= length for end in self._ends):
+            for at, row in enumerate(self.rows):
+                self._cut(at, length)
+                row.ended = True
+
+    def _cut(self, at: int, length: int) -> None:
+        """Drop what a row has gained beyond a length."""
+        row = self.rows[at]
+        for _ in range(min(row.length - length, len(self._scores[at]))):
+            self._scores[at].pop()
+        self._dropped[at] += row.shorten(length)
+
+    def learn(self, computed: list[Computed] | None = None) -> None:
+        super().learn(computed)
+        if any(self._dropped):
+            self.dropped += sum(self._dropped)
+            if self.target.outlives:
+                self.target.drop(self._dropped)
+            self._dropped = [0] * len(self.rows)

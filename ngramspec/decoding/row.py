@@ -256,6 +256,24 @@ class Row:
         self.position = None if node is None else node + 1
         self.append(token)
 
+    def pad(self, token: int) -> None:
+        """Append padding, and move to the next position, which also has padding."""
+        assert self.position is not None
+        self.append(token)
+        self.position += 1
+
+    def shorten(self, length: int) -> int:
+        """Drop the tokens beyond a length; return how many of them earlier steps had committed."""
+        extra = self.length - length
+        if extra <= 0:
+            return 0
+        stay = max(len(self.kept) - extra, 0)
+        before = extra - (len(self.kept) - stay)
+        for each in (self._emitted, self._accepted, self.kept):
+            del each[stay:]
+        self.length, self.last = length, int(self._ids[length - 1])
+        return before
+
     def stay_with(self, other: Row, token: int) -> None:
         """Append padding, and keep the positions that another row keeps."""
         self.append(token)

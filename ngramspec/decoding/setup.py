@@ -84,11 +84,10 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
     stats, rule = DecodeStats(), _rule(request, options)
     device = _device(request, target, rule)
     sampler = _sampler(request, stop, rule, device)
-    if target.prompt.shape[0] > 1 and why_unsupported(Ability.RAGGED, target.facts) is None:
-        from ngramspec.decoding.ragged import must_lockstep  # most calls have one row
-
-        if not must_lockstep(sampler, target):
-            target.make_ragged()
+    several = target.prompt.shape[0] > 1 and (request.beams == 1 or not target.outlives)
+    several = several and sampler.known_processors  # others may mix rows
+    if several and why_unsupported(Ability.RAGGED, target.facts) is None:
+        target.make_ragged()
     learns_costs = options.planned_gamma == "auto"
     if target.pending is not None and learns_costs:
         target.pending.price()

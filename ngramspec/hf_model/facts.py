@@ -21,7 +21,7 @@ from ngramspec.draft import Int64
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.cache.kv_cache import KVCache
 from ngramspec.hf_model.compat import configs, models
-from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of, is_callers
+from ngramspec.hf_model.compat.caches import CACHE_NAMES, cache_names, cache_of
 from ngramspec.hf_model.compat.hooks import hooked_modules
 from ngramspec.hf_model.compat.package import KEEPS_SELECTION, PLACES_TOKENS, has
 
@@ -85,7 +85,6 @@ class Facts(ModelFacts):
     prompt: int  # tokens of each row's prompt, as ``generate`` counts them against max_length
     cached: int  # positions in the cache before the prefill
     end: int  # positions of a row after the prefill, including ``cached``
-    keeps_cache: bool  # whether the cache belongs, or may belong, to the caller
     slides: bool  # whether a layer of the cache forgets positions that have left its window
     indexed: bool  # whether a layer of the cache has an index of its keys
     gap_obstacle: str | None  # which layers do not allow gaps between positions; None: all do
@@ -201,7 +200,6 @@ def facts_of(
         prompt=input_ids.shape[1],
         cached=cached,
         end=end,
-        keeps_cache=is_callers(cache.cache),
         slides=cache.slides,
         indexed=cache.indexed,
         gap_obstacle=cache.gap_obstacle,
@@ -473,8 +471,7 @@ FACTS = (
         (_RAGGED, _JOINT, _KEPT),
     ),
     Fact("inputs other than text", lambda f: not f.plain, (_JOINT, _DRAFT, _ONCE)),
-    Fact("a cache that holds tokens before the prefill", lambda f: f.cached, (_RAGGED, _ONCE)),
-    Fact("a cache that the caller may use again", lambda f: f.keeps_cache, (_RAGGED,)),
+    Fact("a cache that holds tokens before the prefill", lambda f: f.cached, (_ONCE,)),
     Fact("a prefill in chunks", lambda f: f.config.prefill_chunk_size is not None, (_DRAFT,)),
     Fact(
         "experts, whose batch sizes depend on the routing",

@@ -12,7 +12,7 @@ import torch
 
 from ngramspec.draft import Int64
 from ngramspec.hf_model.compat.caches import cache_argument
-from ngramspec.hf_model.compat.devices import indices
+from ngramspec.hf_model.compat.devices import Indices, indices
 from ngramspec.hf_model.compat.factories import output_class
 from ngramspec.hf_model.compat.hooks import call_after
 from ngramspec.hf_model.facts import Facts
@@ -24,6 +24,10 @@ class OutputRecorder:
     def __init__(self, facts: Facts) -> None:
         self._encodes, self._streams_first = facts.encodes, facts.streams_first
         self._kept: dict[str, list[Any]] = {name: [] for name in facts.states}
+        # Of rows that advance separately: by name, and then by row, layers of each position.
+        self._of_rows: dict[str, list[list[Any]]] = {
+            name: [[] for _ in range(facts.rows)] for name in facts.states
+        }
 
     def keep_prefill(self, outputs: Any) -> None:
         """Keep the states of the prompt, as one entry."""
@@ -44,6 +48,38 @@ class OutputRecorder:
                 keys = None if all_keys else before + position + 1
                 kept.append(tuple(self._of_position(name, each, position, keys) for each in layers))
 
+    def keep_rows(
+        self,
+        outputs: Any,
+        paths: Sequence[Sequence[int]],
+        own_slots: Callable[[int, Sequence[int]], list[int]],
+    ) -> None:
+        """Keep states at each row's accepted positions; ``own_slots``: the keys of a position."""
+        for name, rows in self._of_rows.items():
+            layers = getattr(outputs, name)
+            for row, path in enumerate(paths):
+                for at, position in enumerate(path):
+                    keys = None
+                    if "attentions" in name and name != "cross_attentions":
+                        keys = indices(own_slots(row, path[: at + 1]))
+                    parts = (self._of_row(name, each, row, position, keys) for each in layers or ())
+                    rows[row].append(None if layers is None else tuple(parts))
+
+    def drop(self, counts: Sequence[int]) -> None:
+        """Forget the last ``counts`` positions of each row."""
+        for rows in self._of_rows.values():
+            for kept, count in zip(rows, counts, strict=True):
+                del kept[len(kept) - count :]
+
+    def _of_row(
+        self, name: str, layer: torch.Tensor, row: int, position: int, keys: Indices | None
+    ) -> torch.Tensor:
+        """Return the part of a layer's states that belongs to a row's position."""
+        part = self._of_position(name, layer, position, None).narrow(
+            self._axis(name, layer), row, 1
+        )
+        return part.clone() if keys is None else part.index_select(-1, keys(part.device))
+
     def _of_position(
         self, name: str, layer: torch.Tensor, position: int, keys: int | None
     ) -> torch.Tensor:
@@ -58,6 +94,19 @@ class OutputRecorder:
             part = layer.narrow(axis, position, 1)
         return layer if part.shape == layer.shape else part.clone()
 
+    def _joined(self, name: str) -> Iterator[Any]:
+        """Yield the layers of each position, of all rows together."""
+        for parts in zip(*self._of_rows[name], strict=True):
+            if parts[0] is None:
+                yield None
+            else:
+                axis = self._axis(name, parts[0][0])
+                yield tuple(torch.cat(layer, dim=axis) for layer in zip(*parts, strict=True))
+
+    def _axis(self, name: str, layer: torch.Tensor) -> int:
+        """Return the dimension of rows."""
+        return int("attentions" not in name and layer.ndim == 4 and self._streams_first)
+
     def output(
         self,
         cache: Any,
@@ -68,7 +117,7 @@ class OutputRecorder:
         ranking: dict[str, Any] | None,
     ) -> Any:
         """Build the return value of ``generate``, with the output fields of a beam search."""
-        states = {name: tuple(kept) for name, kept in self._kept.items()}
+        states = {name: (*kept, *self._joined(name)) for name, kept in self._kept.items()}
         encoder = kwargs.get("encoder_outputs") if self._encodes else None
         if encoder is not None:
             for name in ("attentions", "hidden_states"):

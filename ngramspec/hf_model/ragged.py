@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ngramspec.hf_model.compat.caches import CACHE_NAMES
 from ngramspec.hf_model.compat.devices import indices
+from ngramspec.hf_model.facts import Facts
 from ngramspec.hf_model.inputs import TEXT_POSITIONS, Inputs, given, grow
 
 # Bounds on the slots that are gaps in every row: if they exceed both, the cache is compacted.
@@ -25,10 +26,17 @@ T = TypeVar("T")
 
 
 class RaggedInputs(Inputs):
-    """The keyword arguments of the next forward of a ragged batch."""
+    """The keyword arguments of the next forward of a ragged batch.
+
+    ``keeps``: the cache is used after the call, so no position of a row is given up before.
+    """
 
     ragged = True
     _own: OwnSlots  # after the prefill
+
+    def __init__(self, facts: Facts, *, keeps: bool = False) -> None:
+        super().__init__(facts)
+        self._keeps = keeps
 
     def begin(self, prompt: torch.Tensor, slots: int) -> None:
         """Add the mask and positions, after ``slots`` ones of the prefill."""
@@ -37,7 +45,7 @@ class RaggedInputs(Inputs):
             self.kwargs[self.mask_name] = prompt.new_ones(len(prompt), slots + 1)
         else:
             own = self.kwargs[self.mask_name][:, :-1].bool().numpy(force=True)
-        self._own = OwnSlots(own)
+        self._own = OwnSlots(own, slots if self._keeps else None)
         super().begin(prompt, slots)
         mask = self.kwargs[self.mask_name]
         if self._padding is not None:
@@ -85,13 +93,42 @@ class RaggedInputs(Inputs):
         self.kwargs |= self._selected(order)
         self._own.keep_rows(order)
 
-    def slots_to_keep(self, slots: int) -> torch.Tensor | None:
+    def run_ahead(self, leads: Sequence[int]) -> None:
+        """Note how many of each row's last tokens ``drop`` may be called for."""
+        self._own.leads = leads
+
+    def drop(self, counts: Sequence[int]) -> None:
+        """Give up each row's last ``counts`` tokens in the cache."""
+        places = self._own.drop(counts)
+        self._extended.clear()
+        own = indices(counts)
+        for name, value in given(self.kwargs, self._per_token):
+            changed = self.kwargs[name] = value.clone()
+            if name == self.mask_name:
+                row, column = indices(places)(value.device)
+                changed[row, column] = 0
+            elif name.endswith("position_ids"):
+                changed[..., -1] -= own(value.device).to(value.dtype)
+
+    def level(self) -> None:
+        """Give up what not every row has, after an interrupt."""
+        shared = min(self._own.used)
+        if max(self._own.used) > shared:
+            self.drop([each - shared for each in self._own.used])
+
+    def own_slots(self, row: int, path: Sequence[int]) -> list[int]:
+        """Return the keys that a position of a forward attends to: the path leads to it."""
+        return self._own.columns(row, path)
+
+    def slots_to_keep(self, slots: int, *, all_gaps: bool = False) -> torch.Tensor | None:
         """Return the slots that each row keeps if the cache is to be compacted, or None."""
-        used = max(self._own.used)
-        if slots - used <= max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS):
+        start, used = self._own.start, self._own.start + max(self._own.used)
+        if slots - used <= (0 if all_gaps else max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS)):
             return None
-        mask = self.kwargs[self.mask_name][:, :-1]  # the last token is not in the cache yet
-        return used_slots(mask, used)
+        mask = self.kwargs[self.mask_name][:, start:-1]  # the last token is not in the cache yet
+        generated = start + used_slots(mask, used - start)
+        prompt = torch.arange(start, device=mask.device).expand(len(mask), -1)
+        return torch.cat((prompt, generated), dim=1)
 
     def compact(self, slots: torch.Tensor) -> None:
         """Keep the columns of the cache positions ``slots``, int64 (batch, kept), in that order."""
@@ -123,8 +160,7 @@ def grow_ragged(
     if committed:  # from the old last column on: columns in the cache, then the new last one
         column = torch.arange(count, device=value.device)
         there = (column < own - 1).to(value.dtype)
-        last = (own > 1).to(value.dtype)  # 0 in rows that had finished
-        return torch.cat((value[..., :-1], there, last), dim=-1)
+        return torch.cat((value[..., :-1], there, value.new_ones(len(value), 1)), dim=-1)
     return torch.cat((value, (column < own).to(value.dtype)), dim=-1)
 
 
@@ -135,40 +171,71 @@ def used_slots(mask: torch.Tensor, used: int) -> torch.Tensor:
 
 
 class OwnSlots:
-    """Which slots of the cache hold a token of each row in a ragged batch; kept on the host."""
+    """Which slots of the cache hold a token of each row in a ragged batch; kept on the host.
 
-    def __init__(self, mask: NDArray[np.bool_]) -> None:
-        self._mask = mask  # (rows, slots), at first those of the prefill
+    Attributes:
+        start: how many slots of the prompt, padding included, stay in place; 0: none has to.
+        used: each row's tokens in the others.
+        leads: how many of each row's last tokens may be dropped; empty: none.
+
+    Args:
+        mask: the slots of the prefill, (rows, slots).
+        prompt: how many of them the cache keeps, with all rows' texts, until the end; None: none.
+    """
+
+    def __init__(self, mask: NDArray[np.bool_], prompt: int | None = None) -> None:
+        self._mask, self.start, self._keeps = mask, prompt or 0, prompt is not None
         self._unfinished = np.ones(len(mask), np.bool_)  # rows that have not ended
-        self.used: list[int] = mask.sum(axis=1).tolist()  # each row's tokens in the cache
-
-    @property
-    def full(self) -> bool:
-        """Whether all slots hold a token of every row."""
-        return bool(min(self.used) == self._mask.shape[1])
+        self.used: list[int] = mask[:, self.start :].sum(axis=1).tolist()
+        self.leads: Sequence[int] = ()
+        self.full = bool(mask.all())  # whether all slots hold a token of every row
 
     def commit(self, kept: Sequence[int]) -> None:
         """Add the positions of a forward that stay, for each row; 0 if the row has ended."""
         counts = np.array(kept)
         own = np.arange(max(kept)) < counts[:, None]
         self._mask = np.concatenate((self._mask, own), axis=1)
+        self.full = self.full and bool(own.all())
         self._unfinished = counts > 0
-        self.used = [used + more for used, more in zip(self.used, kept, strict=True)]
+        self.used = [tokens + more for tokens, more in zip(self.used, kept, strict=True)]
+
+    def drop(self, counts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Make gaps of each row's last ``counts`` tokens; return their rows and slots."""
+        rows, slots = list[int](), list[int]()
+        for row, count in enumerate(counts):
+            if count:
+                places = np.flatnonzero(self._mask[row])[-count:].tolist()
+                self._mask[row, places] = False
+                rows += [row] * count
+                slots += places
+        self.full = False
+        self.used = [each - count for each, count in zip(self.used, counts, strict=True)]
+        return rows, slots
+
+    def columns(self, row: int, path: Sequence[int]) -> list[int]:
+        """The prompt's slots, the row's others, and positions of a forward after these."""
+        own, slots = np.flatnonzero(self._mask[row, self.start :]), self._mask.shape[1]
+        return [*range(self.start), *(self.start + own).tolist(), *(slots + at for at in path)]
 
     def compact(self, slots: int) -> None:
-        """Move each row's tokens to the end of ``slots`` slots."""
-        self._mask = np.arange(slots) >= slots - np.array(self.used)[:, None]
+        """Move each row's tokens to the end of ``slots`` slots, those of the prompt excepted."""
+        others = slots - self.start
+        own = np.arange(others) >= others - np.array(self.used)[:, None]
+        self._mask = np.concatenate((self._mask[:, : self.start], own), axis=1)
+        self.full = bool(self._mask.all())
 
     def keep_rows(self, order: Sequence[int]) -> None:
         self._mask, self._unfinished = self._mask[list(order)], self._unfinished[list(order)]
         self.used = [self.used[place] for place in order]
+        self.full = bool(self._mask.all())
 
     def needed(self, window: int) -> int:
         """Return how many of the last slots hold ``window - 1`` tokens of each unfinished row."""
-        masks = self._mask[self._unfinished]
+        masks = self._mask if self._keeps else self._mask[self._unfinished]
         if not len(masks) or window == 1:
             return 0
-        fewer = masks[:, ::-1].cumsum(axis=1) < window - 1
+        more = np.array(self.leads)[:, None] if self._keeps and len(self.leads) else 0
+        fewer = masks[:, ::-1].cumsum(axis=1) < window - 1 + more
         most: int = masks.shape[1]
         return min(int(fewer.sum(axis=1).max()) + 1, most)
 

@@ -188,7 +188,7 @@ class Target:
         from ngramspec.hf_model.ragged import RaggedInputs  # most calls have one row
 
         self.facts = replace(self.facts, ragged=True)
-        self._ragged = self.inputs = RaggedInputs(self.facts)
+        self._ragged = self.inputs = RaggedInputs(self.facts, keeps=self.outlives)
 
     @property
     def rows(self) -> int:
@@ -199,7 +199,7 @@ class Target:
     def rows_may_leave(self) -> bool:
         """Whether finished rows can leave the batch; the shape of compiled forwards is fixed."""
         may_leave = self._ragged is not None and self._ragged.rows_may_leave
-        return may_leave and not (self.widths or self.facts.hooked)
+        return may_leave and not (self.widths or self.facts.hooked or self.outlives)
 
     @property
     def vocab(self) -> int | None:
@@ -465,7 +465,7 @@ class Target:
         self.replayed_positions = positions - new
         forward.block, forward.width, self._forward = block, width, forward
         if checkpoint is not None:
-            if new > 1 or forward.trial or self._outlives:
+            if new > 1 or forward.trial or self.outlives:
                 checkpoint.save()
             else:
                 checkpoint.discard()
@@ -551,7 +551,9 @@ class Target:
         if not complete:
             self.cache.truncate_to(self._slots + stays)
         else:
-            if self._recorder is not None:
+            if self._recorder is not None and self._ragged is not None:
+                self._recorder.keep_rows(forward.outputs, paths, self._ragged.own_slots)
+            elif self._recorder is not None:
                 new = range(self.replayed_positions, self.replayed_positions + stays)
                 static = self.cache.capacity is not None
                 self._recorder.keep(
@@ -570,11 +572,28 @@ class Target:
             self.cache.truncate(forward.width - stays, self.inputs.needed_slots)
         self._slots += stays
         self._forward = None
-        slots = None if self._ragged is None else self._ragged.slots_to_keep(self._slots)
-        if self._ragged is not None and slots is not None:
-            self.cache.compact(slots)
-            self._ragged.compact(slots)
-            self._slots = slots.shape[1]
+        self._compact()
+
+    def _compact(self, *, all_gaps: bool = False) -> None:
+        """Remove slots that are gaps in every row, if there are many."""
+        if self._ragged is not None and self._prefilled is not None:
+            slots = self._ragged.slots_to_keep(self._slots, all_gaps=all_gaps)
+            if slots is not None:
+                self.cache.compact(slots)
+                self._ragged.compact(slots)
+                self._slots = slots.shape[1]
+
+    def run_ahead(self, leads: Sequence[int]) -> None:
+        """Note how many of each row's last tokens ``drop`` may be called for, before a rollback."""
+        assert self._ragged is not None
+        self._ragged.run_ahead(leads)
+
+    def drop(self, counts: Sequence[int]) -> None:
+        """Give up each row's last ``counts`` tokens, after a rollback; they become gaps."""
+        assert self._ragged is not None
+        self._ragged.drop(counts)
+        if self._recorder is not None:
+            self._recorder.drop(counts)
 
     def _all_or_none(self, checkpoint: Checkpoint, accepted: int, origins: Sequence[int]) -> int:
         """Return how many positions of a forward over recurrent states stay: all or none."""
@@ -610,14 +629,17 @@ class Target:
         self._ragged.keep_rows(order)
 
     @property
-    def _outlives(self) -> bool:
+    def outlives(self) -> bool:
         """Whether the cache is used after the generation."""
         return bool(self.config.return_dict_in_generate) or is_callers(self.cache.cache)
 
     def close(self) -> None:
         """Leave the cache as the baseline would."""
+        if self._ragged is not None and self.outlives and self._prefilled is not None:
+            self._ragged.level()
+            self._compact(all_gaps=True)  # which is the baseline's layout
         try:
-            if self._outlives and self.pending is not None and self.pending.tokens is not None:
+            if self.outlives and self.pending is not None and self.pending.tokens is not None:
                 rows = len(self.pending.tokens)
                 nothing = self.pending.tokens[:, :0]
                 try:
@@ -626,8 +648,8 @@ class Target:
                 finally:
                     self.rollback([()] * rows)
         finally:
-            self.cache.release(outlives=self._outlives)
-            if self._room is not None and (self._outlives or self._prefilled is None):
+            self.cache.release(outlives=self.outlives)
+            if self._room is not None and (self.outlives or self._prefilled is None):
                 self._room.give_back(self.cache.length())
             self._room = None
 

@@ -181,10 +181,10 @@ def argmax_on_host(scores: torch.Tensor) -> NDArray[np.int64]:
 class StopRules:
     """A list of stopping criteria; the common ones need no transfer to the host.
 
-    End-of-sequence and maximum length are decided from the token's id and the length; criteria of
-    length are called to warn of exceeded positions. Those of maximum time are called without
-    tokens, and stop strings with tokens on the host. All others (``custom``) are called with the
-    committed tokens, once per token, in the order of the list.
+    End-of-sequence, maximum length and stop strings end each row by its own text. Criteria of
+    length are called to warn of exceeded positions. All others see the whole batch: those of
+    maximum time are called without tokens, and ``custom`` ones with the committed tokens, once per
+    token, in the order of the list.
     """
 
     def __init__(self, criteria: Iterable[Any]) -> None:
@@ -224,21 +224,36 @@ class StopRules:
         scores: Sequence[torch.Tensor] | None,
     ) -> list[bool]:
         """Whether each row ends with its last token; ``ids`` is called for custom criteria only."""
+        done = self.of_rows(tokens, length, ids_on_host)
+        if not (self.timers or self.custom):
+            return done
+        seen = self.of_batch(len(tokens), ids, scores)
+        return [was or now for was, now in zip(done, seen, strict=True)]
+
+    def of_rows(
+        self, tokens: Sequence[int], length: int, ids_on_host: Callable[[], torch.Tensor]
+    ) -> list[bool]:
+        """Whether rows of equal length end, each by its own text."""
         all_done = self.max_length is not None and length >= self.max_length
         for limit, criterion in self.warning:
             if length > limit:
                 criterion(torch.empty((1, length), device="meta"), None)
-        if not (self.timers or self.strings or self.custom):
-            return [all_done or token in self.eos for token in tokens]
-        for criterion in self.timers:
-            no_ids = torch.empty((len(tokens), 0), dtype=torch.int64, device="cpu")
-            all_done |= any(_of_rows(criterion(no_ids, None), len(tokens)))
         done = [all_done or token in self.eos for token in tokens]
+        return self._joined(done, (criterion(ids_on_host(), None) for criterion in self.strings))
+
+    def of_batch(
+        self, rows: int, ids: Callable[[], torch.Tensor], scores: Sequence[torch.Tensor] | None
+    ) -> list[bool]:
+        """Whether each of the batch's rows ends by a criterion that sees all of them."""
+        no_ids = torch.empty((rows, 0), dtype=torch.int64, device="cpu")
+        done = self._joined([False] * rows, (each(no_ids, None) for each in self.timers))
         given = tuple(scores) if scores is not None and self.custom else None
-        answers = [criterion(ids_on_host(), None) for criterion in self.strings]
-        answers += [criterion(ids(), given) for criterion in self.custom]
+        return self._joined(done, (criterion(ids(), given) for criterion in self.custom))
+
+    @staticmethod
+    def _joined(done: list[bool], answers: Iterable[Any]) -> list[bool]:
         for each in answers:
-            answer = _of_rows(each, len(tokens))
+            answer = _of_rows(each, len(done))
             done = [was or bool(now) for was, now in zip(done, answer, strict=True)]
         return done
 

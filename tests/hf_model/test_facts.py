@@ -53,7 +53,7 @@ def known_facts() -> Facts:
     """A call that rules nothing out."""
     cache, kwargs = KVCache(new_cache()), PLAIN | {"position_ids": IDS}
     found = facts_of(tiny_llama(), IDS, CONFIG, kwargs, cache)
-    return replace(found, model=Routed(), kwargs=PLAIN, attends=True, keeps_cache=False)
+    return replace(found, model=Routed(), kwargs=PLAIN, attends=True)
 
 
 KNOWN = known_facts()
@@ -124,7 +124,6 @@ CASES = {
     "input preparation of a model outside transformers": {"reads_text": True, "foreign": True},
     "inputs other than text": {"kwargs": PLAIN | {"pixel_values": MASK}},
     "a cache that holds tokens before the prefill": {"cached": 3},
-    "a cache that the caller may use again": {"keeps_cache": True},
     "a prefill in chunks": {"config": SimpleNamespace(prefill_chunk_size=4, max_length=20)},
     "experts, whose batch sizes depend on the routing": {"model": Routed(experts=True)},
     "experts that may have too little capacity for the prompts": {"token_capacity": 9},
