@@ -26,6 +26,7 @@ from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_o
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.compat.processors import Histories
+    from ngramspec.verification.rule import Noise
 
 NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
 
@@ -44,10 +45,14 @@ class Group(ABC):
     Attributes:
         origins: the row of the last forward that each row continues; empty: each its own.
         dropped: tokens that steps had counted before they were dropped from the texts.
+        padding: how many tokens of it each row adds in the step; empty: none does.
+        noise: see ``TokenSampler.sample_all``.
     """
 
     origins: Sequence[int] = ()
     dropped = 0
+    padding: Sequence[int] = ()
+    noise: Callable[[Sequence[Draft], int], Noise] | None = None
 
     def __init__(
         self,
@@ -199,10 +204,6 @@ class Group(ABC):
             elif width > 1:
                 own[1 : 1 + len(row.draft)] = row.draft.tokens
         return torch.from_numpy(block)
-
-    def lengths(self) -> list[int]:
-        """How many positions of the forward are each row's own, after ``block``."""
-        return [1 + len(row.draft.tokens) for row in self.rows]
 
     def _pad(self, own: Int64) -> None:
         """Fill an ended row of a forward, int64 (width,), whose first token is its last one."""
@@ -360,8 +361,11 @@ class LockstepGroup(Group):
 
     def _end_position(self, tokens: list[int]) -> None:
         """Check the stopping rules and stream, as ``generate`` after each token."""
-        sampler, length = self.sampler, self.rows[0].length
-        ended = sampler.stop(tokens, length, self.ids, self.ids_on_host, sampler.scores)
+        sampler, stop = self.sampler, self.sampler.stop
+        ended = stop.of_rows(tokens, self.rows[0].length, self.ids_on_host)
+        if stop.sees_batch:
+            seen = stop.of_batch(len(tokens), self.ids, sampler.scores)
+            ended = [was or now for was, now in zip(ended, seen, strict=True)]
         if True in ended:
             for row, now in zip(self.rows, ended, strict=True):
                 row.ended = row.ended or now

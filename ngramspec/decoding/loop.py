@@ -204,9 +204,11 @@ class DecodeLoop:
     def prepared(self, step: Step) -> Step:
         """Set the tokens of a step's forward."""
         step.block = self.group.block(step.width)
-        step.lengths = self.group.lengths()
+        step.lengths = [1 + len(row.draft.tokens) for row in step.rows]
         drafted = max(step.lengths) > 1
         step.trees = [row.draft.parents for row in step.rows] if drafted else ()
+        if self.group.padding:
+            step.lengths = [*map(max, step.lengths, self.group.padding)]
         if self.target.facts.reads_text:
             step.committed = self.group.ids()
         return step
@@ -233,7 +235,9 @@ class DecodeLoop:
 
             extra = evidence_tensor(logits, self.target.hidden, step.request)
         drafts = [row.draft for row in step.rows]
-        return self.sampler.sample_all(drafts, logits, self.group.histories, extra)
+        return self.sampler.sample_all(
+            drafts, logits, self.group.histories, extra, self.group.noise
+        )
 
     def rollback(self) -> None:
         """Roll the target's cache back to the accepted positions of its last forward."""

@@ -21,8 +21,11 @@ from ngramspec.costs.steps import JointPart
 from ngramspec.decoding.group import NO_LIMIT, Group
 from ngramspec.decoding.observer import STREAMING
 from ngramspec.decoding.row import Row
-from ngramspec.draft import EMPTY_DRAFT, Computed, Float32
+from ngramspec.draft import EMPTY_DRAFT, Computed, Draft, Float32
 from ngramspec.hf_model.compat.processors import process_at_once
+from ngramspec.hf_model.ragged import RaggedInputs
+from ngramspec.verification.rejection import BatchNoise
+from ngramspec.verification.rule import Noise, depths_of
 from ngramspec.verification.sampler import SampledTokens, argmax_on_host
 
 # Ended rows leave the batch once at most this share of its rows has not ended. Not tuned.
@@ -40,15 +43,21 @@ class RaggedGroup(Group):
         self._pads = sampler.pad is not None
         # Whether the caller can see what is computed for padding.
         self._follows = self._pads and self.target.outlives
-        criteria = stop.custom or stop.timers or (stop.strings and not self._pads)
+        criteria = stop.sees_batch or (stop.strings and not self._pads)
         self._cuts = bool(criteria)  # whether a row may end before what it has reached
         self._shows = bool(criteria or sampler.streamer is not None or sampler.records)
         self._shown = rows[0].length  # of each text, how much has been shown
         self._ends: list[int | None] = [None] * len(rows)  # lengths at which rows end
-        self._padding = [0] * len(rows)  # tokens of it that each row adds in the step
+        self.padding: list[int] = [0] * len(rows)
+        assert isinstance(self.target.inputs, RaggedInputs)
+        self._inputs = self.target.inputs
         self._dropped = [0] * len(rows)  # tokens of earlier steps
         # The processed and the raw scores of each row's tokens that have not been shown.
         self._scores: list[deque[tuple[torch.Tensor, torch.Tensor]]] = [deque() for _ in rows]
+        self._noise: BatchNoise | None = None  # for the baseline's random numbers
+        rule = sampler.rule
+        if rule is not None and rule.do_sample and rule.exact:
+            self._noise, self.noise = BatchNoise(len(rows), rule.generator), self._noise_at
 
     def _running(self) -> list[int]:
         """The rows that have not ended."""
@@ -95,7 +104,9 @@ class RaggedGroup(Group):
     @property
     def _kept_scores(self) -> int:
         """How many vectors of the vocabulary's size are kept for each token that is ahead."""
-        return (self.sampler.scores is not None) + (self.sampler.logits is not None)
+        sampler = self.sampler
+        recorded = (sampler.scores is not None) + (sampler.logits is not None)
+        return recorded + (self._noise is not None)
 
     def shortest_limit(self) -> int:
         return min((self.limits(self.rows[at])[0] for at in self._running()), default=0)
@@ -123,12 +134,8 @@ class RaggedGroup(Group):
         if self._follows:
             goal = self._slowest()
             more = (min(goal - row.length, width) if row.ended else 0 for row in self.rows)
-            self._padding = [max(each, 0) for each in more]
+            self.padding = [max(each, 0) for each in more]
         return super().block(width)
-
-    def lengths(self) -> list[int]:
-        drafted = super().lengths()
-        return [max(both) for both in zip(drafted, self._padding, strict=True)]
 
     def _drop_ended(self) -> None:
         """Remove ended rows from the batch once enough rows have ended."""
@@ -158,7 +165,7 @@ class RaggedGroup(Group):
     # Verification
 
     def walking(self) -> Sequence[int]:
-        padding, rows = self._padding, self.rows
+        padding, rows = self.padding, self.rows
         return [at for at, row in enumerate(rows) if not row.ended or padding[at]]
 
     def choose(
@@ -190,7 +197,20 @@ class RaggedGroup(Group):
         if sampler.takes_argmax:
             best: list[int] = argmax_on_host(scores).tolist()
             return best
-        return sampler.choose_next(scores, spots)
+        return sampler.choose_next(scores, spots, self._noise_for([(at, 0) for at in walking]))
+
+    def _noise_at(self, drafts: Sequence[Draft], positions: int) -> Noise:
+        depths = enumerate(depths_of(drafts, positions))
+        found = self._noise_for([(at, depth) for at, own in depths for depth in own])
+        assert found is not None
+        return found
+
+    def _noise_for(self, places: Sequence[tuple[int, int]]) -> Noise | None:
+        """The random numbers at rows and depths of their drafts."""
+        if self._noise is None:
+            return None
+        done = [row.length - row.prompt_length for row in self.rows]
+        return partial(self._noise.of, places=[(at, done[at] + depth) for at, depth in places])
 
     def commit(self, walking: Sequence[int], tokens: list[int]) -> Sequence[int]:
         """Commit a token of each walking row; those whose draft has it go on."""
@@ -203,8 +223,8 @@ class RaggedGroup(Group):
         if row.ended:
             assert pad is not None
             row.pad(pad)
-            self._padding[at] -= 1
-            return self._padding[at] > 0
+            self.padding[at] -= 1
+            return self.padding[at] > 0
         if token < 0:
             raise self.no_distribution()
         row.advance(token)
@@ -229,7 +249,7 @@ class RaggedGroup(Group):
                 raise
         if self.target.outlives:  # what is ahead may be dropped, at the latest by an interrupt
             pairs, least = zip(self.rows, self._dropped, strict=True), self.settled
-            self.target.run_ahead([row.length - least + more for row, more in pairs])
+            self._inputs.run_ahead([row.length - least + more for row, more in pairs])
         super().judge()
 
     # What sees the whole batch
@@ -276,8 +296,23 @@ class RaggedGroup(Group):
             self._scores[at].pop()
         self._dropped[at] += row.shorten(length)
 
+    def finish(self) -> None:
+        super().finish()
+        self._rewind()
+
+    def close(self) -> None:
+        self._rewind()
+        super().close()
+
+    def _rewind(self) -> None:
+        """Leave the random generator in the baseline's state."""
+        if self._noise is not None:
+            self._noise.rewind(self.settled - self.rows[0].prompt_length)
+
     def learn(self, computed: list[Computed] | None = None) -> None:
         super().learn(computed)
+        if self._noise is not None:
+            self._noise.forget(self.settled - self.rows[0].prompt_length)
         if any(self._dropped):
             self.dropped += sum(self._dropped)
             if self.target.outlives:

@@ -29,6 +29,8 @@ PER_TOKEN = (*ONE_PER_TOKEN, TEXT_POSITIONS)
 PER_DECODER_TOKEN = ("decoder_attention_mask", "decoder_position_ids", TEXT_POSITIONS)
 ENCODED = "encoder_outputs"
 OF_ENCODER = (ENCODED, "attention_mask")  # of an encoder-decoder model
+# The keys that a row's position attends to, given its path in the forward; None: all of them.
+KeysOf = Callable[[int, Sequence[int]], "Sequence[int] | None"]
 FREE_COLUMNS = 256  # columns by which arguments per token are extended in advance
 
 
@@ -89,6 +91,10 @@ class Inputs:
         mask = self.kwargs.get(self.mask_name)
         if mask is not None and self._facts.windows is not None:
             self._padding = (mask.cumsum(dim=-1) == 0).sum(dim=-1, keepdim=True)
+
+    def keys_of(self, slots: int, *, static: bool) -> KeysOf:
+        """Return what the positions of a forward after ``slots`` ones attend to, see ``KeysOf``."""
+        return lambda _, path: None if static else range(slots + path[-1] + 1)
 
     def needed_slots(self, window: int) -> int:
         """Return how many of the cache's last slots a layer with a window needs."""

@@ -16,6 +16,7 @@ from ngramspec.hf_model.compat.devices import Indices, indices
 from ngramspec.hf_model.compat.factories import output_class
 from ngramspec.hf_model.compat.hooks import call_after
 from ngramspec.hf_model.facts import Facts
+from ngramspec.hf_model.inputs import KeysOf
 
 
 class OutputRecorder:
@@ -23,89 +24,69 @@ class OutputRecorder:
 
     def __init__(self, facts: Facts) -> None:
         self._encodes, self._streams_first = facts.encodes, facts.streams_first
-        self._kept: dict[str, list[Any]] = {name: [] for name in facts.states}
-        # Of rows that advance separately: by name, and then by row, layers of each position.
-        self._of_rows: dict[str, list[list[Any]]] = {
+        self._prompt: dict[str, Any] = {}  # by name: the layers of the prefill
+        # By name, and then by row: the layers of each position.
+        self._rows: dict[str, list[list[Any]]] = {
             name: [[] for _ in range(facts.rows)] for name in facts.states
         }
 
     def keep_prefill(self, outputs: Any) -> None:
         """Keep the states of the prompt, as one entry."""
-        for name, kept in self._kept.items():
-            kept.append(getattr(outputs, name))
+        self._prompt = {name: getattr(outputs, name) for name in self._rows}
 
     def keep(
-        self, outputs: Any, positions: range, before: int, *, static: bool, whole: bool
+        self, outputs: Any, paths: Sequence[Sequence[int]], keys_of: KeysOf, *, whole: bool
     ) -> None:
-        """Keep states of a forward after ``before`` positions; ``whole``: it read all again."""
-        for name, kept in self._kept.items():
-            layers = getattr(outputs, name)
-            if layers is None or whole:  # None: not computed
-                kept += [layers] * len(positions)
-                continue
-            for position in positions:
-                all_keys = static or name == "cross_attentions"
-                keys = None if all_keys else before + position + 1
-                kept.append(tuple(self._of_position(name, each, position, keys) for each in layers))
+        """Keep the states of each row's accepted positions of a forward.
 
-    def keep_rows(
-        self,
-        outputs: Any,
-        paths: Sequence[Sequence[int]],
-        own_slots: Callable[[int, Sequence[int]], list[int]],
-    ) -> None:
-        """Keep states at each row's accepted positions; ``own_slots``: the keys of a position."""
-        for name, rows in self._of_rows.items():
+        ``whole``: it read all tokens again. Otherwise a part is a copy, because a view would keep
+        the states of the whole forward in memory.
+        """
+        for name, rows in self._rows.items():
             layers = getattr(outputs, name)
             for row, path in enumerate(paths):
                 for at, position in enumerate(path):
-                    keys = None
+                    if layers is None:  # not computed
+                        rows[row].append(None)
+                        continue
+                    keys, axis = None, self._axis(name, layers[0])
                     if "attentions" in name and name != "cross_attentions":
-                        keys = indices(own_slots(row, path[: at + 1]))
-                    parts = (self._of_row(name, each, row, position, keys) for each in layers or ())
-                    rows[row].append(None if layers is None else tuple(parts))
+                        own_keys = keys_of(row, path[: at + 1])
+                        keys = None if own_keys is None else indices(own_keys)
+                    own = [each.narrow(axis, row, 1) for each in layers]
+                    if not whole:
+                        own = [self._of_position(name, each, position, keys) for each in own]
+                    rows[row].append(tuple(own))
 
     def drop(self, counts: Sequence[int]) -> None:
         """Forget the last ``counts`` positions of each row."""
-        for rows in self._of_rows.values():
+        for rows in self._rows.values():
             for kept, count in zip(rows, counts, strict=True):
                 del kept[len(kept) - count :]
 
-    def _of_row(
-        self, name: str, layer: torch.Tensor, row: int, position: int, keys: Indices | None
-    ) -> torch.Tensor:
-        """Return the part of a layer's states that belongs to a row's position."""
-        part = self._of_position(name, layer, position, None).narrow(
-            self._axis(name, layer), row, 1
-        )
-        return part.clone() if keys is None else part.index_select(-1, keys(part.device))
+    def _axis(self, name: str, layer: torch.Tensor) -> int:
+        """Return the dimension of rows."""
+        return int("attentions" not in name and layer.ndim == 4 and self._streams_first)
 
     def _of_position(
-        self, name: str, layer: torch.Tensor, position: int, keys: int | None
+        self, name: str, layer: torch.Tensor, position: int, keys: Indices | None
     ) -> torch.Tensor:
-        """Return one position's part of a layer's states, as its own forward would.
-
-        A part is a copy, because a view would keep the states of the whole forward in memory.
-        """
-        if "attentions" in name:
-            part = layer[:, :, position : position + 1][..., :keys]
-        else:
+        """Return a copy of one position's part of a layer's states, as its own forward would."""
+        if "attentions" not in name:
             axis = 1 if layer.ndim == 4 and not self._streams_first else -2
-            part = layer.narrow(axis, position, 1)
-        return layer if part.shape == layer.shape else part.clone()
+            return layer.narrow(axis, position, 1).clone()
+        part = layer[:, :, position : position + 1]
+        return part.clone() if keys is None else part.index_select(-1, keys(part.device))
 
-    def _joined(self, name: str) -> Iterator[Any]:
-        """Yield the layers of each position, of all rows together."""
-        for parts in zip(*self._of_rows[name], strict=True):
+    def _of_name(self, name: str) -> Iterator[Any]:
+        """Yield the layers of the prompt and of each position, of all rows together."""
+        yield self._prompt[name]
+        for parts in zip(*self._rows[name], strict=True):
             if parts[0] is None:
                 yield None
             else:
                 axis = self._axis(name, parts[0][0])
                 yield tuple(torch.cat(layer, dim=axis) for layer in zip(*parts, strict=True))
-
-    def _axis(self, name: str, layer: torch.Tensor) -> int:
-        """Return the dimension of rows."""
-        return int("attentions" not in name and layer.ndim == 4 and self._streams_first)
 
     def output(
         self,
@@ -117,7 +98,7 @@ class OutputRecorder:
         ranking: dict[str, Any] | None,
     ) -> Any:
         """Build the return value of ``generate``, with the output fields of a beam search."""
-        states = {name: (*kept, *self._joined(name)) for name, kept in self._kept.items()}
+        states = {name: tuple(self._of_name(name)) for name in self._rows}
         encoder = kwargs.get("encoder_outputs") if self._encodes else None
         if encoder is not None:
             for name in ("attentions", "hidden_states"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ngramspec.hf_model.compat.caches import CACHE_NAMES
 from ngramspec.hf_model.compat.devices import indices
 from ngramspec.hf_model.facts import Facts
-from ngramspec.hf_model.inputs import TEXT_POSITIONS, Inputs, given, grow
+from ngramspec.hf_model.inputs import TEXT_POSITIONS, Inputs, KeysOf, given, grow
 
 # Bounds on the slots that are gaps in every row: if they exceed both, the cache is compacted.
 MAX_GAP_SHARE = 0.25
@@ -116,9 +116,8 @@ class RaggedInputs(Inputs):
         if max(self._own.used) > shared:
             self.drop([each - shared for each in self._own.used])
 
-    def own_slots(self, row: int, path: Sequence[int]) -> list[int]:
-        """Return the keys that a position of a forward attends to: the path leads to it."""
-        return self._own.columns(row, path)
+    def keys_of(self, slots: int, *, static: bool) -> KeysOf:
+        return self._own.columns
 
     def slots_to_keep(self, slots: int, *, all_gaps: bool = False) -> torch.Tensor | None:
         """Return the slots that each row keeps if the cache is to be compacted, or None."""

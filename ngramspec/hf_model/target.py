@@ -551,14 +551,10 @@ class Target:
         if not complete:
             self.cache.truncate_to(self._slots + stays)
         else:
-            if self._recorder is not None and self._ragged is not None:
-                self._recorder.keep_rows(forward.outputs, paths, self._ragged.own_slots)
-            elif self._recorder is not None:
-                new = range(self.replayed_positions, self.replayed_positions + stays)
-                static = self.cache.capacity is not None
-                self._recorder.keep(
-                    forward.outputs, new, self._slots, static=static, whole=forward.reread
-                )
+            if self._recorder is not None:
+                new = [[self.replayed_positions + at for at in path] for path in paths]
+                keys_of = self.inputs.keys_of(self._slots, static=self.cache.capacity is not None)
+                self._recorder.keep(forward.outputs, new, keys_of, whole=forward.reread)
             forward.outputs = None
             if self.cache.checkpoint is not None:
                 stays = self._all_or_none(self.cache.checkpoint, stays, origins)
@@ -572,24 +568,18 @@ class Target:
             self.cache.truncate(forward.width - stays, self.inputs.needed_slots)
         self._slots += stays
         self._forward = None
-        self._compact()
+        if self._ragged is not None:
+            self._compact(self._ragged.slots_to_keep(self._slots))
 
-    def _compact(self, *, all_gaps: bool = False) -> None:
-        """Remove slots that are gaps in every row, if there are many."""
-        if self._ragged is not None and self._prefilled is not None:
-            slots = self._ragged.slots_to_keep(self._slots, all_gaps=all_gaps)
-            if slots is not None:
-                self.cache.compact(slots)
-                self._ragged.compact(slots)
-                self._slots = slots.shape[1]
-
-    def run_ahead(self, leads: Sequence[int]) -> None:
-        """Note how many of each row's last tokens ``drop`` may be called for, before a rollback."""
-        assert self._ragged is not None
-        self._ragged.run_ahead(leads)
+    def _compact(self, slots: torch.Tensor | None) -> None:
+        if slots is not None:
+            assert self._ragged is not None
+            self.cache.compact(slots)
+            self._ragged.compact(slots)
+            self._slots = slots.shape[1]
 
     def drop(self, counts: Sequence[int]) -> None:
-        """Give up each row's last ``counts`` tokens, after a rollback; they become gaps."""
+        """Give up each row's last ``counts`` tokens, after a rollback in a ragged batch."""
         assert self._ragged is not None
         self._ragged.drop(counts)
         if self._recorder is not None:
@@ -637,7 +627,7 @@ class Target:
         """Leave the cache as the baseline would."""
         if self._ragged is not None and self.outlives and self._prefilled is not None:
             self._ragged.level()
-            self._compact(all_gaps=True)  # which is the baseline's layout
+            self._compact(self._ragged.slots_to_keep(self._slots, all_gaps=True))
         try:
             if self.outlives and self.pending is not None and self.pending.tokens is not None:
                 rows = len(self.pending.tokens)

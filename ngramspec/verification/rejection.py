@@ -79,13 +79,17 @@ def _residual(p: Tensor, q: Tensor | None, index: Tensor, lenience: float) -> Te
     return torch.where(mass > 0, rest / mass.clamp(min=torch.finfo(rest.dtype).tiny), p)
 
 
-def draw(target_probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+def draw(
+    target_probs: Tensor, generator: torch.Generator | None = None, noise: Tensor | None = None
+) -> Tensor:
     """Sample the same token for each row as torch.multinomial, without its host transfers.
 
     torch.multinomial also samples one token as argmax p / e, with exponential e. The random numbers
     are the same. ``target_probs`` is float32 (rows, vocab), the result int64 (rows,) on its device.
+    ``noise`` are the random numbers, if they have been drawn.
     """
-    noise = torch.empty_like(target_probs).exponential_(generator=generator)
+    if noise is None:
+        noise = torch.empty_like(target_probs).exponential_(generator=generator)
     return (target_probs / noise).argmax(dim=-1)
 
 
@@ -106,6 +110,48 @@ class DeviceGenerator:
 def default_generator(device: torch.device) -> torch.Generator | DeviceGenerator:
     """The generator that torch uses on a device if it is given none."""
     return torch.default_generator if device.type == "cpu" else DeviceGenerator(device)
+
+
+class BatchNoise:
+    """The random numbers with which the baseline samples a batch, of which each is drawn once.
+
+    For each depth, the number of generated tokens before, the baseline draws those of all rows
+    together. They are kept until the slowest row has passed.
+    """
+
+    def __init__(self, rows: int, generator: torch.Generator | None) -> None:
+        self._rows, self._generator = rows, generator
+        self._first = 0  # the depth of the first of ``_noise``
+        self._noise: list[Tensor] = []  # float32 (rows, vocab), by depth
+        self._states: list[Tensor] = []  # of the generator, before each of them and at the end
+        self._used: torch.Generator | DeviceGenerator | None = None
+
+    def of(self, probs: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
+        """The exponential noise of rows at depths, float32 (m, vocab), for ``probs`` (m, vocab)."""
+        if self._used is None:
+            self._used = self._generator or default_generator(probs.device)
+            self._states.append(self._used.get_state())
+        while self._first + len(self._noise) <= max(depth for _, depth in places):
+            fresh = probs.new_empty((self._rows, probs.shape[-1]))
+            self._noise.append(fresh.exponential_(generator=self._generator))
+            self._states.append(self._used.get_state())
+        own = ((row, max(depth - self._first, 0)) for row, depth in places)  # 0: of ended rows
+        return torch.stack([self._noise[at][row] for row, at in own])
+
+    def forget(self, depth: int) -> None:
+        """Drop what is before a depth."""
+        passed = min(depth - self._first, len(self._noise))
+        if passed > 0:
+            del self._noise[:passed], self._states[:passed]
+            self._first += passed
+
+    def rewind(self, depth: int) -> None:
+        """Set the generator to the baseline's state at a depth, unless others have used it, too."""
+        at = depth - self._first
+        if self._used is not None and 0 <= at < len(self._states) - 1:
+            if torch.equal(self._used.get_state(), self._states[-1]):
+                self._used.set_state(self._states[at])
+            del self._noise[at:], self._states[at + 1 :]
 
 
 def draw_at_depths(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ from ngramspec.verification.rejection import (
     draw_at_depths,
     speculative_tokens,
 )
+
+Noise = Callable[[Tensor], Tensor]  # from probabilities to exponential random numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,24 @@ class Rule:
         stochastic = draft.proposal is not None and self.do_sample and self.verification == "exact"
         return self.exact and not stochastic
 
-    def choose(self, scores: Tensor, spots: Sequence[tuple[Draft, int]]) -> Tensor:
+    def choose(
+        self, scores: Tensor, spots: Sequence[tuple[Draft, int]], noise: Noise | None = None
+    ) -> Tensor:
         """Choose the tokens at m positions of drafts' forwards, int64 (m,).
 
-        A token that equals one drafted there accepts it. ``scores`` is float32 (m, vocab). The
-        result is -1 where they are no distribution.
+        A token that equals one drafted there accepts it. ``scores`` is float32 (m, vocab), and
+        ``noise`` returns random numbers for the probabilities. The result is -1 where they are no
+        distribution.
         """
         probs = torch.softmax(scores, dim=-1)
         broken = torch.isnan(probs[:, 0])  # softmax makes the whole row NaN
-        return self._from(probs, spots).masked_fill(broken, -1)
+        return self._from(probs, spots, noise).masked_fill(broken, -1)
 
-    def _from(self, probs: Tensor, spots: Sequence[tuple[Draft, int]]) -> Tensor:
+    def _from(
+        self, probs: Tensor, spots: Sequence[tuple[Draft, int]], noise: Noise | None
+    ) -> Tensor:
         if all(self.ignores(draft) for draft, _ in spots):
-            return draw(probs, self.generator)
+            return draw(probs, self.generator, None if noise is None else noise(probs))
         children, draft_probs = drafted_at(spots, probs.shape[-1], probs.device)
         if self.verification == "typical":
             own = draw(probs, self.generator) if self.do_sample else probs.argmax(dim=-1)
@@ -83,12 +90,16 @@ class Rule:
         ``scores`` is float32 (rows, positions, vocab). Returned are the tokens, int64 (rows,
         positions), and the generator with its states after 0, 1, 2, ... samples.
         """
-        positions, probs = scores.shape[1], torch.softmax(scores, dim=-1)
-        depths = [[0, *draft.depths()] for draft in drafts]
-        padded = [each + [0] * (positions - len(each)) for each in depths]
-        tokens, states = draw_at_depths(probs, padded, self.generator)
+        probs = torch.softmax(scores, dim=-1)
+        tokens, states = draw_at_depths(probs, depths_of(drafts, scores.shape[1]), self.generator)
         tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
         return tokens, states, self.generator or default_generator(scores.device)
+
+
+def depths_of(drafts: Sequence[Draft], positions: int) -> list[list[int]]:
+    """How many draft tokens lead to each position of a forward; 0 for padding."""
+    depths = [[0, *draft.depths()] for draft in drafts]
+    return [each + [0] * (positions - len(each)) for each in depths]
 
 
 def drafted_at(

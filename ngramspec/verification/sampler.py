@@ -24,7 +24,7 @@ from ngramspec.hf_model.compat.package import (
 if TYPE_CHECKING:  # greedy calls have none of these
     from ngramspec.hf_model.compat.processors import Histories
     from ngramspec.verification.rejection import DeviceGenerator
-    from ngramspec.verification.rule import Rule
+    from ngramspec.verification.rule import Noise, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,13 @@ class TokenSampler:
         logits: torch.Tensor,
         histories: Callable[[Sequence[int], Sequence[Draft], int], Histories],
         extra: torch.Tensor | None = None,
+        noise: Callable[[Sequence[Draft], int], Noise] | None = None,
     ) -> SampledTokens:
         """Sample at all positions of a forward, if ``fetches_at_once``.
 
         ``logits`` is (rows, n + 1, vocab), ``histories`` is called with rows, their drafts and
-        n + 1, and ``extra``, int32 (rows, n + 1, m), is fetched with the sampled tokens.
+        n + 1, and ``extra``, int32 (rows, n + 1, m), is fetched with the sampled tokens. ``noise``
+        returns that of drafts and n + 1 positions; None: rows of equal length draw it here.
         """
         if self.takes_argmax:
             return SampledTokens(*fetched(logits.argmax(-1), extra))
@@ -128,6 +130,9 @@ class TokenSampler:
         rule = self.rule
         if rule is None:
             tokens = scores.argmax(dim=-1)
+        elif noise is not None and all(map(rule.ignores, drafts)):
+            spots = [(each, at) for each in drafts for at in range(positions)]
+            tokens = rule.choose(scores, spots, noise(drafts, positions))
         elif rule.do_sample and all(map(rule.ignores, drafts)):
             scores = scores.view(rows, positions, vocab)
             tokens, states, generator = rule.sample_depths(scores, drafts)
@@ -136,7 +141,12 @@ class TokenSampler:
             tokens = rule.choose(scores, [(each, at) for each in drafts for at in range(positions)])
         return SampledTokens(*fetched(tokens.view(rows, positions), extra))
 
-    def choose_next(self, scores: torch.Tensor, spots: Sequence[tuple[Draft, int]]) -> list[int]:
+    def choose_next(
+        self,
+        scores: torch.Tensor,
+        spots: Sequence[tuple[Draft, int]],
+        noise: Noise | None = None,
+    ) -> list[int]:
         """The tokens at the positions that some rows' drafts have reached, on the host.
 
         ``torch.multinomial`` checks all rows before it samples. On a CPU this does the same: if a
@@ -149,7 +159,7 @@ class TokenSampler:
         checks = rule.do_sample and scores.device.type == "cpu"
         if checks and not scores.amax(dim=-1).isfinite().all():
             return [-1] * len(spots)
-        tokens: list[int] = rule.choose(scores, spots).tolist()
+        tokens: list[int] = rule.choose(scores, spots, noise).tolist()
         return tokens
 
 
@@ -209,26 +219,12 @@ class StopRules:
                 self.strings.append(criterion)
             else:
                 self.custom.append(criterion)
+        self.sees_batch = bool(self.timers or self.custom)
 
     @property
     def pads(self) -> bool:
         """Whether ended rows of a batch are padded, as in ``generate`` with an EOS criterion."""
         return bool(self.eos) or any(hasattr(each, "eos_token_id") for each in self.custom)
-
-    def __call__(
-        self,
-        tokens: Sequence[int],
-        length: int,
-        ids: Callable[[], torch.Tensor],
-        ids_on_host: Callable[[], torch.Tensor],
-        scores: Sequence[torch.Tensor] | None,
-    ) -> list[bool]:
-        """Whether each row ends with its last token; ``ids`` is called for custom criteria only."""
-        done = self.of_rows(tokens, length, ids_on_host)
-        if not (self.timers or self.custom):
-            return done
-        seen = self.of_batch(len(tokens), ids, scores)
-        return [was or now for was, now in zip(done, seen, strict=True)]
 
     def of_rows(
         self, tokens: Sequence[int], length: int, ids_on_host: Callable[[], torch.Tensor]
@@ -239,6 +235,8 @@ class StopRules:
             if length > limit:
                 criterion(torch.empty((1, length), device="meta"), None)
         done = [all_done or token in self.eos for token in tokens]
+        if not self.strings:
+            return done
         return self._joined(done, (criterion(ids_on_host(), None) for criterion in self.strings))
 
     def of_batch(

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 import ngramspec
 from ngramspec import Speculator
+from ngramspec.decoding.observer import Observer
 from ngramspec.decoding.ragged import RaggedGroup
 from ngramspec.hf_model.compat.caches import cache_argument
 
@@ -20,6 +21,12 @@ SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits
 STATES = {"return_dict_in_generate": True, "output_hidden_states": True}
 ATTENTIONS = {"return_dict_in_generate": True, "output_attentions": True}
 RATES = (0.95, 0.6, 0.0)  # how often each row's drafts are right
+
+
+class AtOnce(Observer):
+    """Lets the tokens at all positions be sampled at once, as on a GPU."""
+
+    one_transfer = True
 
 
 class Ends:
@@ -177,3 +184,54 @@ def test_a_caller_s_cache_is_left_as_by_plain_generate(name, how):
         second = call(**more, **cache_argument(cache))
         found.append((out, before, second, cache))
     assert_same(found[1], found[0])
+
+
+SAMPLED = {"do_sample": True, "temperature": 1.3, "top_k": 12, "max_new_tokens": NEW}
+DRAWN = {
+    "plain": {},
+    "scores": SCORES,
+    "criterion": {},
+    "several": {"num_return_sequences": 2},
+    "generator": {},
+    "forced": {"repetition_penalty": 1.3, "top_p": 0.9, "bad_words_ids": [[5, 6]]},
+}
+
+
+@pytest.mark.parametrize("eos", [True, False], ids=["eos", "no eos"])
+@pytest.mark.parametrize("call", DRAWN)
+@pytest.mark.parametrize("name", ["llama", "gemma3 hybrid", "t5"])
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
+def test_sampled_text_is_plain_s_for_the_same_seed(name, call, eos, at_once):
+    model, inputs = build(name), inputs_of(name)
+    kwargs = SAMPLED | {"pad_token_id": 0} | DRAWN[call]
+    several = kwargs.get("num_return_sequences", 1)
+
+    def plain(**more):
+        torch.manual_seed(5)
+        return model.generate(**inputs, **kwargs | more)
+
+    free = plain(return_dict_in_generate=False)
+    start = free.shape[1] - NEW
+    if eos:
+        kwargs["eos_token_id"] = [int(free[0, start + 9]), int(free[1, start + 17])]
+    ends = {"stopping_criteria": [Ends({start + 12: [2, 0], start + 21: [1]})]}
+    given = (lambda: dict(ends)) if call == "criterion" else dict
+    expected, state = plain(**given()), torch.get_rng_state()
+    texts = {key: value.repeat_interleave(several, 0) for key, value in inputs.items()}
+    right = name in ENCODER_DECODER or several > 1
+    drafter = "auto" if right else drafter_of(texts, free)
+    speculator = Speculator(drafter, 6)
+    speculator.observer = AtOnce() if at_once else None
+    torch.manual_seed(5)
+    own = {}
+    if call == "generator":
+        own["generator"] = torch.Generator().manual_seed(5)
+    ours = ngramspec.generate(model, **inputs, **kwargs, **given(), **own, speculator=speculator)
+    after = own["generator"].get_state() if own else torch.get_rng_state()
+    if call == "scores":
+        for each in ("sequences", "scores", "logits"):
+            assert_same(ours[each], expected[each], each)
+    else:
+        assert_same(ours, expected)
+    assert torch.equal(state, after)
+    assert eos or right or speculator.stats.accepted > 10

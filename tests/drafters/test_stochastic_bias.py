@@ -168,7 +168,7 @@ def lock_step(drafters, rows=2):
             return drafters[tokens[0]].start(tokens)
 
     speculator = Speculator(ByRow(), 4, on_step=events.append)
-    kwargs = {"return_dict_in_generate": True, "output_scores": True}  # so the rows go together
+    kwargs = {"logits_processor": [lambda ids, scores: scores]}  # so the rows go together
     model.generate(ids, do_sample=True, max_new_tokens=9, custom_generate=speculator, **kwargs)
     assert speculator.stats.drafter_faults == 0
     return [event for event in events if event.index == 1]

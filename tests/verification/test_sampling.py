@@ -246,7 +246,9 @@ def test_stop_strings_read_the_tokens_on_the_host():
 
     def answers(criteria=()):
         stop.custom = list(criteria)
-        return stop(ids[:, -1].tolist(), 2, lambda: ids.to("meta"), lambda: ids, None)
+        by_row = stop.of_rows(ids[:, -1].tolist(), 2, lambda: ids)
+        seen = stop.of_batch(2, lambda: ids.to("meta"), None)
+        return [was or now for was, now in zip(by_row, seen, strict=True)]
 
     assert answers() == [True, False]
     devices = []
