@@ -145,6 +145,10 @@ class ForwardShapes:
         """Return the least of the allowed widths that is >= ``positions``."""
         return self.widths[bisect_left(self.widths, positions)] if self.widths else positions
 
+    def is_full(self, slots: int) -> bool:
+        """Whether the widest forward does not fit into a static cache that holds ``slots``."""
+        return self.capacity is not None and slots + self._widest > self.capacity
+
     def rooms(self, capacity: int | None, slots: int) -> list[int]:
         """Return the limits of a draft's length, given the cache's capacity and its length."""
         widths, free = self.widths, None if capacity is None else capacity - slots

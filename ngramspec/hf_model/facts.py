@@ -459,7 +459,7 @@ FACTS = (
     ),
     Fact("eager attention", lambda f: f.attention == "eager", (_JOINT,)),
     Fact("a model that overrides create_masks_for_generate", lambda f: f.own_masks, (_JOINT, _FIT)),
-    Fact("a static cache", lambda f: f.static, (_RAGGED, _JOINT, _DRAFT, _ONCE)),
+    Fact("a static cache", lambda f: f.static, (_JOINT, _DRAFT, _ONCE)),
     Fact(
         "rotary positions that change with the length (longrope, Phi-3, dynamic)",
         lambda f: f.thresholds or f.rope_grows,

@@ -119,10 +119,13 @@ class RaggedInputs(Inputs):
     def keys_of(self, slots: int, *, static: bool) -> KeysOf:
         return self._own.columns
 
-    def slots_to_keep(self, slots: int, *, all_gaps: bool = False) -> torch.Tensor | None:
-        """Return the slots that each row keeps if the cache is to be compacted, or None."""
+    def slots_to_keep(self, slots: int, most: float | None = None) -> torch.Tensor | None:
+        """Return the slots that each row keeps if the cache has more than ``most`` gaps, or None.
+
+        By default, ``most`` depends on the number of slots.
+        """
         start, used = self._own.start, self._own.start + max(self._own.used)
-        if slots - used <= (0 if all_gaps else max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS)):
+        if slots - used <= (max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS) if most is None else most):
             return None
         mask = self.kwargs[self.mask_name][:, start:-1]  # the last token is not in the cache yet
         generated = start + used_slots(mask, used - start)

@@ -569,7 +569,8 @@ class Target:
         self._slots += stays
         self._forward = None
         if self._ragged is not None:
-            self._compact(self._ragged.slots_to_keep(self._slots))
+            full = self._shapes is not None and self._shapes.is_full(self._slots)
+            self._compact(self._ragged.slots_to_keep(self._slots, 0 if full else None))
 
     def _compact(self, slots: torch.Tensor | None) -> None:
         if slots is not None:
@@ -627,7 +628,7 @@ class Target:
         """Leave the cache as the baseline would."""
         if self._ragged is not None and self.outlives and self._prefilled is not None:
             self._ragged.level()
-            self._compact(self._ragged.slots_to_keep(self._slots, all_gaps=True))
+            self._compact(self._ragged.slots_to_keep(self._slots, 0))
         try:
             if self.outlives and self.pending is not None and self.pending.tokens is not None:
                 rows = len(self.pending.tokens)

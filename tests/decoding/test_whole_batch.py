@@ -92,6 +92,8 @@ CALLS = {
     "cache": {"return_dict_in_generate": True},
     "criterion": {},
     "all": SCORES | STATES | {"repetition_penalty": 1.3},
+    "static": SCORES | {"cache_implementation": "static"},
+    "static, criterion": {"cache_implementation": "static"},
 }
 
 
@@ -121,7 +123,11 @@ def test_everything_is_plain_s(name, call, eos, monkeypatch):
     ends = {start + 12: [2]} if eos else {start + 12: [2], start + 20: [0], start + 23: [1]}
     found = []
     for ours in (False, True):
-        seen = {"stopping_criteria": [Ends(ends)]} if call in ("criterion", "all") else {}
+        seen = (
+            {"stopping_criteria": [Ends(ends)]}
+            if call in ("criterion", "all", "static, criterion")
+            else {}
+        )
         streamer = Puts() if call == "all" else None
         if ours:
             spec = Speculator(

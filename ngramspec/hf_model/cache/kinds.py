@@ -88,6 +88,13 @@ class StaticAttention(Attention):
     def truncate_to(self, length: int) -> None:
         self.truncate_all([self], max(self.length - length, 0), lambda window: 0)
 
+    @torch.inference_mode()
+    def compact(self, slots: torch.Tensor) -> None:
+        kept = slots.shape[1]
+        for name, states in self._gathered(slots):
+            getattr(self.layer, name)[:, :, :kept] = states
+        self.layer.cumulative_length.fill_(kept)
+
 
 class StaticWindow(Attention):
     """Attention to the last positions in memory of a fixed size, until the prefill has run.
