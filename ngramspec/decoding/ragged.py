@@ -105,8 +105,7 @@ class RaggedGroup(Group):
     def _kept_scores(self) -> int:
         """How many vectors of the vocabulary's size are kept for each token that is ahead."""
         sampler = self.sampler
-        recorded = (sampler.scores is not None) + (sampler.logits is not None)
-        return recorded + (self._noise is not None)
+        return sum(each is not None for each in (sampler.scores, sampler.logits, self._noise))
 
     def shortest_limit(self) -> int:
         return min((self.limits(self.rows[at])[0] for at in self._running()), default=0)
@@ -195,8 +194,7 @@ class RaggedGroup(Group):
         if known is not None:
             return known
         if sampler.takes_argmax:
-            best: list[int] = argmax_on_host(scores).tolist()
-            return best
+            return [int(each) for each in argmax_on_host(scores)]
         return sampler.choose_next(scores, spots, self._noise_for([(at, 0) for at in walking]))
 
     def _noise_at(self, drafts: Sequence[Draft], positions: int) -> Noise:
