@@ -234,9 +234,9 @@ class GenerateArguments:
             self.args, self.kwargs = self._given
             return fall_back(reason)
         if not called:
-            speculator.log_once(
-                f"decoding without speculation: the generate of {type(self.model).__name__} did not"
-                " call the custom_generate that it was given"
+            speculator.fell_back(
+                f"the generate of {type(self.model).__name__} did not call the custom_generate that"
+                " it was given"
             )
         return output
 
@@ -352,7 +352,7 @@ class GenerateArguments:
         for name in ("reference_ids", "stores", "extra_stores", "session", "tools"):
             self.kwargs.pop(name, None)
         if speculator is not None:
-            speculator.log_once(f"decoding without speculation: {reason}")
+            speculator.fell_back(reason)
         return self.plain(*self.args, **self.kwargs)
 
 
@@ -431,6 +431,27 @@ class PatchedGenerate:
         return copy.copy, (self.plain,)
 
 
+class PatchedBatch:
+    """Replaces an enabled model's ``generate_batch``, ``plain``, to log that it does not speculate.
+
+    transformers' continuous batching never calls ``generate``.
+    """
+
+    def __init__(self, patched: PatchedGenerate, plain: Callable[..., Any]) -> None:
+        update_wrapper(self, plain, updated=())
+        self.patched, self.plain = patched, plain
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for each in self.patched.active[-1:]:
+            each.speculator.log_once(
+                "generate_batch is not accelerated, because it never calls generate"
+            )
+        return self.plain(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copy.copy, (self.plain,)
+
+
 _handles: WeakSet[Enabled] = WeakSet()  # those that are active are kept by ``PatchedGenerate``
 
 
@@ -457,6 +478,9 @@ class Enabled:
                 patched = PatchedGenerate(model, model.generate, own="generate" in vars(model))
             patched.active = (*patched.active, self)
             model.generate = self._patched = patched
+            batch = getattr(model, "generate_batch", None)
+            if batch is not None and not isinstance(batch, PatchedBatch):
+                model.generate_batch = PatchedBatch(patched, batch)
 
     @property
     def stats(self) -> DecodeStats:
@@ -501,6 +525,13 @@ class Enabled:
                     patched.model.generate = patched.plain
                 else:
                     del patched.model.generate
+                if isinstance(vars(patched.model).get("generate_batch"), PatchedBatch):
+                    del patched.model.generate_batch
+
+    def __repr__(self) -> str:
+        state = "on" if self in self._patched.active else "off"
+        kind, tokens = type(self.model).__name__, self.stats.tokens_per_call
+        return f"{state} for {kind}, {tokens:.1f} tokens per forward"
 
     def __enter__(self) -> Enabled:
         if self not in self._patched.active:
@@ -558,7 +589,9 @@ def _unwrapped(model: Any) -> Any:
     """Return the model, or the one in torch.compile's; a TypeError if it is not a model."""
     model = getattr(model, "_orig_mod", model)
     if not (hasattr(model, "generate") and hasattr(model, "__dict__")):
-        raise TypeError(f"model must be a transformers model, got {type(model).__name__}")
+        inner = (name for name in ("model", "module") if hasattr(model, name))
+        hint = next((f"; pass its .{name}" for name in inner), "")
+        raise TypeError(f"model must be a transformers model, got {type(model).__name__}{hint}")
     return model
 
 

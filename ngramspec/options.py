@@ -118,7 +118,7 @@ class Options:
         doc='"auto": drafts get branches where these are worth their cost; needs gamma="auto" and'
         ' width="fit". None: drafts are chains. N: drafts are token trees of at most N nodes, and N'
         " replaces gamma_max. Drafts are chains if the target cannot verify trees. For N,"
-        " stats.chains has the reason",
+        " stats.limits has the reason",
         page="gpu.md#trees",
     )
     verification: Verification = option(

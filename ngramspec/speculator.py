@@ -29,7 +29,7 @@ from ngramspec.options import (
     find_options,
     options_file,
 )
-from ngramspec.stats import DecodeStats, StepEvent
+from ngramspec.stats import PLAIN, DecodeStats, StepEvent
 from ngramspec.stores import OpenStore, Store, open_stores
 
 if TYPE_CHECKING:
@@ -382,6 +382,12 @@ class Speculator:  # noqa: D101 - its docstring has the options
         """Add a run's counts and times to the statistics."""
         with self._lock:
             self.stats.add(stats)
+
+    def fell_back(self, reason: str) -> None:
+        """Count a call that the baseline decodes, and log the reason once."""
+        limit = f"{PLAIN}: {reason}"
+        self.count(DecodeStats(limits={limit: 1}))
+        self.log_once(limit)
 
     def log_once(self, message: str) -> None:
         """Log a warning, unless this Speculator has logged the same one before."""

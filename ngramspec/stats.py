@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 
 from ngramspec.draft import Draft, Int32, Verdict, verified_nodes
 
+# What limits a run; the reason follows.
+PLAIN, NO_DRAFTS = "decoding without speculation", "steps have no drafts"
+TOGETHER, CHAINS = "rows advance together", "drafts are chains"
+
 
 @dataclass(slots=True)
 class SourceStats:
@@ -47,7 +51,8 @@ class DecodeStats:
         reference_accepted: how many of these were accepted.
         plain_steps: target calls without a draft.
         host_syncs: transfers of the target's results to the host.
-        chains: number of runs with ``tree=N`` that had chains, by reason.
+        limits: number of runs, by what limited them, and why: PLAIN, NO_DRAFTS, TOGETHER, or with
+            ``tree=N`` CHAINS.
         drafter_faults: steps without a draft and restarts of drafters, because a drafter raised an
             error or returned an invalid draft.
         drafters_stopped: rows in which a drafter failed too often and was no longer called.
@@ -73,7 +78,7 @@ class DecodeStats:
     host_syncs: int = 0
     drafter_faults: int = 0
     drafters_stopped: int = 0
-    chains: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
     sources: dict[str, SourceStats] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -108,10 +113,12 @@ class DecodeStats:
         return self.draft_seconds / seconds if seconds else 0.0
 
     def __str__(self) -> str:
-        return (
-            f"{self.tokens_per_call:.2f} tokens per target call, acceptance rate"
-            f" {self.acceptance_rate:.2f} (alpha {self.alpha:.2f}), {self.draft_length:.1f} tokens"
-            f" per draft, {self.drafting_share:.1%} of the time in drafting"
+        return ", ".join(
+            (
+                f"{self.tokens_per_call:.2f} tokens per forward",
+                f"accepted {self.accepted} of {self.verified} checked",
+                *[*self.limits][:1],
+            )
         )
 
     def count_step(self, draft: Draft, verdict: Verdict, names: Sequence[str]) -> None:
@@ -138,11 +145,11 @@ class DecodeStats:
     def add(self, other: DecodeStats) -> None:
         """Add another run's counts and times to these."""
         for name in self.__slots__:
-            if name in ("sources", "chains"):
+            if name in ("sources", "limits"):
                 continue
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for reason, runs in other.chains.items():
-            self.chains[reason] = self.chains.get(reason, 0) + runs
+        for limit, runs in other.limits.items():
+            self.limits[limit] = self.limits.get(limit, 0) + runs
         for name, theirs in other.sources.items():
             self.sources.setdefault(name, SourceStats()).add(theirs)
 

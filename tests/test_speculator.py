@@ -86,7 +86,7 @@ def test_statistics_add_up_over_runs_until_reset(tiny, text):
         assert stats.alpha == pytest.approx(stats.accepted / stats.verified)
         assert stats.acceptance_rate == pytest.approx(stats.accepted / stats.drafted)
         assert stats.acceptance_rate < stats.alpha
-        assert f"{stats.tokens_per_call:.2f} tokens per target call" in str(stats)
+        assert f"{stats.tokens_per_call:.2f} tokens per forward" in str(stats)
     seconds = (stats.prefill_seconds, stats.draft_seconds, stats.forward_seconds)
     assert min(*seconds, stats.other_seconds) > 0
     speculator.reset()

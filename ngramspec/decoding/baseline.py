@@ -23,7 +23,7 @@ from ngramspec.hf_model.compat.devices import is_transient
 from ngramspec.hf_model.compat.factories import small_model
 from ngramspec.hf_model.compat.package import NEWEST_TESTED, OLDEST_SUPPORTED, before, untested
 from ngramspec.options import Options
-from ngramspec.stats import DecodeStats
+from ngramspec.stats import PLAIN, DecodeStats
 
 logger = logging.getLogger("ngramspec")
 
@@ -57,7 +57,7 @@ def fault_of(version: str, decode: Decode) -> str | None:
                 return reason
         _found[version] = None if reason is None else _message(version, reason)
         if reason is not None:
-            logger.warning("decoding without speculation: %s", _found[version])
+            logger.warning("%s: %s", PLAIN, _found[version])
         elif before(OLDEST_SUPPORTED):
             logger.warning("transformers %s is untested; upgrade it (%s)", version, SUPPORTED)
         return _found[version]
@@ -142,8 +142,10 @@ def decode_plainly(
     for name in given:
         if name not in signature(plain).parameters:
             raise UnsupportedError(f"{name} cannot be used here: {reason}")
+    limit = f"{PLAIN}: {reason}"
     if log is not None:
-        log(f"decoding without speculation: {reason}")
+        log(limit)
+    request.count(DecodeStats(limits={limit: 1}))
     return plain(
         request.model,
         request.input_ids,

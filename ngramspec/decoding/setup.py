@@ -39,7 +39,7 @@ from ngramspec.hf_model.facts import (
 )
 from ngramspec.hf_model.target import Target
 from ngramspec.options import Options
-from ngramspec.stats import DecodeStats
+from ngramspec.stats import CHAINS, NO_DRAFTS, TOGETHER, DecodeStats
 from ngramspec.verification.sampler import StopRules, TokenSampler
 
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length
@@ -84,10 +84,14 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
     stats, rule = DecodeStats(), _rule(request, options)
     device = _device(request, target, rule)
     sampler = _sampler(request, stop, rule, device)
-    several = target.prompt.shape[0] > 1 and (request.beams == 1 or not target.outlives)
-    several = several and sampler.known_processors  # others may mix rows
-    if several and why_unsupported(Ability.RAGGED, target.facts) is None:
-        target.make_ragged()
+    if target.prompt.shape[0] > 1 and (request.beams == 1 or not target.outlives):
+        reason = why_unsupported(Ability.RAGGED, target.facts)
+        if not sampler.known_processors:
+            reason = "a logits processor that is not transformers', which may mix rows"
+        if reason is None:
+            target.make_ragged()
+        elif request.beams == 1:
+            _limit(request, stats, f"{TOGETHER}: {reason}")
     learns_costs = options.planned_gamma == "auto"
     if target.pending is not None and learns_costs:
         target.pending.price()
@@ -143,6 +147,12 @@ def _longest_draft(request: Request, options: Options) -> int:
     return options.gamma if isinstance(options.gamma, int) else options.longest
 
 
+def _limit(request: Request, stats: DecodeStats, limit: str) -> None:
+    """Count what limits a run, and log it once."""
+    stats.limits[limit] = 1
+    request.log_once(limit)
+
+
 def _warn(request: Request, target: Target) -> None:
     """Log once what changes the text, or rules drafts out."""
     hook = target.facts.counting_hook
@@ -159,7 +169,7 @@ def _warn(request: Request, target: Target) -> None:
             " static cache of the same size do not wait for it"
         )
     if target.no_drafts is not None:
-        request.log_once(f"steps have no drafts: {target.no_drafts}")
+        request.log_once(f"{NO_DRAFTS}: {target.no_drafts}")
     elif hook is not None:
         request.log_once(
             f"{hook} has a forward hook or a replaced forward; if that depends on the number of"
@@ -241,7 +251,7 @@ def _rows(
     if request.beams > 1:
         reason = "beam search"
     if reason is not None and isinstance(tree, int):
-        stats.chains[reason] = 1
+        _limit(request, stats, f"{CHAINS}: {reason}")
     if reason is not None or (tree == "auto" and options.planned_gamma != "auto"):
         tree = None
     temperature, seed = None, 0
@@ -440,6 +450,8 @@ def _speculate(request: Request) -> Any:
         try:
             sequences = loop.run()
         finally:
+            if loop.target.no_drafts is not None:
+                loop.stats.limits[f"{NO_DRAFTS}: {loop.target.no_drafts}"] = 1
             request.count(loop.stats)
     except (UnsupportedError, *BROKEN) as error:
         from ngramspec.decoding.baseline import decode_plainly, why_plain

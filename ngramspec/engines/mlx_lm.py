@@ -75,7 +75,7 @@ def stream_generate(
     except UnsupportedError as error:
         if speculator.unsupported != "plain":
             raise
-        speculator.log_once(f"decoding without speculation: {error}")
+        speculator.fell_back(str(error))
         return iter(plain(model, tokenizer, prompt, max_tokens, draft_model, stream, **kwargs))
     return _responses(text)
 

@@ -46,8 +46,8 @@ class OutputRecorder:
             layers = getattr(outputs, name)
             for row, path in enumerate(paths):
                 for at, position in enumerate(path):
-                    if layers is None:  # not computed
-                        rows[row].append(None)
+                    if not layers:  # None or empty: not computed
+                        rows[row].append(layers)
                         continue
                     keys, axis = None, self._axis(name, layers[0])
                     if "attentions" in name and name != "cross_attentions":
@@ -82,8 +82,8 @@ class OutputRecorder:
         """Yield the layers of the prompt and of each position, of all rows together."""
         yield self._prompt[name]
         for parts in zip(*self._rows[name], strict=True):
-            if parts[0] is None:
-                yield None
+            if not parts[0]:
+                yield parts[0]
             else:
                 axis = self._axis(name, parts[0][0])
                 yield tuple(torch.cat(layer, dim=axis) for layer in zip(*parts, strict=True))

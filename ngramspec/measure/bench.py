@@ -27,6 +27,7 @@ from ngramspec.measure.forwards import (
     forward_seconds,
 )
 from ngramspec.measure.tasks import Prompt
+from ngramspec.stats import CHAINS
 
 PROBE_TOKENS = 8
 WARM_UPS = 2  # calls before a compiled configuration is timed; the second may record graphs
@@ -148,8 +149,9 @@ class EndToEnd:
                 new = self.plan.new if configuration.compiled else PROBE_TOKENS
                 with compiled_forwards(self.model) as compiled:
                     stats = self.call(configuration, prompt, new).stats
-            if stats is not None and stats.chains:
-                raise RuntimeError(f"its drafts were no trees: {', '.join(stats.chains)}")
+            limits = [] if stats is None else [each for each in stats.limits if CHAINS in each]
+            if limits:
+                raise RuntimeError(", ".join(limits))
             if configuration.compiled and compiled == [0]:
                 raise RuntimeError("its forward was not compiled")
         except Exception as error:

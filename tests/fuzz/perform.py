@@ -22,6 +22,7 @@ from fuzz.users import prepared
 from fuzz.watchers import Log
 from ngramspec import Speculator, UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
+from ngramspec.stats import CHAINS
 from ngramspec.stepwise import JointSteps, OpenGeneration, open_generation
 
 BEYOND = [7, 8, 5, 6, 100_000, 9, 2_000_000]  # ids, two of which no model here knows
@@ -147,7 +148,7 @@ def ours(case: Case, model: Any, texts: list[list[int]], vocab: int) -> Side:
         _perform(case, model, call, side, generator)
     side.cycles = caches.freed_by_the_collector()
     stats = speculator.stats
-    side.chains = dict(stats.chains)
+    side.chains = {each for each in stats.limits if CHAINS in each}
     side.faults, side.accepted = stats.drafter_faults, stats.accepted + stats.prefill_accepted
     return side
 

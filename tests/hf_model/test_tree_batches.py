@@ -23,7 +23,7 @@ def run(model, inputs, drafter, tree=17, **kwargs):
     events = []
     speculator = Speculator(drafter, tree or 8, tree=tree, on_step=events.append)
     out = ngramspec.generate(model, **inputs, speculator=speculator, **kwargs)
-    assert speculator.stats.drafter_faults == 0 or speculator.stats.chains
+    assert speculator.stats.drafter_faults == 0 or speculator.stats.limits
     return out, speculator.stats, [each for each in events if each.parents is not None]
 
 
@@ -42,7 +42,7 @@ def test_every_row_is_plain_generate_s(name, attention):
     ours, stats, trees = run(model, inputs, drafter, **kwargs)
     assert torch.equal(plain, ours)
     if name in TREES:
-        assert not stats.chains
+        assert not stats.limits
         assert {event.row for event in trees} == {0, 1, 2, 3}
         assert stats.drafted > stats.verified > stats.accepted > 40
     for chains in ("auto", *([RowOracle(texts, 0.7)] if name in CAUSAL else [])):

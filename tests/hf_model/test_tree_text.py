@@ -49,7 +49,7 @@ def test_by_themselves_drafts_branch_where_a_cost_says_that_it_pays(settings, ro
     trees = [event for event in events if event.parents is not None]
     assert bool(trees) == branches
     assert any(event.drafted and event.parents is None for event in events)
-    assert not speculator.stats.chains
+    assert not speculator.stats.limits
     for event in trees:
         assert len(event.parents) == len(event.drafted) <= speculator.gamma_max
         path = [-1, *event.verdict.accepted]
@@ -60,7 +60,7 @@ def test_what_cannot_take_trees_by_itself_says_nothing():
     speculator = Speculator()
     run(build("gpt-neo (windows)"), PROMPT, speculator)
     assert speculator.stats.drafted > 0
-    assert not speculator.stats.chains
+    assert not speculator.stats.limits
     model, events = tiny_llama(1, initializer_range=0.2), []
     model.set_attn_implementation("eager")
     run(model, PROMPT.repeat(1, 4), Speculator(width=8, on_step=events.append))

@@ -57,7 +57,7 @@ def test_a_forced_model_is_decoded_as_its_class_is(tiny, speculator, cache):
         set_text([*IDS, *TEXT])
         outcome = ModelCaller(tiny).call(way, IDS, len(TEXT))
     assert outcome.tokens == list(TEXT)
-    assert outcome.stats.chains == {}
+    assert outcome.stats.limits == {}
     assert max(outcome.widths) > 4
 
 

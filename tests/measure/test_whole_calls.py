@@ -139,7 +139,7 @@ def test_trees_that_were_none_are_no_figure():
     ways = usual_configurations(lookups=[], speculators=[{"tree": 4}])
     bench = EndToEnd(alibi, ways, BenchPlan(repeats=1, new=9, least=2, cost_repeats=1))
     measured = bench.run([Prompt("t", "0", ids)])
-    assert "its drafts were no trees: " in measured.skipped["ngramspec, tree 4"]
+    assert "drafts are chains: " in measured.skipped["ngramspec, tree 4"]
     assert {each.way for each in measured.calls} == {PLAIN, "ngramspec"}
 
 

@@ -202,7 +202,7 @@ def test_the_drafts_of_beams_are_chains(tiny):
     kwargs = {"num_beams": 2, "max_new_tokens": 30, "do_sample": False}
     ours = ngramspec.generate(tiny, PROMPT, **kwargs, speculator=speculator)
     assert torch.equal(ours, tiny.generate(PROMPT, **kwargs))
-    assert speculator.stats.chains == {"beam search": 1}
+    assert speculator.stats.limits == {"drafts are chains: beam search": 1}
 
 
 def test_padding_tokens_of_beams_that_are_dropped_are_warned_of(caplog):

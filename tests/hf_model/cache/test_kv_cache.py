@@ -75,7 +75,7 @@ def test_branches_become_chains_and_the_statistics_say_why():
     for name, reason in [("Lfm2ForCausalLM", "convolutions"), ("DeepseekV32ForCausalLM", "index")]:
         speculator = Speculator(tree=8)
         ngramspec.generate(model_of(name), PROMPT, speculator=speculator, **GREEDY)
-        assert [each for each in speculator.stats.chains if reason in each]
+        assert [each for each in speculator.stats.limits if reason in each]
 
 
 def test_what_cannot_be_rolled_back_is_refused_with_a_remedy():
