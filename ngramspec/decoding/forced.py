@@ -35,13 +35,7 @@ FORCED_SOURCE = "forced"
 # which a longer token may replace.
 PRIOR_COUNTS, PRIOR_COUNTS_LAST = (19, 20), (1, 2)
 
-# Attribute that holds the rows' matchers, by the processor's module and class. All three make the
-# matchers in their first call. Each later call first accepts the last committed token.
-MATCHERS = {
-    ("xgrammar.contrib.hf", "LogitsProcessor"): "matchers",
-    ("outlines.backends.xgrammar", "XGrammarLogitsProcessor"): "_matchers",
-    ("outlines.backends.llguidance", "LLGuidanceLogitsProcessor"): "ll_matchers",
-}
+MAX_ALLOWED = 64  # tokens at a state of outlines-core's index beyond which there is a choice
 MAX_TOKEN_BYTES = 64  # longest token that ``spelled`` tries; not tuned
 ALL_BYTES = [bytes((each,)) for each in range(256)]
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
@@ -152,19 +146,38 @@ def forced_by(processors: Iterable[Any] | None, row: int, rows: int) -> Callable
     """Makes a session's source of a row's forced tokens by the first known grammar, if any."""
     for processor in processors or ():
         kind = type(processor)
-        matchers = MATCHERS.get((kind.__module__, kind.__name__))
-        if matchers is not None:
-            known = processor, matchers, row, rows
-            return partial(_LLGuidance if matchers == "ll_matchers" else _XGrammar, *known)
+        known = MATCHERS.get((kind.__module__, kind.__name__))
+        if known is not None:
+            matchers, source = known
+            return partial(source, processor, matchers, row, rows)
     return None
 
 
-class _Grammar(ABC):
+class _Matched(ABC):
     """Forced tokens by the row's matcher, in the processor's attribute ``matchers``."""
 
     def __init__(self, processor: Any, matchers: str, row: int, rows: int) -> None:
         self._processor, self._matchers = processor, matchers
         self._row, self._rows = row, rows
+
+    @abstractmethod
+    def __call__(self, context: Sequence[int], max_tokens: int) -> list[int]:
+        """See Forced."""
+
+    def _matcher(self) -> Any:
+        """The row's matcher; None before the first call, when matchers may be an earlier call's."""
+        begun = getattr(self._processor, "prefilled", True)
+        fresh = getattr(self._processor, "is_first_token", False)
+        matchers = getattr(self._processor, self._matchers, ())
+        ready = begun and not fresh and len(matchers) == self._rows
+        return matchers[self._row] if ready else None
+
+
+class _Grammar(_Matched):
+    """Forced text, which is split into tokens."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._text, self._at = b"", 0  # forced text, and how much of it is committed
         self._read = 0  # number of committed tokens that are known
 
@@ -195,14 +208,6 @@ class _Grammar(ABC):
             spells = piece and self._text.startswith(piece, self._at)
             self._at += len(piece) if spells else len(self._text)
         self._read = len(context)
-
-    def _matcher(self) -> Any:
-        """The row's matcher; None before the first call, when matchers may be an earlier call's."""
-        begun = getattr(self._processor, "prefilled", True)
-        fresh = getattr(self._processor, "is_first_token", False)
-        matchers = getattr(self._processor, self._matchers, ())
-        ready = begun and not fresh and len(matchers) == self._rows
-        return matchers[self._row] if ready else None
 
     @abstractmethod
     def _copy(self, matcher: Any, token: int) -> Any:
@@ -348,3 +353,63 @@ class _LLGuidance(_Grammar):
     @property
     def _tokenizer(self) -> Any:
         return self._processor.llg_tokenizer
+
+
+class _OutlinesCore(_Matched):
+    """Forced tokens by outlines-core's index, which has the allowed tokens of each state.
+
+    Where a text is forced, they are its beginnings, and their next states lie one behind another.
+    The token that leads furthest is drafted.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._steps: dict[int, dict[int, int]] = {}  # by state: the next states by token
+        self._furthest: dict[int, int | None] = {}  # by state: the forced token, if there is one
+
+    def __call__(self, context: Sequence[int], max_tokens: int) -> list[int]:
+        guide, found = self._matcher(), list[int]()
+        if guide is None or not context:
+            return found
+        state = self._processor.index.get_next_state(guide.get_state(), context[-1])
+        while state is not None and len(found) < max_tokens:
+            if state not in self._furthest:
+                self._furthest[state] = self._forced(state)
+            token = self._furthest[state]
+            if token is None:
+                break
+            found.append(token)
+            after = self._next(state)[token]
+            state = None if after == state else after  # the end of the sequence leads nowhere
+        return found
+
+    def _next(self, state: int) -> dict[int, int]:
+        """The next states by token; empty where there are many tokens."""
+        if state not in self._steps:
+            index = self._processor.index
+            tokens = index.get_allowed_tokens(state) or ()
+            few = tokens if len(tokens) <= MAX_ALLOWED else ()
+            after = ((token, index.get_next_state(state, token)) for token in few)
+            self._steps[state] = {token: state if to is None else to for token, to in after}
+        return self._steps[state]
+
+    def _forced(self, state: int) -> int | None:
+        """The token that leads furthest; None if there is a choice."""
+        steps = self._next(state)
+        reached = {*steps.values()}
+        last = [after for after in reached if after == state or not self._leads_to(after, reached)]
+        found = [token for token, after in steps.items() if after in last]
+        return found[0] if len(last) == len(found) == 1 else None
+
+    def _leads_to(self, state: int, others: set[int]) -> bool:
+        return any(after != state and after in others for after in self._next(state).values())
+
+
+# Attribute that holds the rows' matchers, and what reads them, by the processor's module and class.
+# All make the matchers in their first call. Each later call first accepts the last committed token.
+MATCHERS: dict[tuple[str, str], tuple[str, type[_Matched]]] = {
+    ("xgrammar.contrib.hf", "LogitsProcessor"): ("matchers", _XGrammar),
+    ("outlines.backends.xgrammar", "XGrammarLogitsProcessor"): ("_matchers", _XGrammar),
+    ("outlines.backends.llguidance", "LLGuidanceLogitsProcessor"): ("ll_matchers", _LLGuidance),
+    ("outlines.backends.outlines_core", "OutlinesCoreLogitsProcessor"): ("_guides", _OutlinesCore),
+}
