@@ -164,6 +164,8 @@ class DecodeStats:
 class StepEvent:
     """One step of one row, for ``on_step``.
 
+    In a batch, a criterion that sees all rows may later end the row before this step's last tokens.
+
     Attributes:
         index: index of the step. 0 is the prefill, which emits the accepted tokens of a draft after
             the prompt, and one more.

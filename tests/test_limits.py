@@ -10,10 +10,10 @@ from any_model import tiny_chat
 from batches import batch
 from conftest import tiny_llama
 from families import build
-from transformers import pipeline
+from transformers import LlamaForCausalLM, pipeline
 
 import ngramspec
-from ngramspec import DecodeStats, Speculator
+from ngramspec import DecodeStats, Speculator, UnsupportedError
 from ngramspec.hf import PatchedBatch, PatchedGenerate
 from ngramspec.stats import NO_DRAFTS, PLAIN, TOGETHER
 
@@ -99,3 +99,12 @@ def test_what_a_model_is_wrapped_in_is_refused_by_name():
         hint = r"; pass its \.module" if hasattr(wrapper, "module") else "$"
         with pytest.raises(TypeError, match=f"got {type(wrapper).__name__}{hint}"):
             ngramspec.enable(wrapper)
+
+
+def test_a_model_of_openvino_is_told_of_its_own_prompt_lookup():
+    kind = type("OVModelForCausalLM", (LlamaForCausalLM,), {})
+    model = kind(tiny_llama().config)
+    with pytest.raises(
+        UnsupportedError, match="runs in OpenVINO; its own generate has prompt lookup"
+    ):
+        ngramspec.generate(model, **batch(1), **GREEDY)

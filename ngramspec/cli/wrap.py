@@ -77,4 +77,5 @@ def summary(wrapped: Wrapped) -> str:
     lines += ["", f"  {loader}.from_pretrained({folder!r}, trust_remote_code=True)"]
     if not wrapped.encodes:
         lines.append(f"  transformers serve {shlex.quote(folder)} --trust-remote-code")
+    lines.append("  without trust_remote_code, the model generates without speculation")
     return "\n".join(lines)

@@ -90,7 +90,7 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
             reason = "a logits processor that is not transformers', which may mix rows"
         if reason is None:
             target.make_ragged()
-        elif request.beams == 1:
+        elif request.beams == 1 and target.no_drafts is None:
             _limit(request, stats, f"{TOGETHER}: {reason}")
     learns_costs = options.planned_gamma == "auto"
     if target.pending is not None and learns_costs:

@@ -441,7 +441,7 @@ FACTS = (
     Fact(
         "a prefill whose positions do not match its masks: {0.unaligned}",
         lambda f: f.unaligned is not None,
-        (_DRAFTS, _JOINT, _DRAFT, _ONCE, _WIDTH),
+        (_DRAFTS, _RAGGED, _JOINT, _DRAFT, _ONCE, _WIDTH),
     ),
     Fact(
         "a static cache that holds less than a window, under masks that the model makes",
@@ -551,6 +551,8 @@ def _reasons_against_model(model: Any) -> Iterator[str]:
     yield from (f"cannot check several tokens: {reason}" for reason in one_at_a_time)
     for one in sorted(kinds & models.OWN_CACHE.keys()):
         yield f"cannot roll tokens back: {models.OWN_CACHE[one]}"
+    if any(kind.startswith("OVModel") for kind in kinds):  # of optimum-intel
+        yield "runs in OpenVINO; its own generate has prompt lookup (prompt_lookup_num_tokens=10)"
     if kinds & models.PLACES_ONE_TOKEN_ELSEWHERE and not has(PLACES_TOKENS):
         yield f"cannot check several tokens before transformers {PLACES_TOKENS.version}"
     forwards = [vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind)]

@@ -135,6 +135,7 @@ def test_the_command_says_what_it_wrote_and_how_to_use_it(folder, tmp_path, caps
     assert "1 file, hard links" in printed
     assert f"AutoModelForCausalLM.from_pretrained('{out}', trust_remote_code=True)" in printed
     assert f"transformers serve '{out}' --trust-remote-code" in printed
+    assert "without trust_remote_code, the model generates without speculation" in printed
     settings = {"drafter": "copy", "gamma": 3, "gamma_max": 9, "policy": "priority"}
     assert json.loads((out / "custom_generate/ngramspec.json").read_text()) == settings
     assert exit_code(["wrap", str(folder), str(tmp_path / "b"), "--copy"]) == 0
