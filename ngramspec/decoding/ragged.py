@@ -95,17 +95,14 @@ class RaggedGroup(Group):
 
     def limits(self, row: Row) -> tuple[int, int]:
         path, nodes = super().limits(row)
-        if self._kept_scores:
-            size = 4 * len(self.rows) * max(row.vocab, 1) * self._kept_scores
-            lead = max(MAX_AHEAD_BYTES // size, 1)
+        sampler, lead = self.sampler, self.target.lead
+        kept = sum(each is not None for each in (sampler.scores, sampler.logits, self._noise))
+        if kept:  # float32 vectors of the vocabulary's size
+            size = 4 * kept * len(self.rows) * max(row.vocab, 1)
+            lead = min(NO_LIMIT if lead is None else lead, max(MAX_AHEAD_BYTES // size, 1))
+        if lead is not None:
             path = min(path, max(self._slowest() + lead - row.length, 0))
         return path, nodes
-
-    @property
-    def _kept_scores(self) -> int:
-        """How many vectors of the vocabulary's size are kept for each token that is ahead."""
-        sampler = self.sampler
-        return sum(each is not None for each in (sampler.scores, sampler.logits, self._noise))
 
     def shortest_limit(self) -> int:
         return min((self.limits(self.rows[at])[0] for at in self._running()), default=0)

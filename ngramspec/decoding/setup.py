@@ -42,6 +42,7 @@ from ngramspec.options import Options
 from ngramspec.stats import CHAINS, NO_DRAFTS, TOGETHER, DecodeStats
 from ngramspec.verification.sampler import StopRules, TokenSampler
 
+MIN_LEAD = 8  # tokens that rows need to be ahead of each other, to advance separately; not tuned
 ASSUMED_NEW_TOKENS = 4096  # planned for if no criterion limits the length
 
 if TYPE_CHECKING:  # most calls have one process
@@ -88,6 +89,8 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
         reason = why_unsupported(Ability.RAGGED, target.facts)
         if not sampler.known_processors:
             reason = "a logits processor that is not transformers', which may mix rows"
+        elif target.lead is not None and target.lead < MIN_LEAD:
+            reason = reason or "a static cache without free positions"
         if reason is None:
             target.make_ragged()
         elif request.beams == 1 and target.no_drafts is None:

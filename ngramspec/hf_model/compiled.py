@@ -28,6 +28,7 @@ from ngramspec.hf_model.compat.forwards import compiles_by_default, forget_compi
 from ngramspec.hf_model.facts import Ability, Facts, why_unsupported
 
 CACHE_SIZE_MULTIPLE = 256  # positions; so many lengths share a graph
+ROOM_FOR_ROWS = 65  # least positions after a text, in which the slowest of several rows ends
 MAX_WIDTHS = 4  # of forwards over a static cache
 MAX_RUNS = 4  # of a forward to be compiled: it is compiled, run once, and captured
 MAX_FIRST_COST = 2.0  # of the wide forward that is compiled first, relative to one position
@@ -80,6 +81,8 @@ class ForwardShapes:
     def _size_cache(self, facts: Facts, cache: KVCache) -> None:
         """Set the numbers of keys and positions, so that the widest forward fits at the end."""
         config, widest, capacity = facts.config, self._widest, self.capacity
+        if facts.rows > 1 and not self._fixed:
+            widest = max(widest, ROOM_FOR_ROWS)
         # The last forward begins with the second-to-last token.
         needed = facts.longest - 2 + widest
         if capacity is None:

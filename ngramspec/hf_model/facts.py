@@ -423,6 +423,7 @@ FACTS = (
         lambda f: f.asks_attentions,
         ((_WIDTH, _NO_ATTENTIONS), (_COMPILED, _NO_ATTENTIONS)),
     ),
+    Fact("attentions over a static cache", lambda f: f.asks_attentions and f.static, (_RAGGED,)),
     Fact("a model that counts its positions itself", lambda f: not f.takes_positions, (_JOINT,)),
     Fact(
         "compiled forwards of a model that counts its positions itself",  # they have no hooks

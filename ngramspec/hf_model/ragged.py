@@ -124,7 +124,7 @@ class RaggedInputs(Inputs):
 
         By default, ``most`` depends on the number of slots.
         """
-        start, used = self._own.start, self._own.start + max(self._own.used)
+        start, used = self._own.start, self._own.start + self._own.most
         if slots - used <= (max(MAX_GAP_SHARE * slots, MIN_GAP_SLOTS) if most is None else most):
             return None
         mask = self.kwargs[self.mask_name][:, start:-1]  # the last token is not in the cache yet
@@ -192,6 +192,12 @@ class OwnSlots:
         self.leads: Sequence[int] = ()
         self.full = bool(mask.all())  # whether all slots hold a token of every row
 
+    @property
+    def most(self) -> int:
+        """Tokens of the row that has most of them and is still needed."""
+        needed = [n for n, going in zip(self.used, self._unfinished, strict=True) if going]
+        return max(self.used if self._keeps or not needed else needed)
+
     def commit(self, kept: Sequence[int]) -> None:
         """Add the positions of a forward that stay, for each row; 0 if the row has ended."""
         counts = np.array(kept)
@@ -222,6 +228,7 @@ class OwnSlots:
     def compact(self, slots: int) -> None:
         """Move each row's tokens to the end of ``slots`` slots, those of the prompt excepted."""
         others = slots - self.start
+        self.used = [min(each, others) for each in self.used]
         own = np.arange(others) >= others - np.array(self.used)[:, None]
         self._mask = np.concatenate((self._mask[:, : self.start], own), axis=1)
         self.full = bool(self._mask.all())

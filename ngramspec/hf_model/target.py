@@ -207,6 +207,15 @@ class Target:
         return models.head_size(self.model)
 
     @property
+    def lead(self) -> int | None:
+        """How many tokens a row may be ahead of the slowest one; None: no limit.
+
+        The last ones of the slowest row lie behind all others in a static cache.
+        """
+        capacity = None if self._shapes is None else self._shapes.capacity
+        return None if capacity is None else max(capacity - self.facts.longest, 0)
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Allowed widths of the forwards after the prefill, ascending; empty: any width."""
         return () if self._shapes is None else self._shapes.widths
@@ -629,6 +638,7 @@ class Target:
         if self._ragged is not None and self.outlives and self._prefilled is not None:
             self._ragged.level()
             self._compact(self._ragged.slots_to_keep(self._slots, 0))
+            self.cache.truncate(0)  # layers with windows may hold more
         try:
             if self.outlives and self.pending is not None and self.pending.tokens is not None:
                 rows = len(self.pending.tokens)

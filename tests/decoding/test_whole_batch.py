@@ -7,7 +7,7 @@ import torch
 from batches import RowOracle, batch, row_texts
 from doubles import Failing, InterruptedStreamer, Puts
 from families import ENCODER_DECODER, VARIED, build
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 import ngramspec
 from ngramspec import Speculator
@@ -241,3 +241,33 @@ def test_sampled_text_is_plain_s_for_the_same_seed(name, call, eos, at_once):
         assert_same(ours, expected)
     assert torch.equal(state, after)
     assert eos or right or speculator.stats.accepted > 10
+
+
+@pytest.mark.parametrize("how", ["text", "dict", "eos", "full"])
+@pytest.mark.parametrize("name", ["llama", "gemma3 hybrid"])
+def test_the_slowest_row_of_a_static_cache_finds_room(name, how):
+    """One row's drafts are always right and another's never, over several times a draft's length."""
+    model, inputs, kwargs = build(name), batch(), GREEDY | {"max_new_tokens": 200}
+    free = model.generate(**inputs, **kwargs)
+    start = inputs["input_ids"].shape[1]
+    if how == "eos":
+        kwargs["eos_token_id"] = int(free[0, start + 150])
+    if how == "dict":
+        kwargs["return_dict_in_generate"] = True
+    if how == "full":
+        cache = StaticCache(config=model.config, max_cache_len=start + 199)
+        kwargs |= cache_argument(cache)
+    else:
+        kwargs["cache_implementation"] = "static"
+    plain = model.generate(**inputs, **kwargs)
+    if how == "full":
+        cache.reset()
+    speculator = Speculator(drafter_of(inputs, free, (1.0, 0.5, 0.0)), 6)
+    ours = ngramspec.generate(model, **inputs, **kwargs, speculator=speculator)
+    assert_same(
+        *(
+            [each[name] for name in each if name != "stats"] if how == "dict" else each
+            for each in (ours, plain)
+        )
+    )
+    assert bool(speculator.stats.limits) is (how == "full")
