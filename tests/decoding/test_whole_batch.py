@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from batches import RowOracle, batch, row_texts
@@ -97,6 +99,11 @@ CALLS = {
 }
 
 
+def fields(out):
+    """The output's fields, or the sequences alone."""
+    return out if isinstance(out, torch.Tensor) else [out[each] for each in out if each != "stats"]
+
+
 NAMES = ["llama", "mistral sliding", "gemma3 hybrid", "t5", "gpt2"]
 WINDOWS = NAMES[1:3]  # whose attentions are not returned
 COMBINED = [
@@ -104,91 +111,73 @@ COMBINED = [
 ]
 
 
-@pytest.mark.parametrize("eos", [True, False], ids=["eos", "no eos"])
+EOS = pytest.mark.parametrize("eos", [True, False], ids=["eos", "no eos"])
+
+
+@EOS
 @pytest.mark.parametrize(("name", "call"), COMBINED)
 def test_everything_is_plain_s(name, call, eos, monkeypatch):
     model, inputs, kwargs = build(name), inputs_of(name), GREEDY | CALLS[call]
-    if name in ENCODER_DECODER:
-        kwargs |= VARIED
+    kwargs |= VARIED if name in ENCODER_DECODER else {}
     if call == "attentions":
         model.set_attn_implementation("eager")
-    ragged, judge = set(), RaggedGroup.judge
-    monkeypatch.setattr(
-        RaggedGroup, "judge", lambda self: (ragged.add(len({*map(len_of, self.rows)})), judge(self))
-    )
+    spread, judge = set(), RaggedGroup.judge
+
+    def watch(group):
+        spread.add(len({row.length for row in group.rows}))
+        judge(group)
+
+    monkeypatch.setattr(RaggedGroup, "judge", watch)
     free = model.generate(**inputs, **kwargs | {"return_dict_in_generate": False})
     start = free.shape[1] - NEW
     if eos:
         kwargs["eos_token_id"] = [int(free[0, start + 9]), int(free[1, start + 17])]
     ends = {start + 12: [2]} if eos else {start + 12: [2], start + 20: [0], start + 23: [1]}
-    found = []
-    for ours in (False, True):
-        seen = (
-            {"stopping_criteria": [Ends(ends)]}
-            if call in ("criterion", "all", "static, criterion")
-            else {}
-        )
-        streamer = Puts() if call == "all" else None
-        if ours:
-            spec = Speculator(
-                drafter_of(inputs, free) if name not in ENCODER_DECODER else "auto", 6
-            )
-            out = ngramspec.generate(
-                model, **inputs, **kwargs, **seen, streamer=streamer, speculator=spec
-            )
-            assert spec.stats.drafter_faults == 0
-        else:
-            out = model.generate(**inputs, **kwargs, **seen, streamer=streamer)
-        fields = (
-            [out]
-            if isinstance(out, torch.Tensor)
-            else [out[each] for each in out if each != "stats"]
-        )
-        notes = [each.seen for each in seen.get("stopping_criteria", [])]
-        found.append([*fields, notes, streamer and (streamer.puts, streamer.ended)])
+    drafter = "auto" if name in ENCODER_DECODER else drafter_of(inputs, free)
+    speculator, found = Speculator(drafter, 6), []
+    for more in ({}, {"speculator": speculator}):
+        generate = partial(ngramspec.generate, model) if more else model.generate
+        criterion, streamer = Ends(ends), Puts()
+        if call in ("criterion", "all", "static, criterion"):
+            more["stopping_criteria"] = [criterion]
+        if call == "all":
+            more["streamer"] = streamer
+        out = generate(**inputs, **kwargs, **more)
+        found.append((fields(out), criterion.seen, streamer.puts, streamer.ended))
     assert_same(found[1], found[0])
-    if name not in ENCODER_DECODER:
-        assert max(ragged) > 1
-
-
-def len_of(row):
-    return row.length
+    assert speculator.stats.drafter_faults == 0
+    assert name in ENCODER_DECODER or max(spread) > 1
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral sliding", "gemma3 hybrid"])
 @pytest.mark.parametrize("how", ["all", "eos", "criterion", "raises", "interrupted"])
 def test_a_caller_s_cache_is_left_as_by_plain_generate(name, how):
-    model, inputs, kwargs, found = build(name), batch(), GREEDY, []
+    """It is used again in a second call, unless the first one raises."""
+    model, inputs, kwargs = build(name), batch(), dict(GREEDY)
     free = model.generate(**inputs, **kwargs)
     start = inputs["input_ids"].shape[1]
     if how == "eos":
-        kwargs = kwargs | {"eos_token_id": [int(free[0, start + 9]), int(free[1, start + 17])]}
-    for ours in (False, True):
+        kwargs["eos_token_id"] = [int(free[0, start + 9]), int(free[1, start + 17])]
+    speculator, found = Speculator(drafter_of(inputs, free), 6), []
+    for generate in (model.generate, partial(ngramspec.generate, model, speculator=speculator)):
         given, cache = dict(kwargs), DynamicCache(config=model.config)
+        given |= cache_argument(cache)
         if how == "raises":
             given["stopping_criteria"] = [Failing(ZeroDivisionError, 14)]
         elif how == "criterion":
             given["stopping_criteria"] = [Ends({start + 12: [2, 0], start + 20: [1]})]
         elif how == "interrupted":
             given["streamer"] = InterruptedStreamer(14)
-        if ours:
-            speculator = Speculator(drafter_of(inputs, free), 6)
-            call = lambda **more: ngramspec.generate(model, speculator=speculator, **more)  # noqa: B023,E731
-        else:
-            call = model.generate
         try:
-            out = call(**inputs, **given, **cache_argument(cache))
+            out = generate(**inputs, **given)
         except (ZeroDivisionError, KeyboardInterrupt):
             found.append((cache.get_seq_length(), cache))
             continue
-        again = torch.cat((out, torch.full((3, 4), 7)), dim=1)
-        mask = torch.nn.functional.pad(
-            inputs["attention_mask"], (0, again.shape[1] - start), value=1
-        )
-        more = {"input_ids": again, "attention_mask": mask} | kwargs
-        before = cache.get_seq_length()
-        second = call(**more, **cache_argument(cache))
-        found.append((out, before, second, cache))
+        first, more = cache.get_seq_length(), torch.full((3, 4), 7)
+        ids = torch.cat((out, more), dim=1)
+        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, ids.shape[1] - start), value=1)
+        again = generate(input_ids=ids, attention_mask=mask, **kwargs, **cache_argument(cache))
+        found.append((out, first, again, cache))
     assert_same(found[1], found[0])
 
 
@@ -203,7 +192,7 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("eos", [True, False], ids=["eos", "no eos"])
+@EOS
 @pytest.mark.parametrize("call", DRAWN)
 @pytest.mark.parametrize("name", ["llama", "gemma3 hybrid", "t5"])
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
@@ -246,7 +235,7 @@ def test_sampled_text_is_plain_s_for_the_same_seed(name, call, eos, at_once):
 @pytest.mark.parametrize("how", ["text", "dict", "eos", "full"])
 @pytest.mark.parametrize("name", ["llama", "gemma3 hybrid"])
 def test_the_slowest_row_of_a_static_cache_finds_room(name, how):
-    """One row's drafts are always right and another's never, over several times a draft's length."""
+    """One row's drafts are always right and another's never, over many drafts' lengths."""
     model, inputs, kwargs = build(name), batch(), GREEDY | {"max_new_tokens": 200}
     free = model.generate(**inputs, **kwargs)
     start = inputs["input_ids"].shape[1]
@@ -264,10 +253,21 @@ def test_the_slowest_row_of_a_static_cache_finds_room(name, how):
         cache.reset()
     speculator = Speculator(drafter_of(inputs, free, (1.0, 0.5, 0.0)), 6)
     ours = ngramspec.generate(model, **inputs, **kwargs, speculator=speculator)
-    assert_same(
-        *(
-            [each[name] for name in each if name != "stats"] if how == "dict" else each
-            for each in (ours, plain)
-        )
-    )
+    assert_same(fields(ours), fields(plain))
     assert bool(speculator.stats.limits) is (how == "full")
+
+
+def test_what_sees_the_batch_costs_no_tokens_per_call():
+    model, inputs = build("llama"), batch()
+    free = model.generate(**inputs, **GREEDY)
+    eos = {"eos_token_id": int(free[1, inputs["input_ids"].shape[1] + 17])}
+    ways = {name: CALLS[name] for name in ("scores", "states", "cache", "static")}
+    ways |= {"criterion": {"stopping_criteria": [Ends()]}, "streamer": {"streamer": Puts()}}
+    found = {}
+    for name, kwargs in ({"plain": {}} | ways).items():
+        speculator = Speculator(drafter_of(inputs, free), 6)
+        ngramspec.generate(model, **inputs, **GREEDY | eos | kwargs, speculator=speculator)
+        assert not speculator.stats.limits
+        found[name] = speculator.stats.tokens_per_call
+    assert found["plain"] > 1.3
+    assert found == pytest.approx(dict.fromkeys(found, found["plain"]), rel=0.03)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from usual_call import check, tiny
+from frameworks.usual_call import check, tiny
 
 langchain = pytest.importorskip("langchain_huggingface", reason="make test-frameworks")
 
