@@ -25,7 +25,7 @@ def own(ids, scores):
 
 
 CALLS = {
-    TOGETHER: (batch, {"logits_processor": [own]}, "a logits processor that is not transformers'"),
+    TOGETHER: (batch, {"logits_processor": [own]}, "a logits processor that may mix rows"),
     PLAIN: (lambda: batch(1), {"use_cache": False}, "use_cache"),
 }
 

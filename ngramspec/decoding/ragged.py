@@ -279,10 +279,16 @@ class RaggedGroup(Group):
                 if self._pads:
                     self._cut(at, length)
                     self.rows[at].ended = True
-        if not self._pads and all(end is not None and end <= length for end in self._ends):
-            for at, row in enumerate(self.rows):
-                self._cut(at, length)
+        if self._pads:
+            last = max(end or NO_LIMIT for end in self._ends)  # padding goes no further
+        elif all(end is not None and end <= length for end in self._ends):
+            last = length
+            for row in self.rows:
                 row.ended = True
+        else:
+            return
+        for at in range(len(self.rows)):
+            self._cut(at, last)
 
     def _cut(self, at: int, length: int) -> None:
         """Drop what a row has gained beyond a length."""

@@ -88,7 +88,7 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
     if target.prompt.shape[0] > 1 and (request.beams == 1 or not target.outlives):
         reason = why_unsupported(Ability.RAGGED, target.facts)
         if not sampler.known_processors:
-            reason = "a logits processor that is not transformers', which may mix rows"
+            reason = "a logits processor that may mix rows"
         elif target.lead is not None and target.lead < MIN_LEAD:
             reason = reason or "a static cache without free positions"
         if reason is None:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from usual_call import check, tiny
+from frameworks.usual_call import check, tiny
 
 from ngramspec.options import FOLDER
 from ngramspec.wrap import wrapped

@@ -5,8 +5,10 @@ Both end a batch by criteria of their own, which see all rows at once and rememb
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
-from usual_call import check, tiny
+from frameworks.usual_call import check, tiny
 
 PROMPTS = ["One, two, three. One, two,", "abcabcabcab", "x y z x y z x", "the cat, the"]
 STOPS = [["not there"], ["C"], ["-", "rrr"]]  # no, both and one of two batches end early
@@ -27,7 +29,9 @@ def test_lm_eval_generates_until_strings(stops):
             Instance("generate_until", {}, (prompt, settings), at)
             for at, prompt in enumerate(PROMPTS)
         ]
-        return harness.generate_until(requests, disable_tqdm=True)
+        with patch.object(harness, "tok_decode", wraps=harness.tok_decode) as decode:
+            texts = harness.generate_until(requests, disable_tqdm=True)
+        return texts, decode.call_args_list  # tokens after a stop, too
 
     check(harness.model, answers)
 

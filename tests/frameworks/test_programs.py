@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import pytest
 from conftest import tiny_llama
+from frameworks.usual_call import check, tiny
 from serving import ThreadWorker, listening
 from tiny_tokenizers import over_bytes
 from transformers import PreTrainedTokenizerBase
-from usual_call import check, tiny
 
 import ngramspec
 from ngramspec import Speculator

@@ -6,20 +6,23 @@ import pytest
 import torch
 from any_model import tiny_chat
 from conftest import tiny_llama
+from frameworks.usual_call import check
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig, TorchAoConfig
-from usual_call import check
+
+import ngramspec
+from ngramspec.stats import NO_DRAFTS
 
 PROMPTS = ["One, two, three. One, two,", "abcabcabcab"]
 # bitsandbytes packs blocks of 32 rows and of 64 columns of 4-bit weights on some CPUs.
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
-# Float16 and bfloat16 round differently in wider forwards, so that other dtypes are not compared.
-DTYPE = "float32"
 
 
 def loaded(folder, config):
     """A folder's quantized model, and its usual call with each prompt."""
     tiny_llama(**SIZES).save_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE, quantization_config=config)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="float32", quantization_config=config
+    )
     assert model.hf_quantizer is not None
     _, tokenizer = tiny_chat()
     inputs = [tokenizer(each, return_tensors="pt") for each in PROMPTS]
@@ -34,9 +37,19 @@ def loaded(folder, config):
 
 def test_bitsandbytes_int8_without_outliers(tmp_path):
     pytest.importorskip("bitsandbytes", reason="make test-frameworks")
-    # With a threshold, the values that are not quantized depend on all positions of a forward.
     config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     check(*loaded(tmp_path, config))
+
+
+def test_bitsandbytes_int8_with_outliers_has_no_drafts(tmp_path):
+    """The columns that are not quantized depend on all positions of a forward."""
+    pytest.importorskip("bitsandbytes", reason="make test-frameworks")
+    model, call = loaded(tmp_path, BitsAndBytesConfig(load_in_8bit=True))
+    plain = call()
+    with ngramspec.enabled(model) as speculator:
+        assert call() == plain
+    assert speculator.stats.drafted == 0
+    assert [each.partition(":")[0] for each in speculator.stats.limits] == [NO_DRAFTS]
 
 
 @pytest.mark.parametrize("kind", ["fp4", "nf4"])

@@ -131,7 +131,7 @@ CASES = {
         "names": frozenset({"LEDForConditionalGeneration"}),
         "kwargs": PLAIN | {"decoder_attention_mask": MASK},
     },
-    "positions of a forward that are mixed: bidirectional attention, dynamic int8, Doge,"
+    "positions of a forward that are mixed: bidirectional attention, dynamic int8, LLM.int8, Doge,"
     " NLLB-MoE": {"model": Routed(dynamic=True)},
     "a quantized model, whose scales may depend on all positions": {
         "model": Routed(quantizer="Bnb")

@@ -120,7 +120,14 @@ def mixes_positions(model: Any) -> bool:
             kind.__name__ in MIXES_POSITIONS or kind.__module__.startswith(SCALES_TOGETHER)
             for kind in kinds
         )
+        # bitsandbytes chooses the columns that it does not quantize for all positions together.
+        or any(float(getattr(each, "threshold", 0) or 0) > 0 for each in _int8_states(model))
     )
+
+
+def _int8_states(model: Any) -> list[Any]:
+    layers = (each for each in model.modules() if type(each).__name__ == "Linear8bitLt")
+    return [getattr(each, "state", None) for each in layers]
 
 
 def scaled_from(model: Any) -> float:
