@@ -493,8 +493,8 @@ FACTS = (
         (_DRAFTS, _RAGGED),
     ),
     Fact(
-        "positions of a forward that are mixed: bidirectional attention, dynamic int8, LLM.int8, Doge,"
-        " NLLB-MoE",
+        "positions of a forward that are mixed: bidirectional attention, dynamic int8, LLM.int8,"
+        " Doge, NLLB-MoE",
         lambda f: models.mixes_positions(f.model),
         (_DRAFTS, _RAGGED, _JOINT, _DRAFT, _ONCE, _KEPT, _FIT),
     ),

@@ -101,6 +101,7 @@ CASES = {
     },
     "router logits in the config": {"model": Routed(output_router_logits=True)},
     "attentions asked for, whose shape depends on the cache's size": {"states": ("attentions",)},
+    "attentions over a static cache": {"states": ("attentions",), "static": True},
     "a model that counts its positions itself": {"takes_positions": False, "hooks_positions": True},
     "compiled forwards of a model that counts its positions itself": {
         "takes_positions": False, "hooks_positions": True, "compiled": True,
@@ -131,8 +132,8 @@ CASES = {
         "names": frozenset({"LEDForConditionalGeneration"}),
         "kwargs": PLAIN | {"decoder_attention_mask": MASK},
     },
-    "positions of a forward that are mixed: bidirectional attention, dynamic int8, LLM.int8, Doge,"
-    " NLLB-MoE": {"model": Routed(dynamic=True)},
+    "positions of a forward that are mixed: bidirectional attention, dynamic int8, LLM.int8,"
+    " Doge, NLLB-MoE": {"model": Routed(dynamic=True)},
     "a quantized model, whose scales may depend on all positions": {
         "model": Routed(quantizer="Bnb")
     },
