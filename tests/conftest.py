@@ -8,6 +8,7 @@ import logging
 import math
 import os
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,9 @@ from ngramspec.costs.processors import AMX, initial_costs
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding import joint, setup
 from ngramspec.measure.models import gguf_read_once
+
+# These need an environment of their own: ``make test-frameworks``.
+collect_ignore_glob = [] if find_spec("trl") else ["frameworks/test_*.py"]
 
 # No test depends on how fast the machine is.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
