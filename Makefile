@@ -123,7 +123,7 @@ $(MLX)/.ready: pyproject.toml setup.py $(NATIVE)
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_PIP := $(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check
 test-frameworks: $(FRAMEWORKS)/.ready
-	HF_HUB_OFFLINE=1 $(FRAMEWORKS)/bin/python -m pytest --confcutdir tests/frameworks \
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest --confcutdir tests/frameworks \
 	    tests/frameworks $(ARGS)
 
 $(FRAMEWORKS)/.ready: tests/frameworks/requirements.txt pyproject.toml setup.py $(NATIVE)
