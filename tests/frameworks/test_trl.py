@@ -47,7 +47,8 @@ def trained(make, prompts, drafts):
     speculator = Speculator(gamma=4)
     if drafts:
         ngramspec.enable(trainer.model, speculator)
-    trainer.train()
+    with torch.enable_grad():  # evaluations switch gradients off for the whole process
+        trainer.train()
     history = [each for each in trainer.state.log_history if "grad_norm" in each]
     assert len(history) == STEPS
     log = [{name: each[name] for name in LOGGED if name in each} for each in history]
