@@ -26,6 +26,7 @@ from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_o
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.compat.processors import Histories
+    from ngramspec.verification.rejection import BatchNoise
     from ngramspec.verification.rule import Noise
 
 NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
@@ -46,13 +47,13 @@ class Group(ABC):
         origins: the row of the last forward that each row continues; empty: each its own.
         dropped: tokens that steps had counted before they were dropped from the texts.
         padding: how many tokens of it each row adds in the step; empty: none does.
-        noise: see ``TokenSampler.sample_all``.
+        noise: the baseline's random numbers, if they are drawn ahead of the committed tokens.
     """
 
     origins: Sequence[int] = ()
     dropped = 0
     padding: Sequence[int] = ()
-    noise: Callable[[Sequence[Draft], int], Noise] | None = None
+    noise: BatchNoise | None = None
 
     def __init__(
         self,
@@ -70,6 +71,11 @@ class Group(ABC):
         self.section, self._connect = section, connect
         self.memory = TextMemory(prompt, ids)
         self.memory.place(rows)
+        rule = sampler.rule
+        if rule is not None and rule.do_sample and rule.exact and self.draws_ahead:
+            from ngramspec.verification.rejection import BatchNoise  # many calls are greedy
+
+            self.noise = BatchNoise(len(rows), rule.generator)
 
     # The texts
 
@@ -213,6 +219,34 @@ class Group(ABC):
         own[1:] = pad if embedded else 0
         if not embedded and own[0] == pad:
             own[0] = 0
+
+    # Random numbers
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether tokens are sampled at positions that may be rejected, or before other rows'."""
+        return self.sampler.fetches_at_once
+
+    def noise_at(self, drafts: Sequence[Draft], positions: int) -> Noise | None:
+        """The random numbers of all rows at all positions of a forward."""
+        if self.noise is None:
+            return None
+        from ngramspec.verification.rule import depths_of
+
+        depths = enumerate(depths_of(drafts, positions))
+        return self.noise_for([(at, depth) for at, own in depths for depth in own])
+
+    def noise_for(self, places: Sequence[tuple[int, int]]) -> Noise | None:
+        """The random numbers of rows after some more tokens of each."""
+        if self.noise is None:
+            return None
+        done = [row.length - row.prompt_length for row in self.rows]
+        return partial(self.noise.of, places=[(at, done[at] + more) for at, more in places])
+
+    def leave_noise(self) -> None:
+        """Leave the random generator in the baseline's state, when a step is verified."""
+        if self.noise is not None:
+            self.noise.rewind(self.settled - self.rows[0].prompt_length)
 
     # Verification: see ``verify.py``
 

@@ -235,9 +235,8 @@ class DecodeLoop:
 
             extra = evidence_tensor(logits, self.target.hidden, step.request)
         drafts = [row.draft for row in step.rows]
-        return self.sampler.sample_all(
-            drafts, logits, self.group.histories, extra, self.group.noise
-        )
+        group = self.group
+        return self.sampler.sample_all(drafts, logits, group.histories, group.noise_at, extra)
 
     def rollback(self) -> None:
         """Roll the target's cache back to the accepted positions of its last forward."""

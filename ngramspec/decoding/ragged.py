@@ -21,11 +21,9 @@ from ngramspec.costs.steps import JointPart
 from ngramspec.decoding.group import NO_LIMIT, Group
 from ngramspec.decoding.observer import STREAMING
 from ngramspec.decoding.row import Row
-from ngramspec.draft import EMPTY_DRAFT, Computed, Draft, Float32
+from ngramspec.draft import EMPTY_DRAFT, Computed, Float32
 from ngramspec.hf_model.compat.processors import process_at_once
 from ngramspec.hf_model.ragged import RaggedInputs
-from ngramspec.verification.rejection import BatchNoise
-from ngramspec.verification.rule import Noise, depths_of
 from ngramspec.verification.sampler import SampledTokens, argmax_on_host
 
 # Ended rows leave the batch once at most this share of its rows has not ended. Not tuned.
@@ -54,10 +52,8 @@ class RaggedGroup(Group):
         self._dropped = [0] * len(rows)  # tokens of earlier steps
         # The processed and the raw scores of each row's tokens that have not been shown.
         self._scores: list[deque[tuple[torch.Tensor, torch.Tensor]]] = [deque() for _ in rows]
-        self._noise: BatchNoise | None = None  # for the baseline's random numbers
-        rule = sampler.rule
-        if rule is not None and rule.do_sample and rule.exact:
-            self._noise, self.noise = BatchNoise(len(rows), rule.generator), self._noise_at
+
+    draws_ahead = True
 
     def _running(self) -> list[int]:
         """The rows that have not ended."""
@@ -96,7 +92,7 @@ class RaggedGroup(Group):
     def limits(self, row: Row) -> tuple[int, int]:
         path, nodes = super().limits(row)
         sampler, lead = self.sampler, self.target.lead
-        kept = sum(each is not None for each in (sampler.scores, sampler.logits, self._noise))
+        kept = sum(each is not None for each in (sampler.scores, sampler.logits, self.noise))
         if kept:  # float32 vectors of the vocabulary's size
             size = 4 * kept * len(self.rows) * max(row.vocab, 1)
             lead = min(NO_LIMIT if lead is None else lead, max(MAX_AHEAD_BYTES // size, 1))
@@ -192,20 +188,7 @@ class RaggedGroup(Group):
             return known
         if sampler.takes_argmax:
             return [int(each) for each in argmax_on_host(scores)]
-        return sampler.choose_next(scores, spots, self._noise_for([(at, 0) for at in walking]))
-
-    def _noise_at(self, drafts: Sequence[Draft], positions: int) -> Noise:
-        depths = enumerate(depths_of(drafts, positions))
-        found = self._noise_for([(at, depth) for at, own in depths for depth in own])
-        assert found is not None
-        return found
-
-    def _noise_for(self, places: Sequence[tuple[int, int]]) -> Noise | None:
-        """The random numbers at rows and depths of their drafts."""
-        if self._noise is None:
-            return None
-        done = [row.length - row.prompt_length for row in self.rows]
-        return partial(self._noise.of, places=[(at, done[at] + depth) for at, depth in places])
+        return sampler.choose_next(scores, spots, self.noise_for([(at, 0) for at in walking]))
 
     def commit(self, walking: Sequence[int], tokens: list[int]) -> Sequence[int]:
         """Commit a token of each walking row; those whose draft has it go on."""
@@ -299,21 +282,19 @@ class RaggedGroup(Group):
 
     def finish(self) -> None:
         super().finish()
-        self._rewind()
+        super().leave_noise()
 
     def close(self) -> None:
-        self._rewind()
+        super().leave_noise()
         super().close()
 
-    def _rewind(self) -> None:
-        """Leave the random generator in the baseline's state."""
-        if self._noise is not None:
-            self._noise.rewind(self.settled - self.rows[0].prompt_length)
+    def leave_noise(self) -> None:
+        """See Group. Until the end, the numbers that other rows need are kept."""
+        if self.noise is not None:
+            self.noise.forget(self.settled - self.rows[0].prompt_length)
 
     def learn(self, computed: list[Computed] | None = None) -> None:
         super().learn(computed)
-        if self._noise is not None:
-            self._noise.forget(self.settled - self.rows[0].prompt_length)
         if any(self._dropped):
             self.dropped += sum(self._dropped)
             if self.target.outlives:

@@ -24,12 +24,12 @@ def verify(group: Group, logits: Tensor, sampled: SampledTokens | None) -> None:
         sampled: the target's tokens at all n + 1 positions, or None to choose position by position
             along the accepted path.
     """
-    walking, before = group.walking(), 0 if sampled is None else group.length
+    walking = group.walking()
     try:
         while walking:
             group.keep(walking)  # the baseline computes a position before it samples the next token
             walking = group.commit(walking, group.choose(walking, logits, sampled))
     finally:
-        if sampled is not None:
-            sampled.rewind(group.length - before)
+        if group.noise is not None:
+            group.leave_noise()
     group.judge()

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ngramspec.hf_model.compat.devices import sent
-
 
 def speculative_tokens(
     target_probs: Tensor,
@@ -115,22 +113,22 @@ def default_generator(device: torch.device) -> torch.Generator | DeviceGenerator
 class BatchNoise:
     """The random numbers with which the baseline samples a batch, of which each is drawn once.
 
-    For each depth, the number of generated tokens before, the baseline draws those of all rows
-    together. They are kept until the slowest row has passed.
+    At each depth, which is the number of tokens generated before, the baseline draws the numbers of
+    all rows together. They are kept until ``forget`` or ``rewind``.
     """
 
     def __init__(self, rows: int, generator: torch.Generator | None) -> None:
         self._rows, self._generator = rows, generator
         self._first = 0  # the depth of the first of ``_noise``
         self._noise: list[Tensor] = []  # float32 (rows, vocab), by depth
-        self._states: list[Tensor] = []  # of the generator, before each of them and at the end
+        self._states: list[Tensor] = []  # of the generator, before each of them and after the last
         self._used: torch.Generator | DeviceGenerator | None = None
 
     def of(self, probs: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
         """The exponential noise of rows at depths, float32 (m, vocab), for ``probs`` (m, vocab)."""
-        if self._used is None:
-            self._used = self._generator or default_generator(probs.device)
-            self._states.append(self._used.get_state())
+        self._used = self._used or self._generator or default_generator(probs.device)
+        if not self._noise:
+            self._states = [self._used.get_state()]
         while self._first + len(self._noise) <= max(depth for _, depth in places):
             fresh = probs.new_empty((self._rows, probs.shape[-1]))
             self._noise.append(fresh.exponential_(generator=self._generator))
@@ -140,10 +138,9 @@ class BatchNoise:
 
     def forget(self, depth: int) -> None:
         """Drop what is before a depth."""
-        passed = min(depth - self._first, len(self._noise))
-        if passed > 0:
-            del self._noise[:passed], self._states[:passed]
-            self._first += passed
+        passed = max(depth - self._first, 0)
+        del self._noise[:passed], self._states[:passed]
+        self._first += passed
 
     def rewind(self, depth: int) -> None:
         """Set the generator to the baseline's state at a depth, unless others have used it, too."""
@@ -152,26 +149,4 @@ class BatchNoise:
             if torch.equal(self._used.get_state(), self._states[-1]):
                 self._used.set_state(self._states[at])
             del self._noise[at:], self._states[at + 1 :]
-
-
-def draw_at_depths(
-    target_probs: Tensor, depths: Sequence[Sequence[int]], generator: torch.Generator | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """Sample at all positions of a forward at once; equal depths use the same random numbers.
-
-    For any accepted path, the tokens are those of successive calls of ``draw``. ``target_probs`` is
-    float32 (rows, positions, vocab), and ``depths`` are the numbers of draft tokens that lead to
-    each position. Returned are the tokens, int64 (rows, positions), and the generator's states
-    after 0, 1, 2, ... samples.
-    """
-    rows, _, vocab = target_probs.shape
-    noise = target_probs.new_empty((max(map(max, depths)) + 1, rows, vocab))
-    used = generator or default_generator(noise.device)
-    states = [used.get_state()]
-    for of_depth in noise:
-        of_depth.exponential_(generator=generator)
-        states.append(used.get_state())
-    at = sent(torch.tensor(depths, device="cpu"), target_probs.device)
-    row = torch.arange(rows, device=target_probs.device)[:, None]
-    own = noise[at, row]  # (rows, positions, vocab)
-    return torch.div(target_probs, own, out=own).argmax(dim=-1), states
+        self.forget(depth)

@@ -15,10 +15,7 @@ from torch import Tensor
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.hf_model.compat.devices import sent
 from ngramspec.verification.rejection import (
-    DeviceGenerator,
-    default_generator,
     draw,
-    draw_at_depths,
     speculative_tokens,
 )
 
@@ -81,19 +78,6 @@ class Rule:
         if not self.do_sample:
             return lenient_tokens(probs, children, self.lenience)
         return speculative_tokens(probs, children, draft_probs, self.lenience, self.generator)
-
-    def sample_depths(
-        self, scores: Tensor, drafts: Sequence[Draft]
-    ) -> tuple[Tensor, list[Tensor], torch.Generator | DeviceGenerator]:
-        """Sample at all positions, with the random numbers of the baseline for each depth.
-
-        ``scores`` is float32 (rows, positions, vocab). Returned are the tokens, int64 (rows,
-        positions), and the generator with its states after 0, 1, 2, ... samples.
-        """
-        probs = torch.softmax(scores, dim=-1)
-        tokens, states = draw_at_depths(probs, depths_of(drafts, scores.shape[1]), self.generator)
-        tokens = tokens.masked_fill(torch.isnan(probs[..., 0]), -1)
-        return tokens, states, self.generator or default_generator(scores.device)
 
 
 def depths_of(drafts: Sequence[Draft], positions: int) -> list[list[int]]:

@@ -23,26 +23,15 @@ from ngramspec.hf_model.compat.package import (
 
 if TYPE_CHECKING:  # greedy calls have none of these
     from ngramspec.hf_model.compat.processors import Histories
-    from ngramspec.verification.rejection import DeviceGenerator
     from ngramspec.verification.rule import Noise, Rule
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The target's ``tokens`` at all rows and positions of a forward, with ``extra`` evidence.
-
-    ``states`` are those of ``generator`` after sampling 0, 1, 2, ... depths.
-    """
+    """The target's ``tokens`` at all rows and positions of a forward, with ``extra`` evidence."""
 
     tokens: NDArray[np.integer[Any]]
     extra: Int32 | None = None
-    states: list[torch.Tensor] | None = None
-    generator: torch.Generator | DeviceGenerator | None = None
-
-    def rewind(self, committed: int) -> None:
-        """Set the generator to the baseline's state after sampling ``committed`` tokens."""
-        if self.states is not None and self.generator is not None:
-            self.generator.set_state(self.states[committed])
 
 
 @dataclass(frozen=True)
@@ -109,14 +98,14 @@ class TokenSampler:
         drafts: Sequence[Draft],
         logits: torch.Tensor,
         histories: Callable[[Sequence[int], Sequence[Draft], int], Histories],
+        noise: Callable[[Sequence[Draft], int], Noise | None],
         extra: torch.Tensor | None = None,
-        noise: Callable[[Sequence[Draft], int], Noise] | None = None,
     ) -> SampledTokens:
         """Sample at all positions of a forward, if ``fetches_at_once``.
 
         ``logits`` is (rows, n + 1, vocab), ``histories`` is called with rows, their drafts and
         n + 1, and ``extra``, int32 (rows, n + 1, m), is fetched with the sampled tokens. ``noise``
-        returns that of drafts and n + 1 positions; None: rows of equal length draw it here.
+        returns the baseline's random numbers for drafts and n + 1 positions, see ``Rule.choose``.
         """
         if self.takes_argmax:
             return SampledTokens(*fetched(logits.argmax(-1), extra))
@@ -130,15 +119,9 @@ class TokenSampler:
         rule = self.rule
         if rule is None:
             tokens = scores.argmax(dim=-1)
-        elif noise is not None and all(map(rule.ignores, drafts)):
+        else:
             spots = [(each, at) for each in drafts for at in range(positions)]
             tokens = rule.choose(scores, spots, noise(drafts, positions))
-        elif rule.do_sample and all(map(rule.ignores, drafts)):
-            scores = scores.view(rows, positions, vocab)
-            tokens, states, generator = rule.sample_depths(scores, drafts)
-            return SampledTokens(*fetched(tokens, extra), states, generator)
-        else:
-            tokens = rule.choose(scores, [(each, at) for each in drafts for at in range(positions)])
         return SampledTokens(*fetched(tokens.view(rows, positions), extra))
 
     def choose_next(

@@ -11,9 +11,9 @@ from ngramspec import Draft, Proposal
 from ngramspec.draft import EMPTY_DRAFT
 from ngramspec.verification import rejection as sampled
 from ngramspec.verification.rejection import (
+    BatchNoise,
     default_generator,
     draw,
-    draw_at_depths,
     speculative_tokens,
 )
 from ngramspec.verification.rule import Rule, lenient_tokens, proposal_tensor, typical_tokens
@@ -239,14 +239,24 @@ def test_drawing_ahead_is_drawing_one_after_another():
         ([tree, chain], ([0, 1, 3], [0, 1, 2])),
     ):
         torch.manual_seed(1)
-        tokens, states = draw_at_depths(probs, depths, torch.default_generator)
+        noise = BatchNoise(2, None)
+        places = [(row, depth) for row, own in enumerate(depths) for depth in own]
+        flat = probs.view(-1, probs.shape[-1])
+        tokens = draw(flat, noise=noise.of(flat, places)).view(2, -1)
+        again = draw(flat, noise=noise.of(flat, places)).view(2, -1)  # none is drawn twice
+        assert torch.equal(tokens, again)
         for path in paths:
+            torch.manual_seed(1)
+            ahead = BatchNoise(2, None)
+            ahead.of(flat, places)
+            ahead.rewind(len(path))
+            state = torch.get_rng_state()
             torch.manual_seed(1)
             one_by_one = torch.stack([draw(probs[:, at]) for at in path], 1)
             rows = [row for row in range(2) if [depths[row][at] for at in path] == [0, 1, 2]]
             rows = rows or [0, 1]
             assert torch.equal(tokens[rows][:, path], one_by_one[rows])
-            assert torch.equal(states[len(path)], torch.get_rng_state())
+            assert torch.equal(state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("kind", ["mps", "xpu"])
