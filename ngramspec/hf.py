@@ -426,20 +426,28 @@ class PatchedGenerate:
             return self.plain(*args, **kwargs)
         return speculate(self.model, self.plain, active[-1].speculator, args, kwargs)
 
+    def restore(self, name: str) -> None:
+        """Give the model its original method back."""
+        if self.own:
+            setattr(self.model, name, self.plain)
+        else:
+            delattr(self.model, name)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Deep copies and pickles of the model have the original ``generate`` instead."""
         return copy.copy, (self.plain,)
 
 
-class PatchedBatch:
-    """Replaces an enabled model's ``generate_batch``, ``plain``, to log that it does not speculate.
+class PatchedBatch(PatchedGenerate):
+    """Replaces an enabled model's ``generate_batch``, to log that it does not speculate.
 
-    transformers' continuous batching never calls ``generate``.
+    transformers' continuous batching never calls ``generate``. ``patched`` has the Speculators.
     """
 
-    def __init__(self, patched: PatchedGenerate, plain: Callable[..., Any]) -> None:
-        update_wrapper(self, plain, updated=())
-        self.patched, self.plain = patched, plain
+    def __init__(self, patched: PatchedGenerate) -> None:
+        model = patched.model
+        super().__init__(model, model.generate_batch, own="generate_batch" in vars(model))
+        self.patched = patched
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for each in self.patched.active[-1:]:
@@ -447,9 +455,6 @@ class PatchedBatch:
                 "generate_batch is not accelerated, because it never calls generate"
             )
         return self.plain(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return copy.copy, (self.plain,)
 
 
 _handles: WeakSet[Enabled] = WeakSet()  # those that are active are kept by ``PatchedGenerate``
@@ -476,11 +481,10 @@ class Enabled:
             patched = vars(model).get("generate")
             if not (isinstance(patched, PatchedGenerate) and patched.model is model):
                 patched = PatchedGenerate(model, model.generate, own="generate" in vars(model))
+                if hasattr(model, "generate_batch"):
+                    model.generate_batch = PatchedBatch(patched)
             patched.active = (*patched.active, self)
             model.generate = self._patched = patched
-            batch = getattr(model, "generate_batch", None)
-            if batch is not None and not isinstance(batch, PatchedBatch):
-                model.generate_batch = PatchedBatch(patched, batch)
 
     @property
     def stats(self) -> DecodeStats:
@@ -521,12 +525,10 @@ class Enabled:
             patched = self._patched
             patched.active = tuple(each for each in patched.active if each is not self)
             if not patched.active and vars(patched.model).get("generate") is patched:
-                if patched.own:
-                    patched.model.generate = patched.plain
-                else:
-                    del patched.model.generate
-                if isinstance(vars(patched.model).get("generate_batch"), PatchedBatch):
-                    del patched.model.generate_batch
+                patched.restore("generate")
+                batch = vars(patched.model).get("generate_batch")
+                if isinstance(batch, PatchedBatch) and batch.patched is patched:
+                    batch.restore("generate_batch")
 
     def __repr__(self) -> str:
         state = "on" if self in self._patched.active else "off"

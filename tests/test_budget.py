@@ -18,12 +18,12 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (31_500, 36_170),
+    "shipped lines": (31_500, 36_130),
     "shipped files": (160, None),
-    "lines of tests": (36_000, 43_600),
+    "lines of tests": (36_000, 43_610),
     "lines of benchmarks": (7_500, None),
     "modules of a greedy call": (46, None),
-    "lines of a greedy call": (8_500, 9_270),
+    "lines of a greedy call": (8_500, 9_280),
     "types of a greedy step": (18, None),
     "calls of an undrafted step": (90, None),
     "constants that are not tuned": (20, None),

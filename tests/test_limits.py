@@ -89,6 +89,9 @@ def test_continuous_batching_is_said_not_to_be_accelerated(monkeypatch, caplog):
     assert not {PatchedBatch, PatchedGenerate} & {*map(type, copied.values())}
     handle.disable()
     assert not {"generate", "generate_batch"} & {*vars(model)}
+    model.generate_batch = own = str
+    ngramspec.enable(model).disable()
+    assert vars(model)["generate_batch"] is own
 
 
 def test_what_a_model_is_wrapped_in_is_refused_by_name():

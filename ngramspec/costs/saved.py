@@ -16,7 +16,7 @@ FORMAT = "ngramspec costs 1"
 
 
 def device_name(device: Any) -> str:
-    """The name of a torch device: the GPU's, else the processor's, which has an Apple GPU in it."""
+    """The name of a torch device: the GPU's, or the processor's on a CPU and on Apple's GPUs."""
     import torch
 
     named = getattr(torch.get_device_module(device), "get_device_name", None)

@@ -358,8 +358,8 @@ class _LLGuidance(_Grammar):
 class _OutlinesCore(_Matched):
     """Forced tokens by outlines-core's index, which has the allowed tokens of each state.
 
-    Where a text is forced, they are its beginnings, and their next states lie one behind another.
-    The token that leads furthest is drafted.
+    If a text is forced, the allowed tokens are its prefixes, and each next state is reachable from
+    that of a shorter prefix. The longest prefix is drafted.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -394,7 +394,7 @@ class _OutlinesCore(_Matched):
         return self._steps[state]
 
     def _forced(self, state: int) -> int | None:
-        """The token that leads furthest; None if there is a choice."""
+        """The longest forced token; None if there is a choice."""
         steps = self._next(state)
         reached = {*steps.values()}
         last = [after for after in reached if after == state or not self._leads_to(after, reached)]

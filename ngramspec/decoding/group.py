@@ -26,8 +26,7 @@ from ngramspec.verification.sampler import SampledTokens, TokenSampler, argmax_o
 
 if TYPE_CHECKING:
     from ngramspec.hf_model.compat.processors import Histories
-    from ngramspec.verification.rejection import BatchNoise
-    from ngramspec.verification.rule import Noise
+    from ngramspec.verification.rejection import BatchNoise, Noise
 
 NO_LIMIT = 1 << 20  # tokens; the draft length limit if no other limit is known
 
@@ -228,20 +227,13 @@ class Group(ABC):
         return self.sampler.fetches_at_once
 
     def noise_at(self, drafts: Sequence[Draft], positions: int) -> Noise | None:
-        """The random numbers of all rows at all positions of a forward."""
-        if self.noise is None:
-            return None
-        from ngramspec.verification.rule import depths_of
+        """The random numbers of all rows at all positions of a forward, if they are kept."""
+        noise = self.noise
+        return None if noise is None else noise.along(self.generated(), drafts, positions)
 
-        depths = enumerate(depths_of(drafts, positions))
-        return self.noise_for([(at, depth) for at, own in depths for depth in own])
-
-    def noise_for(self, places: Sequence[tuple[int, int]]) -> Noise | None:
-        """The random numbers of rows after some more tokens of each."""
-        if self.noise is None:
-            return None
-        done = [row.length - row.prompt_length for row in self.rows]
-        return partial(self.noise.of, places=[(at, done[at] + more) for at, more in places])
+    def generated(self) -> list[int]:
+        """Committed tokens of each row without its prompt."""
+        return [row.length - row.prompt_length for row in self.rows]
 
     def leave_noise(self) -> None:
         """Leave the random generator in the baseline's state, when a step is verified."""
@@ -284,6 +276,11 @@ class Group(ABC):
             "the target's scores are no distribution: NaN, or -inf for every token, at position"
             f" {self.length}"
         )
+
+    def stream(self, tokens: list[int]) -> None:
+        """Give a token of each row to the streamer."""
+        with self.section(STREAMING):
+            self.sampler.streamer.put(torch.tensor(tokens, device="cpu"))
 
     # The ends of steps and of the call
 
@@ -404,8 +401,7 @@ class LockstepGroup(Group):
             for row, now in zip(self.rows, ended, strict=True):
                 row.ended = row.ended or now
         if sampler.streamer is not None:
-            with self.section(STREAMING):
-                sampler.streamer.put(torch.tensor(tokens, device="cpu"))
+            self.stream(tokens)
 
 
 class TextMemory:

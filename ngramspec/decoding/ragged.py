@@ -19,7 +19,6 @@ from ngramspec.costs.policies import common_length
 from ngramspec.costs.row_lengths import urgencies
 from ngramspec.costs.steps import JointPart
 from ngramspec.decoding.group import NO_LIMIT, Group
-from ngramspec.decoding.observer import STREAMING
 from ngramspec.decoding.row import Row
 from ngramspec.draft import EMPTY_DRAFT, Computed, Float32
 from ngramspec.hf_model.compat.processors import process_at_once
@@ -44,7 +43,7 @@ class RaggedGroup(Group):
         criteria = stop.sees_batch or (stop.strings and not self._pads)
         self._cuts = bool(criteria)  # whether a row may end before what it has reached
         self._shows = bool(criteria or sampler.streamer is not None or sampler.records)
-        self._shown = rows[0].length  # of each text, how much has been shown
+        self._shown = rows[0].length  # tokens of each text that have been shown
         self._ends: list[int | None] = [None] * len(rows)  # lengths at which rows end
         self.padding: list[int] = [0] * len(rows)
         assert isinstance(self.target.inputs, RaggedInputs)
@@ -68,11 +67,12 @@ class RaggedGroup(Group):
 
     @property
     def settled(self) -> int:
-        return min(self._reached(), self._shown if self._shows else NO_LIMIT)
+        reached = self._reached(padding=self._follows)
+        return min(reached, self._shown) if self._shows else reached
 
-    def _reached(self) -> int:
-        """How much of the text all rows have, or ended before."""
-        lengths = [row.length for row in self.rows if self._follows or not row.ended]
+    def _reached(self, *, padding: bool = False) -> int:
+        """How much of the text all rows have that have not ended; ``padding``: ended ones, too."""
+        lengths = [row.length for row in self.rows if padding or not row.ended]
         return min(lengths, default=self.length)
 
     def sequences(self) -> torch.Tensor:
@@ -84,11 +84,6 @@ class RaggedGroup(Group):
 
     # The drafts
 
-    def _slowest(self) -> int:
-        """Committed tokens of the slowest row that has not ended, or of the longest one."""
-        running = [self.rows[at].length for at in self._running()]
-        return min(running, default=self.length)
-
     def limits(self, row: Row) -> tuple[int, int]:
         path, nodes = super().limits(row)
         sampler, lead = self.sampler, self.target.lead
@@ -97,7 +92,7 @@ class RaggedGroup(Group):
             size = 4 * kept * len(self.rows) * max(row.vocab, 1)
             lead = min(NO_LIMIT if lead is None else lead, max(MAX_AHEAD_BYTES // size, 1))
         if lead is not None:
-            path = min(path, max(self._slowest() + lead - row.length, 0))
+            path = min(path, max(self._reached() + lead - row.length, 0))
         return path, nodes
 
     def shortest_limit(self) -> int:
@@ -124,7 +119,7 @@ class RaggedGroup(Group):
     def block(self, width: int) -> torch.Tensor:
         """See Group. Ended rows follow with as much padding as the forward has positions for."""
         if self._follows:
-            goal = self._slowest()
+            goal = self._reached()
             more = (min(goal - row.length, width) if row.ended else 0 for row in self.rows)
             self.padding = [max(each, 0) for each in more]
         return super().block(width)
@@ -188,7 +183,11 @@ class RaggedGroup(Group):
             return known
         if sampler.takes_argmax:
             return [int(each) for each in argmax_on_host(scores)]
-        return sampler.choose_next(scores, spots, self.noise_for([(at, 0) for at in walking]))
+        noise = None
+        if self.noise is not None:
+            done = self.generated()
+            noise = partial(self.noise.of, places=[(at, done[at]) for at in walking])
+        return sampler.choose_next(scores, spots, noise)
 
     def commit(self, walking: Sequence[int], tokens: list[int]) -> Sequence[int]:
         """Commit a token of each walking row; those whose draft has it go on."""
@@ -219,7 +218,7 @@ class RaggedGroup(Group):
     def judge(self) -> None:
         if self._shows:
             try:
-                while self._shown < self._reached():
+                while self._shown < self._reached(padding=self._follows):
                     self._show()
             except BaseException:
                 for at in range(len(self.rows)):
@@ -250,8 +249,7 @@ class RaggedGroup(Group):
             ended = sampler.stop.of_batch(len(self.rows), ids, sampler.scores)
             self._end(ended, length)
         if sampler.streamer is not None:
-            with self.section(STREAMING):
-                sampler.streamer.put(torch.tensor(tokens, device="cpu"))
+            self.stream(tokens)
 
     def _end(self, ended: Sequence[bool], length: int) -> None:
         """End rows at a length. Without padding they end together."""

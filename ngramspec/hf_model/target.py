@@ -210,7 +210,8 @@ class Target:
     def lead(self) -> int | None:
         """How many tokens a row may be ahead of the slowest one; None: no limit.
 
-        The last ones of the slowest row lie behind all others in a static cache.
+        All rows write to the same slots of a static cache. So when the longest row has ended, the
+        slowest one writes its last tokens to the slots after those of the longest.
         """
         capacity = None if self._shapes is None else self._shapes.capacity
         return None if capacity is None else max(capacity - self.facts.longest, 0)

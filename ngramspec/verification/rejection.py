@@ -13,10 +13,15 @@ see ``speculative_tokens``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+
+from ngramspec.draft import Draft
+
+Noise = Callable[[Tensor], Tensor]  # from probabilities to exponential random numbers
 
 
 def speculative_tokens(
@@ -123,6 +128,15 @@ class BatchNoise:
         self._noise: list[Tensor] = []  # float32 (rows, vocab), by depth
         self._states: list[Tensor] = []  # of the generator, before each of them and after the last
         self._used: torch.Generator | DeviceGenerator | None = None
+
+    def along(self, done: Sequence[int], drafts: Sequence[Draft], positions: int) -> Noise:
+        """The numbers at all positions of a forward, for rows that have ``done`` tokens each.
+
+        Padding, of which no token is used, has those of the first position.
+        """
+        depths = ([0, *draft.depths(), *[0] * (positions - 1 - len(draft))] for draft in drafts)
+        rows = enumerate(zip(done, depths, strict=True))
+        return partial(self.of, places=[(at, n + more) for at, (n, own) in rows for more in own])
 
     def of(self, probs: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
         """The exponential noise of rows at depths, float32 (m, vocab), for ``probs`` (m, vocab)."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,10 @@ from torch import Tensor
 from ngramspec.draft import Draft, Float32, Int32
 from ngramspec.hf_model.compat.devices import sent
 from ngramspec.verification.rejection import (
+    Noise,
     draw,
     speculative_tokens,
 )
-
-Noise = Callable[[Tensor], Tensor]  # from probabilities to exponential random numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +77,6 @@ class Rule:
         if not self.do_sample:
             return lenient_tokens(probs, children, self.lenience)
         return speculative_tokens(probs, children, draft_probs, self.lenience, self.generator)
-
-
-def depths_of(drafts: Sequence[Draft], positions: int) -> list[list[int]]:
-    """How many draft tokens lead to each position of a forward; 0 for padding."""
-    depths = [[0, *draft.depths()] for draft in drafts]
-    return [each + [0] * (positions - len(each)) for each in depths]
 
 
 def drafted_at(

@@ -23,7 +23,8 @@ from ngramspec.hf_model.compat.package import (
 
 if TYPE_CHECKING:  # greedy calls have none of these
     from ngramspec.hf_model.compat.processors import Histories
-    from ngramspec.verification.rule import Noise, Rule
+    from ngramspec.verification.rejection import Noise
+    from ngramspec.verification.rule import Rule
 
 
 @dataclass(frozen=True, slots=True)

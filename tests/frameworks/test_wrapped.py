@@ -1,4 +1,4 @@
-"""How loaders of frameworks trust a wrapped folder, beside those in test_agents.py."""
+"""Loading a wrapped folder with LangChain, lm-eval and lighteval; see test_agents.py for others."""
 
 from __future__ import annotations
 

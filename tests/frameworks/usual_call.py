@@ -87,15 +87,27 @@ def tensors() -> int:
 
 
 def check(
-    model: Any, call: Callable[[], Any], *, repeated: int = REPEATED, limits: Sequence[str] = ()
+    model: Any,
+    call: Callable[[], Any],
+    *,
+    repeated: int = REPEATED,
+    limits: Sequence[str] = (),
+    drafter: Drafter | str | None = None,
 ) -> DecodeStats:
-    """Compare a call's results; ``limits`` are the beginnings of what may limit its runs."""
+    """Compare a call's results with and without drafts.
+
+    Args:
+        repeated: calls after which the memory must be what it was before.
+        limits: the beginnings of what may limit the runs.
+        drafter: None: one that knows what ``generate`` returns, for models that are no
+            encoder-decoders.
+    """
     call()  # what a framework does once
     with recorded(model) as texts:
         plain = call()
     assert texts, "the framework did not call model.generate"
     vocab = model.config.get_text_config().vocab_size
-    speculator = Speculator(Known(texts, vocab), 4)
+    speculator = Speculator(drafter or Known(texts, vocab), 4)
     with ngramspec.enabled(model, speculator):
         assert call() == plain
         stats = speculator.stats

@@ -1,4 +1,4 @@
-"""What calls do on a GPU, with a stand-in for its compiler: the table of docs/guide/gpu.md."""
+"""The table of docs/guide/gpu.md: whether calls on the simulated GPU are compiled, and how wide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for torch's compiler, which the pretended GPU cannot run."""
+"""A test double for torch.compile, which does not work on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Compiler:
 
 @contextmanager
 def compiling(model: Any) -> Iterator[Compiler]:
-    """Let a stand-in compile a model's forwards inside the block, all of them anew."""
+    """Replace a model's compiler by the double inside the block; nothing is compiled before."""
     found = Compiler(model)
     compiled._ready.clear()
     try:
