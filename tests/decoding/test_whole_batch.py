@@ -150,7 +150,7 @@ def test_everything_is_plain_s(name, call, eos, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral sliding", "gemma3 hybrid"])
-@pytest.mark.parametrize("how", ["all", "eos", "criterion", "raises", "interrupted"])
+@pytest.mark.parametrize("how", ["all", "eos", "criterion", "both", "raises", "interrupted"])
 def test_a_caller_s_cache_is_left_as_by_plain_generate(name, how):
     """It is used again in a second call, unless the first one raises."""
     model, inputs, kwargs = build(name), batch(), dict(GREEDY)
@@ -158,7 +158,10 @@ def test_a_caller_s_cache_is_left_as_by_plain_generate(name, how):
     start = inputs["input_ids"].shape[1]
     if how == "eos":
         kwargs["eos_token_id"] = [int(free[0, start + 9]), int(free[1, start + 17])]
-    speculator, found = Speculator(drafter_of(inputs, free), 6), []
+    elif how == "both":  # the criterion ends all others, which are ahead of what it has seen
+        kwargs["eos_token_id"] = int(free[0, start + 2])
+    drafter = drafter_of(inputs, free, (1.0, 1.0, 1.0) if how == "both" else RATES)
+    speculator, found = Speculator(drafter, 6), []
     for generate in (model.generate, partial(ngramspec.generate, model, speculator=speculator)):
         given, cache = dict(kwargs), DynamicCache(config=model.config)
         given |= cache_argument(cache)
@@ -166,6 +169,8 @@ def test_a_caller_s_cache_is_left_as_by_plain_generate(name, how):
             given["stopping_criteria"] = [Failing(ZeroDivisionError, 14)]
         elif how == "criterion":
             given["stopping_criteria"] = [Ends({start + 12: [2, 0], start + 20: [1]})]
+        elif how == "both":
+            given["stopping_criteria"] = [Ends({start + 10: [0, 1, 2]})]
         elif how == "interrupted":
             given["streamer"] = InterruptedStreamer(14)
         try:
@@ -179,6 +184,17 @@ def test_a_caller_s_cache_is_left_as_by_plain_generate(name, how):
         again = generate(input_ids=ids, attention_mask=mask, **kwargs, **cache_argument(cache))
         found.append((out, first, again, cache))
     assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("new", [2, 3, 9])
+@pytest.mark.parametrize("name", ["mistral sliding", "gemma3 hybrid"])
+def test_layers_with_windows_hold_what_the_baseline_s_do(name, new):
+    model, inputs = build(name), batch()
+    kwargs = GREEDY | {"max_new_tokens": new, "return_dict_in_generate": True}
+    plain = model.generate(**inputs, **kwargs)
+    speculator = Speculator(drafter_of(inputs, plain.sequences, (1.0, 1.0, 1.0)), 6)
+    ours = ngramspec.generate(model, **inputs, **kwargs, speculator=speculator)
+    assert_same(fields(ours), fields(plain))
 
 
 SAMPLED = {"do_sample": True, "temperature": 1.3, "top_k": 12, "max_new_tokens": NEW}

@@ -1,7 +1,7 @@
 """Programs around a model, and forms that its answers must have.
 
-lm-format-enforcer passes a function to ``generate`` of your model. guidance runs its own decode loop
-over ``lm._interpreter.engine.model_obj`` and never calls ``generate``. dspy queries a server.
+lm-format-enforcer passes a function to ``generate``. guidance runs its own decode loop over
+``lm._interpreter.engine.model_obj`` and never calls ``generate``. dspy queries a server.
 """
 
 from __future__ import annotations
