@@ -91,7 +91,7 @@ class CommandOptions:
         """The model (``--model``, or an argument), ``--dtype`` and ``--device``."""
         self.text(name, "MODEL", MODEL_HELP, **settings)
         self.dtype(dtype)
-        help = "cpu, cuda:1, ... (default: auto, a GPU if torch finds one, else cpu)"
+        help = "cpu, cuda:1, ... (default: auto, a CUDA, ROCm or Intel GPU, else cpu)"
         self.text("--device", "DEVICE", help, default="auto")
 
     def dtype(self, default: str = "bfloat16") -> None:
@@ -201,7 +201,9 @@ def load_model(
     if arguments.device == "auto":
         from ngramspec.measure.machine import accelerator
 
-        arguments.device = str(accelerator() or "cpu")
+        found = accelerator()
+        apple = found is not None and found.type == "mps"  # not measured; --device mps uses it
+        arguments.device = "cpu" if found is None or apple else str(found)
     try:
         loaded.model.to(arguments.device)
     except (RuntimeError, AssertionError) as error:

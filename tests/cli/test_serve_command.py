@@ -64,7 +64,9 @@ def test_server_settings_and_limits_are_checked(kind, given, message):
         kind(**name, **given)
 
 
-@pytest.mark.parametrize(("gpu", "device"), [("cuda", "cuda:0"), ("mps", "mps:0"), (None, "cpu")])
+@pytest.mark.parametrize(
+    ("gpu", "device"), [("cuda", "cuda:0"), ("xpu", "xpu:0"), ("mps", "cpu"), (None, "cpu")]
+)
 def test_the_device_is_a_gpu_if_there_is_one(monkeypatch, gpu, device):
     moved = []
     loaded = argparse.Namespace(model=argparse.Namespace(to=moved.append))
