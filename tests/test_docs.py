@@ -12,7 +12,6 @@ import re
 import runpy
 import shlex
 import tomllib
-from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -234,31 +233,6 @@ def test_recipes_print_what_they_show(smollm2, monkeypatch, capsys):
 def lines(text: str) -> list[str]:
     """The lines of an output without trailing spaces and without empty lines at its end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
-
-
-def messages() -> Iterator[str]:
-    """The literal message of each ``raise UnsupportedError(...)``, with # for inserted values."""
-    for path in sorted((ROOT / "ngramspec").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            call = node.exc if isinstance(node, ast.Raise) else None
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-                continue
-            if call.func.id == "UnsupportedError":
-                parts = [each for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant)]
-                yield "#".join(str(each.value) for each in parts)
-
-
-def test_troubleshooting_has_every_unsupported_error():
-    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    table = text.partition("## UnsupportedError\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^- ((?:`[^`]+`(?:, )?)+): ", table, re.MULTILINE)
-    named = [each for row in rows for each in re.findall(r"`([^`]+)`", row)]
-    assert len(rows) == table.count("\n- ")
-    raised = [message for message in messages() if " " in message.strip()]
-    assert len(raised) > 40
-    assert [each for each in raised if not any(name in each for name in named)] == []
-    source = "".join(path.read_text() for path in (ROOT / "ngramspec").rglob("*.py"))
-    assert [name for name in named if name not in source] == []
 
 
 NOT_RUN = re.compile(r"<!-- not run: (.{10,}) -->$")  # right above a block, with the reason
