@@ -18,7 +18,7 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (31_500, 36_130),
+    "shipped lines": (31_500, 36_140),
     "shipped files": (160, None),
     "lines of tests": (36_000, 43_610),
     "lines of benchmarks": (7_500, None),

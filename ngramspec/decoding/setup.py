@@ -91,6 +91,8 @@ def loop_of(request: Request, ranks: Ranks | None = None) -> DecodeLoop:
             reason = "a logits processor that may mix rows"
         elif target.lead is not None and target.lead < MIN_LEAD:
             reason = reason or "a static cache without free positions"
+        elif target.facts.counting_hook is not None and target.outlives and target.inputs.hides:
+            reason = reason or "a hook that may shorten the cache of a batch with padding"
         if reason is None:
             target.make_ragged()
         elif request.beams == 1 and target.no_drafts is None:

@@ -533,4 +533,10 @@ KEPT: dict[str, Case] = {
         drafter="ngram(sample=true)",
         settings={"tree": 20},
     ),
+    "a hook that shortens the returned cache of a padded batch": Case(
+        attention="eager",
+        prompts=((7, 8), (22, 45, 10, 52, 36) * 16),
+        options={"max_new_tokens": 16, **DICT, "output_attentions": True},
+        hooks="compress by forward",
+    ),
 }
