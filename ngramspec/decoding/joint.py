@@ -24,6 +24,7 @@ from ngramspec.decoding.setup import loop_of, ranks_for
 from ngramspec.decoding.step import Step
 from ngramspec.draft import Draft
 from ngramspec.errors import UnsupportedError
+from ngramspec.hf_model.cache.rows import SharedRows
 from ngramspec.hf_model.compat.devices import device_of
 from ngramspec.hf_model.facts import check_request
 from ngramspec.hf_model.joint import (
@@ -32,6 +33,7 @@ from ngramspec.hf_model.joint import (
     JointResult,
     is_tried,
     share_of,
+    why_not_attending,
     why_not_joint,
     why_not_tried,
 )
@@ -60,6 +62,8 @@ class OpenGeneration:
         self._loop, self._count, self._streamer = loop, count, streamer
         (self._row,) = loop.group.rows
         self._unfinished, self._closed = True, False
+        self._why_alone: tuple[str | None] | None = None  # from the prefill on
+        self._rows: SharedRows | None = None  # of joint steps, which hold its cache
 
     @property
     def cache(self) -> Any:
@@ -100,7 +104,9 @@ class OpenGeneration:
         """Why its next step cannot be joint (see ``stepwise.JointSteps``); None if it can."""
         if self.finished or not self._loop.prefilled:
             return "it has not been prefilled, or it has ended"
-        return why_not_joint(self.target)
+        if self._why_alone is None:
+            self._why_alone = (why_not_joint(self.target),)
+        return self._why_alone[0] or why_not_attending()
 
     def step(self) -> list[int]:
         """Run the prefill if it has not run yet, else the next step; return the tokens it added.
@@ -128,6 +134,10 @@ class OpenGeneration:
         with self._closed_by_errors():
             inputs = self.target.begin_forward(self._loop.prepared(step), joint=True)
             return share_of(inputs, self.target.facts.windows)
+
+    def share_rows(self, rows: SharedRows) -> None:
+        """Note that joint steps hold its cache in these rows."""
+        self._rows = rows
 
     def end_step(self, step: Step, result: JointResult) -> list[int]:
         """Second half of a joint step, from this generation's result; return the tokens it added.
@@ -172,6 +182,8 @@ class OpenGeneration:
         try:
             with self._as_opened():
                 self._loop.close()
+                if self._rows is not None:
+                    self._rows.leave(self.cache, outlives=self.target.outlives)
         finally:
             self._count(self.stats)
             if self._streamer is not None:
@@ -242,6 +254,7 @@ class JointSteps:
         self._model = model
         self._costs: StepCosts | None = None
         self._why_not, self._tried = why_not_tried(model), is_tried(model)
+        self._rows = SharedRows()
 
     @property
     def why_not(self) -> str | None:
@@ -327,6 +340,7 @@ class JointSteps:
         for turn in stepped:
             with turn.own_errors():
                 turn.share = turn.generation.begin_forward(turn.step)
+                turn.generation.share_rows(self._rows)
         stepped = _without_errors(stepped)
         if not stepped:
             return
@@ -336,7 +350,7 @@ class JointSteps:
         # Only a generation opened in inference mode may get tensors that are made in it.
         inference = all(turn.generation.inference_mode for turn in stepped)
         with torch.inference_mode(inference), torch.no_grad():
-            results = JointForward(self._model, shares).run(hidden)
+            results = JointForward(self._model, shares, self._rows).run(hidden)
         forwarded = perf_counter()
         for turn, result in zip(stepped, results, strict=True):
             with turn.own_errors():

@@ -1,8 +1,8 @@
 """One forward for several generations of a model, each with its own cache.
 
-The positions of all generations are concatenated in one row. Only attention runs separately for
-each generation, over its own keys and values (selective batching: Orca, Yu et al. 2022, section
-3.2). A model may mix positions outside its attention, or attend to other states than its cache
+The positions of all generations are concatenated in one row. Only attention keeps them apart
+(selective batching: Orca, Yu et al. 2022, section 3.2): it runs over the rows of shared memory, or
+separately over each generation's own keys and values. A model may mix positions outside its attention, or attend to other states than its cache
 returns. This is tested at the first use of a model (``why_not_tried``).
 """
 
@@ -19,6 +19,7 @@ import torch
 
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.attention import AttentionFunction, attending, available, in_place
+from ngramspec.hf_model.cache.rows import Placement, SharedRows
 from ngramspec.hf_model.compat import models
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of, new_cache, replace_update
 from ngramspec.hf_model.compat.devices import device_of, is_transient
@@ -33,9 +34,12 @@ def why_not_joint(target: Target) -> str | None:
     """Why a generation's forwards cannot be joined with those of others; None: they can."""
     if target.widths and not target.facts.static:
         return "forwards of a fixed width"
-    if not available():
-        return "another attention registered as sdpa"
     return why_unsupported(Ability.JOINT, target.facts)
+
+
+def why_not_attending() -> str | None:
+    """Why attention cannot be split now, or None."""
+    return None if available() else "another attention registered as sdpa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,21 @@ class JointResult:
 
 
 class JointForward:
-    """A forward over the shares of several generations of a model; see ``why_not_joint``."""
+    """A forward over the shares of several generations of a model; see ``why_not_joint``.
 
-    def __init__(self, model: Any, shares: Sequence[ForwardShare]) -> None:
+    ``rows``: memory that their caches can share; None: each has its own.
+    """
+
+    def __init__(
+        self, model: Any, shares: Sequence[ForwardShare], rows: SharedRows | None = None
+    ) -> None:
         self._model = model
         self._shares = shares
         self._widths = [each.ids.shape[1] for each in shares]
+        self._placement: Placement | None = None
+        if rows is not None and not any(isinstance(each.masks, list) for each in shares):
+            self._placement = rows.placed([each.cache for each in shares], self._widths)
+        self._mask: torch.Tensor | None = None  # of the rows in shared memory
         # By the id of the keys that a layer passed to ``_update``, and that later ones may share:
         # these keys, the keys and values of each share in that layer, and its index.
         self._added: dict[int, tuple[torch.Tensor, list[Any], int]] = {}
@@ -104,6 +117,8 @@ class JointForward:
                 logits_to_keep=total,
                 return_dict=True,
             )
+        if self._placement is not None:
+            self._placement.extend([each.cache for each in shares])
         logits = torch.split(outputs.logits, self._widths, dim=1)
         read = torch.split(states[-1], self._widths, dim=1) if states else [None] * len(shares)
         return [JointResult(*each) for each in zip(logits, read, strict=True)]
@@ -112,6 +127,10 @@ class JointForward:
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add a layer's new keys and values, (1, heads, total, size), to every share's cache."""
+        if self._placement is not None:
+            self._placement.store(layer_idx, key, value)
+            self._added[id(key)] = key, [], layer_idx
+            return key, value
         parts = zip(*(torch.split(each, self._widths, dim=2) for each in (key, value)), strict=True)
         states = [
             share.cache.update(*own, layer_idx, *args, **kwargs)
@@ -134,6 +153,8 @@ class JointForward:
             raise UnsupportedError(f"{type(module).__name__} does not attend to its cache's states")
         _, added, layer = self._added[id(key)]
         kwargs.pop("is_causal", None)
+        if self._placement is not None:
+            return self._attend_by_rows(own, module, query, layer, **kwargs)
         queries = torch.split(query, self._widths, dim=2)
         masks = [each.masks for each in self._shares]
         layer = getattr(module, "layer_idx", layer)  # not the cache's, if layers run in loops
@@ -143,6 +164,33 @@ class JointForward:
             for part, states, mask in zip(queries, added, masks, strict=True)
         ]
         return torch.cat(found, dim=1)
+
+    def _attend_by_rows(
+        self,
+        own: AttentionFunction,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        layer: int,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Have all shares attend at once, but those that are much wider than the others."""
+        placement = self._placement
+        assert placement is not None
+        masks: list[Any] = [each.masks for each in self._shares]
+        if self._mask is None or self._mask.device != query.device:
+            self._mask = placement.mask(masks, query.device)
+        states = placement.states(layer)
+        found, _ = own(
+            module, placement.spread(query), *states, self._mask, is_causal=False, **kwargs
+        )
+        found = placement.gathered(found)
+        for at, positions in placement.apart:
+            states = placement.states_of(layer, at)
+            part = query[:, :, positions]
+            found[:, positions] = own(
+                module, part, *states, masks[at], is_causal=False, **kwargs
+            )[0]
+        return found
 
 
 # Of each text, tokens in the cache and in the forward: together no more than a window holds.

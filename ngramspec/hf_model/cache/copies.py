@@ -176,9 +176,9 @@ class Snapshot:
 
 
 def memory(layer: Any) -> int:
-    """Return the bytes of a layer's tensors, including their unused capacity."""
+    """Return the bytes of a layer's tensors, including their unused capacity in their rows."""
     return sum(
-        each.untyped_storage().nbytes()
+        min(each.untyped_storage().nbytes(), len(each) * each.stride(0) * each.element_size())
         for value in vars(layer).values()
         for each in (value.values() if isinstance(value, dict) else (value,))
         if isinstance(each, torch.Tensor)

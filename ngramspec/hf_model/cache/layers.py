@@ -245,6 +245,9 @@ class InPlace:
         layer.keys, layer.values = keys, values
         return keys, values
 
+    def forget(self) -> None:
+        self._keys = self._values = None
+
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_layer": self._layer()}
 
@@ -255,6 +258,13 @@ class InPlace:
 def grows_in_place(layer: Any) -> bool:
     """Whether a layer's spare memory is kept for the keys and values of later forwards."""
     return isinstance(getattr(layer.update, "__self__", None), InPlace)
+
+
+def forget_memory(layer: Any) -> None:
+    """Free a layer's spare memory, after its states have been moved elsewhere."""
+    place = getattr(layer.update, "__self__", None)
+    if isinstance(place, InPlace):
+        place.forget()
 
 
 def close_up(layer: Any) -> None:
