@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
     from ngramspec.errors import UnsupportedError
     from ngramspec.hf import Enabled, disable, enable, enabled, generate
+    from ngramspec.many import generate_many
     from ngramspec.speculator import Speculator
     from ngramspec.stats import DecodeStats, StepEvent
     from ngramspec.stores import Corpus, SharedStore
@@ -30,7 +31,7 @@ __all__ = [
     "Corpus", "DecodeStats", "Draft", "DraftSession", "Drafter", "Enabled", "Evidence",
     "EvidenceRequest", "Proposal", "SharedStore", "Speculator", "StepEvent", "ToolCalls",
     "UnsupportedError", "Verdict", "build_drafter", "disable", "enable", "enabled",
-    "generate", "register_drafter",
+    "generate", "generate_many", "register_drafter",
 ]
 # fmt: on
 __getattr__ = lazy_names(
@@ -42,6 +43,7 @@ __getattr__ = lazy_names(
         "drafters.tool_calls": ("ToolCalls",),
         "errors": ("UnsupportedError",),
         "hf": ("Enabled", "disable", "enable", "enabled", "generate"),
+        "many": ("generate_many",),
         "speculator": ("Speculator",),
         "stats": ("DecodeStats", "StepEvent"),
         "stores": ("Corpus", "SharedStore"),

@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import tiny_tokenizers
 import torch
@@ -179,3 +180,20 @@ def shown(text):
 
 def text_of(answer, index=0):
     return answer["choices"][index]["text"]
+
+
+class Letters:
+    """Token n is the character n + 160."""
+
+    def decode(self, tokens, skip_special_tokens=False):
+        return "".join(chr(token + 160) for token in tokens)
+
+    def convert_tokens_to_ids(self, name):
+        return None
+
+
+def fresh(model, prompt, count):
+    """The tokens that plain ``generate`` gives."""
+    ids = torch.tensor(prompt[None].astype(np.int64))
+    settings = {"do_sample": False, "max_new_tokens": count, "attention_mask": torch.ones_like(ids)}
+    return model.generate(ids, **settings)[0, ids.shape[1] :].tolist()

@@ -57,7 +57,7 @@ def run_update(arguments: argparse.Namespace) -> int:
 
 def run_watch(arguments: argparse.Namespace) -> int:
     """Build a corpus again whenever the files that it was built from have changed."""
-    from ngramspec.server.shelf import watch
+    from ngramspec.stores.corpus import watch
 
     recipe = recipe_of(arguments)
     paths = [Path(each) for each in recipe["paths"]]

@@ -240,7 +240,7 @@ class Group(ABC):
         if self.noise is not None:
             self.noise.rewind(self.settled - self.rows[0].prompt_length)
 
-    # Verification: see ``verify.py``
+    # Verification: see ``step.verify``
 
     @abstractmethod
     def walking(self) -> Sequence[int]:

@@ -7,20 +7,21 @@ probable draft tokens of all generations are verified first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from statistics import mean
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from ngramspec.costs.row_lengths import worthwhile_rows
 from ngramspec.costs.steps import MAX_JOINT_TOKENS, JointPart, StepCosts
 from ngramspec.decoding.loop import DecodeLoop
 from ngramspec.decoding.request import Request
-from ngramspec.decoding.setup import loop_of, ranks_for
+from ngramspec.decoding.setup import loop_of, output_of, ranks_for
 from ngramspec.decoding.step import Step
 from ngramspec.draft import Draft
 from ngramspec.errors import UnsupportedError
@@ -37,7 +38,6 @@ from ngramspec.hf_model.joint import (
     why_not_joint,
     why_not_tried,
 )
-from ngramspec.stats import DecodeStats
 
 
 class OpenGeneration:
@@ -53,13 +53,11 @@ class OpenGeneration:
         inference_mode: whether it was opened in torch's inference mode.
     """
 
-    def __init__(
-        self, loop: DecodeLoop, count: Callable[[DecodeStats], None], streamer: Any = None
-    ) -> None:
+    def __init__(self, loop: DecodeLoop, request: Request) -> None:
         self.stats, self.step_costs = loop.stats, loop.costs
         self.target = loop.target
         self.inference_mode = torch.is_inference_mode_enabled()
-        self._loop, self._count, self._streamer = loop, count, streamer
+        self._loop, self._request = loop, request
         (self._row,) = loop.group.rows
         self._unfinished, self._closed = True, False
         self._why_alone: tuple[str | None] | None = None  # from the prefill on
@@ -171,6 +169,11 @@ class OpenGeneration:
             self._loop.group.finish()
         self.close()
 
+    def output(self) -> Any:
+        """What ``generate`` returns for these tokens; call it after ``close``."""
+        with self._as_opened():
+            return output_of(self._request, self._loop, self._loop.group.sequences())
+
     def close(self) -> None:
         """End it and leave the cache as the baseline would. Further calls do nothing."""
         if self._closed:
@@ -185,9 +188,9 @@ class OpenGeneration:
                 if self._rows is not None:
                     self._rows.leave(self.cache, outlives=self.target.outlives)
         finally:
-            self._count(self.stats)
-            if self._streamer is not None:
-                self._streamer.end()
+            self._request.count(self.stats)
+            if self._request.streamer is not None:
+                self._request.streamer.end()
 
     def __enter__(self) -> OpenGeneration:
         return self
@@ -210,10 +213,12 @@ def opened(request: Request) -> OpenGeneration:
     ranks = ranks_for(request)
     if ranks is not None and ranks.together:
         raise UnsupportedError("several processes cannot decode step by step; use generate")
-    return OpenGeneration(loop_of(request), request.count, request.streamer)
+    return OpenGeneration(loop_of(request), request)
 
 
 Added = list[int] | Exception
+MIN_ROWS = 8  # that share a forward before its costs are measured
+MAX_TOKEN_COST = 1.1  # of a token in a joint step, relative to the number of rows with the lowest
 
 
 @dataclass(slots=True, eq=False)
@@ -265,6 +270,17 @@ class JointSteps:
         if not self._tried:
             self._why_not, self._tried = why_not_tried(self._model), is_tried(self._model)
         return self._why_not
+
+    def worthwhile_rows(self, most: int) -> int:
+        """The fewest rows, at most ``most``, whose plain tokens cost about the least, as measured.
+
+        It is MIN_ROWS until joint steps were measured.
+        """
+        if self._costs is None:
+            return min(MIN_ROWS, most)
+        model, counts = self._costs.model, np.arange(1, most + 1)
+        times = np.exp([float(model.logs(int(n), np.array([n]))[0]) for n in counts]) / counts
+        return int(counts[times <= MAX_TOKEN_COST * times.min()][0])
 
     @torch.no_grad()
     def step(self, generations: Sequence[OpenGeneration]) -> list[Added]:

@@ -22,8 +22,7 @@ from ngramspec.decoding.observer import (
     VERIFICATION,
     Section,
 )
-from ngramspec.decoding.step import Step
-from ngramspec.decoding.verify import verify
+from ngramspec.decoding.step import Step, verify
 from ngramspec.draft import Computed
 from ngramspec.hf_model.target import MissingLogitsError, Target
 from ngramspec.stats import DecodeStats, StepEvent

@@ -468,10 +468,17 @@ def _speculate(request: Request) -> Any:
             raise
         synced = ranks is not None and ranks.synced
         return decode_plainly(request, reason, synced_gpus=synced, log=request.log_once)
-    target, sampler, stats = loop.target, loop.sampler, loop.stats
-    notice, fed = target.facts.padding_notice, sequences[:, target.prompt.shape[1] : -1]
-    if notice is not None and bool((fed == notice.token).any()):  # as it may be inside of a draft
+    notice, length = loop.target.facts.padding_notice, request.input_ids.shape[1]
+    if notice is not None and bool(
+        (sequences[:, length:-1] == notice.token).any()
+    ):  # as it may be inside of a draft
         notice.give()
+    return output_of(request, loop, sequences)
+
+
+def output_of(request: Request, loop: DecodeLoop, sequences: torch.Tensor) -> Any:
+    """What ``generate`` returns, after a loop has ended with these sequences."""
+    target, sampler, stats = loop.target, loop.sampler, loop.stats
     ranking = loop.group.ranking(scores=sampler.scores is not None)
     output = target.output(sequences, sampler.scores, sampler.logits, ranking)
     logger.info(

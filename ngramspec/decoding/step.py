@@ -1,14 +1,21 @@
-"""One step of the decode loop: its drafts and verdicts, its forward, and its times."""
+"""One step of the decode loop: drafts, forward, verification, verdicts and times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ngramspec.decoding.row import Row
 from ngramspec.draft import EvidenceRequest
 from ngramspec.hf_model.target import Forward
 from ngramspec.stats import DecodeStats, StepEvent
+
+if TYPE_CHECKING:
+    from ngramspec.decoding.group import Group
+    from ngramspec.verification.sampler import SampledTokens
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,3 +79,24 @@ class Step(Forward):
                 drafted = tuple(draft.tokens.tolist())
                 parents = None if draft.parents is None else tuple(draft.parents.tolist())
                 yield StepEvent(index, drafted, names, verdict, *seconds, at, self.width, parents)
+
+
+def verify(group: Group, logits: Tensor, sampled: SampledTokens | None) -> None:
+    """Commit the target's tokens of every row, up to the first not drafted (Alg. 1).
+
+    A token passes the processors, the choice, the stopping rules and the streamer before the next
+    one is chosen. If one of these raises, the tokens, the random numbers and the cache are those
+    of the baseline at that point.
+
+    ``logits`` is (batch, n + 1, vocab), at the last committed token and the n drafted tokens, and
+    ``sampled`` the target's tokens there; None: they are chosen along the accepted path.
+    """
+    walking = group.walking()
+    try:
+        while walking:
+            group.keep(walking)  # the baseline computes a position before it samples the next token
+            walking = group.commit(walking, group.choose(walking, logits, sampled))
+    finally:
+        if group.noise is not None:
+            group.leave_noise()
+    group.judge()

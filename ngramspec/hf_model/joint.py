@@ -2,8 +2,9 @@
 
 The positions of all generations are concatenated in one row. Only attention keeps them apart
 (selective batching: Orca, Yu et al. 2022, section 3.2): it runs over the rows of shared memory, or
-separately over each generation's own keys and values. A model may mix positions outside its attention, or attend to other states than its cache
-returns. This is tested at the first use of a model (``why_not_tried``).
+separately over each generation's own keys and values. A model may mix positions outside its
+attention, or attend to other states than its cache returns. This is tested at the first use of a
+model (``why_not_tried``).
 """
 
 from __future__ import annotations
@@ -187,9 +188,9 @@ class JointForward:
         for at, positions in placement.apart:
             states = placement.states_of(layer, at)
             part = query[:, :, positions]
-            found[:, positions] = own(
-                module, part, *states, masks[at], is_causal=False, **kwargs
-            )[0]
+            found[:, positions] = own(module, part, *states, masks[at], is_causal=False, **kwargs)[
+                0
+            ]
         return found
 
 

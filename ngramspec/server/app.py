@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ngramspec import __version__
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.models import is_encoder_decoder
+from ngramspec.hf_model.pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server import llama
 from ngramspec.server.bodies import (
     ChatBody,
@@ -37,8 +38,7 @@ from ngramspec.server.bodies import (
     TokenizeBody,
     check_fields,
 )
-from ngramspec.server.engine import CompletionRequest, Engine, ModelRunner, Sampling
-from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
+from ngramspec.server.engine import AnswerRunner, CompletionRequest, Engine, Sampling
 from ngramspec.server.llama import LlamaReply
 from ngramspec.server.metrics import Metrics, private_logs
 from ngramspec.server.openai_api import ChatReply, CompletionReply, apply_template
@@ -253,7 +253,7 @@ def make_engine(model: Any, tokenizer: Any, settings: ServerSettings, metrics: M
         why_not_kept(model),
         len(settings.keys) or 1,
     )
-    runner = ModelRunner(model, tokenizer, pool, limits.chunk, speculator_of)
+    runner = AnswerRunner(model, tokenizer, pool, limits.chunk, speculator_of)
     if is_encoder_decoder(model):
         raise UnsupportedError("encoder-decoder models cannot be served: they continue no text")
     # Generate one token, to load what is loaded at first use and to refuse unusable models.

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from fastapi import Request
 
@@ -24,19 +23,18 @@ from ngramspec.drafters.value import ValueDrafter
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compat.devices import device_of
-from ngramspec.server.kv_pool import CachePool, Lease
+from ngramspec.hf_model.pool import CachePool
 from ngramspec.server.responses import ApiError, queue_full, shutting_down
 from ngramspec.server.settings import Client
 from ngramspec.server.text import Detokenizer, StopText, TokenLogprobs
 from ngramspec.speculator import Speculator
 from ngramspec.stats import DecodeStats
-from ngramspec.stepwise import Added, JointSteps, OpenGeneration, open_generation
+from ngramspec.stepwise import Job, ModelRunner, OpenGeneration, open_generation
 from ngramspec.stores.shared import SiblingAnswer, sibling_answers
 
 logger = logging.getLogger("ngramspec.server")
 T = TypeVar("T")
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
-LONE_CHUNK_FACTOR = 4  # times ``chunk`` while no other job waits: fewer passes; not tuned
 MAX_TURNS_BEFORE_CHAT = 16  # turns of a key's completions before a chat gets one; not tuned
 
 
@@ -177,88 +175,55 @@ class Progress:
     stats: DecodeStats | None = None
 
 
-class Job:
+class AnswerJob(Job):
     """One answer, generated turn by turn."""
 
     def __init__(
-        self, request: CompletionRequest, put: Callable[[Delta], None], *, after: Job | None = None
+        self,
+        request: CompletionRequest,
+        put: Callable[[Delta], None],
+        *,
+        after: AnswerJob | None = None,
     ) -> None:
+        super().__init__(request.prompt, request.user, after=after, shared=len(request.prompt))
         self.request, self._put = request, put
-        self._after = after  # a job with the same prompt, whose cache is copied after its prefill
+        self.generates = request.max_tokens > 0
         self.session: Client | None = None  # of whose requests only the latest one runs
-        self.cancelled = False  # the only attribute that any thread may set
         self.progress = Progress()
         self.end: str | None = None  # "stop", "length", "cancelled" or "error"
-        self.lease: Lease | None = None  # its cache, from its first turn to its end
-        self.generation: OpenGeneration | None = None  # from the last chunk of the prompt
         self._text: Detokenizer | None = None
         self.stop = StopText(request.stops, request.indent)
 
-    @property
-    def ended(self) -> bool:
-        return self.end is not None
+    def begin(self, runner: ModelRunner) -> None:
+        self.progress.started = time.perf_counter()
+        super().begin(runner)
+        assert self.lease is not None
+        self.progress.reused = self.lease.reused
 
-    @property
-    def ready(self) -> bool:
-        """Whether the job can take a turn: it does not wait for another job's cache."""
-        after = self._after
-        return after is None or after.ended or bool(after.progress.first)
+    def open(self, runner: AnswerRunner, cache: Any) -> OpenGeneration:
+        generation = runner.open(self.request, cache)
+        self.progress.stats = generation.stats
+        prompt = self.request.prompt.tolist()
+        self._text = Detokenizer(runner.tokenizer, prompt, self.request.hidden)
+        return generation
 
-    @property
-    def joins(self) -> bool:
-        """Whether the next turn is a step that can share a forward with other jobs' steps."""
-        generation = self.generation
-        return generation is not None and not self.cancelled and generation.why_alone is None
-
-    def turn(self, runner: ModelRunner, *, alone: bool = False, added: Added | None = None) -> None:
-        """Run one forward, unless a joint step has ``added`` its result. An error ends the job."""
+    def fail(self, runner: ModelRunner, error: Exception | None) -> None:
+        if error is None:
+            self._end(runner, Delta(ended=CANCELLED))
+            return
+        logger.error("an answer failed", exc_info=error)
+        error.__traceback__ = None  # its frames hold the cache
         try:
-            if isinstance(added, Exception):
-                raise added
-            if added is not None:
-                self._add(runner, added)
-            elif self.cancelled:
-                self._end(runner, Delta(ended=CANCELLED))
-            elif self.generation is not None:
-                self._add(runner, self.generation.step())
-            else:
-                self._prefill(runner, runner.chunk * (LONE_CHUNK_FACTOR if alone else 1))
-        except Exception as error:
-            logger.error("an answer failed", exc_info=error)
-            error.__traceback__ = None  # its frames hold the cache
-            try:
-                self._end(runner, Delta(ended=STOP, error=error))
-            except Exception:  # such as a loop that is closed
-                logger.exception("a request could not be told of its end")
-                self.end = "error"
+            self._end(runner, Delta(ended=STOP, error=error))
+        except Exception:  # such as a loop that is closed
+            logger.exception("a request could not be told of its end")
+            self.end, self.ended = "error", True
 
-    def _prefill(self, runner: ModelRunner, chunk: int) -> None:
-        """Read a chunk of the prompt; the generation's own prefill reads the last one."""
-        request, progress = self.request, self.progress
-        if self.lease is None:
-            progress.started = time.perf_counter()
-            self.lease = runner.pool.take(request.user, request.prompt)
-            progress.reused = self.lease.reused
-        held, whole = len(self.lease.tokens), len(request.prompt)
-        marked = self.lease.last_mark(whole)
-        end = min(held + chunk, marked if held < marked else whole - 1)
-        apart = runner.keeps and (held < marked or whole - held > chunk)
-        if held < whole - 1 and (apart or not request.max_tokens):
-            runner.read(self.lease.cache, request.prompt[held:end])
-            self.lease.tokens = request.prompt[:end]
-            if runner.keeps:
-                self.lease.mark()
-        elif not request.max_tokens:
-            self._end(runner, Delta(ended=LENGTH))
-        else:
-            self.generation = runner.open(request, self.lease.cache)
-            progress.stats = self.generation.stats
-            self._text = Detokenizer(runner.tokenizer, request.prompt.tolist(), request.hidden)
-            self._add(runner, self.generation.step())
-
-    def _add(self, runner: ModelRunner, tokens: list[int]) -> None:
+    def take(self, runner: ModelRunner, tokens: list[int]) -> None:
         generation, progress, request = self.generation, self.progress, self.request
-        assert generation is not None
+        if generation is None:
+            self._end(runner, Delta(ended=LENGTH))
+            return
         before = len(progress.tokens)
         logprobs: list[TokenLogprobs] = []
         if request.top_logprobs is not None:
@@ -266,10 +231,6 @@ class Job:
             logprobs = logprobs_of(logits, tokens, request.top_logprobs)
         if not before:
             progress.first = time.perf_counter()
-            assert self.lease is not None
-            self.lease.tokens = request.prompt
-            if runner.keeps:
-                self.lease.mark()
         assert self._text is not None
         text = ""
         for token in tokens:  # up to the one that completes a stop string
@@ -298,27 +259,16 @@ class Job:
         """End the generation, return its cache to the pool and send the last delta."""
         self.end = "error" if delta.error else delta.ended
         self.progress.ended = time.perf_counter()
-        lease, generation = self.lease, self.generation
         try:
-            if generation is not None and self.end in (STOP, LENGTH):
-                generation.finish()
-            elif generation is not None:
-                generation.close()
+            self.release(runner, finish=self.end in (STOP, LENGTH), keep=delta.error is None)
         except Exception as error:
             logger.error("an answer could not be closed", exc_info=error)
             delta = Delta(ended=STOP, error=delta.error or error.with_traceback(None))
-        if lease is not None and delta.error is None:
-            answer = np.array([] if generation is None else generation.tokens, np.int32)
-            whole = np.concatenate((self.request.prompt, answer))
-            runner.pool.give_back(lease, whole, len(self.request.prompt))
-        elif lease is not None:
-            runner.pool.drop(lease)
-        self.lease = self.generation = None
         self._put(delta)
 
 
-class ModelRunner:
-    """What all jobs share: the model, its caches and its Speculators."""
+class AnswerRunner(ModelRunner):
+    """What all answers share: the model, its caches and its Speculators."""
 
     def __init__(
         self,
@@ -328,23 +278,13 @@ class ModelRunner:
         chunk: int,
         speculator: Callable[[str], Speculator],
     ) -> None:
-        self.model, self.tokenizer, self.pool, self.chunk = model, tokenizer, pool, chunk
-        self.steps = JointSteps(model)
-        self.keeps = pool.why_afresh is None  # a cache that can be kept can also be continued
+        super().__init__(model, pool, chunk)
+        self.tokenizer = tokenizer
         self._speculator, self._plain = speculator, Speculator("none")
-
-    def _ids(self, tokens: Int32) -> torch.Tensor:
-        return torch.from_numpy(tokens.astype(np.int64))[None].to(device_of(self.model))
-
-    @torch.no_grad()
-    def read(self, cache: Any, tokens: Int32) -> None:
-        """Read part of a prompt into a cache."""
-        kept = {"use_cache": True, "logits_to_keep": 1}
-        self.model(input_ids=self._ids(tokens), **cache_argument(cache), **kept)
 
     def open(self, request: CompletionRequest, cache: Any) -> OpenGeneration:
         """Open the generation of a request over a cache that holds a prefix of its prompt."""
-        ids = self._ids(request.prompt)
+        ids = self.ids(request.prompt)
         reports = request.top_logprobs is not None
         speculator = self._speculator(request.user) if request.speculate else self._plain
         stores = isinstance(speculator.drafter, ValueDrafter | HeadedDrafter)  # others take none
@@ -397,14 +337,14 @@ class Scheduler:
         waiting: int,
         *,
         joint: Callable[[], bool] = lambda: True,
-        crowded: Callable[[Sequence[Job]], Collection[str]] = lambda jobs: (),
+        crowded: Callable[[Sequence[AnswerJob]], Collection[str]] = lambda jobs: (),
     ) -> None:
         self._joint, self._max_active, self._max_jobs = joint, active, active + waiting
         self._crowded = crowded
-        self._waiting: list[Job] = []
-        self._active: list[Job] = []  # those with a place
-        self._extra: list[Job] = []  # in progress without a place
-        self._last: dict[Job, int] = {}  # the last turn of each job in progress
+        self._waiting: list[AnswerJob] = []
+        self._active: list[AnswerJob] = []  # those with a place
+        self._extra: list[AnswerJob] = []  # in progress without a place
+        self._last: dict[AnswerJob, int] = {}  # the last turn of each job in progress
         self._led = Counter[str]()  # the last turn that each key led
         self._owed = Counter[str]()  # turns that each key's completions led while a chat was ready
         self._turn = 0
@@ -414,11 +354,11 @@ class Scheduler:
         """Numbers of jobs that take turns, and that wait."""
         return len(self._active) + len(self._extra), len(self._waiting)
 
-    def add(self, jobs: Sequence[Job], session: Client | None = None) -> None:
+    def add(self, jobs: Sequence[AnswerJob], session: Client | None = None) -> None:
         """Add a request's jobs, all or none. Of a session, only the latest request runs."""
         users = {job.request.user for job in jobs}
         known = [job for job in self._jobs if job.request.user in users]
-        older, late = list[Job](), False
+        older, late = list[AnswerJob](), False
         for job in known:
             if job.session is not None and job.session == session:
                 newer = job.session.arrived > session.arrived
@@ -434,7 +374,7 @@ class Scheduler:
             job.session, job.cancelled = session, late
         self._waiting += jobs
 
-    def next(self) -> list[Job]:
+    def next(self) -> list[AnswerJob]:
         """The jobs of the next turn: several share a forward; empty if none is ready."""
         self._begin()
         for job in self._jobs:
@@ -460,7 +400,7 @@ class Scheduler:
         self._last |= dict.fromkeys(taken, self._turn)
         return taken
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: AnswerJob) -> None:
         for jobs in (self._waiting, self._active, self._extra):
             if job in jobs:
                 jobs.remove(job)
@@ -471,7 +411,7 @@ class Scheduler:
             job.cancelled = True
 
     @property
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[AnswerJob]:
         return [*self._waiting, *self._active, *self._extra]
 
     def _begin(self) -> None:
@@ -494,7 +434,7 @@ class Scheduler:
                 self._last[job] = self._turn
 
 
-def _kind(job: Job) -> tuple[str, bool]:
+def _kind(job: AnswerJob) -> tuple[str, bool]:
     """A job's key, and whether it is a completion."""
     return job.request.user, job.request.first
 
@@ -503,7 +443,7 @@ class Engine:
     """Runs jobs in a separate thread; its methods may be called from any thread."""
 
     def __init__(
-        self, runner: ModelRunner, active: int, waiting: int, on_end: Callable[[Job], None]
+        self, runner: AnswerRunner, active: int, waiting: int, on_end: Callable[[AnswerJob], None]
     ) -> None:
         self._runner, self._on_end = runner, on_end
         self.pool, self.closing = runner.pool, False
@@ -522,12 +462,12 @@ class Engine:
         requests: Sequence[CompletionRequest],
         put: Callable[[int, Delta], None],
         session: Client | None = None,
-    ) -> list[Job]:
+    ) -> list[AnswerJob]:
         """Start the answers of one client request; an ApiError if they are refused."""
-        jobs: list[Job] = []
+        jobs: list[AnswerJob] = []
         for index, request in enumerate(requests):
             same = next((job for job in jobs if job.request.prompt is request.prompt), None)
-            jobs.append(Job(request, partial(put, index), after=same))
+            jobs.append(AnswerJob(request, partial(put, index), after=same))
         with self._changed:
             if self.closing:
                 raise shutting_down()
@@ -535,7 +475,7 @@ class Engine:
             self._changed.notify()
         return jobs
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
+    def cancel(self, jobs: Sequence[AnswerJob]) -> None:
         """End jobs; the next turn is theirs."""
         with self._changed:
             for job in jobs:
@@ -556,7 +496,7 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _crowded(self, jobs: Sequence[Job]) -> Collection[str]:
+    def _crowded(self, jobs: Sequence[AnswerJob]) -> Collection[str]:
         return self.pool.crowded([job.lease for job in jobs if job.lease is not None])
 
     def _run(self) -> None:
@@ -568,15 +508,12 @@ class Engine:
                         return
                     self._changed.wait()
                 alone = sum(scheduler.load) == 1
-            added: Sequence[Added | None] = [None]
-            if len(jobs) > 1:
-                added = runner.steps.step([job.generation for job in jobs if job.generation])
-            for job, each in zip(jobs, added, strict=True):
-                job.turn(runner, alone=alone, added=each)
+            runner.turn(jobs, alone=alone)
+            for job in jobs:
                 if job.ended:
                     self._leave(job)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: AnswerJob) -> None:
         with self._changed:
             self._scheduler.remove(job)
         try:

@@ -21,7 +21,7 @@ from ngramspec.server.bodies import (
     LlamaBody,
     TokenizeBody,
 )
-from ngramspec.server.engine import LENGTH, Answers, Delta, Job, Sampling
+from ngramspec.server.engine import LENGTH, AnswerJob, Answers, Delta, Sampling
 from ngramspec.server.grammars import MAX_SCHEMA_CHARACTERS, GrammarSource, bounded_json
 from ngramspec.server.metrics import speculation_of, timings_of
 from ngramspec.server.responses import json_response, refuse_unless
@@ -123,7 +123,7 @@ class LlamaReply(Reply):
             seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         )
 
-    def whole(self, jobs: Sequence[Job], found: Sequence[Delta]) -> Any:
+    def whole(self, jobs: Sequence[AnswerJob], found: Sequence[Delta]) -> Any:
         made = list(map(self._final, jobs, found))
         return made[0] if len(made) == 1 else made
 
@@ -145,7 +145,7 @@ class LlamaReply(Reply):
         rows = [self.service.bytes_of.row(each, self.service.hidden) for each in delta.logprobs]
         return found | ({"completion_probabilities": rows} if rows else {})
 
-    def _final(self, job: Job, answer: Delta) -> dict[str, Any]:
+    def _final(self, job: AnswerJob, answer: Delta) -> dict[str, Any]:
         """llama.cpp's JSON of an answer that has ended, with the fields that were asked for."""
         body, progress, request = self.body, job.progress, job.request
         settings = settings_of(self.service, body) | {

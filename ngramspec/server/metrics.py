@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ngramspec.server.bodies import Common
-from ngramspec.server.engine import Engine, Job
+from ngramspec.server.engine import AnswerJob, Engine
 from ngramspec.stats import DecodeStats
 
 # The loggers of a server's process that log exceptions.
@@ -74,7 +74,7 @@ SPECULATION_FIELDS = (  # of DecodeStats, in the field ``ngramspec`` of a respon
 )
 
 
-def ending(jobs: Sequence[Job], body: Common) -> dict[str, Any]:
+def ending(jobs: Sequence[AnswerJob], body: Common) -> dict[str, Any]:
     """The usage and the timings of one request; answers to one prompt share its array."""
     first = {id(job.request.prompt): job for job in reversed(jobs)}.values()  # of each prompt
     made = sum(len(job.progress.tokens) for job in jobs)
@@ -96,7 +96,7 @@ def ending(jobs: Sequence[Job], body: Common) -> dict[str, Any]:
     return {"usage": fields, "timings": timings_of(jobs)}
 
 
-def stats_of(jobs: Sequence[Job]) -> DecodeStats:
+def stats_of(jobs: Sequence[AnswerJob]) -> DecodeStats:
     """The statistics of several answers."""
     stats = DecodeStats()
     for job in jobs:
@@ -105,7 +105,7 @@ def stats_of(jobs: Sequence[Job]) -> DecodeStats:
     return stats
 
 
-def timings_of(jobs: Sequence[Job]) -> dict[str, Any]:
+def timings_of(jobs: Sequence[AnswerJob]) -> dict[str, Any]:
     """llama.cpp's token counts and milliseconds for the answers of one request together."""
     stats, started = stats_of(jobs), [job.progress for job in jobs if job.progress.started]
     read = sum(len(job.request.prompt) - job.progress.reused for job in jobs)
@@ -126,7 +126,7 @@ def timings_of(jobs: Sequence[Job]) -> dict[str, Any]:
     return found
 
 
-def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
+def speculation_of(jobs: Sequence[AnswerJob]) -> dict[str, Any]:
     """Statistics of speculation for the answers of one request."""
     stats, progress = stats_of(jobs), jobs[0].progress
     return {
@@ -139,7 +139,7 @@ def speculation_of(jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def choice_stats_of(job: Job) -> dict[str, Any]:
+def choice_stats_of(job: AnswerJob) -> dict[str, Any]:
     """vLLM's statistics of one answer; a step is a target forward with a draft."""
     stats = stats_of([job])
     steps = stats.target_calls - stats.plain_steps
@@ -188,7 +188,7 @@ class Metrics:
     def count_request(self, route: str, status: str) -> None:
         self.requests.labels(route, status).inc()
 
-    def count(self, job: Job) -> None:
+    def count(self, job: AnswerJob) -> None:
         progress, stats = job.progress, job.progress.stats
         self.answers.labels(job.end or "error").inc()
         if progress.started:

@@ -19,7 +19,7 @@ from fastapi import Response
 
 from ngramspec.drafters.tool_calls import CLOSE, OPEN, ToolCalls
 from ngramspec.server.bodies import ChatBody, Common, CompletionBody, Message, joined, json_value
-from ngramspec.server.engine import STOP, Answers, Delta, Job
+from ngramspec.server.engine import STOP, AnswerJob, Answers, Delta
 from ngramspec.server.grammars import GrammarSource, bounded_json
 from ngramspec.server.metrics import choice_stats_of, ending, timings_of
 from ngramspec.server.prompts import NotTextError, TooManyTokensError, chat_ids, prompt_text
@@ -59,7 +59,7 @@ class OpenAIReply(Reply):
         """What a stream begins with."""
         return []
 
-    def whole(self, jobs: Sequence[Job], found: Sequence[Delta]) -> Any:
+    def whole(self, jobs: Sequence[AnswerJob], found: Sequence[Delta]) -> Any:
         choices = [
             self.choice(index, delta) | self._stats(job)
             for index, (job, delta) in enumerate(zip(jobs, found, strict=True))
@@ -84,7 +84,7 @@ class OpenAIReply(Reply):
         if with_usage:
             yield {"choices": [], **head, **ending(answers.jobs, self.body)}
 
-    def _stats(self, job: Job) -> dict[str, Any]:
+    def _stats(self, job: AnswerJob) -> dict[str, Any]:
         """An answer's statistics, if they are asked for."""
         asked = self.body.ngramspec.usage
         return {"speculative_decoding_stats": choice_stats_of(job)} if asked else {}

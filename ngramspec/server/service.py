@@ -28,11 +28,11 @@ from ngramspec.server.bodies import (
     joined,
 )
 from ngramspec.server.engine import (
+    AnswerJob,
     Answers,
     CompletionRequest,
     Delta,
     Engine,
-    Job,
     Sampling,
     answers_of,
     while_connected,
@@ -41,9 +41,9 @@ from ngramspec.server.grammars import INSTALL, GrammarPool, GrammarSource
 from ngramspec.server.prompts import FillInTheMiddle, TextEncoder, TooManyTokensError, family_of
 from ngramspec.server.responses import ApiError, Stream, bad, json_response, refuse_unless
 from ngramspec.server.settings import ANYONE, Client, ServerSettings
-from ngramspec.server.shelf import Shelf
 from ngramspec.server.text import Detokenizer, TokenBytes, hidden_ids
 from ngramspec.server.tools import find_format
+from ngramspec.stores.corpus import Shelf
 
 BUILD = f"ngramspec {__version__}"
 MAX_REFERENCE_TOKENS = 1 << 18
@@ -287,7 +287,7 @@ class Reply(ABC):
         return found
 
     @abstractmethod
-    def whole(self, jobs: Sequence[Job], found: Sequence[Delta]) -> Any:
+    def whole(self, jobs: Sequence[AnswerJob], found: Sequence[Delta]) -> Any:
         """The JSON of whole answers. With log-probabilities this can take seconds."""
 
     @abstractmethod

@@ -9,8 +9,8 @@ from command import exit_code
 from tiny_tokenizers import Letters
 
 from ngramspec.measure import models
-from ngramspec.server import shelf
 from ngramspec.stores import Corpus
+from ngramspec.stores import corpus as corpora
 from ngramspec.stores.corpus import KIND
 
 pytest.importorskip("pydivsufsort")
@@ -94,7 +94,7 @@ def test_watch_builds_with_the_largest_file_that_it_is_given(
 ):
     out = tmp_path / "own.ngc"
     exit_code(["corpus", "build", str(out), str(project)])
-    monkeypatch.setattr(shelf, "watch", lambda paths, corpus, rebuild: rebuild())
+    monkeypatch.setattr(corpora, "watch", lambda paths, corpus, rebuild: rebuild())
     assert exit_code(["corpus", "watch", str(out), *arguments]) == 0
     assert Corpus.open(out).recipe()["max_file"] == max_file
 

@@ -61,7 +61,7 @@ OUTCOMES = [
 def test_every_greedy_outcome_of_stratos_tree(says, accepted, verified, emitted):
     from ngramspec.decoding.group import LockstepGroup
     from ngramspec.decoding.row import Row
-    from ngramspec.decoding.verify import verify
+    from ngramspec.decoding.step import verify
     from ngramspec.verification.rule import Rule
     from ngramspec.verification.sampler import StopRules, TokenSampler
 

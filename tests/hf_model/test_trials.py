@@ -15,8 +15,8 @@ from benchmarks import tiny
 from ngramspec.hf_model import trials
 from ngramspec.hf_model.assistants import AssistantModel
 from ngramspec.hf_model.joint import JointForward
+from ngramspec.hf_model.pool import why_not_kept
 from ngramspec.measure.forwards import forward_seconds, top_tokens
-from ngramspec.server.kv_pool import why_not_kept
 from ngramspec.stepwise import JointSteps
 
 

@@ -13,23 +13,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import stub_grammar_worker
-import torch
 from conftest import tiny_llama
-from serving import END, HI, VOCAB, listening, wait
+from serving import END, HI, VOCAB, Letters, fresh, listening, wait
 
 from ngramspec import Speculator
+from ngramspec.hf_model.pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.engine import (
     CANCELLED,
     MAX_TURNS_BEFORE_CHAT,
+    AnswerRunner,
     Answers,
     CompletionRequest,
     Delta,
     Engine,
-    ModelRunner,
     Sampling,
     Scheduler,
 )
-from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
 from ngramspec.server.responses import ApiError
 from ngramspec.server.settings import Client
 
@@ -216,16 +215,6 @@ TEXT = np.random.default_rng(1).integers(1, 97, 300).astype(np.int32)
 LONG = 120  # seconds: only against hanging for ever
 
 
-class Letters:
-    """Token n is the character n + 160."""
-
-    def decode(self, tokens, skip_special_tokens=False):
-        return "".join(chr(token + 160) for token in tokens)
-
-    def convert_tokens_to_ids(self, name):
-        return None
-
-
 class Held:
     """A model whose forwards each need a permit, and are counted."""
 
@@ -256,7 +245,7 @@ def engine_of(tiny):
     def make(watched=False, active=4, waiting=4, chunk=16):
         pool = CachePool(cache_maker(tiny), 1 << 30, 1 << 30, why_not_kept(tiny))
         speculator = Speculator("none")
-        runner = ModelRunner(tiny, Letters(), pool, chunk, lambda user: speculator)
+        runner = AnswerRunner(tiny, Letters(), pool, chunk, lambda user: speculator)
         engine = Engine(runner, active, waiting, lambda job: None)
         engine.watched = Held(tiny) if watched else None
         engine.start()
@@ -300,13 +289,6 @@ def request_for(prompt, count=16, *, first=True, user="a"):
     return CompletionRequest(
         prompt=prompt, user=user, sampling=greedy, max_tokens=count, first=first
     )
-
-
-def fresh(model, prompt, count):
-    """The tokens that plain ``generate`` gives."""
-    ids = torch.tensor(prompt[None].astype(np.int64))
-    settings = {"do_sample": False, "max_new_tokens": count, "attention_mask": torch.ones_like(ids)}
-    return model.generate(ids, **settings)[0, ids.shape[1] :].tolist()
 
 
 def expected(model, prompt, count=16):

@@ -178,11 +178,19 @@ class Snapshot:
 def memory(layer: Any) -> int:
     """Return the bytes of a layer's tensors, including their unused capacity in their rows."""
     return sum(
-        min(each.untyped_storage().nbytes(), len(each) * each.stride(0) * each.element_size())
+        _in_rows(each)
         for value in vars(layer).values()
         for each in (value.values() if isinstance(value, dict) else (value,))
         if isinstance(each, torch.Tensor)
     )
+
+
+def _in_rows(states: torch.Tensor) -> int:
+    """Return the bytes of the rows that a tensor is or views, with their unused capacity."""
+    whole: int = states.untyped_storage().nbytes()
+    if states.ndim == 0:
+        return whole
+    return min(whole, len(states) * states.stride(0) * states.element_size())
 
 
 def _copied(layer: Any) -> Any:

@@ -260,13 +260,6 @@ def grows_in_place(layer: Any) -> bool:
     return isinstance(getattr(layer.update, "__self__", None), InPlace)
 
 
-def forget_memory(layer: Any) -> None:
-    """Free a layer's spare memory, after its states have been moved elsewhere."""
-    place = getattr(layer.update, "__self__", None)
-    if isinstance(place, InPlace):
-        place.forget()
-
-
 def close_up(layer: Any) -> None:
     """Free a layer's unused memory, which may hold rejected states."""
     if layer.is_initialized and layer.keys is not None:

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
 
 from ngramspec.hf_model.cache.layers import (
     HELD_PER_FREE_POSITION,
     MIN_FREE_POSITIONS,
+    InPlace,
     alone,
-    forget_memory,
 )
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.compat.devices import Indices, indices
@@ -91,7 +92,7 @@ class SharedRows:
         """Make rows of ``positions``, and move what is in the present ones there."""
         kept = [at for at, each in enumerate(self._owners) if each is not None]
         owners = [self._owners[at]() for at in kept]
-        before = self._layers or [None] * len(like.layers)
+        before: list[Any] = self._layers or [None] * len(like.layers)
         for at, layer in enumerate(like.layers):
             made = []
             for number, states in enumerate((layer.keys, layer.values)):
@@ -122,7 +123,9 @@ class SharedRows:
             views = [each[row : row + 1, :, :length] for each in states]
             views[0][:], views[1][:] = layer.keys, layer.values
             layer.keys, layer.values = views
-            forget_memory(layer)
+            own = getattr(layer.update, "__self__", None)
+            if isinstance(own, InPlace):
+                own.forget()
 
 
 def _enters(owner: Any) -> bool:
@@ -153,7 +156,7 @@ class Placement:
         self._layers, self._rows, self._lengths, self._new = layers, rows, lengths, new
         self.used = 1 + max(rows)  # rows that the attention reads
         self.width = min(sorted({*new}), key=self._cost)
-        begin, to, together, back = 0, [], [[0] * self.width for _ in range(self.used)], []
+        begin, to, together, back = 0, [], np.zeros((self.used, self.width), np.int64), []
         self.apart: list[tuple[int, slice]] = []  # caches with a separate attention, and positions
         for at, (row, length, count) in enumerate(zip(rows, lengths, new, strict=True)):
             to += [(row, length + each) for each in range(count)]
@@ -161,11 +164,11 @@ class Placement:
                 self.apart.append((at, slice(begin, begin + count)))
                 back += [0] * count
             else:
-                together[row][:count] = range(begin, begin + count)
+                together[row, :count] = range(begin, begin + count)
                 back += [row * self.width + each for each in range(count)]
             begin += count
         self._to: Indices = indices([*zip(*to, strict=True)])
-        self._together, self._back = indices(sum(together, [])), indices(back)
+        self._together, self._back = indices(together.ravel()), indices(back)
         self.length = max(length + count for length, count in zip(lengths, new, strict=True))
 
     def _cost(self, width: int) -> int:
@@ -192,7 +195,7 @@ class Placement:
     def spread(self, query: torch.Tensor) -> torch.Tensor:
         """Lay queries, (1, heads, total, size), out by rows, (used, heads, width, size)."""
         chosen = query[0].index_select(1, self._together(query.device))
-        return chosen.unflatten(1, (self.used, self.width)).transpose(0, 1)
+        return chosen.reshape(len(chosen), self.used, self.width, -1).transpose(0, 1)
 
     def gathered(self, found: torch.Tensor) -> torch.Tensor:
         """Return results by rows, (used, width, heads, size), as (1, total, heads, size)."""

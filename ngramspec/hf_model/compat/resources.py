@@ -38,6 +38,13 @@ def silence() -> None:
     logging.disable_progress_bar()
 
 
+def new_progress_bar(total: int | None, unit: str) -> Any:
+    """A tqdm bar, unless transformers' progress bars are disabled."""
+    from transformers.utils.logging import tqdm
+
+    return tqdm(total=total, unit=unit)
+
+
 def is_slow(tokenizer: Any) -> bool:
     """Whether a tokenizer is written in Python."""
     from transformers import PreTrainedTokenizer

@@ -9,13 +9,13 @@ import torch
 import transformers
 from caches_made import made_caches
 from conftest import tiny_llama
-from test_engine import Letters, fresh
+from serving import Letters, fresh
 
 from benchmarks import tiny as tiny_models
 from ngramspec import Speculator
 from ngramspec.hf_model.compat.caches import cache_argument
-from ngramspec.server.engine import CompletionRequest, Job, ModelRunner, Sampling
-from ngramspec.server.kv_pool import CachePool, cache_maker, why_not_kept
+from ngramspec.hf_model.pool import CachePool, cache_maker, why_not_kept
+from ngramspec.server.engine import AnswerJob, AnswerRunner, CompletionRequest, Sampling
 from ngramspec.stepwise import open_generation
 
 BIG = 1 << 30
@@ -128,7 +128,7 @@ def test_layers_that_forget_return_to_the_nearest_snapshot(make):
     assert why_not_kept(model) is None
     pool, text = pool_of(model), TEXT % 60 + 1
     none = Speculator("none")
-    runner = ModelRunner(model, Letters(), pool, 1 << 20, lambda user: none)
+    runner = AnswerRunner(model, Letters(), pool, 1 << 20, lambda user: none)
     for prompt, reused in (
         (text[:100], 0),
         (np.append(text[:99], 3), 96),  # a keystroke
@@ -140,7 +140,7 @@ def test_layers_that_forget_return_to_the_nearest_snapshot(make):
         request = CompletionRequest(
             prompt=prompt, user="a", sampling=Sampling(temperature=0), max_tokens=12
         )
-        job = Job(request, lambda delta: None)
+        job = AnswerJob(request, lambda delta: None)
         while job.generation is None and not job.ended:
             job.turn(runner)
         assert job.progress.reused == reused

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from ngramspec._native import agreed
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.hf_model.cache.copies import (
     Snapshot,
@@ -36,7 +35,7 @@ from ngramspec.hf_model.facts import Ability, facts_of, why_unsupported
 
 MARK_EVERY = 32  # tokens
 MAX_MARKS = 4  # snapshots of a cache, which bound its memory
-MIN_COPIED_TOKENS = 32  # shortest common prefix that is copied
+MIN_COPIED_TOKENS = 16  # shortest common prefix that is copied
 MIN_KEPT_SHARE = 0.5  # of its prompt that a cropped cache must keep; not tuned
 
 
@@ -73,12 +72,19 @@ class Lease:
 
     def reach(self, prompt: Int32) -> int:
         """Return the length of the longest prefix of a prompt that the cache can be cropped to."""
-        common = agreed(self.tokens, prompt, 0, len(prompt))
+        common = common_prefix(self.tokens, prompt)
         whole = not self.busy and (common == len(self.tokens) or cuts_anywhere(self.cache))
         if whole or copies_anywhere(self.cache):
             return common
         lengths = [each.length for each in self.marks if each.length <= common]
         return max(lengths, default=0)
+
+
+def common_prefix(first: Int32, second: Int32) -> int:
+    """How many tokens two texts, int32 (n,) and (m,), begin with in common."""
+    shorter = min(len(first), len(second))
+    differ = first[:shorter] != second[:shorter]
+    return int(differ.argmax()) if differ.any() else shorter
 
 
 @dataclass(slots=True)

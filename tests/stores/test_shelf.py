@@ -9,7 +9,7 @@ import pytest
 from serving import letters
 
 from ngramspec import Corpus
-from ngramspec.server.shelf import Shelf, watch
+from ngramspec.stores.corpus import Shelf, watch
 
 
 @pytest.fixture
