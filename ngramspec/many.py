@@ -346,7 +346,7 @@ class _Queue:
     def _seed_of(self, place: int) -> int:
         if self._seed is not None:
             return self._seed + place
-        return int(torch.randint(1 << 62, ()).item())
+        return int(torch.randint(1 << 62, (), device="cpu").item())
 
     def _run_alone(self, index: int, inputs: dict[str, Any], reason: str) -> Any:
         """The output of a prompt, by one call of ``generate``."""
@@ -407,7 +407,7 @@ class _Queue:
     def _row(self, given: Any, name: str) -> torch.Tensor:
         """Integers (n,) or (1, n) as int64 (1, n) on the model's device."""
         try:
-            ids = torch.as_tensor(given)
+            ids = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.asarray(given))
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"{name} must be integers, got {type(given).__name__}") from error
         if ids.numel() and (ids.is_floating_point() or ids.is_complex()):

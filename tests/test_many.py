@@ -250,7 +250,8 @@ def test_accepted_drafts_shorten_the_run(tiny):
     assert speculator.stats.tokens_per_call > 1.5
 
 
-def test_a_bar_counts_prompts_and_tokens(tiny, capsys):
+def test_a_bar_counts_prompts_and_tokens(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
     list(generate_many(tiny, PROMPTS, progress_bar=True, **GREEDY))
     shown = capsys.readouterr().err
     assert f"{len(PROMPTS)}/{len(PROMPTS)}" in shown

@@ -226,8 +226,8 @@ class InPlace:
     def __init__(self, layer: Any) -> None:
         self._layer: Callable[[], Any] = ref(layer)
         self._replaced: Update | None = vars(layer).get("update")  # None: its class's ``update``
-        self._keys: torch.Tensor | None = None  # memory, (batch, heads, capacity, size)
-        self._values: torch.Tensor | None = None
+        # Of keys and values, (batch, heads, capacity, size); None: it has appended nothing to it.
+        self.memory: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
@@ -240,13 +240,11 @@ class InPlace:
             original = self._replaced or partial(type(layer).update, layer)
             states: tuple[torch.Tensor, torch.Tensor] = original(key, value, *args, **kwargs)
             return states
-        self._keys, keys = _append(self._keys, layer.keys, key)
-        self._values, values = _append(self._values, layer.values, value)
-        layer.keys, layer.values = keys, values
+        first, second = self.memory or (None, None)
+        first, keys = _append(first, layer.keys, key)
+        second, values = _append(second, layer.values, value)
+        self.memory, layer.keys, layer.values = (first, second), keys, values
         return keys, values
-
-    def forget(self) -> None:
-        self._keys = self._values = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_layer": self._layer()}

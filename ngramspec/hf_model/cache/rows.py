@@ -17,8 +17,8 @@ import torch
 from ngramspec.hf_model.cache.layers import (
     HELD_PER_FREE_POSITION,
     MIN_FREE_POSITIONS,
-    InPlace,
     alone,
+    grows_in_place,
 )
 from ngramspec.hf_model.compat import caches
 from ngramspec.hf_model.compat.devices import Indices, indices
@@ -60,7 +60,7 @@ class SharedRows:
             self._owners[self._owners.index(None)] = ref(each)
         rows = [self._row(each) for each in owners]
         for row, each in zip(rows, owners, strict=True):
-            if not self._holds(each):
+            if any(each is new for new in missing) or not self._holds(each):
                 self._enter(row, each)
         return Placement(self._layers, rows, lengths, list(new))
 
@@ -69,9 +69,8 @@ class SharedRows:
         row = self._row(owner)
         if row is None:
             return
-        for (keys, _), layer in zip(self._layers, owner.layers, strict=True):
-            if outlives and layer.keys.data_ptr() == keys[row].data_ptr():
-                layer.keys, layer.values = alone(layer.keys), alone(layer.values)
+        for layer in owner.layers if outlives else ():
+            layer.keys, layer.values = alone(layer.keys), alone(layer.values)
         self._owners[row] = None
         if not any(self._owners):
             self._layers, self._owners = [], []
@@ -82,11 +81,7 @@ class SharedRows:
 
     def _holds(self, owner: Any) -> bool:
         """Whether a cache's states are in its row. If they have left it, its first layer's have."""
-        row = self._row(owner)
-        if row is None:
-            return False
-        first: bool = owner.layers[0].keys.data_ptr() == self._layers[0][0][row].data_ptr()
-        return first
+        return self._row(owner) is not None and owner.layers[0].update.__self__.memory is None
 
     def _reallocate(self, like: Any, rows: int, positions: int) -> None:
         """Make rows of ``positions``, and move what is in the present ones there."""
@@ -105,9 +100,9 @@ class SharedRows:
                     for to, row in enumerate(kept):
                         memory[to, :, :held] = old[row, :, :held]
                 made.append(memory)
-            for to, (row, owner) in enumerate(zip(kept, owners, strict=True)):
+            for to, owner in enumerate(owners):
                 own = owner.layers[at]
-                if own.keys.data_ptr() == before[at][0][row].data_ptr():
+                if own.update.__self__.memory is None:
                     length = own.keys.shape[2]
                     own.keys, own.values = (each[to : to + 1, :, :length] for each in made)
             if at < len(self._layers):
@@ -123,15 +118,17 @@ class SharedRows:
             views = [each[row : row + 1, :, :length] for each in states]
             views[0][:], views[1][:] = layer.keys, layer.values
             layer.keys, layer.values = views
-            own = getattr(layer.update, "__self__", None)
-            if isinstance(own, InPlace):
-                own.forget()
+            layer.update.__self__.memory = None
 
 
 def _enters(owner: Any) -> bool:
-    """Whether a cache has only layers of one row that hold all positions, none of them empty."""
+    """Whether a cache has only layers of one row that hold all positions, none of them empty.
+
+    They must grow in place, which shows whether they have left their row.
+    """
     return all(
         caches.kind_of(layer) == caches.DYNAMIC
+        and grows_in_place(layer)
         and layer.is_initialized
         and layer.keys is not None
         and layer.keys.ndim == layer.values.ndim == 4
