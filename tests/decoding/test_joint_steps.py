@@ -20,6 +20,7 @@ from ngramspec.costs.processors import AMX, initial_costs
 from ngramspec.costs.steps import StepCosts
 from ngramspec.decoding.joint import _learn
 from ngramspec.hf_model.compat.caches import cache_argument, cache_of
+from ngramspec.hf_model.pool import Lease, cache_maker
 from ngramspec.stepwise import JointSteps, open_generation
 
 TEXT = [1, 5, 9, 5, 9, 5, 9, 7, 3, 3, 4, 5, 9, 6]
@@ -116,6 +117,41 @@ def test_generations_come_and_go(tiny):
     assert found == [text[-30:] for text in plain]
     assert max(sizes) == 4
     assert speculator.stats.runs == 4
+
+
+def test_steps_alone_between_joint_ones_leave_the_shared_memory(tiny):
+    plain = texts(tiny, PROMPTS, **GREEDY)
+    drafters = [(half_right(text, 97), 5) for text in plain]
+    runs, steps = opened(tiny, PROMPTS, drafters, **GREEDY), JointSteps(tiny)
+    while going := [run for run in runs if not run.finished]:
+        steps.step(going)
+        for run in going[::2]:
+            run.step()
+    assert [run.tokens for run in runs] == [text[-30:] for text in plain]
+
+
+def test_a_cache_that_is_kept_leaves_its_row_to_the_next(tiny):
+    make, caches, steps = cache_maker(tiny), [], JointSteps(tiny)
+
+    def begun(prompt):
+        caches.append(make())
+        run = open_generation(tiny, prompt, **cache_argument(caches[-1]), **GREEDY)
+        run.step()
+        return run
+
+    one, two = map(begun, PROMPTS[:2])
+    for _ in range(3):
+        steps.step([one, two])
+    held = Lease("a", caches[0]).bytes
+    rows = [each.layers[0].keys.untyped_storage().nbytes() for each in caches]
+    assert rows[0] == rows[1]  # the same memory
+    assert held == 2 * len(caches[0].layers) * rows[0] / 2
+    text = [*PROMPTS[0][0].tolist(), *one.tokens]
+    one.close()
+    run_together(tiny, [two, begun(PROMPTS[2])], steps, turns=4)
+    fresh = DynamicCache(config=tiny.config)
+    tiny(torch.tensor([text[:-1]]), **cache_argument(fresh))
+    assert_same_cache(caches[0], fresh)
 
 
 def test_sampled_texts_are_those_of_their_generators(tiny):
