@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -20,29 +19,21 @@ from ngramspec.hf import GenerateArguments, checked, speculate
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compat.devices import device_of, is_transient
 from ngramspec.hf_model.compat.resources import new_progress_bar
-from ngramspec.hf_model.pool import (
-    MIN_COPIED_TOKENS,
-    CachePool,
-    cache_maker,
-    common_prefix,
-    why_not_kept,
-)
+from ngramspec.hf_model.pool import CachePool, cache_maker, free_bytes, why_not_kept
 from ngramspec.speculator import Speculator
 from ngramspec.stepwise import Job, ModelRunner, OpenGeneration, open_generation
 
-logger = logging.getLogger("ngramspec")
 CHUNK = 512  # tokens of a prompt that are read at once
 MAX_ROWS = 64  # under rows="auto"
 IDLE_SHARE = 0.1  # of the caches' memory that caches of ended prompts may use, for their beginnings
 FREE_SHARE = 0.5  # of the free memory that caches may use if no limit is given
-OF_ONE_PROMPT = (  # arguments of generate, with the way to pass them
-    *("inputs", "input_ids", "attention_mask", "inputs_embeds", "position_ids", "token_type_ids"),
-)
-REFUSED = {
-    **dict.fromkeys(OF_ONE_PROMPT, "pass it in the dict of a prompt"),
-    "past_key_values": "each row has a cache of its own",
-    "streamer": "rows are generated side by side; outputs come as they finish",
-    "generator": "pass seed, which gives each prompt a generator of its own",
+IN_A_PROMPT = "pass it in a prompt's dict"
+REFUSED = {  # arguments of generate, and what to do instead
+    **dict.fromkeys(("inputs", "input_ids", "attention_mask", "inputs_embeds"), IN_A_PROMPT),
+    **dict.fromkeys(("position_ids", "token_type_ids"), IN_A_PROMPT),
+    "past_key_values": "each row has its own cache",
+    "streamer": "rows are generated side by side; read the outputs as they finish",
+    "generator": "pass seed, which gives each prompt its own generator",
     "custom_generate": "pass speculator",
 }
 
@@ -74,8 +65,8 @@ def generate_many(
         prompts: are read only when a row is free. Each has token ids, as a list, an array or a
             tensor, (n,) or (1, n), or is what a tokenizer returns for one text (a dict with
             input_ids). With a tokenizer it can also be a string, or a chat: a list of messages.
-        rows: how many prompts are generated at a time. "auto": as many as pay at the measured
-            costs, and as fit.
+        rows: maximum number of prompts that are generated at a time. "auto": as many as the
+            measured costs make worthwhile, and as fit in memory.
         speculator: how to speculate, in all rows; None: a new Speculator().
         tokenizer: the model's; also for stop_strings and tools.
         ordered: whether outputs come in the order of the prompts rather than as they finish.
@@ -86,8 +77,8 @@ def generate_many(
             prompt's output is the exception.
         reference_ids: a text to draft from for each prompt, see Speculator.__call__; None: none.
             An entry may be None.
-        cache_bytes: maximum memory of the rows' caches; None: half of the free memory. One row is
-            always generated.
+        cache_bytes: maximum memory of the rows' caches in bytes. One row always runs. None: half
+            of the free memory under rows="auto", else no limit.
         progress_bar: whether to show a bar, unless transformers' bars are disabled.
         **kwargs: keyword arguments of ``model.generate``, and ``stores``, ``extra_stores``,
             ``session`` and ``tools``, see ``ngramspec.generate``. Processors and criteria see one
@@ -152,18 +143,6 @@ class _Sequence(Job):
         self.output: Any = None
         self.count = 0
 
-    def wait_for(self, others: Iterable[_Sequence]) -> None:
-        """Wait for another sequence that is going to read the longest common beginning."""
-        for other in others:
-            common = common_prefix(self.prompt[:-1], other.prompt)
-            held = 0 if other.lease is None else len(other.lease.tokens)
-            if other.reads and common > max(held, self._shared, MIN_COPIED_TOKENS - 1):
-                self._after, self._shared = other, common
-
-    def begin(self, runner: ModelRunner) -> None:
-        if self.reads:
-            super().begin(runner)
-
     def open(self, runner: ModelRunner, cache: Any) -> OpenGeneration:
         return open_generation(
             runner.model, **({} if cache is None else cache_argument(cache)), **self._given()
@@ -186,8 +165,7 @@ class _Queue:
     """The prompts that wait, and the rows that are generated.
 
     Attributes:
-        fixed_rows: how many rows there are; None: as many as pay and fit.
-        tokens: number of tokens generated so far, of sequences that have ended.
+        tokens: number of generated tokens of the sequences that have ended.
     """
 
     def __init__(
@@ -202,10 +180,13 @@ class _Queue:
     ) -> None:
         self._model, self._speculator, self._tokenizer = model, speculator, tokenizer
         self._kwargs, self._seed, self._cache_bytes = kwargs, seed, cache_bytes
-        self.fixed_rows, self.tokens = fixed_rows, 0
-        self._most = MAX_ROWS  # after a lack of memory, fewer
+        self.tokens = 0
+        self._auto = fixed_rows is None
+        self._most = fixed_rows or MAX_ROWS  # lower after an out-of-memory error
+        self._row_bytes = 0  # maximum of a row that was read; 0: none was
         setting = GenerateArguments(model.generate, model, (), dict(kwargs)).setting
         self._sequences = int(setting("num_return_sequences") or 1)
+        self._samples = bool(setting("do_sample"))
         self._whole = bool(setting("return_dict_in_generate"))
         eos, pad = setting("eos_token_id"), setting("pad_token_id")
         ends = eos if isinstance(eos, list | tuple) else [eos]
@@ -221,8 +202,8 @@ class _Queue:
         """Why all prompts run one by one, or None."""
         if (setting("num_beams") or 1) > 1:
             return "beam search"
-        if self._sequences > 1 and (self._whole or not setting("do_sample")):
-            return "several returned sequences as a dict"
+        if self._sequences > 1 and (self._whole or not self._samples):
+            return "several returned sequences that are not sampled, or are returned as a dict"
         return None
 
     def run(self, prompts: Iterator[Any], references: Iterator[Any] | None) -> Iterator[Any]:
@@ -230,10 +211,11 @@ class _Queue:
         active: list[_Sequence] = []
         waiting = deque[_Sequence]()
         numbers, more, runner = count(), True, None
-        stepped = set[_Sequence]()  # those that took a turn since the last joint step
+        stepped = set[_Sequence]()  # those that have run since the last joint step
+        rows = 1
         try:
             while True:
-                while (more or waiting) and len(active) < self._rows(runner, active):
+                while (more or waiting) and len(active) < rows:
                     if not waiting:
                         try:
                             prompt = next(prompts)
@@ -241,7 +223,10 @@ class _Queue:
                             more = False
                             break
                         index = next(numbers)
-                        reference = None if references is None else next(references, None)
+                        try:
+                            reference = None if references is None else next(references)
+                        except StopIteration:
+                            raise ValueError(f"reference_ids has only {index} entries") from None
                         try:
                             inputs = self._inputs(prompt, index) | {"reference_ids": reference}
                             if runner is None and self._alone is None:
@@ -252,7 +237,8 @@ class _Queue:
                         except Exception as error:
                             yield index, error
                             continue
-                        waiting.extend(self._jobs(_Prompt(index, inputs, self._sequences)))
+                        place = _Prompt(index, inputs, self._sequences)
+                        waiting.extend(self._job(place, at) for at in range(self._sequences))
                     job = waiting.popleft()
                     job.wait_for(active)
                     active.append(job)
@@ -263,21 +249,23 @@ class _Queue:
                 runner.turn(turn)
                 ended = [job for job in turn if job.ended]
                 active = [job for job in active if not job.ended]
-                if ended:
-                    held = sum(job.lease.bytes for job in active if job.lease is not None)
-                    runner.pool.max_bytes = runner.pool.max_bytes_of_user = int(IDLE_SHARE * held)
+                if ended or len(turn) == 1:
+                    self._measure(runner, active, turn[0])
+                    rows = self._rows(runner)
                 again = [job for job in ended if job.error is not None and is_transient(job.error)]
                 if again and len(ended) + len(active) > 1:
-                    self._most = max((len(ended) + len(active)) // 2, 1)
+                    self._most = rows = max((len(ended) + len(active)) // 2, 1)
                     again.sort(key=lambda job: (job.place.index, job.number))
-                    waiting.extendleft(self._anew(job) for job in reversed(again))
+                    waiting.extendleft(self._job(job.place, job.number) for job in reversed(again))
                     ended = [job for job in ended if job not in again]
                 for job in ended:
                     yield from self._left(job)
                 del turn, ended, again
         finally:
             for job in active:
-                job.release(runner, finish=False, keep=False)  # type: ignore[arg-type]
+                assert runner is not None
+                with suppress(Exception):  # so that all are released
+                    job.release(runner, finish=False, keep=False)
 
     def _runner(self) -> ModelRunner | None:
         """What runs the rows' turns; None: they cannot share forwards, see ``_alone``."""
@@ -287,21 +275,24 @@ class _Queue:
         self._alone = runner.steps.why_not
         return runner
 
-    def _rows(self, runner: ModelRunner | None, active: Sequence[_Sequence]) -> int:
+    def _measure(self, runner: ModelRunner, active: Sequence[_Sequence], job: _Sequence) -> None:
+        """Note a row's memory once its prompt is read, and limit the memory of idle caches."""
+        held = sum(each.lease.bytes for each in active if each.lease is not None)
+        runner.pool.max_bytes = runner.pool.max_bytes_of_user = int(IDLE_SHARE * held)
+        if job.lease is not None and job.generation is not None:
+            if self._auto and self._cache_bytes is None:
+                free = free_bytes(self._model)
+                self._cache_bytes = None if free is None else int(FREE_SHARE * free)
+            longest = job.generation.target.facts.longest  # positions, with all new tokens
+            own = job.lease.bytes * longest // max(job.lease.cache.get_seq_length(), 1)
+            self._row_bytes = max(self._row_bytes, own)
+
+    def _rows(self, runner: ModelRunner) -> int:
         """How many rows there should be now."""
-        if runner is None:
-            return 1
-        if self.fixed_rows is not None:
-            return min(self.fixed_rows, self._most) if self._most < MAX_ROWS else self.fixed_rows
         most = self._most
-        held = [job.lease.bytes for job in active if job.lease is not None]
-        limit = self._cache_bytes
-        if limit is None and held:
-            free = _free_bytes(self._model)
-            limit = None if free is None else int(sum(held) + FREE_SHARE * free)
-        if limit is not None and held:
-            most = min(most, limit // max(held))
-        return max(runner.steps.worthwhile_rows(max(most, 1)), 1)
+        if self._cache_bytes is not None and self._row_bytes:
+            most = max(min(most, self._cache_bytes // self._row_bytes), 1)
+        return runner.steps.worthwhile_rows(most) if self._auto else most
 
     def _turn(self, active: Sequence[_Sequence], stepped: set[_Sequence]) -> list[_Sequence]:
         """The jobs of the next turn: each that reads or steps alone, then one joint step."""
@@ -312,12 +303,6 @@ class _Queue:
                 return [job]
         stepped.clear()
         return joins or [next(job for job in active if job.ready)]
-
-    def _jobs(self, prompt: _Prompt) -> Iterator[_Sequence]:
-        return (self._job(prompt, number) for number in range(self._sequences))
-
-    def _anew(self, job: _Sequence) -> _Sequence:
-        return self._job(job.place, job.number)
 
     def _job(self, prompt: _Prompt, number: int) -> _Sequence:
         inputs, ids = prompt.inputs, prompt.inputs["input_ids"]
@@ -333,15 +318,16 @@ class _Queue:
         self, index: int, inputs: dict[str, Any], number: int = 0, *, rows: int | None = None
     ) -> dict[str, Any]:
         """The arguments of a sequence's ``generate``; ``rows``: how many it returns."""
-        kwargs = self._kwargs | inputs | {"tokenizer": self._tokenizer}
-        kwargs |= {} if rows is None else {"num_return_sequences": rows}
-        kwargs["speculator"] = self._speculator
+        own = inputs | {"tokenizer": self._tokenizer}
+        kwargs = self._kwargs | {name: value for name, value in own.items() if value is not None}
         if inputs.get("attention_mask") is None and self._hidden is None:
             kwargs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         if rows is not None:
+            kwargs |= {"num_return_sequences": rows, "speculator": self._speculator}
+        if rows is not None and self._samples:
             seed = self._seed_of(self._sequences * index + number)
             kwargs["generator"] = torch.Generator(device_of(self._model)).manual_seed(seed)
-        return {name: value for name, value in kwargs.items() if value is not None}
+        return kwargs
 
     def _seed_of(self, place: int) -> int:
         if self._seed is not None:
@@ -352,7 +338,6 @@ class _Queue:
         """The output of a prompt, by one call of ``generate``."""
         self._speculator.log_once(f"prompts are generated one by one: {reason}")
         kwargs = self._arguments(index, inputs)
-        del kwargs["speculator"]
         if self._seed is None:
             return speculate(self._model, self._model.generate, self._speculator, (), kwargs)
         device = device_of(self._model)
@@ -415,16 +400,6 @@ class _Queue:
         if ids.ndim not in (1, 2) or (ids.ndim == 2 and len(ids) != 1) or not ids.numel():
             raise ValueError(f"{name} must have one row of at least one, got {tuple(ids.shape)}")
         return ids.reshape(1, -1).long().to(device_of(self._model))
-
-
-def _free_bytes(model: Any) -> int | None:
-    """Free memory of the model's device; None: unknown."""
-    device = device_of(model)
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type == "cpu" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _raised(found: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ngramspec.errors import UnsupportedError
 from ngramspec.hf import checked, run_in_hook
 from ngramspec.hf_model.compat.caches import cache_argument
 from ngramspec.hf_model.compat.devices import device_of
-from ngramspec.hf_model.pool import CachePool, Lease
+from ngramspec.hf_model.pool import MIN_COPIED_TOKENS, CachePool, Lease, common_prefix
 from ngramspec.speculator import Speculator
 
 __all__ = ["Added", "Job", "JointSteps", "ModelRunner", "OpenGeneration", "open_generation"]
@@ -69,25 +69,25 @@ class Job(ABC):
     Args:
         prompt: int32 (n,), at least one token.
         user: whose caches the job may use.
-        after: a job whose prompt begins with the same ``shared`` tokens: they are read only once.
 
     Attributes:
         generates: whether anything follows the prompt.
+        reads: whether it uses a cache of the pool; else its generation makes one.
         cancelled: the only attribute that any thread may set.
-        lease: its cache, from the first turn to the end; None: the generation makes its own.
+        lease: its cache, from the first turn to the end.
         generation: from the last chunk of the prompt on.
         ended: whether it takes no further turns.
     """
 
     generates = True
+    reads = True
     cancelled = False
     ended = False
 
-    def __init__(
-        self, prompt: Int32, user: str = "", *, after: Job | None = None, shared: int = 0
-    ) -> None:
+    def __init__(self, prompt: Int32, user: str = "") -> None:
         self.prompt, self.user = prompt, user
-        self._after, self._shared = after, shared
+        self._after: Job | None = None  # the job that reads the prompt's beginning
+        self._shared = 0  # tokens of that beginning
         self.lease: Lease | None = None
         self.generation: OpenGeneration | None = None
 
@@ -106,6 +106,14 @@ class Job(ABC):
     def begin(self, runner: ModelRunner) -> None:
         """Borrow a cache."""
         self.lease = runner.pool.take(self.user, self.prompt)
+
+    def wait_for(self, others: Iterable[Job]) -> None:
+        """Wait for the one that will read the longest common beginning, so that it is read once."""
+        for other in others if self.reads else ():
+            common = common_prefix(self.prompt[:-1], other.prompt)
+            held = 0 if other.lease is None else len(other.lease.tokens)
+            if other.reads and common > max(held, self._shared, MIN_COPIED_TOKENS - 1):
+                self._after, self._shared = other, common
 
     @property
     def ready(self) -> bool:
@@ -140,7 +148,7 @@ class Job(ABC):
 
     def _read(self, runner: ModelRunner, chunk: int) -> None:
         """Read a chunk of the prompt; the generation's own prefill reads the last one."""
-        if self.lease is None:
+        if self.reads and self.lease is None:
             self.begin(runner)
         lease, whole = self.lease, len(self.prompt)
         if lease is None:

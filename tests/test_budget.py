@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 BUDGET: dict[str, tuple[int, int | None]] = {
     "shipped lines": (31_500, 37_150),
     "shipped files": (160, None),
-    "lines of tests": (36_000, 43_950),
+    "lines of tests": (36_000, 43_960),
     "lines of benchmarks": (7_500, None),
     "modules of a greedy call": (46, None),
     "lines of a greedy call": (8_500, 9_280),

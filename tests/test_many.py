@@ -68,6 +68,25 @@ def test_rows_are_refilled_and_prompts_are_read_when_a_row_is_free(tiny, monkeyp
     assert full > 0.9 * len(sizes) - 24  # all but the last answers
 
 
+def test_memory_limits_the_rows(tiny, monkeypatch):
+    run, sizes = JointForward.run, []
+    monkeypatch.setattr(
+        JointForward, "run", lambda self, *args: sizes.append(len(self._shares)) or run(self, *args)
+    )
+    for limit, most in ((0, []), (1 << 30, [12])):
+        found = dict(generate_many(tiny, PROMPTS, rows=12, cache_bytes=limit, **GREEDY))
+        assert same(tiny, found, **GREEDY)
+        assert sorted({*sizes})[-1:] == most
+
+
+def test_greedy_calls_draw_nothing_and_none_is_passed_on(tiny):
+    settings = GREEDY | {"eos_token_id": None}
+    ends = tiny_llama(eos_token_id=list(range(9, 60)))
+    before = torch.get_rng_state()
+    assert same(ends, dict(generate_many(ends, PROMPTS, rows=4, **settings)), **settings)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_outputs_come_in_order_if_asked(tiny):
     found = generate_many(tiny, PROMPTS, rows=4, ordered=True, **GREEDY)
     assert [index for index, _ in found] == [*range(len(PROMPTS))]
@@ -179,7 +198,7 @@ def test_errors_are_raised_or_yielded(tiny, rows):
         ({"errors": "ignore"}, "errors must be 'raise' or 'yield'"),
         ({"seed": -1}, "seed must be >= 0, got -1"),
         ({"streamer": object()}, "streamer cannot be passed to generate_many"),
-        ({"attention_mask": torch.ones(1, 2)}, "pass it in the dict of a prompt"),
+        ({"attention_mask": torch.ones(1, 2)}, "pass it in a prompt's dict"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(tiny, settings, message):
@@ -239,6 +258,8 @@ def test_references_and_stores_are_drafted_from(tiny):
     )
     assert same(tiny, found, **GREEDY)
     assert speculator.stats.accepted > 0
+    with pytest.raises(ValueError, match="reference_ids has only 1 entries"):
+        list(generate_many(tiny, PROMPTS, reference_ids=plain[:1], **GREEDY))
     store, second = SharedStore(1 << 20), Speculator()
     for _ in range(2):
         found = dict(generate_many(tiny, PROMPTS, speculator=second, stores=[store["a"]], **GREEDY))

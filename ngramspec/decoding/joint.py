@@ -186,7 +186,7 @@ class OpenGeneration:
             with self._as_opened():
                 self._loop.close()
                 if self._rows is not None:
-                    self._rows.leave(self.cache, outlives=self.target.outlives)
+                    self._rows.leave(self.cache)
         finally:
             self._request.count(self.stats)
             if self._request.streamer is not None:

@@ -11,6 +11,7 @@ ends of prompts and of what was read at once, and where answers begin.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -216,3 +217,13 @@ def why_not_kept(model: Any) -> str | None:
     cache = KVCache(cache_maker(model)())
     facts = facts_of(model, ids, model.generation_config, {}, cache)
     return why_unsupported(Ability.KEPT, facts)
+
+
+def free_bytes(model: Any) -> int | None:
+    """Free memory of the model's device; None: unknown."""
+    device = device_of(model)
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "cpu" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None

@@ -178,14 +178,8 @@ class Progress:
 class AnswerJob(Job):
     """One answer, generated turn by turn."""
 
-    def __init__(
-        self,
-        request: CompletionRequest,
-        put: Callable[[Delta], None],
-        *,
-        after: AnswerJob | None = None,
-    ) -> None:
-        super().__init__(request.prompt, request.user, after=after, shared=len(request.prompt))
+    def __init__(self, request: CompletionRequest, put: Callable[[Delta], None]) -> None:
+        super().__init__(request.prompt, request.user)
         self.request, self._put = request, put
         self.generates = request.max_tokens > 0
         self.session: Client | None = None  # of whose requests only the latest one runs
@@ -466,8 +460,9 @@ class Engine:
         """Start the answers of one client request; an ApiError if they are refused."""
         jobs: list[AnswerJob] = []
         for index, request in enumerate(requests):
-            same = next((job for job in jobs if job.request.prompt is request.prompt), None)
-            jobs.append(AnswerJob(request, partial(put, index), after=same))
+            job = AnswerJob(request, partial(put, index))
+            job.wait_for(jobs)
+            jobs.append(job)
         with self._changed:
             if self.closing:
                 raise shutting_down()

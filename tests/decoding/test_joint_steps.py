@@ -154,6 +154,28 @@ def test_a_cache_that_is_kept_leaves_its_row_to_the_next(tiny):
     assert_same_cache(caches[0], fresh)
 
 
+def test_a_lack_of_memory_for_rows_leaves_paused_generations_whole(tiny, monkeypatch):
+    plain = texts(tiny, PROMPTS, **GREEDY)
+    runs = opened(tiny, [*PROMPTS, PROMPTS[0]], ["none"] * 5, **GREEDY)
+    steps = JointSteps(tiny)
+    steps.step(runs[:3])
+    runs[0].close()  # so that the others change their rows
+    made, new_zeros = [], torch.Tensor.new_zeros
+
+    def short(self, shape, **kwargs):
+        made.append(shape)
+        if len(made) == 3:  # of the second layer
+            raise torch.OutOfMemoryError("out of memory")
+        return new_zeros(self, shape, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "new_zeros", short)
+        errors = steps.step(runs[3:])
+    assert all(isinstance(each, torch.OutOfMemoryError) for each in errors)
+    run_together(tiny, runs[1:3], steps)
+    assert [run.tokens for run in runs[1:3]] == [text[-30:] for text in plain[1:3]]
+
+
 def test_sampled_texts_are_those_of_their_generators(tiny):
     settings = {"do_sample": True, "temperature": 1.2, "max_new_tokens": 30, "top_k": 30}
 

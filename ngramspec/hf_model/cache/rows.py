@@ -40,7 +40,7 @@ class SharedRows:
     def placed(self, owners: Sequence[Any], new: Sequence[int]) -> Placement | None:
         """Let each cache have a row with room for ``new`` more positions; None: they cannot share.
 
-        The caches are transformers', and each has one row of its own.
+        Each is a cache of transformers with one row.
         """
         if not all(self._holds(each) or _enters(each) for each in owners):
             return None
@@ -55,7 +55,11 @@ class SharedRows:
         spare = MIN_FREE_POSITIONS + longest // HELD_PER_FREE_POSITION
         sparse = len(held) > 2 * alive or capacity > 2 * (longest + spare)
         if sparse or alive > len(held) or most > capacity:
-            self._reallocate(owners[0], alive, longest + spare)
+            try:
+                self._reallocate(owners[0], alive, longest + spare)
+            except BaseException:  # such as a lack of memory
+                self._layers, self._owners = [], []  # each cache keeps the memory that it views
+                raise
         for each in missing:
             self._owners[self._owners.index(None)] = ref(each)
         rows = [self._row(each) for each in owners]
@@ -64,16 +68,18 @@ class SharedRows:
                 self._enter(row, each)
         return Placement(self._layers, rows, lengths, list(new))
 
-    def leave(self, owner: Any, *, outlives: bool) -> None:
-        """Free a cache's row; ``outlives``: the cache is used later, and gets its own memory."""
+    def leave(self, owner: Any) -> None:
+        """Copy a cache's states to memory of its own, and free its row."""
         row = self._row(owner)
         if row is None:
             return
-        for layer in owner.layers if outlives else ():
-            layer.keys, layer.values = alone(layer.keys), alone(layer.values)
-        self._owners[row] = None
-        if not any(self._owners):
-            self._layers, self._owners = [], []
+        try:
+            for layer in owner.layers:
+                layer.keys, layer.values = alone(layer.keys), alone(layer.values)
+        finally:
+            self._owners[row] = None
+            if not any(self._owners):
+                self._layers, self._owners = [], []
 
     def _row(self, owner: Any) -> Any:
         found = (at for at, each in enumerate(self._owners) if each is not None)
