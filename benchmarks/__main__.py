@@ -22,6 +22,7 @@ BENCHMARKS = (
     "beams",
     "summaries",
     "samples",
+    "many",
     "profile",
     "traces",
     "host_time",

@@ -183,6 +183,7 @@ class _Queue:
         self.tokens = 0
         self._auto = fixed_rows is None
         self._most = fixed_rows or MAX_ROWS  # lower after an out-of-memory error
+        self._worthwhile = 1  # rows, as far as was measured
         self._row_bytes = 0  # maximum of a row that was read; 0: none was
         setting = GenerateArguments(model.generate, model, (), dict(kwargs)).setting
         self._sequences = int(setting("num_return_sequences") or 1)
@@ -245,12 +246,12 @@ class _Queue:
                 if not active:
                     return
                 assert runner is not None
-                turn = self._turn(active, stepped)
-                runner.turn(turn)
-                ended = [job for job in turn if job.ended]
+                turn, reading = self._turn(runner, active, stepped)
+                runner.turn(turn, reading=reading)
+                ended = [job for job in active if job.ended]
                 active = [job for job in active if not job.ended]
-                if ended or len(turn) == 1:
-                    self._measure(runner, active, turn[0])
+                if ended or reading or len(turn) == 1:
+                    self._measure(runner, active)
                     rows = self._rows(runner)
                 again = [job for job in ended if job.error is not None and is_transient(job.error)]
                 if again and len(ended) + len(active) > 1:
@@ -275,11 +276,13 @@ class _Queue:
         self._alone = runner.steps.why_not
         return runner
 
-    def _measure(self, runner: ModelRunner, active: Sequence[_Sequence], job: _Sequence) -> None:
-        """Note a row's memory once its prompt is read, and limit the memory of idle caches."""
+    def _measure(self, runner: ModelRunner, active: Sequence[_Sequence]) -> None:
+        """Note the memory of rows whose prompt is read, and limit the memory of idle caches."""
         held = sum(each.lease.bytes for each in active if each.lease is not None)
         runner.pool.max_bytes = runner.pool.max_bytes_of_user = int(IDLE_SHARE * held)
-        if job.lease is not None and job.generation is not None:
+        for job in active:
+            if job.lease is None or job.generation is None:
+                continue
             if self._auto and self._cache_bytes is None:
                 free = free_bytes(self._model)
                 self._cache_bytes = None if free is None else int(FREE_SHARE * free)
@@ -292,17 +295,30 @@ class _Queue:
         most = self._most
         if self._cache_bytes is not None and self._row_bytes:
             most = max(min(most, self._cache_bytes // self._row_bytes), 1)
-        return runner.steps.worthwhile_rows(most) if self._auto else most
+        if not self._auto:
+            return most
+        # Prompts that wait for a row cost more than a row too many.
+        self._worthwhile = max(self._worthwhile, runner.steps.worthwhile_rows(most))
+        return min(self._worthwhile, most)
 
-    def _turn(self, active: Sequence[_Sequence], stepped: set[_Sequence]) -> list[_Sequence]:
-        """The jobs of the next turn: each that reads or steps alone, then one joint step."""
+    def _turn(
+        self, runner: ModelRunner, active: Sequence[_Sequence], stepped: set[_Sequence]
+    ) -> tuple[list[_Sequence], list[_Sequence]]:
+        """The jobs of the next turn, and those of which it can read pieces.
+
+        Each that reads or steps alone has a turn, then there is one joint step.
+        """
         joins = [job for job in active if job.joins]
+        pieces = bool(joins) and all(
+            job.generation.allows_pieces for job in joins if job.generation
+        )
+        reading = [job for job in active if pieces and job.joins_by_pieces(runner)]
         for job in active:
-            if job.ready and job not in stepped and not job.joins:
+            if job.ready and job not in stepped and not (job.joins or job in reading):
                 stepped.add(job)
-                return [job]
+                return [job], []
         stepped.clear()
-        return joins or [next(job for job in active if job.ready)]
+        return joins or [next(job for job in active if job.ready)], reading
 
     def _job(self, prompt: _Prompt, number: int) -> _Sequence:
         inputs, ids = prompt.inputs, prompt.inputs["input_ids"]

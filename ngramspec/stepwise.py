@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, opened
+from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, Piece, opened
 from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf import checked, run_in_hook
@@ -130,12 +130,41 @@ class Job(ABC):
         generation = self.generation
         return generation is not None and not self.cancelled and generation.why_alone is None
 
+    def joins_by_pieces(self, runner: ModelRunner) -> bool:
+        """Whether the next turn can read a piece of the prompt in a joint step of others.
+
+        All but the last token are read so. The generation then begins with a joint step.
+        """
+        early = self.generation is None and not self.cancelled and self.generates and self.reads
+        return early and self.ready and runner.keeps and len(self.prompt) > 1
+
+    def next_piece(self, runner: ModelRunner, most: int) -> Piece | None:
+        """The next tokens of the prompt, at most ``most``; None: all but its last token are read.
+
+        An error ends the job, and is no reason for others to wait.
+        """
+        try:
+            if self.lease is None:
+                self.begin(runner)
+            assert self.lease is not None
+            held, whole = len(self.lease.tokens), len(self.prompt) - 1
+            if held < whole:
+                ids = runner.ids(self.prompt[held : min(held + most, whole)])
+                return Piece(self.lease.cache, ids)
+            self.generation = self.open(runner, self.lease.cache)
+            self.generation.skip_prefill()
+        except Exception as error:
+            self.fail(runner, error)
+        return None
+
     def turn(self, runner: ModelRunner, *, alone: bool = False, added: Added | None = None) -> None:
         """Run one forward, unless a joint step has ``added`` its result. An error ends the job."""
         try:
             if isinstance(added, Exception):
                 raise added
-            if added is not None:
+            if added is not None and self.generation is None:  # a piece was read
+                self._note_read(runner)
+            elif added is not None:
                 self.take(runner, added)
             elif self.cancelled:
                 self.fail(runner, None)
@@ -172,6 +201,15 @@ class Job(ABC):
             lease.mark()
         if self.generation is not None:
             self.take(runner, added)
+
+    def _note_read(self, runner: ModelRunner) -> None:
+        """Note what the cache holds after a piece, and open the generation after the last one."""
+        lease = self.lease
+        assert lease is not None
+        lease.tokens = self.prompt[: lease.cache.get_seq_length()]
+        lease.mark()
+        if len(lease.tokens) == len(self.prompt) - 1:
+            self.next_piece(runner, 0)
 
     def release(self, runner: ModelRunner, *, finish: bool, keep: bool = True) -> None:
         """End the generation, and return its cache to the pool.
@@ -210,15 +248,25 @@ class ModelRunner:
         self.steps = JointSteps(model)
         self.keeps = pool.why_afresh is None  # a cache that can be kept can also be continued
 
-    def turn(self, jobs: Sequence[Job], *, alone: bool = False) -> None:
+    def turn(
+        self, jobs: Sequence[Job], *, alone: bool = False, reading: Sequence[Job] = ()
+    ) -> None:
         """Run one forward: a turn of one job, or a step that several share.
 
-        ``alone``: no other job waits.
+        ``alone``: no other job waits. ``reading``: jobs of which the joint step reads pieces of at
+        most ``chunk`` tokens together, see ``Job.joins_by_pieces``; the last ones may get none.
         """
+        pieces, left = dict[Job, Piece](), self.chunk
+        for job in reading:
+            piece = job.next_piece(self, left) if left else None
+            if piece is not None:
+                pieces[job] = piece
+                left -= piece.ids.shape[1]
         added: Sequence[Added | None] = [None]
-        if len(jobs) > 1:
-            added = self.steps.step([job.generation for job in jobs if job.generation])
-        for job, each in zip(jobs, added, strict=True):
+        if len(jobs) > 1 or pieces:
+            generations = [job.generation for job in jobs if job.generation]
+            added = self.steps.step(generations, [*pieces.values()])
+        for job, each in zip([*jobs, *pieces], added, strict=True):
             job.turn(self, alone=alone, added=each)
 
     def ids(self, tokens: Int32) -> torch.Tensor:

@@ -11,9 +11,11 @@ import torch
 from caches_made import made_caches
 from conftest import tiny_llama
 from doubles import half_right
+from families import CAUSAL, VOCAB, build
 
 import ngramspec
-from ngramspec import SharedStore, Speculator, generate_many
+from ngramspec import SharedStore, Speculator, generate_many, many
+from ngramspec.decoding.joint import OpenGeneration
 from ngramspec.hf_model.joint import JointForward
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": [3, 8], "pad_token_id": 0}
@@ -66,6 +68,36 @@ def test_rows_are_refilled_and_prompts_are_read_when_a_row_is_free(tiny, monkeyp
     assert len(yielded) == len(PROMPTS)
     full = sizes.count(4)
     assert full > 0.9 * len(sizes) - 24  # all but the last answers
+
+
+@pytest.mark.every(6, 2)
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_model_reads_prompts_in_pieces(name, monkeypatch):
+    monkeypatch.setattr(many, "CHUNK", 5)
+    model, prompts = build(name), [each[:, :24] % (VOCAB - 1) + 1 for each in PROMPTS[:5]]
+    settings = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            assert same(
+                model, dict(generate_many(model, prompts, rows=3, **settings)), prompts, **settings
+            )
+
+
+def test_prompts_are_read_in_the_steps_of_others(tiny, monkeypatch):
+    alone, read = [], []
+    step, run = OpenGeneration.step, JointForward.run
+    monkeypatch.setattr(OpenGeneration, "step", lambda self: alone.append(1) or step(self))
+
+    def joint(self, *args):
+        read.append([each.ids.shape[1] for each in self._all[: -len(self._shares)]])
+        return run(self, *args)
+
+    monkeypatch.setattr(JointForward, "run", joint)
+    settings = GREEDY | {"eos_token_id": None}
+    list(generate_many(tiny, PROMPTS, rows=4, speculator=Speculator("none"), **settings))
+    assert sum(map(sum, read)) == sum(each.shape[1] - 1 for each in PROMPTS[1:])
+    assert max(map(len, read)) == 3
+    assert len(alone) < 4  # the first prompt, and the last text's last tokens
 
 
 def test_memory_limits_the_rows(tiny, monkeypatch):

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from statistics import mean
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from ngramspec.hf_model.joint import (
     JointForward,
     JointResult,
     is_tried,
+    piece_of,
     share_of,
     why_not_attending,
     why_not_joint,
@@ -105,6 +106,16 @@ class OpenGeneration:
         if self._why_alone is None:
             self._why_alone = (why_not_joint(self.target),)
         return self._why_alone[0] or why_not_attending()
+
+    @property
+    def allows_pieces(self) -> bool:
+        """Whether pieces of prompts can be read in its joint steps; not with windows."""
+        return self.target.facts.windows is None
+
+    def skip_prefill(self) -> None:
+        """Begin with a step, if the cache holds all of the prompt but its last token."""
+        if not self.finished and self.target.skip_prefill():
+            self._loop.begin_with_step()
 
     def step(self) -> list[int]:
         """Run the prefill if it has not run yet, else the next step; return the tokens it added.
@@ -216,6 +227,16 @@ def opened(request: Request) -> OpenGeneration:
     return OpenGeneration(loop_of(request), request)
 
 
+class Piece(NamedTuple):
+    """Tokens of a prompt, int64 (1, n), that a joint step reads into a cache of transformers.
+
+    The cache holds the tokens before them.
+    """
+
+    cache: Any
+    ids: torch.Tensor
+
+
 Added = list[int] | Exception
 MIN_ROWS = 8  # that share a forward before its costs are measured
 MAX_TOKEN_COST = 1.1  # of a token in a joint step, relative to the number of rows with the lowest
@@ -283,7 +304,9 @@ class JointSteps:
         return int(counts[times <= MAX_TOKEN_COST * times.min()][0])
 
     @torch.no_grad()
-    def step(self, generations: Sequence[OpenGeneration]) -> list[Added]:
+    def step(
+        self, generations: Sequence[OpenGeneration], pieces: Sequence[Piece] = ()
+    ) -> list[Added]:
         """Run the next step of each generation, with one forward for all.
 
         An error in one generation closes only that generation. An error in the forward closes all.
@@ -291,9 +314,12 @@ class JointSteps:
 
         Args:
             generations: at least one; each with ``OpenGeneration.why_alone`` None.
+            pieces: of prompts of generations that are opened later; all of these generations have
+                ``OpenGeneration.allows_pieces``.
 
         Returns:
             For each generation the tokens that it added, one or more, or the error that closed it.
+            Then for each piece nothing, or the error because of which it was not read.
 
         Raises:
             ValueError: the list is empty, or has a generation twice or one of another model.
@@ -303,15 +329,15 @@ class JointSteps:
         turns = [_Turn(each) for each in generations]
         try:
             with generations[0].target.decoding():
-                self._step(turns, self._tracker(turns))
+                self._step(turns, self._tracker(turns), pieces)
         except BaseException as error:
             for turn in turns:
                 with suppress(Exception):
                     turn.generation.close()
             if not isinstance(error, Exception):
                 raise
-            return [turn.take_added() or error for turn in turns]
-        return [turn.take_added() for turn in turns]
+            return [*(turn.take_added() or error for turn in turns), *[error for _ in pieces]]
+        return [*(turn.take_added() for turn in turns), *([] for _ in pieces)]
 
     def _check(self, generations: Sequence[OpenGeneration]) -> None:
         if not generations:
@@ -344,7 +370,9 @@ class JointSteps:
         joint.plain()
         return joint
 
-    def _step(self, turns: Sequence[_Turn], tracker: StepCosts | None) -> None:
+    def _step(
+        self, turns: Sequence[_Turn], tracker: StepCosts | None, pieces: Sequence[Piece]
+    ) -> None:
         part = None if tracker is None else tracker.part()
         for turn in turns:
             with turn.own_errors():
@@ -359,20 +387,23 @@ class JointSteps:
                 turn.generation.share_rows(self._rows)
         stepped = _without_errors(stepped)
         if not stepped:
-            return
+            raise next(turn.added for turn in turns if isinstance(turn.added, Exception))
         hidden = any(turn.generation.target.wants_hidden for turn in stepped)
         shares = [turn.share for turn in stepped]
-        turns[0].generation.target.narrow(all(share.ids.shape[1] == 1 for share in shares))
+        narrow = not pieces and all(share.ids.shape[1] == 1 for share in shares)
+        turns[0].generation.target.narrow(narrow)
         # Only a generation opened in inference mode may get tensors that are made in it.
         inference = all(turn.generation.inference_mode for turn in stepped)
+        inference = inference and (not pieces or torch.is_inference_mode_enabled())
         with torch.inference_mode(inference), torch.no_grad():
-            results = JointForward(self._model, shares, self._rows).run(hidden)
+            read = [piece_of(*each) for each in pieces]
+            results = JointForward(self._model, shares, self._rows, read).run(hidden)
         forwarded = perf_counter()
         for turn, result in zip(stepped, results, strict=True):
             with turn.own_errors():
                 turn.added = turn.generation.end_step(turn.step, result)
         waited = device_of(self._model).type == "cpu"  # see Step.waited
-        if tracker is not None and len(stepped) == len(turns):
+        if tracker is not None and len(stepped) == len(turns) and not pieces:
             _learn(tracker, stepped, (forwarded if waited else perf_counter()) - began)
 
 

@@ -55,6 +55,13 @@ class ForwardShare:
     masks: torch.Tensor | list[torch.Tensor] | None
 
 
+def piece_of(cache: Any, ids: torch.Tensor) -> ForwardShare:
+    """Return the share of a piece of a prompt, int64 (1, n), after what the cache holds of it."""
+    held, count = int(cache.get_seq_length()), ids.shape[1]
+    positions = torch.arange(held, held + count, device=ids.device)[None]
+    return ForwardShare(cache, ids, positions, tree_mask((), count, None, held, ids.device))
+
+
 def share_of(inputs: dict[str, Any], windows: Windows | None = None) -> ForwardShare:
     """Return the share of a generation, from the arguments of its separate forward."""
     ids, cache, mask = inputs["input_ids"], cache_of(inputs), inputs.get("attention_mask")
@@ -80,11 +87,20 @@ class JointResult:
 class JointForward:
     """A forward over the shares of several generations of a model; see ``why_not_joint``.
 
-    ``rows``: memory that their caches can share; None: each has its own.
+    Args:
+        model: a transformers model.
+        shares: of the generations.
+        rows: memory that their caches can share; None: each has its own.
+        pieces: of prompts, see ``piece_of``, that are read in the same forward. They come before
+            the shares, so that the head runs over the shares only.
     """
 
     def __init__(
-        self, model: Any, shares: Sequence[ForwardShare], rows: SharedRows | None = None
+        self,
+        model: Any,
+        shares: Sequence[ForwardShare],
+        rows: SharedRows | None = None,
+        pieces: Sequence[ForwardShare] = (),
     ) -> None:
         self._model = model
         self._shares = shares
@@ -92,6 +108,11 @@ class JointForward:
         self._placement: Placement | None = None
         if rows is not None and not any(isinstance(each.masks, list) for each in shares):
             self._placement = rows.placed([each.cache for each in shares], self._widths)
+        # With a cache, an attention and a part of all positions for each.
+        self._apart = [*pieces] if self._placement is not None else [*pieces, *shares]
+        read = [each.ids.shape[1] for each in pieces]
+        self._all, self._read = [*pieces, *shares], sum(read)
+        self._parts = [*read, sum(self._widths)] if self._placement else [*read, *self._widths]
         self._mask: torch.Tensor | None = None  # of the rows in shared memory
         # By the id of the keys that a layer passed to ``_update``, and that later ones may share:
         # these keys, the keys and values of each share in that layer, and its index.
@@ -99,8 +120,7 @@ class JointForward:
 
     def run(self, hidden: bool = False) -> list[JointResult]:
         """Run the forward, and return each share's result, with the head's inputs if ``hidden``."""
-        shares = self._shares
-        ids = torch.cat([each.ids for each in shares], dim=1)
+        ids = torch.cat([each.ids for each in self._all], dim=1)
         total, device = ids.shape[1], ids.device
         model, cache = self._model, new_cache()  # it stores nothing
         replace_update(cache, self._update)
@@ -111,31 +131,36 @@ class JointForward:
         with own, split, collected as states:
             outputs = model(
                 input_ids=ids,
-                position_ids=torch.cat([each.positions for each in shares], dim=-1),
+                position_ids=self._positions(),
                 attention_mask=torch.ones((1, 1, total, total), dtype=torch.bool, device=device),
                 **cache_argument(cache),
                 use_cache=True,
-                logits_to_keep=total,
+                logits_to_keep=total - self._read,
                 return_dict=True,
             )
         if self._placement is not None:
-            self._placement.extend([each.cache for each in shares])
+            self._placement.extend([each.cache for each in self._shares])
         logits = torch.split(outputs.logits, self._widths, dim=1)
-        read = torch.split(states[-1], self._widths, dim=1) if states else [None] * len(shares)
-        return [JointResult(*each) for each in zip(logits, read, strict=True)]
+        inputs = torch.split(states[-1], self._widths, dim=1) if states else [None] * len(logits)
+        return [JointResult(*each) for each in zip(logits, inputs, strict=True)]
+
+    def _positions(self) -> torch.Tensor:
+        """The positions of all tokens in their texts, int64 (..., 1, total)."""
+        shape = self._shares[0].positions.shape[:-1]
+        return torch.cat([each.positions.expand(*shape, -1) for each in self._all], dim=-1)
 
     def _update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add a layer's new keys and values, (1, heads, total, size), to every share's cache."""
+        parts = [
+            *zip(*(torch.split(each, self._parts, dim=2) for each in (key, value)), strict=True)
+        ]
         if self._placement is not None:
-            self._placement.store(layer_idx, key, value)
-            self._added[id(key)] = key, [], layer_idx
-            return key, value
-        parts = zip(*(torch.split(each, self._widths, dim=2) for each in (key, value)), strict=True)
+            self._placement.store(layer_idx, *parts[-1])
         states = [
             share.cache.update(*own, layer_idx, *args, **kwargs)
-            for share, own in zip(self._shares, parts, strict=True)
+            for share, own in zip(self._apart, parts, strict=False)
         ]
         self._added[id(key)] = key, states, layer_idx
         return key, value
@@ -154,16 +179,16 @@ class JointForward:
             raise UnsupportedError(f"{type(module).__name__} does not attend to its cache's states")
         _, added, layer = self._added[id(key)]
         kwargs.pop("is_causal", None)
-        if self._placement is not None:
-            return self._attend_by_rows(own, module, query, layer, **kwargs)
-        queries = torch.split(query, self._widths, dim=2)
-        masks = [each.masks for each in self._shares]
-        layer = getattr(module, "layer_idx", layer)  # not the cache's, if layers run in loops
-        masks = [each[layer] if isinstance(each, list) else each for each in masks]
+        queries = torch.split(query, self._parts, dim=2)
+        masks = [each.masks for each in self._apart]
+        at = getattr(module, "layer_idx", layer)  # not the cache's, if layers run in loops
+        masks = [each[at] if isinstance(each, list) else each for each in masks]
         found = [
             own(module, part, *states, mask, is_causal=False, **kwargs)[0]
-            for part, states, mask in zip(queries, added, masks, strict=True)
+            for part, states, mask in zip(queries, added, masks, strict=False)
         ]
+        if self._placement is not None:
+            found.append(self._attend_by_rows(own, module, queries[-1], layer, **kwargs))
         return torch.cat(found, dim=1)
 
     def _attend_by_rows(

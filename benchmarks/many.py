@@ -1,0 +1,194 @@
+"""Many prompts: plain loops, padded batches, ``generate_batch`` and ``generate_many``.
+
+    python -m benchmarks many --json many.json
+    python -m benchmarks many --text random --model FOLDER --dtype float32
+
+The prompts are those of the public traces. Texts are greedy and end where the model ends them, or
+with ``--text random`` are a fixed random sequence for each prompt. Padded batches are sorted by
+length. All ways take turns. Memory is the most that the process had during a run, above what it had
+before (Linux only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import logging
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from benchmarks.harness import padded, show, write
+from benchmarks.traces import PUBLIC
+from ngramspec import SharedStore, Speculator, generate_many
+from ngramspec.cli.options import CommandOptions
+from ngramspec.measure.calls import take_turns
+from ngramspec.measure.models import load
+from ngramspec.measure.traces import read_traces
+
+GROUPS = ("summary", "edit", "chat", "answer", "code")
+MOST = 256  # new tokens of a text
+MEAN = 100  # new tokens of a random text that is not cut off
+WARM_UP = 4  # prompts that each way generates before it is timed
+BEST_PLAIN = "best plain"
+Texts = list[list[int]]  # the new tokens of each prompt
+
+
+def add_arguments(options: CommandOptions) -> None:
+    options.path("--model", "FOLDER", "another model than the embedded one")
+    options.dtype()
+    options.add("--text", choices=("own", "random"), default="own")
+    options.add("--batches", type=int, nargs="+", default=[4, 8, 16], help="rows of padded batches")
+    options.add("--rows", type=int, nargs="+", default=[16], help="rows of generate_many")
+    options.add("--ways", nargs="+", help="only those whose names contain one of these")
+    options.count("--prompts", 64, "most prompts")
+    options.count("--repeats", 1, "timed runs of each way")
+    options.json()
+
+
+class RandomText(LogitsProcessor):  # type: ignore[misc]
+    """Makes the next token a hash of the last two; one hash of ``MEAN`` ends the text."""
+
+    def __init__(self, vocab: int, eos: int) -> None:
+        self.vocab, self.eos = vocab, eos
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        mixed = (input_ids[:, -1] * 1_000_003 + input_ids[:, -2] * 40_503) % 2_147_483_647
+        mixed = mixed * mixed % 2_147_483_647
+        tokens = torch.where(mixed // self.vocab % MEAN == 0, self.eos, mixed % self.vocab)
+        return scores.scatter(1, tokens[:, None], torch.finfo(scores.dtype).max)
+
+
+class Ways:
+    """The ways to generate for all prompts. Each is a function that returns the texts."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        loaded = load(arguments.model, arguments.dtype)
+        self.model, self.eos = loaded.model, loaded.eos_ids
+        traces = [each for each in read_traces(PUBLIC) if each.group in GROUPS]
+        self.prompts = [each.prompt.tolist() for each in traces][: arguments.prompts]
+        if arguments.model is not None:  # both have the same marks of turns
+            text = load(None, "bfloat16").tokenizer.decode
+            self.prompts = [loaded.encode(text(each), chat=False) for each in self.prompts]
+        self.given: dict[str, Any] = {"do_sample": False, "max_new_tokens": MOST}
+        self.given |= {"eos_token_id": self.eos, "pad_token_id": self.eos[0]}
+        if arguments.text == "random":
+            random = RandomText(self.model.config.vocab_size, self.eos[0])
+            self.given["logits_processor"] = [random]
+
+    def all(self, arguments: argparse.Namespace) -> dict[str, Callable[[], Texts]]:
+        """The wanted ways, by name."""
+        ways: dict[str, Callable[[], Texts]] = {"one by one": partial(self.batches, 1)}
+        for rows in arguments.batches:
+            ways[f"batches of {rows}"] = partial(self.batches, rows)
+        if arguments.text == "own":  # it takes no processors of the caller
+            ways["generate_batch"] = self.continuous
+        for rows in [*arguments.rows, "auto"]:
+            ways[f"{rows} rows without drafts"] = partial(self.many, rows, "none")
+            ways[f"{rows} rows"] = partial(self.many, rows)
+            ways[f"{rows} rows with a store"] = partial(self.many, rows, stored=True)
+        parts = arguments.ways or [""]
+        return {name: way for name, way in ways.items() if any(each in name for each in parts)}
+
+    def batches(self, rows: int) -> Texts:
+        order = sorted(range(len(self.prompts)), key=lambda at: len(self.prompts[at]))
+        found: Texts = [[] for _ in order]
+        for first in range(0, len(order), rows):
+            chosen = order[first : first + rows]
+            inputs = padded([self.prompts[at] for at in chosen], self.eos[0])
+            output = self.model.generate(**inputs, **self.given)
+            for at, row in zip(chosen, output[:, inputs["input_ids"].shape[1] :], strict=True):
+                found[at] = self.ended(row.tolist())
+        return found
+
+    def continuous(self) -> Texts:
+        from transformers import GenerationConfig
+
+        config = GenerationConfig(**self.given)
+        found = self.model.generate_batch(self.prompts, generation_config=config)
+        ordered = sorted(found.items(), key=lambda each: int(re.findall(r"\d+", each[0])[-1]))
+        return [self.ended(output.generated_tokens) for _, output in ordered]
+
+    def many(self, rows: int | str, drafter: str = "auto", *, stored: bool = False) -> Texts:
+        found: Texts = [[] for _ in self.prompts]
+        stores = [SharedStore()["earlier"]] if stored else None
+        run = generate_many(
+            self.model,
+            self.prompts,
+            rows=rows,
+            speculator=Speculator(drafter),
+            stores=stores,
+            **self.given,
+        )
+        for index, ids in run:
+            found[index] = self.ended(ids[0].tolist()[len(self.prompts[index]) :])
+        return found
+
+    def ended(self, ids: list[int]) -> list[int]:
+        """New tokens up to the end of the text."""
+        ends = (at for at, token in enumerate(ids) if token in self.eos)
+        return ids[: next(ends, len(ids) - 1) + 1]
+
+
+def with_memory(way: Callable[[], Texts]) -> tuple[Texts, float | None]:
+    """The texts of a way, and the MiB that it used."""
+    gc.collect()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory("VmRSS")
+    except OSError:
+        return way(), None
+    return way(), (memory("VmHWM") - before) / 1024
+
+
+def memory(field: str) -> int:
+    """A field of the process's status, KiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(rf"{field}:\s*(\d+)", status)[0])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    logging.getLogger("ngramspec").setLevel(logging.ERROR)
+    ways = Ways(arguments)
+    calls, whole = ways.all(arguments), ways.prompts
+    ways.prompts = whole[:WARM_UP]
+    for call in calls.values():
+        call()
+    ways.prompts = whole
+    turns = take_turns(
+        {name: partial(with_memory, call) for name, call in calls.items()},
+        arguments.repeats,
+        warm_up=0,
+        first=0,
+    )
+    rows = list(rows_of(turns))
+    for row in rows:
+        show(**{name: value for name, value in row.items() if name != "seconds"})
+    write(arguments, {"rows": rows, "prompts": [*map(len, whole)]})
+    return 0
+
+
+def rows_of(turns: Any) -> Iterator[dict[str, Any]]:
+    """What was measured of each way."""
+    (reference, _), *_ = next(iter(turns.results.values()))
+    plain = [name for name in turns.seconds if "rows" not in name or name.startswith("batches")]
+    best = min(map(turns.median, plain), default=0.0)
+    for name in turns.seconds:
+        texts, mib = turns.last(name)
+        yield {
+            "way": name,
+            "per_second": len(texts) / turns.median(name),
+            "over_best_plain": best / turns.median(name),
+            "tokens": mean(map(len, texts)),
+            "same": sum(map(list.__eq__, texts, reference)),
+            "mib": mib,
+            "seconds": turns.seconds[name],
+        }
