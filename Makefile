@@ -1,7 +1,7 @@
 # make demo | make quick | make test | make lint | make fuzz | make fuzz-server | make fuzz-stores
 # make sanitize | make test-slow | make test-matrix
 # make test-engines | make test-llama | make test-mlx | make test-serve | make test-redis | make test-gpu
-# make test-frameworks
+# make test-frameworks | make test-ray
 # make docs | make figures | make release-check | make dist | make address | make clean
 # Each sets up what it needs, in .venv, from the pinned versions in constraints.txt.
 
@@ -14,7 +14,7 @@ TORCH_INDEX ?=
 COMPILE := $(BIN)/python setup.py --quiet build_ext --build-lib .
 NATIVE := $(wildcard $(addprefix ngramspec/_native/*,.pyx .pxd .pxi))
 
-.PHONY: demo quick test test-gpu test-frameworks test-engines test-llama test-mlx test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
+.PHONY: demo quick test test-gpu test-frameworks test-ray test-engines test-llama test-mlx test-serve test-redis fuzz fuzz-server fuzz-stores sanitize test-slow test-matrix lint format docs figures release-check dist address clean
 
 demo: $(VENV)/.built
 	$(BIN)/ngramspec demo
@@ -132,6 +132,18 @@ $(FRAMEWORKS)/.ready: tests/frameworks/requirements.txt pyproject.toml setup.py 
 	@$(FRAMEWORKS_PIP) --no-deps --editable .
 	@touch $@
 
+# Batch jobs with Ray Data, on a local cluster, in .venv-ray; ARGS goes to pytest.
+RAY := .venv-ray
+RAY_PIP := $(RAY)/bin/python -m pip install --quiet --disable-pip-version-check
+test-ray: $(RAY)/.ready
+	$(RAY)/bin/python -m pytest --confcutdir tests/frameworks tests/frameworks/test_ray.py $(ARGS)
+
+$(RAY)/.ready: tests/frameworks/ray_requirements.txt pyproject.toml setup.py $(NATIVE)
+	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	@$(RAY_PIP) $(addprefix --extra-index-url ,$(TORCH_INDEX)) --requirement $<
+	@$(RAY_PIP) --no-deps --editable .
+	@touch $@
+
 # The tests of the native structures, compiled apart, under the sanitizers, with allocations that fail;
 # ends at the first finding. Leaks are looked for, but not those of Python itself (leaks.txt).
 OPERATIONS ?= 1000000
@@ -207,4 +219,4 @@ $(VENV)/.built: $(VENV)/.ready $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-matrix $(ENGINES) $(LLAMA) $(MLX) build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so
+	rm -rf $(VENV) .venv-matrix $(ENGINES) $(LLAMA) $(MLX) $(RAY) build *.egg-info ngramspec/_native/*.c ngramspec/_native/*.so

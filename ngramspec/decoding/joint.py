@@ -114,8 +114,11 @@ class OpenGeneration:
 
     def skip_prefill(self) -> None:
         """Begin with a step, if the cache holds all of the prompt but its last token."""
-        if not self.finished and self.target.skip_prefill():
-            self._loop.begin_with_step()
+        vocab, loop = self.target.vocab, self._loop
+        if vocab is not None and self.target.skip_prefill():
+            loop.prefilled = True
+            loop.stats.runs += 1
+            loop.group.connect(vocab)
 
     def step(self) -> list[int]:
         """Run the prefill if it has not run yet, else the next step; return the tokens it added.

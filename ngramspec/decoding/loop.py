@@ -142,13 +142,6 @@ class DecodeLoop:
             self.group.finish()
         return unfinished
 
-    def begin_with_step(self) -> None:
-        """Begin without a prefill, see ``Target.skip_prefill``."""
-        self.prefilled = True
-        self.stats.runs += 1
-        assert self.target.vocab is not None
-        self.group.connect(self.target.vocab)
-
     def close(self) -> None:
         """Leave the cache as the baseline would have left it, and end the draft sessions."""
         try:

@@ -332,14 +332,11 @@ class Target:
         return self._copied(outputs.logits[:, -1 - count :])
 
     def skip_prefill(self) -> bool:
-        """Continue from a cache of all tokens but the last, if nothing depends on the prefill.
-
-        It is then as after a rollback, so a step follows. Returns whether the prefill is skipped.
-        """
-        facts, alone = self.facts, self._copies == 1 == len(self.prompt)
-        held = facts.cached == facts.end - 1 == self.prompt.shape[1] - 1
-        others = (self._recorder, self.states, self._shapes, self.pending)
-        if not (alone and held and self.vocab) or any(each is not None for each in others):
+        """Let a step follow a cache of all tokens but the last. False: the prefill is needed."""
+        facts = self.facts
+        held = len(self.prompt) == 1 and facts.cached == facts.end - 1 == self.prompt.shape[1] - 1
+        others = (self._recorder, self.states, self._shapes, self.pending, facts.counting_hook)
+        if not held or self._copies > 1 or any(each is not None for each in others):
             return False
         self._use_cache()
         self._slots, self._prefilled = facts.cached, facts.end
