@@ -23,6 +23,7 @@ BENCHMARKS = (
     "summaries",
     "samples",
     "many",
+    "rollouts",
     "profile",
     "traces",
     "host_time",

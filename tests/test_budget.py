@@ -21,7 +21,7 @@ BUDGET: dict[str, tuple[int, int | None]] = {
     "shipped lines": (31_500, 37_150),
     "shipped files": (160, None),
     "lines of tests": (36_000, 44_140),
-    "lines of benchmarks": (7_500, 7_700),
+    "lines of benchmarks": (7_500, 7_910),
     "modules of a greedy call": (46, None),
     "lines of a greedy call": (8_500, 9_291),
     "types of a greedy step": (18, None),
