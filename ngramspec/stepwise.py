@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, Piece, opened
+from ngramspec.decoding.joint import Added, JointSteps, OpenGeneration, PromptPiece, opened
 from ngramspec.draft import Int32
 from ngramspec.errors import UnsupportedError
 from ngramspec.hf import checked, run_in_hook
@@ -138,7 +138,7 @@ class Job(ABC):
         early = self.generation is None and not self.cancelled and self.generates and self.reads
         return early and self.ready and runner.keeps and len(self.prompt) > 1
 
-    def next_piece(self, runner: ModelRunner, most: int) -> Piece | None:
+    def next_piece(self, runner: ModelRunner, most: int) -> PromptPiece | None:
         """The next tokens of the prompt, at most ``most``; None: all but its last token are read.
 
         An error ends the job, and is no reason for others to wait.
@@ -150,7 +150,7 @@ class Job(ABC):
             held, whole = len(self.lease.tokens), len(self.prompt) - 1
             if held < whole:
                 ids = runner.ids(self.prompt[held : min(held + most, whole)])
-                return Piece(self.lease.cache, ids)
+                return PromptPiece(self.lease.cache, ids)
             self.generation = self.open(runner, self.lease.cache)
             self.generation.skip_prefill()
         except Exception as error:
@@ -256,7 +256,7 @@ class ModelRunner:
         ``alone``: no other job waits. ``reading``: jobs of which the joint step reads pieces of at
         most ``chunk`` tokens together, see ``Job.joins_by_pieces``; the last ones may get none.
         """
-        pieces, left = dict[Job, Piece](), self.chunk
+        pieces, left = dict[Job, PromptPiece](), self.chunk
         for job in reading:
             piece = job.next_piece(self, left) if left else None
             if piece is not None:

@@ -230,7 +230,7 @@ def opened(request: Request) -> OpenGeneration:
     return OpenGeneration(loop_of(request), request)
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """Tokens of a prompt, int64 (1, n), that a joint step reads into a cache of transformers.
 
     The cache holds the tokens before them.
@@ -308,7 +308,7 @@ class JointSteps:
 
     @torch.no_grad()
     def step(
-        self, generations: Sequence[OpenGeneration], pieces: Sequence[Piece] = ()
+        self, generations: Sequence[OpenGeneration], pieces: Sequence[PromptPiece] = ()
     ) -> list[Added]:
         """Run the next step of each generation, with one forward for all.
 
@@ -374,7 +374,7 @@ class JointSteps:
         return joint
 
     def _step(
-        self, turns: Sequence[_Turn], tracker: StepCosts | None, pieces: Sequence[Piece]
+        self, turns: Sequence[_Turn], tracker: StepCosts | None, pieces: Sequence[PromptPiece]
     ) -> None:
         part = None if tracker is None else tracker.part()
         for turn in turns:
