@@ -5,8 +5,8 @@
 
 The prompts are those of the public traces. Texts are greedy and end where the model ends them, or
 with ``--text random`` are a fixed random sequence for each prompt. Padded batches are sorted by
-length. All ways take turns. Memory is the most that the process had during a run, above what it had
-before (Linux only).
+length. Only every eighth prompt is generated alone. All ways take turns. Memory is the most that
+the process had during a run, above what it had before (Linux only).
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ GROUPS = ("summary", "edit", "chat", "answer", "code")
 MOST = 256  # new tokens of a text
 MEAN = 100  # new tokens of a random text that is not cut off
 WARM_UP = 4  # prompts that each way generates before it is timed
-BEST_PLAIN = "best plain"
-SAMPLE = 8  # of so many prompts, one is also generated alone
+SAMPLE = 8  # every eighth prompt is also generated alone
 Texts = dict[int, list[int]]  # the new tokens by prompt
 
 
@@ -180,8 +179,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def rows_of(turns: Any) -> Iterator[dict[str, Any]]:
-    """What was measured of each way; ``same`` texts are those of the first way."""
-    reference: Texts = next(iter(turns.results.values()))[0][0]
+    """What was measured of each way; ``same`` is the share of texts equal to a complete way's."""
+    all_texts = [results[-1][0] for results in turns.results.values()]
+    reference: Texts = max(all_texts, key=len)  # of the first way that has all prompts
     speeds = {name: len(turns.last(name)[0]) / turns.median(name) for name in turns.seconds}
     plain = [speeds[name] for name in speeds if "rows" not in name]
     for name, speed in speeds.items():

@@ -65,8 +65,8 @@ def generate_many(
         prompts: are read only when a row is free. Each has token ids, as a list, an array or a
             tensor, (n,) or (1, n), or is what a tokenizer returns for one text (a dict with
             input_ids). With a tokenizer it can also be a string, or a chat: a list of messages.
-        rows: maximum number of prompts that are generated at a time. "auto": as many as the
-            measured costs make worthwhile, and as fit in memory.
+        rows: maximum number of prompts that are generated at a time. "auto": chosen
+            from the measured costs, and limited by the memory.
         speculator: how to speculate, in all rows; None: a new Speculator().
         tokenizer: the model's; also for stop_strings and tools.
         ordered: whether outputs come in the order of the prompts rather than as they finish.

@@ -57,7 +57,7 @@ class SharedRows:
         if sparse or alive > len(held) or most > capacity:
             try:
                 self._reallocate(owners[0], alive, longest + spare)
-            except BaseException:  # such as a lack of memory
+            except BaseException:  # such as an out-of-memory error
                 self._layers, self._owners = [], []  # each cache keeps the memory that it views
                 raise
         for each in missing:
@@ -69,7 +69,7 @@ class SharedRows:
         return Placement(self._layers, rows, lengths, list(new))
 
     def leave(self, owner: Any) -> None:
-        """Copy a cache's states to memory of its own, and free its row."""
+        """Copy a cache's states out of its row, and free the row."""
         row = self._row(owner)
         if row is None:
             return
