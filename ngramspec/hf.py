@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, update_wrapper
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -18,7 +19,7 @@ from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made
 from ngramspec.hf_model.facts import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stats import DecodeStats
-from ngramspec.stores import open_stores
+from ngramspec.stores import open_stores, open_stores_of_prompts
 
 if TYPE_CHECKING:
     from ngramspec.drafters.model import ModelDrafter
@@ -321,8 +322,8 @@ class GenerateArguments:
                 tools = ToolCalls(tools, tokenizer)
             kwargs["tools"] = tools
         own = kwargs.get("stores")
-        stores = speculator.stores if own is None else open_stores(own)
-        for store in (*stores, *open_stores(kwargs.get("extra_stores"), "extra_stores")):
+        stores = [speculator.stores] if own is None else open_stores_of_prompts(own)
+        for store in chain(*stores, open_stores(kwargs.get("extra_stores"), "extra_stores")):
             store.check_tokenizer(tokenizer)
 
     def _stop_at(self, strings: Any, tokenizer: Any) -> None:

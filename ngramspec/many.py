@@ -80,9 +80,10 @@ def generate_many(
         cache_bytes: maximum memory of the rows' caches in bytes. One row always runs. None: half
             of the free memory under rows="auto", else no limit.
         progress_bar: whether to show a bar, unless transformers' bars are disabled.
-        **kwargs: keyword arguments of ``model.generate``, and ``stores``, ``extra_stores``,
-            ``session`` and ``tools``, see ``ngramspec.generate``. Processors and criteria see one
-            row at a time. All rows share them, so they must keep no state of a text.
+        **kwargs: keyword arguments of ``model.generate``, and ``stores`` (an iterator, or a list of
+            lists, has one entry for each prompt), ``extra_stores``, ``session`` and ``tools``, see
+            ``ngramspec.generate``. Processors and criteria see one row at a time. All rows share
+            them, so they must keep no state of a text.
 
     Yields:
         The prompt's index, and what ``generate`` returns for it alone. Rows that run out of memory
@@ -109,9 +110,14 @@ def generate_many(
     for name in kwargs:
         if name in REFUSED and kwargs[name] is not None:
             raise ValueError(f"{name} cannot be passed to generate_many: {REFUSED[name]}")
+    own = {} if reference_ids is None else {"reference_ids": reference_ids}
+    stores = kwargs.get("stores")
+    nested = isinstance(stores, list | tuple) and any(isinstance(e, list | tuple) for e in stores)
+    if nested or isinstance(stores, Iterator):
+        own["stores"] = kwargs.pop("stores")
     fixed = None if rows == "auto" else int(rows)
     queue = _Queue(model, checked(speculator), tokenizer, kwargs, fixed, seed, cache_bytes)
-    found = queue.run(iter(prompts), None if reference_ids is None else iter(reference_ids))
+    found = queue.run(iter(prompts), {name: iter(each) for name, each in own.items()})
     found = _raised(found) if errors == "raise" else found
     found = _in_order(found) if ordered else found
     return _shown(found, queue, prompts) if progress_bar else found
@@ -207,8 +213,11 @@ class _Queue:
             return "several returned sequences that are not sampled, or are returned as a dict"
         return None
 
-    def run(self, prompts: Iterator[Any], references: Iterator[Any] | None) -> Iterator[Any]:
-        """Yield each prompt's index and output, or the error that ended it, as they finish."""
+    def run(self, prompts: Iterator[Any], own: Mapping[str, Iterator[Any]]) -> Iterator[Any]:
+        """Yield each prompt's index and output, or the error that ended it, as they finish.
+
+        ``own``: arguments of ``generate`` that have an entry for each prompt.
+        """
         active: list[_Sequence] = []
         waiting = deque[_Sequence]()
         numbers, more, runner = count(), True, None
@@ -224,12 +233,9 @@ class _Queue:
                             more = False
                             break
                         index = next(numbers)
+                        entries = _entries(own, index)
                         try:
-                            reference = None if references is None else next(references)
-                        except StopIteration:
-                            raise ValueError(f"reference_ids has only {index} entries") from None
-                        try:
-                            inputs = self._inputs(prompt, index) | {"reference_ids": reference}
+                            inputs = self._inputs(prompt, index) | entries
                             if runner is None and self._alone is None:
                                 runner = self._runner()
                             if self._alone is not None:
@@ -324,7 +330,7 @@ class _Queue:
         inputs, ids = prompt.inputs, prompt.inputs["input_ids"]
         mask = inputs.get("attention_mask")
         others = [name for name, value in inputs.items() if value is not None]
-        plain = {*others} <= {"input_ids", "attention_mask", "reference_ids"}
+        plain = {*others} <= {"input_ids", "attention_mask", "reference_ids", "stores"}
         seen = bool((mask == 1).all()) if mask is not None else self._hidden not in ids.tolist()[0]
         given = partial(self._arguments, prompt.index, inputs, number, rows=1)
         tokens = ids[0].cpu().numpy().astype(np.int32)
@@ -416,6 +422,17 @@ class _Queue:
         if ids.ndim not in (1, 2) or (ids.ndim == 2 and len(ids) != 1) or not ids.numel():
             raise ValueError(f"{name} must have one row of at least one, got {tuple(ids.shape)}")
         return ids.reshape(1, -1).long().to(device_of(self._model))
+
+
+def _entries(own: Mapping[str, Iterator[Any]], index: int) -> dict[str, Any]:
+    """The next prompt's entry of each argument."""
+    entries = {}
+    for name, each in own.items():
+        try:
+            entries[name] = next(each)
+        except StopIteration:
+            raise ValueError(f"{name} has only {index} entries") from None
+    return entries
 
 
 def _raised(found: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:

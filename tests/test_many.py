@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import chain, count, repeat
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from families import CAUSAL, VOCAB, build
 
 import ngramspec
 from ngramspec import SharedStore, Speculator, generate_many, many
-from ngramspec.decoding.joint import OpenGeneration
+from ngramspec.decoding.joint import JointSteps, OpenGeneration
 from ngramspec.hf_model.joint import JointForward
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": [3, 8], "pad_token_id": 0}
@@ -109,6 +109,21 @@ def test_memory_limits_the_rows(tiny, monkeypatch):
         found = dict(generate_many(tiny, PROMPTS, rows=12, cache_bytes=limit, **GREEDY))
         assert same(tiny, found, **GREEDY)
         assert sorted({*sizes})[-1:] == most
+
+
+def test_auto_rows_do_not_become_fewer(tiny, monkeypatch):
+    estimates = chain([9], repeat(2))
+    monkeypatch.setattr(JointSteps, "worthwhile_rows", lambda self, most: next(estimates))
+    run, sizes = JointForward.run, []
+    monkeypatch.setattr(
+        JointForward, "run", lambda self, *args: sizes.append(len(self._shares)) or run(self, *args)
+    )
+    settings = GREEDY | {"eos_token_id": None}
+    prompts = PROMPTS * 3
+    found = dict(generate_many(tiny, prompts, speculator=Speculator("none"), **settings))
+    assert same(tiny, found, prompts, **settings)
+    assert max(sizes) == 9
+    assert sizes.count(9) > len(sizes) / 2
 
 
 def test_greedy_calls_draw_nothing_and_none_is_passed_on(tiny):
@@ -297,6 +312,22 @@ def test_references_and_stores_are_drafted_from(tiny):
         found = dict(generate_many(tiny, PROMPTS, speculator=second, stores=[store["a"]], **GREEDY))
         assert same(tiny, found, **GREEDY)
     assert second.stats.accepted > speculator.stats.accepted
+
+
+@pytest.mark.parametrize("iterator", [False, True])
+def test_each_prompt_can_have_stores_of_its_own(tiny, iterator):
+    store, speculator, settings = SharedStore(1 << 20), Speculator(), GREEDY | {"rows": 4}
+    stores = [[store[str(at)]] if at % 2 else None for at in range(len(PROMPTS))]
+    for _ in range(2):
+        given = iter(stores) if iterator else stores
+        found = dict(generate_many(tiny, PROMPTS, speculator=speculator, stores=given, **settings))
+        assert same(tiny, found, **GREEDY)
+    assert sorted(map(int, store)) == [*range(1, len(PROMPTS), 2)]
+    for at in range(1, len(PROMPTS), 2):
+        new = found[at].shape[1] - PROMPTS[at].shape[1]
+        assert store[str(at)].statistics().added == 2 * new
+    with pytest.raises(ValueError, match="stores has only 2 entries"):
+        list(generate_many(tiny, PROMPTS, stores=stores[:2], **GREEDY))
 
 
 def test_accepted_drafts_shorten_the_run(tiny):

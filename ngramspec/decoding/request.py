@@ -82,6 +82,12 @@ class Request:
         return beams
 
     @property
+    def prompts(self) -> int:
+        """Number of prompts; each is in as many rows as it has beams or answers."""
+        answers: int = self.generation_config.num_return_sequences or 1
+        return len(self.input_ids) // max(answers, self.beams)
+
+    @property
     def samples(self) -> bool:
         """Whether tokens are sampled."""
         return bool(self.generation_config.do_sample)

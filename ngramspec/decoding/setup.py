@@ -308,6 +308,8 @@ def _connect(
         request.log_once,
         request.conversation(),
         request.tool_calls(),
+        len(target.prompt),
+        request.prompts,
     )
     drafts = ranks is None or ranks.drafts
     writes = drafts and request.beams == 1  # texts of beams move between rows, and are no outputs

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.drafters.base import Drafter
-from ngramspec.stores import open_stores
+from ngramspec.stores import open_stores, open_stores_of_prompts
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
@@ -19,7 +19,8 @@ class CallStores:
     """The stores and tools of one call, for its rows.
 
     ``current`` returns the Speculator's drafter. ``stores`` replace that drafter's (None: keep
-    them), and ``extra`` come in addition. ``session`` names the conversation in the namespaces.
+    them), for all ``prompts`` or one entry for each, and ``extra`` come in addition. ``session``
+    names the conversation in the namespaces. ``rows`` are those of all prompts.
     """
 
     def __init__(
@@ -30,22 +31,32 @@ class CallStores:
         log_once: Callable[[str], None],
         session: str | None = None,
         tools: ToolCalls | None = None,
+        rows: int = 1,
+        prompts: int = 1,
     ) -> None:
         for name, given in (("stores", stores), ("extra_stores", extra)):
-            if isinstance(given, Sequence) and any(isinstance(each, Mapping) for each in given):
+            if given is not None and any(isinstance(each, Mapping) for each in _flat(given)):
                 raise ValueError(f"{name} of a call must be stores, not settings of a new one")
         self.current = current
         self.log_once, self.session, self.tools = log_once, session, tools
-        self._stores = None if stores is None else open_stores(stores)
+        self._stores = None if stores is None else open_stores_of_prompts(stores)
+        entries = len(self._stores or [()])
+        if entries not in (1, prompts):
+            raise ValueError(
+                f"stores must have one entry for each prompt, {prompts}, got {entries}"
+            )
+        self._rows = rows // entries  # of each entry
         opened = open_stores(extra, "extra_stores")
         self._joined: dict[int, SiblingAnswer] = {}  # by row
         self.answers = tuple(each for each in opened if hasattr(each, "others"))
         self._extra = tuple(each for each in opened if each not in self.answers)
-        current().with_stores(self.of(current()))
+        for row in range(0, rows, self._rows):
+            current().with_stores(self.of(current(), row))
 
-    def of(self, drafter: Drafter) -> tuple[Any, ...]:
-        """The stores of a drafter in this call."""
-        return (*(drafter.stores if self._stores is None else self._stores), *self._extra)
+    def of(self, drafter: Drafter, row: int = 0) -> tuple[Any, ...]:
+        """The stores of a row's drafter."""
+        own = drafter.stores if self._stores is None else self._stores[row // self._rows]
+        return (*own, *self._extra)
 
     def join_equal(self, prompts: Sequence[Int32], tokens: int) -> None:
         """Draft rows with equal ``prompts``, int32 (n,) each, from each other."""
@@ -61,7 +72,13 @@ class CallStores:
     def row(self, vocab: int, index: int = 0) -> RowStores:
         """The stores of the row ``index``, for a target with ``vocab`` token ids."""
         joined = self._joined.get(index)
-        return RowStores(self, vocab, self.answers if joined is None else (joined,))
+        answers = self.answers if joined is None else (joined,)
+        return RowStores(self, vocab, index, answers)
+
+
+def _flat(stores: Any) -> Iterator[Any]:
+    for each in stores if isinstance(stores, list | tuple) else ():
+        yield from each if isinstance(each, list | tuple) else [each]
 
 
 class RowStores:
@@ -71,9 +88,10 @@ class RowStores:
         writes: whether it adds the row's text anywhere.
     """
 
-    def __init__(self, call: CallStores, vocab: int, answers: Sequence[SiblingAnswer] = ()) -> None:
-        self._call = call
-        self._vocab = vocab
+    def __init__(
+        self, call: CallStores, vocab: int, row: int, answers: Sequence[SiblingAnswer] = ()
+    ) -> None:
+        self._call, self._vocab, self._row = call, vocab, row
         self._written = [each.written() for each in answers]
         self._read = [each for own in answers for each in own.read(vocab)]
         self._requests: dict[Namespace, SharedRequest] = {}
@@ -84,7 +102,7 @@ class RowStores:
 
         The row's text is then added to the namespaces among the stores.
         """
-        stores, own = self._fitting(self._call.of(drafter)), drafter
+        stores, own = self._fitting(self._call.of(drafter, self._row)), drafter
         if stores != drafter.stores:
             own = drafter.with_stores(stores)
         if self._read:

@@ -159,6 +159,13 @@ def open_stores(
     return tuple(opened)
 
 
+def open_stores_of_prompts(stores: Any) -> list[tuple[Any, ...]]:
+    """Open the stores of a call: one entry for all of its prompts, or one for each."""
+    if isinstance(stores, list | tuple) and any(isinstance(each, list | tuple) for each in stores):
+        return [open_stores(each, f"stores[{at}]") for at, each in enumerate(stores)]
+    return [open_stores(stores)]
+
+
 def _opened(store: Any, name: str, tokenizer: Any) -> Source:
     from ngramspec.stores.corpus import Corpus  # most calls have no stores
     from ngramspec.stores.shared import SharedStore, made_namespace

@@ -24,6 +24,7 @@ from ngramspec.stores import StoreFileError, open_stores
 pytest.importorskip("pydivsufsort")
 PROMPT = torch.tensor([[5, 6, 7, 8, 15, 16, 17, 9, 25, 26]])
 GREEDY = {"max_new_tokens": 60, "do_sample": False}
+SAMPLED = {"max_new_tokens": 60, "do_sample": True, "num_return_sequences": 3}
 calls = partial(text_and_calls, PROMPT, **GREEDY)
 
 
@@ -60,6 +61,23 @@ def test_stores_of_one_call(tiny, path, tmp_path):
     assert calls(speculator, tiny, extra_stores=[Corpus.open(path)])[1] <= few + 2
     assert calls(Speculator(stores=[path]), tiny, stores=[])[1] > few * 2
     assert speculator.stores == (other,)
+
+
+def test_each_prompt_of_a_batch_can_have_stores_of_its_own(tiny):
+    store = SharedStore(1 << 20)
+    prompts = torch.cat((PROMPT, PROMPT.flip(1)))
+    for settings, answers in ((GREEDY, 1), (GREEDY | {"num_beams": 2}, 1), (SAMPLED, 3)):
+        store.drop("first") if "first" in store else None
+        own = [[store["first"]], []]
+        torch.manual_seed(0)
+        plain = tiny.generate(prompts, **settings)
+        torch.manual_seed(0)
+        ours = ngramspec.generate(tiny, prompts, stores=own, **settings)
+        assert ours.tolist() == plain.tolist()
+        added = store["first"].statistics().added
+        assert added == (0 if "num_beams" in settings else answers * GREEDY["max_new_tokens"])
+    with pytest.raises(ValueError, match="stores must have an entry for each prompt, 2, got 3"):
+        ngramspec.generate(tiny, prompts, stores=[[], [], []], **GREEDY)
 
 
 @pytest.mark.parametrize(("rows", "sampled"), [(1, True), (2, False)])
@@ -128,6 +146,8 @@ def test_a_namespace_reads_a_tokenizer_once():
 def test_settings_of_a_new_store_in_each_call_are_refused(tiny, name):
     with pytest.raises(ValueError, match=f"^{name} of a call must be stores, not settings"):
         calls(Speculator(), tiny, **{name: [{"namespace": "n"}]})
+    with pytest.raises(ValueError, match=f"^{name} of a call must be stores, not settings"):
+        calls(Speculator(), tiny, **{name: [[{"namespace": "n"}]]})
 
 
 def test_arguments_copies_and_pickles_keep_the_stores(path):
