@@ -2,11 +2,13 @@
 
     python -m benchmarks many --json many.json
     python -m benchmarks many --text random --model FOLDER --dtype float32
+    python -m benchmarks many --memory --ways "batches of 16" "16 rows"
 
 The prompts are those of the public traces. Texts are greedy and end where the model ends them, or
 with ``--text random`` are a fixed random sequence for each prompt. Padded batches are sorted by
-length. Only every eighth prompt is generated alone. All ways take turns. Memory is the most that
-the process had during a run, above what it had before (Linux only).
+length. Only every eighth prompt is generated alone. All ways take turns. With ``--memory`` each way
+runs in a process instead, because memory depends on what ran there before: it is the most that the
+process had during a run, above what it had with the model loaded and used (Linux only).
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import ctypes
 import gc
 import logging
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -51,6 +53,7 @@ def add_arguments(options: CommandOptions) -> None:
     options.add("--ways", nargs="+", help="only those whose names contain one of these")
     options.count("--prompts", 64, "most prompts")
     options.count("--repeats", 1, "timed runs of each way")
+    options.flag("--memory", "measure memory instead of time")
     options.json()
 
 
@@ -67,8 +70,23 @@ class RandomText(LogitsProcessor):  # type: ignore[misc]
         return scores.scatter(1, tokens[:, None], torch.finfo(scores.dtype).max)
 
 
+def names_of(arguments: argparse.Namespace) -> dict[str, tuple[Any, ...]]:
+    """The wanted ways by name: a method of Ways and its arguments."""
+    ways: dict[str, tuple[Any, ...]] = {"one by one": (Ways.batches, 1, SAMPLE)}
+    for rows in arguments.batches:
+        ways[f"batches of {rows}"] = (Ways.batches, rows)
+    if arguments.text == "own":  # it takes no processors of the caller
+        ways["generate_batch"] = (Ways.continuous,)
+    for rows in [*arguments.rows, "auto"]:
+        ways[f"{rows} rows without drafts"] = (Ways.many, rows, "none")
+        ways[f"{rows} rows"] = (Ways.many, rows)
+        ways[f"{rows} rows with a store"] = (Ways.many, rows, "auto", True)
+    parts = arguments.ways or [""]
+    return {name: way for name, way in ways.items() if any(each in name for each in parts)}
+
+
 class Ways:
-    """The ways to generate for all prompts. Each is a function that returns the texts."""
+    """The ways to generate for all prompts. Each is a method that returns the texts."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         loaded = load(arguments.model, arguments.dtype)
@@ -83,20 +101,6 @@ class Ways:
         if arguments.text == "random":
             random = RandomText(self.model.config.vocab_size, self.eos[0])
             self.given["logits_processor"] = [random]
-
-    def all(self, arguments: argparse.Namespace) -> dict[str, Callable[[], Texts]]:
-        """The wanted ways, by name."""
-        ways: dict[str, Callable[[], Texts]] = {"one by one": partial(self.batches, 1, SAMPLE)}
-        for rows in arguments.batches:
-            ways[f"batches of {rows}"] = partial(self.batches, rows)
-        if arguments.text == "own":  # it takes no processors of the caller
-            ways["generate_batch"] = self.continuous
-        for rows in [*arguments.rows, "auto"]:
-            ways[f"{rows} rows without drafts"] = partial(self.many, rows, "none")
-            ways[f"{rows} rows"] = partial(self.many, rows)
-            ways[f"{rows} rows with a store"] = partial(self.many, rows, stored=True)
-        parts = arguments.ways or [""]
-        return {name: way for name, way in ways.items() if any(each in name for each in parts)}
 
     def batches(self, rows: int, every: int = 1) -> Texts:
         order = sorted(range(0, len(self.prompts), every), key=lambda at: len(self.prompts[at]))
@@ -117,7 +121,7 @@ class Ways:
         ordered = sorted(found.items(), key=lambda each: int(re.findall(r"\d+", each[0])[-1]))
         return {at: self.ended(output.generated_tokens) for at, (_, output) in enumerate(ordered)}
 
-    def many(self, rows: int | str, drafter: str = "auto", *, stored: bool = False) -> Texts:
+    def many(self, rows: int | str, drafter: str = "auto", stored: bool = False) -> Texts:
         found: Texts = {}
         stores = [SharedStore()["earlier"]] if stored else None
         run = generate_many(
@@ -138,60 +142,62 @@ class Ways:
         return ids[: next(ends, len(ids) - 1) + 1]
 
 
-def with_memory(way: Callable[[], Texts]) -> tuple[Texts, float | None]:
-    """The texts of a way, and the MiB that it used."""
-    print(".", end="", flush=True, file=sys.stderr)
+def memory_of(arguments: argparse.Namespace, name: str) -> float:
+    """The MiB that a way uses in this process."""
+    ways = Ways(arguments)
+    call, *given = names_of(arguments)[name]
+    whole, ways.prompts = ways.prompts, ways.prompts[:WARM_UP]
+    call(ways, *given)
+    ways.prompts = whole
     gc.collect()
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-        before = memory("VmRSS")
-    except OSError:
-        return way(), None
-    return way(), (memory("VmHWM") - before) / 1024
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    call(ways, *given)
+    return (status("VmHWM") - before) / 1024
 
 
-def memory(field: str) -> int:
+def status(field: str) -> int:
     """A field of the process's status, KiB."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.findall(rf"{field}:\s*(\d+)", status)[0])
+    found = re.findall(rf"{field}:\s*(\d+)", Path("/proc/self/status").read_text())
+    return int(found[0])
 
 
 def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("ngramspec").setLevel(logging.ERROR)
-    ways = Ways(arguments)
-    calls, whole = ways.all(arguments), ways.prompts
-    ways.prompts = whole[:WARM_UP]
-    for call in calls.values():
-        call()
-    ways.prompts = whole
-    turns = take_turns(
-        {name: partial(with_memory, call) for name, call in calls.items()},
-        arguments.repeats,
-        warm_up=0,
-        first=0,
-    )
-    rows = list(rows_of(turns))
+    names = names_of(arguments)
+    if arguments.memory:
+        with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+            found = [pool.apply(memory_of, (arguments, name)) for name in names]
+        rows = [{"way": name, "mib": mib} for name, mib in zip(names, found, strict=True)]
+        lengths = None
+    else:
+        ways = Ways(arguments)
+        whole, ways.prompts = ways.prompts, ways.prompts[:WARM_UP]
+        calls = {name: partial(call, ways, *given) for name, (call, *given) in names.items()}
+        for call in calls.values():
+            call()
+        ways.prompts, lengths = whole, [*map(len, whole)]
+        rows = [*rows_of(take_turns(calls, arguments.repeats, warm_up=0, first=0))]
     for row in rows:
         show(**{name: value for name, value in row.items() if name != "seconds"})
-    write(arguments, {"rows": rows, "prompts": [*map(len, whole)]})
+    write(arguments, {"rows": rows, "prompts": lengths})
     return 0
 
 
 def rows_of(turns: Any) -> Iterator[dict[str, Any]]:
     """What was measured of each way; ``same`` is the share of texts equal to a complete way's."""
-    all_texts = [results[-1][0] for results in turns.results.values()]
+    all_texts = [results[-1] for results in turns.results.values()]
     reference: Texts = max(all_texts, key=len)  # of the first way that has all prompts
-    speeds = {name: len(turns.last(name)[0]) / turns.median(name) for name in turns.seconds}
+    speeds = {name: len(turns.last(name)) / turns.median(name) for name in turns.seconds}
     plain = [speeds[name] for name in speeds if "rows" not in name]
     for name, speed in speeds.items():
-        texts, mib = turns.last(name)
+        texts = turns.last(name)
         yield {
             "way": name,
             "per_second": speed,
             "over_best_plain": speed / max(plain, default=speed),
             "tokens": mean(map(len, texts.values())),
             "same": mean(texts[at] == text for at, text in reference.items() if at in texts),
-            "mib": mib,
             "seconds": turns.seconds[name],
         }
