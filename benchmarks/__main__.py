@@ -24,6 +24,7 @@ BENCHMARKS = (
     "samples",
     "many",
     "rollouts",
+    "next_edit",
     "profile",
     "traces",
     "host_time",

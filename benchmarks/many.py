@@ -18,7 +18,7 @@ import ctypes
 import gc
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -39,7 +39,8 @@ from ngramspec.measure.traces import read_traces
 GROUPS = ("summary", "edit", "chat", "answer", "code")
 MOST = 256  # new tokens of a text
 MEAN = 100  # new tokens of a random text that is not cut off
-WARM_UP = 4  # prompts that each way generates before it is timed
+READ, PRIME = 64, 2_147_483_647  # of random texts; prompts end alike
+WARM_UP = 4  # prompts of which each way generates a few tokens before it is timed
 SAMPLE = 8  # every eighth prompt is also generated alone
 Texts = dict[int, list[int]]  # the new tokens by prompt
 
@@ -58,14 +59,15 @@ def add_arguments(options: CommandOptions) -> None:
 
 
 class RandomText(LogitsProcessor):  # type: ignore[misc]
-    """Makes the next token a hash of the last two; one hash of ``MEAN`` ends the text."""
+    """Makes the next token a hash of the last ``READ``; one hash of ``MEAN`` ends the text."""
 
     def __init__(self, vocab: int, eos: int) -> None:
         self.vocab, self.eos = vocab, eos
+        self.factors = torch.tensor([pow(40_503, each, PRIME) for each in range(READ)])
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        mixed = (input_ids[:, -1] * 1_000_003 + input_ids[:, -2] * 40_503) % 2_147_483_647
-        mixed = mixed * mixed % 2_147_483_647
+        mixed = (input_ids[:, -READ:] * self.factors).sum(dim=1) % PRIME
+        mixed = mixed * mixed % PRIME
         tokens = torch.where(mixed // self.vocab % MEAN == 0, self.eos, mixed % self.vocab)
         return scores.scatter(1, tokens[:, None], torch.finfo(scores.dtype).max)
 
@@ -101,6 +103,13 @@ class Ways:
         if arguments.text == "random":
             random = RandomText(self.model.config.vocab_size, self.eos[0])
             self.given["logits_processor"] = [random]
+
+    def warm_up(self, call: Callable[[], Texts]) -> None:
+        """Run a way shortly."""
+        prompts, given = self.prompts, self.given
+        self.prompts, self.given = prompts[:WARM_UP], given | {"max_new_tokens": WARM_UP}
+        call()
+        self.prompts, self.given = prompts, given
 
     def batches(self, rows: int, every: int = 1) -> Texts:
         order = sorted(range(0, len(self.prompts), every), key=lambda at: len(self.prompts[at]))
@@ -146,9 +155,7 @@ def memory_of(arguments: argparse.Namespace, name: str) -> float:
     """The MiB that a way uses in this process."""
     ways = Ways(arguments)
     call, *given = names_of(arguments)[name]
-    whole, ways.prompts = ways.prompts, ways.prompts[:WARM_UP]
-    call(ways, *given)
-    ways.prompts = whole
+    ways.warm_up(partial(call, ways, *given))
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -173,11 +180,10 @@ def run(arguments: argparse.Namespace) -> int:
         lengths = None
     else:
         ways = Ways(arguments)
-        whole, ways.prompts = ways.prompts, ways.prompts[:WARM_UP]
+        lengths = [*map(len, ways.prompts)]
         calls = {name: partial(call, ways, *given) for name, (call, *given) in names.items()}
         for call in calls.values():
-            call()
-        ways.prompts, lengths = whole, [*map(len, whole)]
+            ways.warm_up(call)
         rows = [*rows_of(take_turns(calls, arguments.repeats, warm_up=0, first=0))]
     for row in rows:
         show(**{name: value for name, value in row.items() if name != "seconds"})

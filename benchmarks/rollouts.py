@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -32,6 +32,7 @@ from ngramspec.measure.replay import Known, Player, ReplayPlan, cost_curve
 from ngramspec.measure.traces import Trace, read_traces, write_traces
 from ngramspec.stores import SharedStore
 
+Place = tuple[list[int], int]  # a text, and where in it a draft begins
 TEMPERATURES, EPOCHS = (1.0, 0.7), 2
 TREE, CURVES = 64, ("cpu", "gpu")
 BEFORE = 16  # of the prompt's last tokens, in front of each answer in the store
@@ -168,22 +169,29 @@ def rows(traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
                 row |= ratios(name, counts)
                 for group, count in zip(found, counts, strict=True):
                     row |= ratios(f"{name}_{group.split()[0]}", [count])
-            counts = [ideal(each, first[prompt_of(each)], cost) for each in second]
+            counts = [ideal(each, places_in(first[prompt_of(each)]), cost) for each in second]
             yield row | ratios("oracle", counts)
 
 
-def ideal(trace: Trace, answers: Sequence[Trace], cost: Float32) -> tuple[int, int, float]:
-    """The oracle's tokens, calls and cost."""
-    places: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
+def places_in(answers: Sequence[Trace]) -> Callable[[int], Sequence[Place]]:
+    """The places after each occurrence of a token in answers."""
+    places: dict[int, list[Place]] = defaultdict(list)
     for answer in (each.output.tolist() for each in answers):
         for at, token in enumerate(answer[:-1]):
             places[token].append((answer, at + 1))
+    return lambda token: places[token]
+
+
+def ideal(
+    trace: Trace, places: Callable[[int], Sequence[Place]], cost: Float32
+) -> tuple[int, int, float]:
+    """The tokens, calls and cost of an oracle that drafts from the best place after a token."""
     text, at, calls, spent = trace.output.tolist(), 1, 0, 0.0
     while at < len(text):
         most = min(TREE, len(text) - at - 1)
         agree = (
             agreement(answer[begin : begin + most], text[at : at + most])
-            for answer, begin in places[text[at - 1]]
+            for answer, begin in places(text[at - 1])
         )
         longest = max(agree, default=0)
         drafted = max(range(longest + 1), key=lambda n: (n + 1) / cost[n + 1])

@@ -110,14 +110,10 @@ def generate_many(
     for name in kwargs:
         if name in REFUSED and kwargs[name] is not None:
             raise ValueError(f"{name} cannot be passed to generate_many: {REFUSED[name]}")
-    own = {} if reference_ids is None else {"reference_ids": reference_ids}
-    stores = kwargs.get("stores")
-    nested = isinstance(stores, list | tuple) and any(isinstance(e, list | tuple) for e in stores)
-    if nested or isinstance(stores, Iterator):
-        own["stores"] = kwargs.pop("stores")
+    own = _own_entries({"reference_ids": reference_ids}, kwargs)
     fixed = None if rows == "auto" else int(rows)
     queue = _Queue(model, checked(speculator), tokenizer, kwargs, fixed, seed, cache_bytes)
-    found = queue.run(iter(prompts), {name: iter(each) for name, each in own.items()})
+    found = queue.run(iter(prompts), own)
     found = _raised(found) if errors == "raise" else found
     found = _in_order(found) if ordered else found
     return _shown(found, queue, prompts) if progress_bar else found
@@ -422,6 +418,15 @@ class _Queue:
         if ids.ndim not in (1, 2) or (ids.ndim == 2 and len(ids) != 1) or not ids.numel():
             raise ValueError(f"{name} must have one row of at least one, got {tuple(ids.shape)}")
         return ids.reshape(1, -1).long().to(device_of(self._model))
+
+
+def _own_entries(given: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Iterator[Any]]:
+    """The arguments that have an entry for each prompt; ``stores`` is taken from ``kwargs``."""
+    stores = kwargs.get("stores")
+    nested = isinstance(stores, list | tuple) and any(isinstance(e, list | tuple) for e in stores)
+    if nested or isinstance(stores, Iterator):
+        given["stores"] = kwargs.pop("stores")
+    return {name: iter(each) for name, each in given.items() if each is not None}
 
 
 def _entries(own: Mapping[str, Iterator[Any]], index: int) -> dict[str, Any]:

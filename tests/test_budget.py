@@ -18,10 +18,10 @@ PACKAGE = ROOT / "ngramspec"
 SUFFIXES = (".py", ".pyx", ".pxd", ".pxi", ".pyi")
 # Each measure with its required maximum, and with the one that holds until that is reached.
 BUDGET: dict[str, tuple[int, int | None]] = {
-    "shipped lines": (31_500, 37_200),
+    "shipped lines": (31_500, 37_210),
     "shipped files": (160, None),
-    "lines of tests": (36_000, 44_220),
-    "lines of benchmarks": (7_500, 7_910),
+    "lines of tests": (36_000, 44_250),
+    "lines of benchmarks": (7_500, 8_085),
     "modules of a greedy call": (46, None),
     "lines of a greedy call": (8_500, 9_330),
     "types of a greedy step": (18, None),

@@ -5,6 +5,11 @@ The model is ``trainer.model``.
 
 from __future__ import annotations
 
+import re
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from frameworks.usual_call import tiny
@@ -88,3 +93,23 @@ def test_online_dpo_speculates_if_it_is_given_a_cache(tmp_path, given):
     assert our_log == log
     assert [each.partition(":")[0] for each in stats.limits] == ([PLAIN] if given is None else [])
     assert (stats.accepted > 0) is (given is not None)
+
+
+def test_the_example_trains_as_without_drafts(tmp_path, monkeypatch, capsys):
+    for each in tiny():
+        each.save_pretrained(tmp_path)
+    example, printed = Path(__file__).parents[2] / "examples" / "grpo.py", []
+    arguments = [str(example), "--model", str(tmp_path), "--max-new-tokens", "12"]
+    for more in ([], ["--plain"]):
+        monkeypatch.setattr(sys, "argv", [*arguments, *more])
+        with torch.enable_grad():  # as above
+            runpy.run_path(str(example), run_name="__main__")
+        printed.append(capsys.readouterr().out)
+    drafted, plain = (re.findall(r"epoch \d: (\d\.\d\d) tokens per call", each) for each in printed)
+    assert len(drafted) == len(plain) == 3
+    assert max(map(float, drafted)) > 1
+    ours, theirs = (
+        re.findall(r"'(train_loss|reward|entropy|num_tokens)': '([^']+)'", each) for each in printed
+    )
+    assert ours == theirs
+    assert len(ours) == 4
