@@ -321,8 +321,7 @@ class GenerateArguments:
             if not isinstance(tools, ToolCalls):
                 tools = ToolCalls(tools, tokenizer)
             kwargs["tools"] = tools
-        own = kwargs.get("stores")
-        stores = [speculator.stores] if own is None else open_stores_of_prompts(own)
+        stores = open_stores_of_prompts(kwargs.get("stores"), speculator.stores)
         for store in chain(*stores, open_stores(kwargs.get("extra_stores"), "extra_stores")):
             store.check_tokenizer(tokenizer)
 

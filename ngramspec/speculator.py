@@ -327,8 +327,8 @@ class Speculator:  # noqa: D101 - its docstring has the options
             generation_config, streamer, synced_gpus: as in ``generate``.
             reference_ids: text that the output probably resembles: token ids, or several sequences
                 of them. Drafters read it as if it preceded the prompt.
-            stores: this call's stores, instead of the Speculator's. A list of lists has one entry
-                for each prompt.
+            stores: this call's stores, instead of the Speculator's. A list of lists has an entry
+                for each prompt, of which None keeps the Speculator's.
             extra_stores: further stores of this call.
             session: the name of the call's conversation in each namespace, 1..1000 characters.
                 A prompt's longest prefix that ends a recent request identifies it, too.

@@ -39,12 +39,10 @@ class CallStores:
                 raise ValueError(f"{name} of a call must be stores, not settings of a new one")
         self.current = current
         self.log_once, self.session, self.tools = log_once, session, tools
-        self._stores = None if stores is None else open_stores_of_prompts(stores)
-        entries = len(self._stores or [()])
+        self._stores = open_stores_of_prompts(stores, None)  # None: the drafter's
+        entries = len(self._stores)
         if entries not in (1, prompts):
-            raise ValueError(
-                f"stores must have one entry for each prompt, {prompts}, got {entries}"
-            )
+            raise ValueError(f"stores must have an entry for each prompt, {prompts}, got {entries}")
         self._rows = rows // entries  # of each entry
         opened = open_stores(extra, "extra_stores")
         self._joined: dict[int, SiblingAnswer] = {}  # by row
@@ -55,8 +53,8 @@ class CallStores:
 
     def of(self, drafter: Drafter, row: int = 0) -> tuple[Any, ...]:
         """The stores of a row's drafter."""
-        own = drafter.stores if self._stores is None else self._stores[row // self._rows]
-        return (*own, *self._extra)
+        own = self._stores[row // self._rows]
+        return (*(drafter.stores if own is None else own), *self._extra)
 
     def join_equal(self, prompts: Sequence[Int32], tokens: int) -> None:
         """Draft rows with equal ``prompts``, int32 (n,) each, from each other."""

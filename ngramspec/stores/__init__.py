@@ -159,11 +159,13 @@ def open_stores(
     return tuple(opened)
 
 
-def open_stores_of_prompts(stores: Any) -> list[tuple[Any, ...]]:
-    """Open the stores of a call: one entry for all of its prompts, or one for each."""
+def open_stores_of_prompts(stores: Any, usual: Any) -> list[Any]:
+    """Open the stores of a call: an entry for all of its prompts, or for each; None: the usual."""
     if isinstance(stores, list | tuple) and any(isinstance(each, list | tuple) for each in stores):
-        return [open_stores(each, f"stores[{at}]") for at, each in enumerate(stores)]
-    return [open_stores(stores)]
+        names = (f"stores[{at}]" for at in range(len(stores)))
+        given = zip(stores, names, strict=True)
+        return [usual if each is None else open_stores(each, name) for each, name in given]
+    return [usual if stores is None else open_stores(stores)]
 
 
 def _opened(store: Any, name: str, tokenizer: Any) -> Source:

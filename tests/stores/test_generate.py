@@ -78,6 +78,9 @@ def test_each_prompt_of_a_batch_can_have_stores_of_its_own(tiny):
         assert added == (0 if "num_beams" in settings else answers * GREEDY["max_new_tokens"])
     with pytest.raises(ValueError, match="stores must have an entry for each prompt, 2, got 3"):
         ngramspec.generate(tiny, prompts, stores=[[], [], []], **GREEDY)
+    usual = Speculator(stores=[store["usual"]])
+    ngramspec.generate(tiny, prompts, speculator=usual, stores=[None, []], **GREEDY)
+    assert store["usual"].statistics().added == GREEDY["max_new_tokens"]
 
 
 @pytest.mark.parametrize(("rows", "sampled"), [(1, True), (2, False)])
