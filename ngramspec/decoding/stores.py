@@ -53,7 +53,7 @@ class CallStores:
 
     def of(self, drafter: Drafter, row: int = 0) -> tuple[Any, ...]:
         """The stores of a row's drafter."""
-        own = self._stores[row // self._rows]
+        own = self._stores[0 if len(self._stores) == 1 else row // self._rows]
         return (*(drafter.stores if own is None else own), *self._extra)
 
     def join_equal(self, prompts: Sequence[Int32], tokens: int) -> None:
