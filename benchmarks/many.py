@@ -7,7 +7,7 @@
 The prompts are those of the public traces. Texts are greedy and end where the model ends them, or
 with ``--text random`` are a fixed random sequence for each prompt. Padded batches are sorted by
 length. Only every eighth prompt is generated alone. All ways take turns. With ``--memory`` each way
-runs in a process instead, because memory depends on what ran there before: it is the most that the
+has a process instead, because memory depends on what ran there before: it is the most that the
 process had during a run, above what it had with the model loaded and used (Linux only).
 """
 
@@ -39,7 +39,8 @@ from ngramspec.measure.traces import read_traces
 GROUPS = ("summary", "edit", "chat", "answer", "code")
 MOST = 256  # new tokens of a text
 MEAN = 100  # new tokens of a random text that is not cut off
-READ, PRIME = 64, 2_147_483_647  # of random texts; prompts end alike
+READ = 64  # last tokens that the next one of a random text depends on: prompts end alike
+PRIME = 2_147_483_647
 WARM_UP = 4  # prompts of which each way generates a few tokens before it is timed
 SAMPLE = 8  # every eighth prompt is also generated alone
 Texts = dict[int, list[int]]  # the new tokens by prompt
@@ -105,7 +106,7 @@ class Ways:
             self.given["logits_processor"] = [random]
 
     def warm_up(self, call: Callable[[], Texts]) -> None:
-        """Run a way shortly."""
+        """Run a way for a few tokens."""
         prompts, given = self.prompts, self.given
         self.prompts, self.given = prompts[:WARM_UP], given | {"max_new_tokens": WARM_UP}
         call()

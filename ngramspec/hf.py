@@ -19,7 +19,7 @@ from ngramspec.hf_model.compat.caches import cache_of, given_cache, mark_as_made
 from ngramspec.hf_model.facts import REFUSED_AT_ONCE, refusal
 from ngramspec.speculator import Speculator
 from ngramspec.stats import DecodeStats
-from ngramspec.stores import open_stores, open_stores_of_prompts
+from ngramspec.stores import open_entries, open_stores
 
 if TYPE_CHECKING:
     from ngramspec.drafters.model import ModelDrafter
@@ -321,7 +321,7 @@ class GenerateArguments:
             if not isinstance(tools, ToolCalls):
                 tools = ToolCalls(tools, tokenizer)
             kwargs["tools"] = tools
-        stores = open_stores_of_prompts(kwargs.get("stores"), speculator.stores)
+        stores = open_entries(kwargs.get("stores"), speculator.stores)
         for store in chain(*stores, open_stores(kwargs.get("extra_stores"), "extra_stores")):
             store.check_tokenizer(tokenizer)
 

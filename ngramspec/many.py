@@ -22,6 +22,7 @@ from ngramspec.hf_model.compat.resources import new_progress_bar
 from ngramspec.hf_model.pool import CachePool, cache_maker, free_bytes, why_not_kept
 from ngramspec.speculator import Speculator
 from ngramspec.stepwise import Job, ModelRunner, OpenGeneration, open_generation
+from ngramspec.stores import have_entries
 
 CHUNK = 512  # tokens of a prompt that are read at once
 MAX_ROWS = 64  # under rows="auto"
@@ -423,8 +424,7 @@ class _Queue:
 def _own_entries(given: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Iterator[Any]]:
     """The arguments that have an entry for each prompt; ``stores`` is taken from ``kwargs``."""
     stores = kwargs.get("stores")
-    nested = isinstance(stores, list | tuple) and any(isinstance(e, list | tuple) for e in stores)
-    if nested or isinstance(stores, Iterator):
+    if have_entries(stores) or isinstance(stores, Iterator):
         given["stores"] = kwargs.pop("stores")
     return {name: iter(each) for name, each in given.items() if each is not None}
 

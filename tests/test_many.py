@@ -315,7 +315,7 @@ def test_references_and_stores_are_drafted_from(tiny):
 
 
 @pytest.mark.parametrize("iterator", [False, True])
-def test_each_prompt_can_have_stores_of_its_own(tiny, iterator):
+def test_each_prompt_can_have_different_stores(tiny, iterator):
     store, speculator, settings = SharedStore(1 << 20), Speculator(), GREEDY | {"rows": 4}
     stores = [[store[str(at)]] if at % 2 else None for at in range(len(PROMPTS))]
     for _ in range(2):

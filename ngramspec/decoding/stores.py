@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ngramspec.draft import NO_TOKENS, Int32
 from ngramspec.drafters.base import Drafter
-from ngramspec.stores import open_stores, open_stores_of_prompts
+from ngramspec.stores import have_entries, open_entries, open_stores
 
 if TYPE_CHECKING:
     from ngramspec.drafters.tool_calls import ToolCalls
@@ -35,15 +35,16 @@ class CallStores:
         prompts: int = 1,
     ) -> None:
         for name, given in (("stores", stores), ("extra_stores", extra)):
-            if given is not None and any(isinstance(each, Mapping) for each in _flat(given)):
+            entries = given if have_entries(given) else [given]
+            if any(isinstance(each, Mapping) for entry in entries for each in entry or ()):
                 raise ValueError(f"{name} of a call must be stores, not settings of a new one")
         self.current = current
         self.log_once, self.session, self.tools = log_once, session, tools
-        self._stores = open_stores_of_prompts(stores, None)  # None: the drafter's
-        entries = len(self._stores)
-        if entries not in (1, prompts):
-            raise ValueError(f"stores must have an entry for each prompt, {prompts}, got {entries}")
-        self._rows = rows // entries  # of each entry
+        self._stores = open_entries(stores, None)  # None: the drafter's
+        count = len(self._stores)
+        if have_entries(stores) and count != prompts:
+            raise ValueError(f"stores must have an entry for each prompt, {prompts}, got {count}")
+        self._rows = rows // count  # of each entry
         opened = open_stores(extra, "extra_stores")
         self._joined: dict[int, SiblingAnswer] = {}  # by row
         self.answers = tuple(each for each in opened if hasattr(each, "others"))
@@ -72,11 +73,6 @@ class CallStores:
         joined = self._joined.get(index)
         answers = self.answers if joined is None else (joined,)
         return RowStores(self, vocab, index, answers)
-
-
-def _flat(stores: Any) -> Iterator[Any]:
-    for each in stores if isinstance(stores, list | tuple) else ():
-        yield from each if isinstance(each, list | tuple) else [each]
 
 
 class RowStores:

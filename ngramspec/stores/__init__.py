@@ -159,13 +159,18 @@ def open_stores(
     return tuple(opened)
 
 
-def open_stores_of_prompts(stores: Any, usual: Any) -> list[Any]:
-    """Open the stores of a call: an entry for all of its prompts, or for each; None: the usual."""
-    if isinstance(stores, list | tuple) and any(isinstance(each, list | tuple) for each in stores):
-        names = (f"stores[{at}]" for at in range(len(stores)))
-        given = zip(stores, names, strict=True)
-        return [usual if each is None else open_stores(each, name) for each, name in given]
-    return [usual if stores is None else open_stores(stores)]
+def have_entries(stores: Any) -> bool:
+    """Whether the stores of a call are a list of lists, with an entry for each prompt."""
+    return isinstance(stores, list | tuple) and any(isinstance(e, list | tuple) for e in stores)
+
+
+def open_entries(stores: Any, usual: Any) -> list[Any]:
+    """Open the stores of each prompt, or one entry for all; ``usual`` stands for None."""
+    named = enumerate(stores) if have_entries(stores) else [(None, stores)]
+    return [
+        usual if each is None else open_stores(each, "stores" if at is None else f"stores[{at}]")
+        for at, each in named
+    ]
 
 
 def _opened(store: Any, name: str, tokenizer: Any) -> Source:
